@@ -1,9 +1,9 @@
-"""Text, JSONL and ready-made ids as a stream of token sequences. This package knows no plans, packs or output.
+"""Read text, JSONL and ready-made ids as a stream of token sequences. Planning, packing and output are elsewhere.
 
 `open_source` finds and opens the input, `load_tokenizer` loads a tokenizer without its truncation and padding,
 `sequences` tokenises the records of a source under `CorpusOptions`, and `chain` fingerprints the blocks that were read.
-A new kind of input is a subclass of `Source`; `PretrainingSource` makes pairs of documents. `open_records` gives
-records as dicts, for tasks.
+A new kind of input is a subclass of `Source`. `PretrainingSource` makes sentence pairs from documents for pre-training.
+`open_records` reads records as dicts, for tasks.
 """
 
 from nopad.corpus.arrays import ArrayFolder

@@ -20,11 +20,11 @@ _1, _2, _3 = np.uint64(1), np.uint64(2), np.uint64(3)
 
 @njit(cache=True, nogil=True)
 def choose(kinds: NDArray[Any], key: np.uint64, below: np.uint64, count: int, chosen: NDArray[Any]) -> None:
-    """Choose tokens of one sequence: fill `chosen`, bool ``[T]``; `kinds` are those of its tokens.
+    """Choose tokens of one sequence: fill `chosen`, bool ``[T]``; `kinds` are the kinds of its tokens.
 
-    ``draw(t)`` is draw 3 t of `key`. Without a `count` (-1), a token is chosen if its draw is less than `below`. With
-    one, words are taken by rising draws of their first tokens, each that leaves the sum of tokens within `count`. In
-    either case a token that goes on with a word is chosen as the word's first is.
+    The draw of token t is draw 3 t of `key`. Words are chosen as a whole, by the draws of their first tokens. If
+    `count` is -1, a word is chosen if its draw is less than `below`. Otherwise words are taken in ascending order of
+    their draws, except words that would make the number of chosen tokens exceed `count`.
     """
     words = 0
     for t in range(kinds.shape[0]):
@@ -60,7 +60,7 @@ def choose(kinds: NDArray[Any], key: np.uint64, below: np.uint64, count: int, ch
 
 @njit(cache=True, nogil=True)
 def by_draw(draws: NDArray[Any]) -> NDArray[Any]:
-    """Return the places of draws from the least to the largest, in Shell's steps; NumPy's sort compiles for long."""
+    """Return the indices that sort `draws` in ascending order, by Shell sort; NumPy's sort takes long to compile."""
     order = np.arange(draws.shape[0])
     gap = 1
     while 9 * gap < draws.shape[0]:
@@ -79,7 +79,7 @@ def by_draw(draws: NDArray[Any]) -> NDArray[Any]:
 
 @njit(cache=True, nogil=True, inline="always")
 def mark(kinds: NDArray[Any], first: int, last: int, chosen: NDArray[Any]) -> None:
-    """Choose the tokens from `first` to `last` that may be chosen."""
+    """Choose the tokens from `first` to `last` (inclusive), except those of kind `NEVER`."""
     for t in range(first, last + 1):
         chosen[t] = kinds[t] != NEVER
 
@@ -97,11 +97,11 @@ def mask(
     mask_id: int,
     ordinary: NDArray[Any],
 ) -> None:
-    """Mask tokens in place, and set the labels: the tokens as they were, -100 where none is to be predicted.
+    """Mask tokens in place, and set the labels: the original id of a chosen token, -100 for all others.
 
-    ``names[i]`` are the integers that name sequence i; its masks depend on them and `key` alone. Which tokens are
-    chosen is said by `choose`, with ``counts[i]``. Draw 3 t + 1 of the sequence's key says what becomes of its chosen
-    token t, draw 3 t + 2 which of the `ordinary` ids.
+    ``names[i]`` are the integers that name sequence i; they and `key` give the sequence's key, on which its masks
+    depend. `choose` chooses its tokens, with ``counts[i]``. Draw 3 t + 1 of the sequence's key decides whether its
+    chosen token t is masked, replaced or kept; draw 3 t + 2 picks the replacement from the `ordinary` ids.
     """
     at = 0
     for i in range(lengths.shape[0]):

@@ -1,4 +1,4 @@
-"""The compiled loops of pre-training pairs: which runs of tokens make a pair, and its tokens. As `nopad._kernels`."""
+"""The compiled loops that make pre-training pairs and write their tokens. Conventions as in `nopad._kernels`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _1 = np.uint64(1)
 
 @njit(cache=True, nogil=True, inline="always")
 def drawn(key: np.uint64, at: int, low: int, high: int) -> Any:
-    """Return draw `at` of a key as an integer from `low` to `high`."""
+    """Return draw `at` of a key as an integer from `low` to `high` (inclusive)."""
     word = mix(key + (np.uint64(at) + _1) * GOLDEN)
     return low + np.int64(bounded(word, np.uint64(high - low + 1)))
 
@@ -41,10 +41,11 @@ def pairs(
     random_below: np.uint64,
     out: NDArray[Any],
 ) -> int:
-    """Make the pairs of one document: fill rows of `out` ``[sentences, COLUMNS]``, and return how many they are.
+    """Make the pairs of one document: fill rows of `out` ``[sentences, COLUMNS]``, and return the number of pairs.
 
-    Document d has the sentences ``first[d]`` to ``first[d + 1]``, sentence s the tokens ``ends[s]`` to ``ends[s + 1]``;
-    all have some. A pair has at most `room` tokens. Draws of `key` are used in the order of the decisions.
+    Document d has sentences ``first[d]`` to ``first[d + 1]`` (exclusive), and sentence s has tokens ``ends[s]`` to
+    ``ends[s + 1]`` (exclusive); no document and no sentence is empty. The sides of a pair have at most `room` tokens
+    together. Draws of `key` are used in the order of the decisions.
     """
     at, made = 0, 0
     target = room
@@ -102,7 +103,10 @@ def all_pairs(
     random_below: np.uint64,
     out: NDArray[Any],
 ) -> int:
-    """Make the pairs of all documents, copy by copy of each; ``keys`` ``[documents, copies]``. Return their number."""
+    """Make the pairs of all documents, all copies of one after the other; return their number.
+
+    `keys` is uint64 ``[documents, copies]``; the other arguments are those of `pairs`.
+    """
     made = 0
     for document in range(keys.shape[0]):
         for copy in range(keys.shape[1]):
@@ -114,7 +118,10 @@ def all_pairs(
 def write(
     made: NDArray[Any], tokens: NDArray[Any], start: int, middle: int, ids: NDArray[Any], types: NDArray[Any]
 ) -> None:
-    """Write the tokens of pairs one after the other: `start`, side A, `middle`, side B, `middle`; and their types."""
+    """Write the tokens of pairs to `ids`, one after the other: `start`, side A, `middle`, side B, `middle`.
+
+    Their token types, 0 up to the first `middle` and 1 after it, are written to `types`.
+    """
     at = 0
     for i in range(made.shape[0]):
         ids[at] = start

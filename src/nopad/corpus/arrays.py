@@ -25,13 +25,13 @@ _OFFSETS_AT_ONCE = 1 << 20
 
 @dataclass(frozen=True)
 class ArrayLayout:
-    """Which arrays of a folder are what: ``offsets.npy``, and columns by name, ``ids`` among them.
+    """The arrays of a folder: ``offsets.npy``, and the columns, one of which is ``ids.npy``.
 
     Attributes:
         folder: the folder.
-        offsets: where sequences begin in the per-token columns, and where the last one ends; ``[n + 1]``.
-        columns: the other arrays by name, in the order of their names.
-        per_token: names of the columns with one value per token; the others have one per sequence.
+        offsets: where each sequence begins in the per-token columns, and where the last one ends; ``[n + 1]``.
+        columns: all other arrays by name (without ``.npy``), sorted by path.
+        per_token: names of the columns with one value per token; each other column has one value per sequence.
     """
 
     folder: Path
@@ -77,15 +77,15 @@ class ArrayLayout:
 
     @property
     def files(self) -> list[NpyFile]:
-        """All arrays, in the order of their names."""
+        """All arrays, sorted by file name."""
         return sorted([self.offsets, *self.columns.values()], key=lambda array: array.path.name)
 
     def check_clear(self, all_of_one: bool, carried: Sequence[str] | None = None) -> None:
-        """Refuse a column that could be per token or per sequence, unless all sequences have one token.
+        """Refuse a column that may have one value per token or per sequence, unless every sequence has one token.
 
         Args:
             all_of_one: whether every sequence has exactly one token, so that both readings are the same.
-            carried: names of the per-token columns that are used beside the ids; None: all.
+            carried: names of the per-token columns that are used beside the ids; None: all of them are used.
 
         Raises:
             SourceError: there are as many sequences as tokens, but not one token in each.
@@ -100,10 +100,10 @@ class ArrayLayout:
 
 
 class ArrayFolder(TableSource):
-    """A folder of arrays: ``ids.npy`` with all ids concatenated, ``offsets.npy`` ``[n + 1]``.
+    """A folder of arrays: ``ids.npy`` with the ids of all sequences, and ``offsets.npy``, integers ``[n + 1]``.
 
-    Sequence i is ``ids[offsets[i]:offsets[i + 1]]``. Any other ``NAME.npy`` is a column: one value per token if it is
-    as long as ``ids.npy``, or one per sequence, ``[n]``.
+    Sequence i is ``ids[offsets[i]:offsets[i + 1]]``. Any other ``NAME.npy`` is a column of numbers or booleans: it has
+    one value per token if it is as long as ``ids.npy``, else one per sequence, ``[n]``.
 
     Raises:
         SourceError: an array is missing or has a wrong shape or type; a column has neither one value per token nor one

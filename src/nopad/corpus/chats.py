@@ -1,18 +1,20 @@
-"""Chats as token ids, and which of them a model learns: those that the assistant says, and none else.
+"""Turn chats into token ids, and mark the ids that a model learns: those that the assistant says, and no others.
 
-A message that the record says is not to be learned (``weight`` 0) is read like a user's.
+A message of the assistant that its record excludes (``weight`` 0, or ``train`` false) is not learned.
 
-Of a chat template with ``{% generation %}``, the marked tokens; marks must not reach into other turns, and each turn
-that is learned must have one. Of others, what an assistant's turn adds to the prompt that asks for it: from the end of
-``template(messages[:i], add_generation_prompt=True)`` to the end of turn in ``template(messages[:i + 1])``, without the
-line break that a template writes behind it. Each must be the beginning of what comes next, as text and as ids, so what
-a model learns is what it will be asked for. A template that rewrites earlier turns (Qwen3 drops what was thought in
-them) breaks this: such a chat is refused, or becomes one example for each of the assistant's turns (`rewriting`). What
-the assistant says must be in what the template writes, and a turn ends with a special token that is learned too.
+If the chat template has ``{% generation %}``, the learned tokens are those that it marks. Marks must not reach into
+other turns, and each learned turn must have a marked token. With any other template, the learned tokens are those that
+the assistant's turn adds to the prompt that asks for it: from the end of
+``template(messages[:i], add_generation_prompt=True)`` to the end of the turn in ``template(messages[:i + 1])``, without
+the line break that a template writes after it. Of the prompt, the chat until the end of the turn, and the whole chat,
+each must be the beginning of the next, both as text and as ids, so that a model learns exactly what it will be asked
+for. A template that rewrites earlier turns (Qwen3 drops their reasoning) breaks this: the chat is refused, or becomes
+one example for each of the assistant's turns (`rewriting`). The template must write all that the assistant says, and a
+learned turn must end with a special token, which is learned too.
 
-Cost: the template writes a chat of k assistant's turns up to 2k + 1 times; it is tokenised once
-(`nopad.corpus.prefixes`), with a slow tokenizer 2k + 1 times. transformers' tokenizers are passed in; this file imports
-neither transformers nor torch.
+Cost: the template renders a chat with k assistant turns up to 2k + 1 times; a fast tokenizer tokenises it once
+(`nopad.corpus.prefixes`), a slow one 2k + 1 times. The caller passes in a tokenizer from transformers; this module
+imports neither transformers nor torch.
 """
 
 from __future__ import annotations
@@ -36,11 +38,11 @@ EndOfTurn = Literal["require", "any"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
-    """A sequence of which a part is learned.
+    """A sequence, and which of its tokens are learned.
 
     Attributes:
         ids: token ids.
-        learned: whether each of them is learned.
+        learned: whether each token is learned; as long as `ids`.
     """
 
     ids: list[int]
@@ -48,7 +50,7 @@ class Answered:
 
     @property
     def labels(self) -> list[int]:
-        """The ids that are learned, and -100 for the others."""
+        """One label per token: its id if it is learned, else -100."""
         return [one if mine else -100 for one, mine in zip(self.ids, self.learned, strict=True)]
 
     @property
@@ -62,15 +64,15 @@ class _RewrittenError(Exception):
 
 
 class ChatEncoder:
-    """Turns chats, and prompts with a completion, into ids and what is learned of them.
+    """Turns chats, and prompts with a completion, into token ids, and marks which ids are learned.
 
     Args:
-        tokenizer: of transformers, with a chat template where there are chats.
-        last_only: only the last of the assistant's turns is learned.
-        rewriting: what happens to a chat whose earlier turns the template writes otherwise once others follow: "error",
-            or "expand" it to one example for each of the assistant's turns that are learned, which ends there.
-        end_of_turn: "require" a special token at the end of each turn that is learned, or take "any" end.
-        options: arguments of the template, such as ``{"enable_thinking": False}``.
+        tokenizer: a tokenizer from transformers; it needs a chat template if there are chats.
+        last_only: whether only the last of the assistant's turns is learned.
+        rewriting: what to do with a chat whose earlier turns the template rewrites once others follow: "error" raises,
+            "expand" makes one example for each learned turn of the assistant, which ends with that turn.
+        end_of_turn: "require" refuses a learned turn that does not end with a special token; "any" allows any end.
+        options: further arguments of the template, such as ``{"enable_thinking": False}``.
 
     Raises:
         OptionError: an option has an invalid value.
@@ -104,15 +106,18 @@ class ChatEncoder:
 
     @cached_property
     def frame(self) -> Frame:
-        """What the tokenizer puts around a text."""
+        """The special tokens that the tokenizer puts around a text."""
         return Frame(self.tokenizer)
 
     def __call__(self, given: Conversation | Passage, number: int) -> list[Answered]:
-        """Return the example of a record, or several of a chat that is expanded; `number` is for messages.
+        """Return the examples of a record: one, or several if a chat is expanded.
+
+        `number` is the record's number, for messages.
 
         Raises:
-            RecordError: the assistant says nothing, or what is learned of this chat is not known for sure.
-            OptionError: the tokenizer lacks a chat template, or an end-of-sequence token, and needs it.
+            RecordError: no message is left to learn from, the template refuses the chat, or the learned tokens cannot
+                be determined for certain.
+            OptionError: the tokenizer has no chat template, or no end-of-sequence token, and this record needs it.
         """
         if isinstance(given, Passage):
             return [self._passage(given, number)]
@@ -142,10 +147,10 @@ class ChatEncoder:
         return [self._until(given, turn, number) for turn in answers]
 
     def ids(self, given: Conversation | Passage, number: int) -> list[int]:
-        """Return a record as token ids, for models that read it to its end; a text with its special tokens.
+        """Return all token ids of a record, for models that read it to its end; a text gets its special tokens.
 
         Raises:
-            RecordError: the template refuses it, or leaves out what it says; or a text has no token.
+            RecordError: the template refuses the chat or leaves out a part of it, or a text has no token.
             OptionError: the tokenizer has no chat template.
         """
         if isinstance(given, Passage):
@@ -297,12 +302,13 @@ class ChatEncoder:
 def fitted(
     given: Answered, number: int, counts: dict[str, int], max_length: int | None, over_long: OverLong
 ) -> Answered | None:
-    """Return an example of at most `max_length` tokens, or None where it is dropped; `counts` gets what happened.
+    """Return an example of at most `max_length` tokens (None: any number), or None if the example is dropped.
 
-    "truncate" cuts its end; if nothing that is learned is left, it is dropped and counted so.
+    If `over_long` is "truncate", the end of a longer example is cut off; it is dropped if no learned token is left.
+    ``counts["truncated"]`` or ``counts["dropped"]`` is raised by one. `number` is the record's number, for messages.
 
     Raises:
-        LengthError: it is longer, and `over_long` is "error".
+        LengthError: the example is longer, and `over_long` is "error".
     """
     if max_length is None or len(given.ids) <= max_length:
         return given

@@ -1,10 +1,11 @@
-"""Records of chats, of prompts with their answers, and of preferred answers, in the forms in which people store them.
+"""Read chats, prompts with completions, and preference pairs from records in the common formats.
 
-A chat is ``messages`` of ``{"role", "content"}``, or ``conversations`` of ``{"from", "value"}`` (ShareGPT); or
-``prompt`` and ``completion``, both strings, or both such lists. A pair is ``chosen`` and ``rejected``, both strings, or
-both lists, with or without a ``prompt`` of the same kind. ``tools`` (a list, or its JSON) and ``chat_template_kwargs``
-go to the chat template. A column that is None is not there. What an assistant's message with ``weight`` 0, or ``train``
-false, says is not learned. No torch, no transformers.
+A chat has the column ``messages``, a list of ``{"role", "content"}``, or ``conversations``, a list of ``{"from",
+"value"}`` (ShareGPT). A prompt with its completion has ``prompt`` and ``completion``, both strings, or both lists of
+messages. A preference pair has ``chosen`` and ``rejected``, both strings, or both lists of messages, with or without a
+``prompt`` of the same kind. ``tools`` (a list, or its JSON) and ``chat_template_kwargs`` are passed to the chat
+template. A column that is None counts as missing. An assistant's message with ``weight`` 0, or ``train`` false, is not
+learned. This module imports neither torch nor transformers.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ class Conversation:
     """A chat.
 
     Attributes:
-        messages: dicts with ``role``, one of system, developer, user, assistant, tool, ``content``, and whatever else
-            the template reads.
-        begin: nothing is learned from the messages before this one: the prompt.
-        silent: numbers of the assistant's messages that are not learned, as the record says.
-        tools: what the template gets as tools; None: none.
+        messages: dicts with ``content``, a ``role`` (system, developer, user, assistant or tool), and any other keys
+            that the template reads.
+        begin: number of the first message after the prompt, from 0; nothing is learned from the prompt.
+        silent: numbers of the messages that the record excludes from learning.
+        tools: the tools that the template receives; None: the chat has no tools.
         options: further arguments of the template.
     """
 
@@ -56,24 +57,25 @@ class Conversation:
 
     @property
     def answers(self) -> list[int]:
-        """Numbers of the assistant's messages that something can be learned from."""
+        """Numbers of the assistant's messages after the prompt, including those in `silent`."""
         each = enumerate(self.messages)
         return [number for number, message in each if number >= self.begin and message["role"] == "assistant"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passage:
-    """A text, the first part of which is given: nothing is learned from the prompt."""
+    """A text in two parts, a prompt and its completion; only the completion is learned."""
 
     prompt: str
     completion: str
 
 
 def roles_of(further: Mapping[str, str] | None) -> Mapping[str, str]:
-    """Return `ROLES` with further names of roles.
+    """Return `ROLES` extended by `further`, which maps names in a data set to roles (None: `ROLES` alone).
 
     Raises:
-        OptionError: a name does not stand for one of the roles that templates know.
+        OptionError: `further` is not a dict, or maps a name to a role other than system, developer, user, assistant
+            and tool.
     """
     if further is None:
         return ROLES
@@ -86,12 +88,12 @@ def conversation_of(record: Mapping[str, Any], number: int, roles: Mapping[str, 
     """Return the chat, or the prompt with its completion, that a record holds.
 
     Args:
-        record: its columns.
-        number: its number, for messages.
-        roles: names of roles, to those that templates know.
+        record: the record's values by column.
+        number: the record's number, for messages.
+        roles: maps names of roles in the record to those that templates know.
 
     Raises:
-        RecordError: the record holds none of these, or two, or a message is none.
+        RecordError: the record holds no chat, or more than one; or a message is malformed.
 
     >>> from nopad.corpus.conversations import conversation_of
     >>> messages = [{"from": "human", "value": "why"}, {"from": "gpt", "value": "so"}]
@@ -118,11 +120,17 @@ def pair_of(
 ) -> tuple[Conversation | Passage, Conversation | Passage]:
     """Return the chosen and the rejected answer of a record, each with the prompt.
 
-    `prompted`: what both begin with must be known, because only the answers count. Of two chats without a ``prompt``,
-    it is the messages that they share.
+    If two chats have no ``prompt``, the messages with which both begin are the prompt.
+
+    Args:
+        record: the record's values by column.
+        number: the record's number, for messages.
+        roles: maps names of roles in the record to those that templates know.
+        prompted: whether the prompt must be known, because only the answers count; two strings then need a ``prompt``.
 
     Raises:
-        RecordError: a side is missing, sides are of two kinds, a message is none, or there is no prompt.
+        RecordError: an answer is missing, or empty beside a ``prompt``; the answers or the prompt are of different
+            kinds (string and list); a message is malformed; or there is no prompt although `prompted` is True.
 
     >>> from nopad.corpus.conversations import pair_of
     >>> pair_of({"prompt": "is it ?", "chosen": " yes", "rejected": " no"}, 0)[1]
@@ -154,10 +162,13 @@ def pair_of(
 
 
 def messages_of(value: Any, name: str, number: int, roles: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return the messages of a column with ``role`` and ``content``, roles by the names that templates know.
+    """Return the messages in column `name`, each with ``role`` and ``content``, roles as templates name them.
+
+    `value` is the column's value; `number` is the record's number, for messages of errors.
 
     Raises:
-        RecordError: there is no message, or one lacks its role or content, or has an unknown role, or parts.
+        RecordError: `value` is no list or is empty; or a message is not a dict, lacks its role or content, has an
+            unknown role, or has a content that is not a string.
     """
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Sequence | np.ndarray):
         raise RecordError(f"record {number}: {name} is a {type(value).__name__}; expected a list of messages")

@@ -1,9 +1,10 @@
-"""CSV and TSV files as runs of records: the first line names the columns; numbers are told from text by column.
+"""Read CSV and TSV files as runs of records. The first line names the columns; each column holds numbers or text.
 
-A column is one of numbers if all its cells in the first thousand rows are numbers as a program writes them (``12``,
-``-0.5``, ``1e-3``; not ``007``, ``+1``, ``nan``) or empty; then an empty cell is None, and a later cell that is not a
-number is an error, never a text among numbers. All other columns are text, where an empty cell is "". CSV quotes as in
-RFC 4180; in TSV a quote is a character like any other, as in GLUE's files. A quote that is never closed is an error.
+A column holds numbers if each of its cells in the first thousand rows is empty or a number as a program writes it
+(``12``, ``-0.5``, ``1e-3``; not ``007``, ``+1``, ``nan``), and not all are empty. In such a column, an empty cell is
+None, and a later cell that is not a number is an error. All other columns hold text, and an empty cell is "". In CSV,
+quotes work as in RFC 4180, and a quote that is never closed is an error; in TSV, a quote is a character like any other,
+as in GLUE's files.
 """
 
 from __future__ import annotations
@@ -28,11 +29,12 @@ _Cells = list[str]
 
 
 def delimited_runs(file: InputFile, strings: Collection[str] = ()) -> Iterator[Run]:
-    """Yield runs of a CSV or TSV file, by its suffix; the columns in `strings` are text whatever they hold.
+    """Yield runs of a file, read as TSV if its suffix is ``.tsv``, else as CSV; columns in `strings` are read as text.
 
     Raises:
-        SourceError: a column has no name, or two have the same.
-        RecordError: a line has more or fewer cells than there are columns, is not UTF-8, or has a broken quote.
+        SourceError: two columns have the same name, or the file cannot be read.
+        RecordError: a line has more or fewer cells than there are columns, is not UTF-8, or has a broken quote; or a
+            cell in a column of numbers is not a number. Most of these are raised only when a run is decoded.
     """
     rows = _rows(file)
     _, names = next(rows, (1, []))

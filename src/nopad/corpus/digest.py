@@ -27,7 +27,7 @@ def content_digest(batch: pa.RecordBatch) -> bytes:
 
 
 def content_bytes(batch: pa.RecordBatch) -> int:
-    """Return how many bytes the values of a batch take."""
+    """Return the size of a batch's values in bytes, independent of its memory layout."""
     return sum(_bytes(array) for array in batch.columns)
 
 

@@ -1,7 +1,7 @@
-"""Open what the user gave (files, folders and URLs, mixed) as a `Source`, with a reader per file suffix.
+"""Open any input (files, folders, URLs, datasets, dicts) as a `Source`; the suffix of a file decides its reader.
 
-How files are found: `nopad.corpus.finding`. Everything that can be checked without reading the corpus is checked here,
-before anything is written: O(files).
+`nopad.corpus.finding` finds the files. Names, kinds and columns are checked here, before a job writes anything.
+O(files).
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class FileSource(Source):
         return located(self._files)
 
     def blocks_from(self, at: tuple[int, ...]) -> Iterator[Block]:
-        """Yield the blocks from number `at[0]` of the files on, and in it from ``at[1:]``."""
+        """Yield the blocks from file number ``at[0]`` on; in that file, begin at block ``at[1:]``."""
         return located(self._files, at)
 
     def inventory(self) -> list[tuple[str, int]]:
@@ -79,12 +79,12 @@ class FileSource(Source):
         return [entry for file in self._files for entry in file.inventory()]
 
     def files(self) -> list[InputFile] | None:
-        """Return the files, in reading order; None if a part of it comes from elsewhere."""
+        """Return the files, in reading order; None if some of the input does not come from files."""
         found = [file.files() for file in self._files]
         return None if None in found else [one for files in found for one in files or ()]
 
     def settings(self) -> dict[str, Any]:
-        """Return the `ReaderOptions` by name."""
+        """Return the `ReaderOptions` by name as JSON values."""
         return self._settings
 
 
@@ -94,14 +94,19 @@ def open_source(
     *,
     block_bytes: int = BLOCK_BYTES,
 ) -> Source:
-    r"""Open `inputs` as a source, read according to `options`.
+    r"""Open `inputs` as a source.
 
-    `inputs`: a path, URL or ``hf:NAME``, or several of them, read in this order; a `datasets.Dataset` or
-    `IterableDataset`; or dicts: a list, an iterator, or a function that returns a new iterator. A mapping of names to
-    such inputs is a mixture: each named source is counted separately.
+    Args:
+        inputs: a path, URL or ``hf:NAME``, or a list of them, read in this order; a `datasets.Dataset` or
+            `IterableDataset`; or dicts, as a list, an iterator, or a function that returns a new iterator; or a list of
+            lists of ids. A mapping of names to such inputs is a mixture: each named source is counted separately.
+        options: which columns or fields are read, and how; None: the defaults of `ReaderOptions`.
+        block_bytes: about how many bytes a block has.
 
-    Raises SourceError for a path that is missing, unreadable, given twice or has nothing to read, for text and
-    ready-made ids in one job, and for files whose columns differ; the message names the path and says what to do.
+    Raises:
+        SourceError: a path is missing, unreadable, given twice or has nothing to read; text and ready-made ids are
+            mixed; or the columns of files differ. The message names the path and says what to do.
+        MissingExtraError: an ``hf:NAME`` or a URL needs a package that is not installed.
 
     >>> import pathlib, tempfile
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "a.jsonl"
@@ -207,7 +212,7 @@ def _refuse_columns(inputs: Mapping[Any, Any], options: ReaderOptions) -> None:
 
 
 def refuse_tables(inputs: Any) -> None:
-    """Refuse tables and arrays of other libraries; the error says how to give them."""
+    """Refuse tables and arrays from pandas, polars, pyarrow or NumPy; the SourceError says how to pass them instead."""
     module, name = type(inputs).__module__.partition(".")[0], type(inputs).__name__
     if module == "pandas":
         raise SourceError("a DataFrame is read as a dataset: give datasets.Dataset.from_pandas(frame)")

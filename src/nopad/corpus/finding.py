@@ -1,8 +1,8 @@
 """Find the files that a user's paths and URLs name, in reading order, without opening them.
 
 A folder is walked recursively, including links to folders, in the byte order of relative paths; hidden files and
-folders are skipped. Files of kinds that are not read, datasets packed by nopad, Arrow files that are not a part of the
-saved dataset beside them, and files that links reach a second time are listed in `Finder.ignored`. O(files).
+folders are skipped. `Finder.ignored` lists files of kinds that are not read, datasets packed by nopad, Arrow files that
+do not belong to the saved dataset beside them, and files that a link reaches a second time. O(files).
 """
 
 from __future__ import annotations
@@ -33,21 +33,22 @@ class Suffixes:
     """Which files are read, by their suffixes.
 
     Attributes:
-        read: suffixes of files that are read, compressed ones too, except those of tables.
-        others: suffixes of formats that are not read; a file that is named directly and has an unknown suffix is text.
+        read: suffixes of files that are read; all but tables may also be compressed.
+        others: suffixes of formats that are not read. Any other suffix is unknown: such a file is read as text if the
+            user names it directly.
     """
 
     read: tuple[str, ...]
     others: tuple[str, ...]
 
     def __str__(self) -> str:
-        """Return what is read, for messages."""
+        """Return the suffixes that are read in words, for messages."""
         lines = [suffix for suffix in self.read if suffix not in TABLE_SUFFIXES]
         kinds = "text and JSONL" if ".csv" not in lines else "files of lines"
         return f"{', '.join(self.read)}, {kinds} also with {' or '.join(COMPRESSIONS)}"
 
     def is_archive(self, file: InputFile) -> bool:
-        """Whether a file is compressed although its format cannot be read compressed."""
+        """Whether a file is compressed and of a format that cannot be read when compressed, such as a table."""
         return bool(file.compression) and file.suffix in (*TABLE_SUFFIXES, *self.others, ".tar")
 
     def is_read(self, file: InputFile) -> bool:
@@ -71,10 +72,10 @@ class Suffixes:
 
 
 def refuse_magic(file: InputFile) -> None:
-    """Refuse a file that would be read as text, and begins as a file of another format does.
+    """Refuse a file that would be read as text, but begins like a Parquet, Arrow, gzip or Zstandard file.
 
     Raises:
-        SourceError: it does.
+        SourceError: the file begins like one of these.
     """
     start = next(file.lines(), b"")
     for magic, suffix in MAGIC.items():
@@ -84,12 +85,12 @@ def refuse_magic(file: InputFile) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """One input.
+    """One input that was found.
 
     Attributes:
-        place: its name for messages.
-        identity: by which duplicates are found.
-        what: a file, a folder of arrays, or the name of a dataset on the hub.
+        place: name of the input in messages.
+        identity: equal for two inputs if they are the same file or dataset.
+        what: a file, the path of a folder of arrays, or the name of a dataset on the hub (``hf:NAME``).
     """
 
     place: str
@@ -103,8 +104,8 @@ class Finder:
 
     Attributes:
         suffixes: which files are read.
-        found: the inputs.
-        ignored: names of files that are not read.
+        found: the inputs found so far, in reading order.
+        ignored: names of files that were found but are not read.
         folders: the folders that were walked.
     """
 
@@ -114,7 +115,12 @@ class Finder:
     folders: list[Path] = field(default_factory=list)
 
     def find_all(self, inputs: Sequence[str | os.PathLike[str]]) -> None:
-        """Find all inputs, and refuse an input that was given twice."""
+        """Find all inputs, and add them to `found`.
+
+        Raises:
+            SourceError: a path is missing, unreadable, given twice, or has nothing to read, or no path is given.
+            MissingExtraError: a URL needs a package that is not installed.
+        """
         if not inputs:
             raise SourceError("no input was given; give text files, JSONL files, Parquet files, or folders of them")
         for given in inputs:

@@ -1,4 +1,4 @@
-"""GLUE's nine sets as the hub's ``nyu-mll/glue`` has them: their columns and classes, and where each lies locally."""
+"""The nine GLUE sets: their columns and classes as in the hub's ``nyu-mll/glue``, and their training files locally."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _SAVED = ("state.json", "dataset_info.json")
 
 
 def glue_files(folder: Path) -> dict[str, list[Path]]:
-    """Return the training files or saved dataset of each set that a folder has, by the set's name.
+    """Return the paths of the training data of each GLUE set in `folder`, by the set's name, such as "cola".
 
-    A set is a file named after it (``cola.jsonl``), or a folder (``cola``, ``SST-2``) with files ``train.*`` or
-    ``train-*``, a folder ``train``, or a dataset that `save_to_disk` wrote, of all splits or of one.
+    A set is a file named after it (``cola.jsonl``), or a folder named after it (``cola``, ``SST-2``). Such a folder
+    holds files ``train.*`` or ``train-*``, or a folder ``train``, or is itself a dataset that `save_to_disk` wrote.
 
     Raises:
         SourceError: there is no such folder, two entries are of one set, or the folder of a set has no training data.

@@ -1,4 +1,4 @@
-"""Datasets by their name on the Hugging Face hub: ``hf:NAME``, ``hf:NAME:SPLIT``, ``hf:NAME@CONFIG:SPLIT``.
+"""Load datasets by their name on the Hugging Face hub: ``hf:NAME``, ``hf:NAME:SPLIT``, ``hf:NAME@CONFIG:SPLIT``.
 
 This needs the package `datasets`, which caches what it downloads; a cached dataset needs no network. Without a network,
 a name that is not cached raises an error within seconds (`network`).
@@ -20,14 +20,14 @@ HUB = "hf:"
 
 
 def load_hub(spec: str, options: ReaderOptions) -> DatasetSource:
-    """Load a dataset by name as a source; see `hub_dataset`."""
+    """Load a dataset by name, such as ``hf:NAME``, as a source; see `hub_dataset`."""
     return DatasetSource(hub_dataset(spec), options, name=spec)
 
 
 def hub_dataset(spec: str, online: bool | None = None) -> Any:
-    """Load a dataset by name; the default split is "train".
+    """Load a dataset by name, such as ``hf:NAME@CONFIG:SPLIT``; the default split is "train".
 
-    `online`: whether the hub can be reached, where the caller is in `hub_in_reach` already; None: find out.
+    `online` says whether the hub can be reached, if the caller is already inside `hub_in_reach`; None finds out.
 
     Raises:
         MissingExtraError: `datasets` is not installed.

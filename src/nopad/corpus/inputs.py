@@ -1,9 +1,10 @@
 """An input file, local or on an object store, plain or compressed, read whole, by lines, or at random positions.
 
-Any failure to read becomes a `SourceError` that names the path. Size, time of the last write and inode of a file are
-noted when it is found, and compared when it is opened, after every read from it (3 µs) and when reading ends: a file
-that was written to or replaced meanwhile is refused before anything uses what was read. Nothing is memory-mapped, since
-the system kills a process that reads a mapped file after it was truncated. O(bytes) time, and memory of one block.
+Any failure to read becomes a `SourceError` that names the path. The size, modification time and inode of a local file
+are stored when it is found, and compared when it is opened, after every read from it (3 µs) and when reading ends. So a
+file that was written to or replaced meanwhile is refused before the data that was read is used. (A remote file is
+compared only when reading ends.) Nothing is memory-mapped, since the system kills a process that reads a mapped file
+after it was truncated. O(bytes) time; memory for one block.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ class InputFile:
     """A readable file.
 
     Attributes:
-        path: path or URL of the file, also for messages.
+        path: path or URL of the file; messages show it.
         name: name of the file in fingerprints.
-        size: size in bytes as stored, that is, compressed if the file is.
+        size: stored size in bytes; for a compressed file, its compressed size.
         remote: the `nopad.corpus.remote.Remote` of a file on an object store; None for a local file.
-        stamp: time of the last write, and inode, by which a replaced file is noticed; None: only the size is compared.
+        stamp: (modification time in ns, inode), by which a replaced file is noticed; None: only the size is compared.
     """
 
     path: Path | str
@@ -42,7 +43,10 @@ class InputFile:
 
     @classmethod
     def found(cls, path: Path, name: str) -> InputFile:
-        """Return the file after checking that it exists, is regular and readable, so that no job fails on it later."""
+        """Return a local file after checking that it exists, is a regular file and is readable.
+
+        Raises SourceError if it is not, so that no job fails on it later.
+        """
         with reading(path):
             info = os.stat(path)
             if not stat.S_ISREG(info.st_mode):
@@ -55,12 +59,12 @@ class InputFile:
 
     @property
     def compression(self) -> str | None:
-        """Arrow's name of the compression that the suffix stands for; None if there is none."""
+        """Arrow's name of the compression that the suffix stands for: "gzip" or "zstd"; None for other suffixes."""
         return COMPRESSIONS.get(os.path.splitext(self.name)[1].lower())
 
     @property
     def suffix(self) -> str:
-        """The suffix in lower case, without that of a compression: ".jsonl" for ``a.jsonl.gz``."""
+        """The suffix of the uncompressed file in lower case: ".jsonl" for ``a.jsonl.gz``."""
         name = self.name
         if self.compression:
             name = os.path.splitext(name)[0]
@@ -69,14 +73,14 @@ class InputFile:
     def whole(self, limit: int | None = None) -> bytes:
         """Return the decompressed content; with `limit`, at most its first ``limit + 1`` bytes.
 
-        A result longer than `limit` shows that the content is longer.
+        So a result of more than `limit` bytes shows that the content is longer than `limit`.
         """
         with self._stream() as file:
             data: bytes = file.read() if limit is None else file.read(limit + 1)
         return data
 
     def lines(self) -> Iterator[bytes]:
-        """Yield the lines with their line ends; meant for reading the first few."""
+        """Yield the decompressed lines with their line ends; meant for reading the first few lines."""
         rest = b""
         with self._stream() as file:
             while chunk := file.read(1 << 16):
@@ -90,7 +94,8 @@ class InputFile:
     ) -> Iterator[tuple[bytes, int, int]]:
         """Yield blocks of whole lines, about `block_bytes` or one longer line: (data, offset, number of first line).
 
-        From a block's offset and line on, the same blocks come again.
+        `offset` is the position in bytes, in the decompressed content, at which to begin, and `line` the number of the
+        line there. Beginning with the offset and line of an earlier block yields the same blocks from that block on.
         """
         rest: list[bytes] = []
         with self._stream() as file:
@@ -111,7 +116,7 @@ class InputFile:
 
     @contextmanager
     def random(self) -> Iterator[Any]:
-        """Open the file, as pyarrow's file object, for reading at any position."""
+        """Open the stored file for reading at any position; yields a pyarrow file object, without decompressing."""
         import pyarrow as pa
 
         with reading(self.path):  # a path as bytes, because not every name is UTF-8
@@ -150,7 +155,7 @@ class InputFile:
     def prove(self, opened: Any, *, done: bool = False) -> None:
         """Refuse a file that was written to or replaced since it was found.
 
-        `opened` is the open file; `done` says that reading has ended. A remote file is checked only then.
+        `opened` is the open file. `done` says that reading has ended; a remote file is checked only if it is True.
 
         Raises:
             SourceError: the file was written to or replaced.
@@ -218,7 +223,7 @@ def reading(path: Path | str) -> Iterator[None]:
 
 
 def not_utf8(raw: bytes, error: UnicodeDecodeError, unit: str) -> str:
-    """Return why bytes are not text: the first bad byte and its offset in the `unit` ("file" or "line")."""
+    """Return the reason why bytes are not UTF-8: the first bad byte and its offset in the `unit` ("file" or "line")."""
     reason = f"not UTF-8: byte 0x{raw[error.start]:02x} at offset {error.start} of the {unit}"
     looks_utf16 = raw[:2] in (b"\xff\xfe", b"\xfe\xff")
     return f"{reason} (it looks like UTF-16: convert it to UTF-8)" if looks_utf16 else reason

@@ -1,7 +1,7 @@
-"""A JSON file with one array of objects, as runs of records, without holding the array in memory.
+"""Read a JSON file with one array of objects as runs of records, without holding the array in memory.
 
-Objects are parsed one by one from a window of the text, by the standard library: 50 MB/s, and memory of a few MiB or
-one larger object. A file that holds one object per line is read by `nopad.corpus.runs.jsonl_runs` instead.
+The standard library parses objects one by one from a window of the text, at 50 MB/s. Memory: a few MiB, or one larger
+object. A file that holds one object per line is read by `nopad.corpus.runs.jsonl_runs` instead.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ def is_array(file: InputFile) -> bool:
 
 
 def array_runs(file: InputFile) -> Iterator[Run]:
-    """Yield runs of the objects of a JSON array.
+    """Yield the objects of a JSON array as runs of records.
 
     Raises:
-        RecordError: the file is not an array of objects, or is broken or cut short; the message names the line.
+        RecordError: while a run is decoded: the file is not an array of objects, or is broken or cut short; the message
+            names the line.
     """
     part: list[dict[str, Any]] = []
     try:

@@ -1,9 +1,9 @@
 """JSON Lines: one object per line, with text or a list of ready-made token ids in one of its fields.
 
-If no field is named, the first object of each file decides: `input_ids` if it is there, else `text`. The first thousand
-objects with content decide the types of carried columns. Empty lines are skipped (they count as lines, not as records);
-any other line that holds no such object becomes a `BadRecord`. Lines are parsed by orjson on one core, many times
-faster than any tokenizer; lines that orjson refuses are parsed by the standard library.
+If no field is named, the first object of each file decides: `input_ids` if the object has it, else `text`. The first
+thousand objects with content decide the types of carried columns. Empty lines are skipped (they count as lines, not as
+records); any other line without such an object becomes a `BadRecord`. Lines are parsed by orjson on one core, many
+times faster than any tokenizer tokenises; lines that orjson refuses are parsed by the standard library.
 """
 
 from __future__ import annotations
@@ -34,17 +34,20 @@ TYPICAL = 1000  # objects that show what types the fields have
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
-    """Which field of the objects is read, and whether it holds text or ids."""
+    """The field of the objects that is read: its `name`, and its `kind`, "text" or "ids"."""
 
     name: str
     kind: Kind
 
 
 class JsonlFile(Source):
-    """One JSON Lines file; its first objects decide which fields are read where `options` leave this open.
+    """One JSON Lines file; its first objects decide which fields are read if `options` name none.
 
-    `kind` is None only if no line of the file is a JSON object. Raises SourceError if the first object has no field to
-    read, or lacks a column to carry.
+    `kind` is None only if `options` name no field and no line of the file is a JSON object.
+
+    Raises:
+        SourceError: the first object has neither ``input_ids`` nor ``text`` and `options` name no field, or a column to
+            carry is missing or cannot be read.
     """
 
     def __init__(self, file: InputFile, *, options: ReaderOptions | None = None, block_bytes: int = BLOCK_BYTES):
@@ -74,7 +77,7 @@ class JsonlFile(Source):
         return self.blocks_from((0, 1))
 
     def blocks_from(self, at: tuple[int, ...]) -> Iterator[Block]:
-        """Yield the blocks from this offset in bytes, and number of its line, on."""
+        """Yield the blocks from the line at ``at`` on: (its offset in bytes, its 1-based number)."""
         field = self._field or Field(name="text", kind="text")
         decoder: Decoder = partial(decode_objects, field=field, selection=self._chosen)
         if self._selection is not None:
@@ -100,9 +103,9 @@ def _named_field(options: ReaderOptions) -> Field | None:
 
 
 def detect_field(file: InputFile) -> Field | None:
-    """Return the field to read, according to the first object of the file; None if there is no object.
+    """Return the field to read, according to the first object of the file; None if no line holds an object.
 
-    Raises SourceError, listing the keys, if the object has neither `input_ids` nor `text`.
+    Raises SourceError, which lists the object's keys, if it has neither `input_ids` nor `text`.
     """
     for line, value in _objects(file):
         if isinstance(value.get("text"), str) and not isinstance(value.get("input_ids"), list):
@@ -143,8 +146,8 @@ def decode_columns(
 ) -> Iterator[Records | BadRecord]:
     """Yield one record per line of `data` that is not empty, with its carried columns and without its padding.
 
-    Adjacent good records come as one `Records`. `first_line` is the number of the first line; `schema` has the types of
-    the columns that `selection` names.
+    Adjacent good records are one `Records`. `first_line` is the 1-based number of the first line; `schema` has the
+    types of the columns that `selection` names.
     """
     items: list[dict[str, Any]] = []
     lines: list[int] = []
@@ -170,10 +173,10 @@ def _in_columns(
 def decode_objects(
     data: bytes, first_line: int, *, field: Field, selection: Selection | None = None
 ) -> Iterator[Records | Record | BadRecord]:
-    """Yield one record per line of `data` that is not empty; the texts of adjacent good lines come as one `Records`.
+    """Yield one record per line of `data` that is not empty; the texts of adjacent good lines are one `Records`.
 
-    `first_line` is the number of the first line, and `field` the field that is read. With `selection`, a record with a
-    column that was not foreseen is bad (`Selection.unforeseen`).
+    `first_line` is the 1-based number of the first line, and `field` the field that is read. With `selection`, a record
+    with a column that `Selection.unforeseen` refuses is bad.
     """
     texts: list[str] = []
     lines: list[int] = []
@@ -210,7 +213,7 @@ def json_lines(data: bytes, first_line: int) -> Iterator[tuple[int, Any]]:
 
 
 def no_object(value: Any, line: int) -> BadRecord:
-    """Return why the value of a line is not a record, if it is not JSON object."""
+    """Return the bad record of a line whose `value` (as `json_lines` yields it) is not a JSON object."""
     if isinstance(value, BadRecord):
         return value
     return BadRecord(line=line, reason=f"not a JSON object but {_described(value)}")

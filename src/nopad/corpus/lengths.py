@@ -1,4 +1,4 @@
-"""A file of lengths as a source: ``lengths.npy``, for index-only datasets of data that nopad does not read."""
+"""A file of sequence lengths as a source, for index-only datasets of data that nopad itself does not read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CHUNK = 1 << 20
 
 
 class LengthsFile(Source):
-    """An ``.npy`` file of integer lengths ``[n]``; record i has ``lengths[i]`` tokens.
+    """An ``.npy`` file of integer lengths ``[n]``; record i has ``lengths[i]`` tokens. For index-only jobs.
 
     Raises:
         FormatError: the file is missing, not an ``.npy`` file, or not a one-dimensional array.
@@ -43,7 +43,7 @@ class LengthsFile(Source):
         return self._file.whole()
 
     def blocks(self) -> Iterator[Block]:
-        """Yield the raw lengths in chunks, which serve only for fingerprints: there are no records to decode."""
+        """Yield the raw lengths in blocks for the fingerprint; decoding their records raises FormatError."""
         name = f"{self.path.name} {self._file.dtype.str}"
         with self._file.opened() as read:
             for begin in range(0, self._file.size, _CHUNK):

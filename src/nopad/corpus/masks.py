@@ -1,10 +1,11 @@
-"""Which tokens are to be predicted, and what stands in their place: arrays in, arrays out, without torch.
+"""Draw masks for masked language models: which tokens to predict, and what replaces them, in NumPy without torch.
 
-As in BERT: 15 % of the tokens are chosen; of these, 80 % become ``[MASK]``, 10 % another token, and 10 % stay. Special
-tokens are never chosen, and no other token becomes one. Each token is chosen by itself, or so many of each sequence as
-BERT chooses: `rate` times its tokens (special ones count), rounded, at least 1 and at most `max_predictions`, in an
-order drawn at random; of whole words those that still fit. Masks are a function of a key and of the integers that name
-a sequence.
+As in BERT, 15 % of the tokens are chosen. Of these, 80 % become ``[MASK]``, 10 % become another token, and 10 % stay
+unchanged. Special tokens are never chosen, and no token becomes a special one other than ``[MASK]``. Without
+`max_predictions`, each token is chosen independently. With it, each sequence gets a fixed number of chosen tokens as in
+BERT: `rate` times its number of tokens (special ones included), rounded, at least 1 and at most `max_predictions`.
+These are taken in random order; a whole word is skipped if it would exceed that number. Masks depend only on the seed,
+the epoch and the integers that name a sequence.
 
 Source: Devlin et al., BERT, 2019, section 3.1, and ``create_pretraining_data.py`` of its repository.
 """
@@ -32,9 +33,9 @@ _MOST = Option(default=None, none=True, help="most predictions of a sequence")
 
 
 def default_predictions(max_length: int) -> int:
-    """Return how many tokens of a sequence are predicted at most where nobody says: 20, 56, 76 at 128, 384, 512.
+    """Return the default for the maximum number of predictions in a sequence of at most `max_length` tokens.
 
-    At other lengths, 15 % of the length.
+    It is 20, 56 or 76 for 128, 384 or 512 tokens, and 15 % of any other length.
 
     >>> default_predictions(128), default_predictions(200)
     (20, 30)
@@ -48,11 +49,12 @@ class Masks:
 
     Attributes:
         mask_id: the id of ``[MASK]``.
-        special: ids that are never chosen; int64.
-        ordinary: ids that may stand in the place of another; int64, not empty.
-        rate: the share of the tokens that is chosen, above 0, at most 1.
-        seed: the seed of the masks.
-        max_predictions: most chosen tokens of a sequence, chosen as BERT does; None: each token by itself.
+        special: ids of tokens that are never chosen; int64.
+        ordinary: ids from which the replacement of a chosen token may be drawn; int64, not empty.
+        rate: the share of the tokens that is chosen, above 0 and at most 1.
+        seed: random seed of the masks.
+        max_predictions: maximum number of chosen tokens in a sequence, chosen as in BERT; None: each token is chosen
+            independently.
 
     Raises:
         OptionError: an option has an invalid value.
@@ -73,14 +75,15 @@ class Masks:
         _MOST.check("max_predictions", self.max_predictions)
 
     def maskable(self, ids: NDArray[Any]) -> NDArray[np.int8]:
-        """Return for each id whether it may be chosen, as a word of its own; int8."""
+        """Return the kind of each id, if every token is a word of its own: `NEVER` or `BEGINS`; int8."""
         return np.where(np.isin(ids, self.special), NEVER, BEGINS).astype(np.int8)
 
     def words(self, ids: NDArray[Any], begins: NDArray[np.int64], goes_on: NDArray[np.bool_]) -> NDArray[np.int8]:
-        """Return for each id of sequences that begin at `begins` whether it may be chosen, by whole words; int8.
+        """Return the kind of each id for masking by whole words: `NEVER`, `GOES_ON` or `BEGINS`; int8.
 
-        ``goes_on[id]``: whether a token goes on with the word of the one before it, as WordPiece's ``##s`` does. Behind
-        a special token, and at the beginning of a sequence, it is a word of its own.
+        The sequences begin at `begins` in `ids`. ``goes_on[id]`` says whether a token continues the word of the token
+        before it, as WordPiece's ``##s`` does. After a special token, and at the beginning of a sequence, such a token
+        begins a word.
         """
         kinds = self.maskable(ids)
         before = np.empty_like(kinds)
@@ -97,14 +100,14 @@ class Masks:
         names: NDArray[np.int64],
         epoch: int = 0,
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return masked ids, and labels, -100 where nothing is to be predicted; int64 ``[T]`` each.
+        """Return the masked ids, and the labels, which are -100 for tokens not to be predicted; int64 ``[T]`` each.
 
         Args:
-            ids: of n sequences, one after the other; ``[T]``.
-            kinds: what may be chosen, of `maskable` or `words`; ``[T]``.
-            lengths: of the sequences; ``[n]``.
-            names: the integers that name each sequence; int64 ``[n, k]``.
-            epoch: each has masks of its own.
+            ids: token ids of n sequences, one after the other; ``[T]``.
+            kinds: kind of each token, as returned by `maskable` or `words`; int8 ``[T]``.
+            lengths: number of tokens in each sequence; int32 ``[n]``.
+            names: the k integers that name each sequence; int64 ``[n, k]``.
+            epoch: number of the epoch; each epoch has other masks.
         """
         from nopad.corpus import _mask_kernels
 

@@ -1,4 +1,4 @@
-"""Several named sources as one: they are read one after the other, and counted separately."""
+"""Several named sources as one source: they are read one after the other, and counted separately."""
 
 from __future__ import annotations
 
@@ -18,9 +18,12 @@ NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 class MixtureSource(Source):
     """Named sources, in the order of the mapping.
 
-    All must be text or all ready-made ids, with the same carried columns; `open_source` checks this. Names of blocks
-    and files begin with the name of their source, so the fingerprint depends on these names. Raises SourceError for a
-    name with other characters than letters, digits, ``_``, ``-`` and ``.``.
+    All sources must hold text, or all ready-made ids, and have the same carried columns; `open_source` checks this.
+    Names of blocks and files begin with the name of their source, so the fingerprint depends on these names.
+
+    Raises:
+        SourceError: a name has characters other than ASCII letters, digits, ``_``, ``-`` and ``.``, or begins with
+            ``-`` or ``.``.
     """
 
     def __init__(self, sources: Mapping[str, Source]) -> None:
@@ -43,7 +46,7 @@ class MixtureSource(Source):
         return self.blocks_from((0,))
 
     def blocks_from(self, at: tuple[int, ...]) -> Iterator[Block]:
-        """Yield the blocks from number ``at[0]`` of the sources on, and in it from ``at[1:]``."""
+        """Yield the blocks from source number ``at[0]`` on; in that source, begin at block ``at[1:]``."""
         for block in located(tuple(self._sources.values()), at):
             name = self.names[block.at[0]]
             yield replace(block, name=f"{name}={block.name}", source=name, path=block.path or block.name)

@@ -1,6 +1,6 @@
 """Find out within seconds whether a host can be reached, since libraries would retry for half a minute.
 
-A connection is opened and closed without sending anything. If a proxy is set, the proxy must be reached.
+A connection is opened and closed without sending data. If a proxy is set, the connection goes to the proxy instead.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LOUD = ("huggingface_hub", "datasets", "httpx", "urllib3")
 
 
 def reachable(url: str) -> bool:
-    """Whether the host of a URL answers within `WAIT_S` seconds."""
+    """Whether the host of a URL, or the proxy set for it, accepts a connection within `WAIT_S` seconds."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     if not urllib.request.proxy_bypass(host):
@@ -49,9 +49,9 @@ def reachable(url: str) -> bool:
 
 @contextmanager
 def hub_in_reach() -> Iterator[bool]:
-    """If the hub cannot be reached, let the Hugging Face libraries use only their caches; silence their loggers.
+    """Silence the Hugging Face libraries' loggers and, if the hub cannot be reached, let them use only their caches.
 
-    Yields whether the hub can be reached.
+    Yields whether the hub can be reached. Both settings are undone at the end of the context.
     """
     online = reachable(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
     with ExitStack() as stack:

@@ -1,6 +1,6 @@
 """One-dimensional arrays of numbers in ``.npy`` files, read piece by piece.
 
-Nothing is memory-mapped, so a file that is truncated or replaced while it is read raises an error that names it
+Nothing is memory-mapped, so reading a file that is truncated or replaced meanwhile raises an error that names the file
 (`nopad.corpus.inputs`). Values are converted to the machine's byte order. O(bytes read).
 """
 
@@ -24,19 +24,19 @@ Read = Callable[[int, int], NDArray[Any]]
 
 
 class NpyFile:
-    """The header of an ``.npy`` file; `opened` gives a function that reads its values.
+    """An ``.npy`` file: its header, and `opened`, which gives a function that reads its values.
 
     Attributes:
         path: path of the file.
         dtype: dtype of the stored values.
-        shape: shape in the header.
-        fortran: whether the values of an array of several dimensions are stored column by column.
+        shape: shape of the stored array.
+        fortran: whether an array of several dimensions is stored column by column (Fortran order).
         size: number of values.
         bytes: size of the file in bytes.
-        begin: where the values begin, in bytes.
+        begin: offset of the first value in the file, in bytes.
 
     Raises:
-        SourceError: the file is missing, unreadable, no ``.npy`` file, or truncated.
+        SourceError: the file is missing, unreadable, not an ``.npy`` file of numbers, or truncated.
     """
 
     def __init__(self, path: Path) -> None:
@@ -63,7 +63,7 @@ class NpyFile:
 
     @contextmanager
     def opened(self) -> Iterator[Read]:
-        """Yield a function (begin, end) -> values, which works while the context is open."""
+        """Yield a function that returns values `begin` to `end` (exclusive); it works while the context is open."""
         width = self.dtype.itemsize
         with self._file.random() as file:
 
@@ -78,6 +78,6 @@ class NpyFile:
             yield read
 
     def whole(self) -> NDArray[Any]:
-        """Return all values as they are stored, ``[size]``, in the machine's byte order."""
+        """Return all values in stored order, flat, ``[size]``, in the machine's byte order."""
         with self.opened() as read:
             return read(0, self.size)

@@ -30,14 +30,21 @@ class DatasetSource(TableSource):
 
     A dataset without features is read like dicts: its first `rows` rows decide the types of its columns.
 
+    Args:
+        dataset: the dataset, with the columns that its format selects.
+        options: which columns are read; None: the defaults of `ReaderOptions`.
+        name: name of the dataset, in fingerprints and messages.
+        rows: number of rows in a block.
+
     Raises:
-        SourceError: the dataset is a dict of splits, or has a transform, which would not be applied.
+        SourceError: the dataset is a dict of splits, or has a transform, which would not be applied; or a wanted column
+            is missing or cannot be read.
     """
 
     def __init__(
         self, dataset: Any, options: ReaderOptions | None = None, *, name: str = "dataset", rows: int = 1000
     ) -> None:
-        """Find the columns; an iterable dataset without features is read for its first rows."""
+        """Choose the columns; a dataset without features is opened to read its first rows."""
         if isinstance(dataset, Mapping):
             raise SourceError(f"{name}: a DatasetDict of several splits ({', '.join(dataset)}); give one of them")
         self._dataset = as_arrow(dataset, name)
@@ -58,22 +65,22 @@ class DatasetSource(TableSource):
         return super().blocks() if self._dicts is None else self._dicts.blocks()
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield batches of a fixed number of rows."""
+        """Yield batches of at most `rows` rows."""
         if self._dicts is not None:
             yield from self._dicts.batches()
             return
         yield from dataset_batches(self._dataset, self._rows, self._path)
 
     def inventory(self) -> list[tuple[str, int]]:
-        """Return the dataset's name and number of rows; empty if the number is not known."""
+        """Return one entry: the dataset's name and number of rows; an empty list if the number is not known."""
         return [(self._name, self._length)] if self._length is not None else []
 
 
 def dataset_batches(dataset: Any, rows: int, name: str) -> Iterator[pa.RecordBatch]:
-    """Yield batches of so many rows of a dataset in Arrow format (`as_arrow`); `name` is for messages.
+    """Yield batches of at most `rows` rows of a dataset in Arrow format (`as_arrow`); `name` is for messages.
 
     Raises:
-        SourceError: the dataset, or a function of the user's in it, fails.
+        SourceError: reading the dataset fails, perhaps in a function of the user's.
     """
     row = 1
     tables = iter(dataset.iter(batch_size=rows))
@@ -89,7 +96,7 @@ def dataset_batches(dataset: Any, rows: int, name: str) -> Iterator[pa.RecordBat
 
 
 def unreadable(name: str, row: int, error: Exception) -> SourceError:
-    """Return the error of objects that cannot be read from a row on."""
+    """Return the `SourceError` of the input `name`, which cannot be read from `row` on because of `error`."""
     reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(": ")
     return SourceError(f"{name}: cannot be read from row {row} on ({reason}); repair it")
 
@@ -110,12 +117,18 @@ def as_arrow(dataset: Any, name: str = "the dataset") -> Any:
 
 
 class DictSource(TableSource):
-    """Dicts from Python, such as ``{"input_ids": [...], "label": 3}``; `items` are read again at every pass.
+    """Dicts from Python, such as ``{"input_ids": [...], "label": 3}``; the first `rows` items decide the column types.
 
-    A function that returns a new iterator lets a job resume; an iterator can be read only once.
+    Args:
+        items: an iterable of dicts, or a function that returns one. An iterator can be read only once; with a list, or
+            a function that returns a new iterator, a job can be resumed.
+        options: which columns are read; None: the defaults of `ReaderOptions`.
+        name: name of the input, in fingerprints and messages.
+        rows: number of items in a block.
 
     Raises:
-        SourceError: there is no item, an item is not a dict, or an iterator is read a second time.
+        SourceError: there is no item, an item is not a dict, an iterator is read a second time, or a wanted column is
+            missing or cannot be read.
     """
 
     def __init__(
@@ -164,7 +177,7 @@ class DictSource(TableSource):
             raise unreadable(name, row, error) from error
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield batches of a fixed number of rows, with null for values that do not have the type of their column."""
+        """Yield batches of at most `rows` rows, with null for values that do not have the type of their column."""
         return (batch for batch, _ in self._converted())
 
     def blocks(self) -> Iterator[Block]:
@@ -193,7 +206,9 @@ def _again(first: list[Any], rest: Iterator[list[Any]]) -> Iterator[list[Any]]:
 
 
 def schema_of(items: Sequence[Mapping[str, Any]]) -> pa.Schema:
-    """Return a schema with one type per key: float where integers and floats are mixed, null where Arrow has no type.
+    """Return a schema with one type per key: float if integers and floats are mixed, null if Arrow has no type for it.
+
+    If the values of a key have no common type, the key gets the type of the first value that has one.
 
     >>> [str(field.type) for field in schema_of([{"a": 1, "b": [2]}, {"a": 0.5, "b": []}])]
     ['double', 'list<item: int64>']
@@ -237,7 +252,8 @@ def to_batch(
 ) -> tuple[pa.RecordBatch, dict[int, str]]:
     """Turn dicts into a batch with the columns of `schema`; the second result maps each bad row (from 0) to the reason.
 
-    A value of a wrong type becomes null. With `selection`, a row with a column that was not foreseen is bad too.
+    A row is bad if it lacks a column, or has a value of a wrong type, which becomes null in the batch. With
+    `selection`, a row that `Selection.unforeseen` refuses is bad too.
 
     >>> batch, bad = to_batch([{"a": 1}, {"a": 0.5}, {}], pa.schema({"a": pa.int64()}))
     >>> batch.to_pydict(), bad

@@ -20,21 +20,21 @@ OnBadRecord = Literal["error", "skip"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReaderOptions:
-    """What is read from files, tables and objects.
+    """Which content is read from files, tables and objects.
 
-    Options are part of a source's identity: a job that was started with other options is not resumed.
+    These options are part of a source's identity: a job that was started with other options is not resumed.
 
     Attributes:
-        text_unit: "file" if each text file is one document, "line" if each of its lines is, "paragraph" if each part
-            between empty lines is.
-        text_field: name of the column or object field with text; None: not given.
-        ids_field: name of the column or object field with ready-made ids; None: not given. If neither field is given,
-            ``input_ids`` is read if there is one, else ``text``.
+        text_unit: "file" if each text file is one document, "line" if each line is one, "paragraph" if each run
+            of lines between empty lines is one.
+        text_field: name of the column or object field with text.
+        ids_field: name of the column or object field with ready-made ids; it excludes `text_field`. If both are None,
+            ``input_ids`` is read if it exists, else ``text``.
         carry: names of columns that are packed along with the content; "auto": all columns of a supported type if the
             content is ready-made ids, no column if it is text.
-        mask_field: name of the column that marks padding with 0; "auto": ``attention_mask`` if there is one; None: no
-            column.
-        pad_id: an id that is padding: runs of it at both ends of a record are removed; None: no id is.
+        mask_field: name of the column that marks padding with 0; "auto": ``attention_mask`` if it exists; None: no
+            column marks padding.
+        pad_id: the id of padding tokens; runs of it at both ends of a record are removed. None: no id marks padding.
 
     Raises:
         OptionError: an option has an invalid value, or two options contradict each other.
@@ -68,7 +68,7 @@ class ReaderOptions:
             raise OptionError("mask_field and pad_id exclude each other; give one of them")
 
     def settings(self) -> dict[str, Any]:
-        """Return all options, ready for JSON, for a manifest."""
+        """Return all options by name as JSON values, for a manifest."""
         return {**asdict(self), "carry": self.carry if self.carry == "auto" else list(self.carry)}
 
     @classmethod
@@ -82,13 +82,14 @@ class CorpusOptions:
     """How records become sequences.
 
     Attributes:
-        capacity: most tokens of a sequence, special tokens included.
-        special_tokens: whether text gets the tokenizer's special tokens; ready-made ids never get any.
-        over_long: what to do with records that have more tokens than the capacity, special tokens included: raise an
-            "error", "truncate" them, "split" them into pieces, or "drop" them.
-        empty: what to do with documents without a content token: "skip" them, or raise an "error".
-        on_bad_record: what to do with records that cannot be decoded: "skip" them, or raise an "error".
-        vocab_size: a record with a ready-made id of `vocab_size` or above is bad; None: ids are not checked.
+        capacity: maximum number of tokens in a sequence, special tokens included.
+        special_tokens: whether the tokenizer's special tokens are added to text; none are added to ready-made ids.
+        over_long: what to do with records that have more tokens than the capacity, special tokens included: "error"
+            raises, "truncate" keeps their beginning, "split" cuts them into pieces, "drop" leaves them out.
+        empty: what to do with documents without a content token: "skip" leaves them out, "error" raises.
+        on_bad_record: what to do with records that cannot be decoded: "skip" leaves them out, "error" raises.
+        vocab_size: a record with a ready-made id of `vocab_size` or above counts as one that cannot be decoded; None:
+            ids are not checked against a vocabulary.
 
     Raises:
         OptionError: an option has an invalid value.
@@ -116,7 +117,7 @@ class CorpusOptions:
     def content_capacity(self, tokenizer: Tokenizer | None) -> int:
         """Return how many content tokens fit beside the special tokens of `tokenizer` (None: ready-made ids).
 
-        Raises OptionError if none fits.
+        Raises OptionError if no content token fits.
         """
         special = self.special(tokenizer)
         if self.capacity <= special:
@@ -127,28 +128,31 @@ class CorpusOptions:
         return self.capacity - special
 
     def special(self, tokenizer: Tokenizer | None) -> int:
-        """Return the number of special tokens that each sequence gets."""
+        """Return the number of special tokens that are added to each sequence."""
         return len(tokenizer.prefix) + len(tokenizer.suffix) if tokenizer and self.special_tokens else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """Counts of what happened to the records; `a + b` are the counts of reading both sources together.
+    """Counts of what happened to the records; ``a + b`` are the counts of reading both sources together.
 
     Attributes:
-        records: all records, skipped ones included (empty lines of a JSONL file are not records).
-        sequences, tokens: sequences made of the records, and their tokens, special tokens included.
-        truncated, split, dropped: records with more tokens than `CorpusOptions.content_capacity`, by what was done.
-        truncated_tokens, dropped_tokens: content tokens that were lost by truncating and by dropping records.
-        empty_skipped, bad_skipped: records that were skipped because they were empty, or could not be decoded.
-        stripped, stripped_tokens: records that had padding, and tokens of this padding, which is not content.
-        other_split, other_split_tokens: records that are in the other dataset (training or held out), and their
-            tokens, special tokens included.
-        documents, documents_empty: documents that pairs for pre-training were made of (`nopad.corpus.pretraining`;
-            a record is one pair), and those without a sentence.
-        long_sentences, long_sentences_tokens: sentences that did not fit, and what `over_long` lost of them.
-        random_next: pairs whose second side is of another document.
-        trimmed_tokens: tokens that pairs lost at the ends of their sides, to fit.
+        records: number of records, skipped ones included (empty lines of a JSONL file are not records).
+        sequences, tokens: number of sequences made from the records, and number of their tokens, special tokens
+            included.
+        truncated, split, dropped: number of records with more tokens than `CorpusOptions.content_capacity` that were
+            truncated, split or dropped.
+        truncated_tokens, dropped_tokens: number of content tokens lost by truncating and by dropping records.
+        empty_skipped, bad_skipped: number of records skipped because they were empty, or could not be decoded.
+        stripped, stripped_tokens: number of records that had padding, and number of padding tokens removed from them.
+        other_split, other_split_tokens: number of records in the other dataset (training or held out), and number of
+            their tokens, special tokens included.
+        documents, documents_empty: number of documents that pre-training pairs were made from, and of documents
+            without a sentence (`nopad.corpus.pretraining`; there, a record is one pair).
+        long_sentences, long_sentences_tokens: number of sentences that were too long for a pair, and number of their
+            tokens that were truncated or dropped.
+        random_next: number of pairs whose second side comes from another document.
+        trimmed_tokens: number of tokens cut off the ends of sides so that pairs fit.
     """
 
     records: int = 0
@@ -176,12 +180,12 @@ class Counts:
         return Counts(**{field.name: getattr(self, field.name) + getattr(other, field.name) for field in fields(self)})
 
     def to_dict(self) -> dict[str, int]:
-        """Return plain integers by name, for a journal or a manifest."""
+        """Return the counts by name as plain integers, for a journal or a manifest."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, int]) -> Counts:
-        """Return the counts in a dict. Raises FormatError for other keys, and for values that are not counts."""
+        """Return the counts in a dict. Raises FormatError for missing or unknown keys, or values that are no counts."""
         names = {field.name for field in fields(cls)}
         if set(values) != names:
             raise FormatError(f"counts have the keys {sorted(values)}; they must be {sorted(names)}")

@@ -1,15 +1,15 @@
 """Documents -> pairs ``[CLS] A [SEP] B [SEP]`` for masked language models with next-sentence prediction, as in BERT.
 
-Sentences of a document are taken until they have as many tokens as the target: the length that pairs may have, or for
-one document in ten (`short`) a shorter one, drawn evenly from 2 tokens on. They are divided at random into side A and
-side B. For half of the pairs (`random_next`), and where there is only one sentence, B is taken from another document
-instead, from a random sentence on, and the sentences that B would have been come again in the next pair. What is too
-long loses tokens at either end, at random, the longer side first. Other than in BERT's code, B is never of the same
-document by chance.
+Sentences of a document are taken until they reach the target number of tokens. The target is the maximum for a pair, or
+for one document in ten (`short`) a smaller number, drawn evenly from 2 on. The sentences are divided at random into
+side A and side B. For half of the pairs (`random_next`), and if there is only one sentence, B comes from another
+document instead, beginning at a random sentence; the sentences that B would have had are used in the next pair. A pair
+that is too long loses tokens one by one, from the longer side, at its beginning or end at random. Unlike in BERT's
+code, a random B never comes from A's own document.
 
-Everything is a function of the seed, the number of the copy, the document's own number and the documents beside it.
-Some 350,000 pairs of 128 tokens a second on one core, 100,000 with static masks, without the
-tokenizer. Source: ``create_pretraining_data.py`` of BERT.
+The pairs depend only on the seed, the number of the copy, the document's number, and the documents read with it. One
+core makes some 350,000 pairs of 128 tokens a second, or 100,000 with static masks; tokenising takes extra time. Source:
+``create_pretraining_data.py`` of BERT.
 """
 
 from __future__ import annotations
@@ -53,22 +53,25 @@ class PairOptions:
     """How pairs are made.
 
     Attributes:
-        max_length: most tokens of a pair, ``[CLS]`` and two ``[SEP]`` included.
-        copies: how often pairs are made of every document, each time others (BERT's ``dupe_factor``).
-        short: the share of documents whose pairs have a shorter target.
-        random_next: the share of pairs whose second side is of another document.
-        sentences: "rules" (`nopad.corpus.sentences`), or "line": each line of a document is one.
-        over_long: sentences that do not fit beside one token of another: "error", "truncate", "split" or "drop".
-        empty: documents without a sentence: "skip" or "error".
-        static: draw masks now, and keep them: a column ``labels``. Else they are drawn when batches are made.
-        rate, max_predictions: of static masks, see `nopad.corpus.masks`; `max_predictions` None: 20, 56, 76 at 128,
-            384, 512, else 15 % of `max_length`.
-        whole_words: all tokens of a word are masked, or none; for vocabularies of WordPiece (``##s``).
-        seed: of pairs and static masks.
-        pool_bytes: about how many bytes of documents are read at a time; second sides are drawn among them.
+        max_length: maximum number of tokens in a pair, ``[CLS]`` and two ``[SEP]`` included.
+        copies: how many times pairs are made from every document, different ones each time (BERT's ``dupe_factor``).
+        short: the share of documents whose pairs have a shorter target, from 0 to 1.
+        random_next: the share of pairs whose second side comes from another document, from 0 to 1.
+        sentences: how documents are divided: "rules" (`nopad.corpus.sentences`), or "line" if each line is a sentence.
+        over_long: what to do with a sentence too long to fit beside one token of another: "error" raises, "truncate"
+            keeps its beginning, "split" cuts it into pieces, "drop" leaves it out.
+        empty: what to do with a document without a sentence: "skip" leaves it out, "error" raises.
+        static: whether masks are drawn now and stored in a column ``labels``; otherwise they are drawn for each batch.
+        rate, max_predictions: only for static masks: the share of tokens to predict, and the maximum number of
+            predictions in a pair (`nopad.corpus.masks`). `max_predictions` None: 20, 56 or 76 for a `max_length` of
+            128, 384 or 512, else 15 % of `max_length`.
+        whole_words: whether the tokens of a word are masked all together or not at all; needs a WordPiece vocabulary
+            (``##s``).
+        seed: random seed of the pairs and of static masks.
+        pool_bytes: about how many bytes of documents are read at a time; second sides are drawn from these documents.
 
     Raises:
-        OptionError: an option has an invalid value.
+        OptionError: an option has an invalid value, or `rate` or `max_predictions` is given without `static`.
     """
 
     max_length: int = 128
@@ -108,12 +111,12 @@ class PairOptions:
             )
 
     def settings(self) -> dict[str, Any]:
-        """Return all options by name, ready for JSON."""
+        """Return all options by name as JSON values."""
         return asdict(self)
 
     @property
     def predictions(self) -> int:
-        """Most predictions of a pair."""
+        """Maximum number of predictions in a pair."""
         return self.max_predictions or default_predictions(self.max_length)
 
 
@@ -122,9 +125,10 @@ class Vocabulary:
     """The ids that pairs are made with.
 
     Attributes:
-        start, middle: of ``[CLS]`` and ``[SEP]``.
+        start, middle: ids of ``[CLS]`` and ``[SEP]``.
         masks: how masks are drawn.
-        goes_on: whether each token goes on with a word; bool ``[ids]``; None: every token is a word.
+        goes_on: whether the token with each id continues a word; bool, indexed by id; None: every token counts as a
+            word.
     """
 
     start: int
@@ -136,15 +140,16 @@ class Vocabulary:
     def of(
         cls, tokenizer: Tokenizer, options: PairOptions, names: Sequence[str | None] = ("[CLS]", "[SEP]", "[MASK]")
     ) -> Vocabulary:
-        """Look the tokens up.
+        """Look up the special tokens in a tokenizer's vocabulary.
 
         Args:
-            tokenizer: of texts.
+            tokenizer: the tokenizer of the documents.
             options: how pairs are made.
-            names: of the tokens that begin a pair, end its sides, and stand for what is hidden.
+            names: names of the token that begins a pair, the one that ends a side, and the mask token.
 
         Raises:
-            OptionError: the vocabulary lacks one, or has no parts of words and `options` ask for whole words.
+            OptionError: the vocabulary lacks one of these tokens or has no ordinary token, or `options` ask for whole
+                words and it has no word parts (``##s``).
         """
         known = tokenizer.vocabulary()
         missing = [usual for usual, name in zip(("[CLS]", "[SEP]", "[MASK]"), names, strict=True) if name not in known]
@@ -185,9 +190,9 @@ class Sentences(NamedTuple):
     """Tokenised documents.
 
     Attributes:
-        tokens: of all sentences, one after the other; int32 ``[T]``.
-        lengths: of each sentence; int64 ``[S]``.
-        document: number of each sentence's document, rising; int64 ``[S]``.
+        tokens: token ids of all sentences, one after the other; int32 ``[T]``.
+        lengths: number of tokens in each sentence; int64 ``[S]``.
+        document: number of each sentence's document, ascending; int64 ``[S]``.
     """
 
     tokens: NDArray[np.int32]
@@ -221,10 +226,10 @@ class Pairs(NamedTuple):
     """Pairs, in the order of their documents, copy by copy.
 
     Attributes:
-        sequences: with the columns ``input_ids``, ``token_type_ids``, ``maskable`` or ``labels`` per token, and
-            ``next_sentence_label`` per sequence.
-        document: number of each pair's document, rising; int64 ``[n]``.
-        counts: by the names of `nopad.corpus.options.Counts`.
+        sequences: the pairs. Columns per token: ``input_ids``, ``token_type_ids``, and ``labels`` if masks are static,
+            else ``maskable``; per pair: ``next_sentence_label``.
+        document: number of each pair's document, ascending; int64 ``[n]``.
+        counts: counts by the field names of `nopad.corpus.options.Counts`.
     """
 
     sequences: Sequences
@@ -243,17 +248,18 @@ def pairs_of(
     """Make the pairs of documents.
 
     Args:
-        given: their sentences; of those that are too long, `options.over_long` says what is left, and "error" lets none
-            be there.
-        documents: how many there are, D; some may have no sentence.
-        numbers: what random choices for each document depend on, such as its number in the corpus; ``[D]``.
+        given: the documents' sentences. Those that are too long are handled as `options.over_long` says; if that is
+            "error", the caller must have checked that there are none (`too_long`).
+        documents: number of documents, D; some may have no sentence.
+        numbers: a number per document on which its random choices depend, such as its number in the corpus; uint64
+            ``[D]``.
         words: the vocabulary.
         options: how pairs are made.
-        where: what the documents are called in messages.
+        where: what messages call the documents.
 
     Raises:
-        RecordError: fewer than two documents have a sentence that is left, or none has two, so nothing can be learned
-            of next sentences; or a text gives a token that pairs are made with.
+        RecordError: fewer than two documents have a sentence that fits, or none has two, so there is no next sentence
+            to learn; or a text contains ``[CLS]``, ``[SEP]`` or ``[MASK]`` as a token.
     """
     _check_plain(given, words, where)
     fitting, counts = _fitting(given, options)
@@ -294,7 +300,7 @@ def _check_next(sizes: NDArray[np.int64], where: str) -> None:
 
 
 def too_long(given: Sentences, options: PairOptions) -> int | None:
-    """Return the number of the first sentence that does not fit beside one token of another; None: there is none."""
+    """Return the number of the first sentence that is too long to fit beside one token of another; None: all fit."""
     over = given.lengths > _room(options) - 1
     return int(over.argmax()) if over.any() else None
 

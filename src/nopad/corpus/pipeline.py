@@ -1,11 +1,11 @@
 """Turn blocks of records into sequences of at most `capacity` tokens, with a count of every record.
 
 Whole blocks are collected into groups of about 2 MiB, decoded, tokenised in one batch and cut with array operations.
-Each group is yielded with its blocks, so that a spool can commit it and a later job can continue after it. The
-sequences depend only on the records, not on blocks or groups.
+Each group is yielded with its blocks, so that a spool can commit it and a resumed job can continue after it. The
+sequences depend only on the records, not on how they are divided into blocks or groups.
 
-One group is always tokenised ahead, in a thread: reading, decoding, cutting and the caller's work take no extra time
-while the tokenizer is busy. Memory: two groups. If reading fails, the group before the failure is lost too.
+A thread always tokenises one group ahead, so reading, decoding, cutting and the caller's work take no extra time while
+the tokenizer is busy. Memory: two groups. If reading fails, the group before the failure is not yielded either.
 """
 
 from __future__ import annotations
@@ -52,11 +52,12 @@ class Group(NamedTuple):
     """The sequences of a run of blocks, their counts, and the blocks.
 
     Attributes:
-        batch: the sequences. Columns: ``input_ids``, int32; ``seq_index``, the record's number in its source, from 0,
-            with skipped records counted too; ``seq_start``, where the sequence starts in the record's content, 0 unless
-            the record was split; and the carried columns, as Arrow arrays if they are per sequence.
+        batch: the sequences. Columns: ``input_ids``, int32; ``seq_index``, int64, the record's number in its source,
+            from 0, counting skipped records too; ``seq_start``, int64, the token of the record's content at which the
+            sequence starts, 0 unless the record was split; and the carried columns, those with one value per sequence
+            as Arrow arrays.
         counts: what happened to the records of the blocks.
-        blocks: the blocks.
+        blocks: the blocks that the sequences were made from.
     """
 
     batch: Sequences
@@ -65,7 +66,7 @@ class Group(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A run of good records of one block; `numbers` are theirs in the source, from 0, int64 ``[records]``."""
+    """A run of good records of one block; `numbers` are their numbers in the source, from 0, int64 ``[records]``."""
 
     block: Block
     run: Records
@@ -74,7 +75,10 @@ class Part(NamedTuple):
 
 @dataclass(slots=True)
 class Gathered:
-    """The records of a group: good ones in order, the number of `bad` ones skipped, and a `failure` that ended it."""
+    """The records of a group: the good ones in order (`parts`), and the number of skipped bad ones (`bad`).
+
+    `records` counts both. `failure` is the error of the bad record at which the group ended; None: there is none.
+    """
 
     blocks: list[Block]
     parts: list[Part] = field(default_factory=list)
@@ -93,7 +97,7 @@ class Gathered:
         return np.concatenate([np.empty(0, dtype=np.int64), *(part.numbers for part in self.parts)])
 
     def skip(self, block: Block, bad: BadRecord, options: CorpusOptions) -> bool:
-        """Count a bad record, or store the failure that it is; return whether the group goes on."""
+        """Count a bad record, or store its error if bad records are not allowed; return whether the group goes on."""
         if options.on_bad_record == "error":
             reason = f'{block.place(bad.line)}: {bad.reason}; repair it, or choose on_bad_record="skip"'
             self.failure = RecordError(reason)
@@ -103,7 +107,7 @@ class Gathered:
         return True
 
     def place(self, index: int) -> str:
-        """Return where the good record `index` of this group is in the source, for messages."""
+        """Return the file and line of good record number `index` of this group (from 0), for messages."""
         for part in self.parts:
             if index < part.run.lines.size:
                 return part.block.place(int(part.run.lines[index]))
@@ -119,11 +123,19 @@ def sequences(
     first_record: int = 0,
     group_bytes: int = GROUP_BYTES,
 ) -> Iterator[Group]:
-    """Yield one Group per run of blocks of about `group_bytes`, in order; `first_record` numbers the first record.
+    """Yield one `Group` per run of blocks of about `group_bytes` bytes, in order.
 
-    `tokenizer` may be None if every record is ready-made ids. While iterating, raises RecordError for the first record
-    that the options do not allow, SourceError if text and ids are mixed or reading fails, and OptionError if there is
-    text but no tokenizer. Raises OptionError at once if no content fits the capacity.
+    Args:
+        blocks: the blocks of a source.
+        tokenizer: for text; None if every record is ready-made ids.
+        options: capacity and policies.
+        first_record: number of the first record in its source.
+        group_bytes: about how many bytes of blocks make a group.
+
+    Raises:
+        OptionError: at once: no content fits the capacity. While iterating: there is text, and no tokenizer was given.
+        RecordError: while iterating: a record is bad, empty or too long, and its policy is "error".
+        SourceError: while iterating: text and ids are mixed, or reading fails.
     """
     options.content_capacity(tokenizer)
     return _groups(blocks, tokenizer, options, first_record, group_bytes)
@@ -212,7 +224,7 @@ def _runs_of(found: Iterable[Record | Records | BadRecord]) -> Iterator[Records 
 def check_kind(gathered: Gathered, first: dict[bool, str]) -> None:
     """Raise SourceError if text and ready-made ids are mixed, since only text would get special tokens.
 
-    `first` remembers, for messages and across groups, where the first text (key True) and the first ids (False) are.
+    `first` is kept across groups: it maps True to the place of the first text, and False to that of the first ids.
     """
     for part in gathered.parts:
         is_text = part.run.texts is not None
@@ -223,7 +235,10 @@ def check_kind(gathered: Gathered, first: dict[bool, str]) -> None:
 
 
 def start_tokenising(gathered: Gathered, tokenizer: Tokenizer | None, pool: Executor) -> Content:
-    """Start tokenising a group; return a function that waits for the result: each record's content, not cut yet."""
+    """Start tokenising a group in `pool`; return a function that waits for the tokens of each record, not cut yet.
+
+    Raises OptionError if the group holds text and `tokenizer` is None.
+    """
     if not gathered.is_text:
         ids = _end_to_end([part.run.ids for part in gathered.parts if part.run.ids is not None])
         return lambda: ids
@@ -248,7 +263,10 @@ def _end_to_end(parts: Sequence[Sequences]) -> Sequences:
 
 
 def finish(gathered: Gathered, wait: Content, tokenizer: Tokenizer | None, options: CorpusOptions) -> Group:
-    """Apply the policies, add the special tokens, and return the group."""
+    """Apply the policies, add the special tokens, and return the group; `wait` is what `start_tokenising` returned.
+
+    Raises RecordError for the first record of the group that the policies do not allow.
+    """
     content = wait()
     lengths = content.seq_lengths.astype(np.int64)
     tokenizer = tokenizer if gathered.is_text else None

@@ -1,4 +1,4 @@
-"""Cutting records that are too long, by array operations: about 12 ns per token, without a loop over records."""
+"""Cut records that are too long, by array operations: about 12 ns per token, without a loop over records."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ class Pieces(NamedTuple):
 def cut(lengths: NDArray[np.int64], room: int, over_long: OverLong) -> Pieces:
     """Cut n records of these `lengths` into pieces of at most `room` tokens; an empty record gives no piece.
 
-    `over_long`: "split" gives pieces of `room` tokens and the remainder, "truncate" the first piece only, "drop" none;
-    "error" expects that no record exceeds `room`.
+    A longer record gives, by `over_long`: "split": pieces of `room` tokens and one with the remaining tokens;
+    "truncate": the first piece only; "drop": no piece. If `over_long` is "error", the caller must have checked that no
+    record exceeds `room`.
     """
     pieces = -(-lengths // room)
     if over_long != "split":
@@ -39,7 +40,7 @@ def cut(lengths: NDArray[np.int64], room: int, over_long: OverLong) -> Pieces:
 
 
 def cut_counts(lengths: NDArray[np.int64], room: int, over_long: OverLong) -> dict[str, int]:
-    """Return how many records `cut` changes, and how many tokens are lost, by the field names of `Counts`."""
+    """Return how many records `cut` changes, and how many tokens it loses, by the field names of `Counts`."""
     over = lengths[lengths > room]
     if over_long == "truncate":
         return {"truncated": over.size, "truncated_tokens": int((over - room).sum())}
@@ -55,9 +56,10 @@ def assemble(
     prefix: NDArray[np.int32] | None = None,
     suffix: NDArray[np.int32] | None = None,
 ) -> NDArray[Any]:
-    """Return the pieces of records concatenated, each between `prefix` and `suffix`; same dtype as `tokens`.
+    """Return the pieces of n records, one after the other, each between `prefix` and `suffix` (None: none is added).
 
-    `tokens` holds n records one after the other, and `lengths` says how long each of them is.
+    `tokens` holds the records one after the other, and `lengths` the number of tokens in each; int64 ``[n]``. The
+    result has the dtype of `tokens`, and may be `tokens` itself.
     """
     before, after = 0 if prefix is None else prefix.size, 0 if suffix is None else suffix.size
     source = (np.cumsum(lengths) - lengths)[pieces.row] + pieces.start

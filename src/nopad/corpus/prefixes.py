@@ -1,8 +1,8 @@
-"""How many of a text's tokens are those of its beginnings, each tokenised by itself: of chats, the prompts of turns.
+"""Count the tokens of a text that belong to each of its prefixes, such as the prompts of a chat's turns.
 
-A fast tokenizer takes special tokens out of a text before it does anything else, so it tokenises what precedes one
-and what begins with one independently. So a beginning is tokenised only from its last special token on, and its tokens
-are those of the text up to there, and these. Without such a token, or with a slow tokenizer, it is tokenised whole.
+A fast tokenizer splits a text at special tokens first, and tokenises the parts between them independently. So only the
+end of a prefix, from its last special token on, is tokenised again; its earlier tokens are those of the text. A prefix
+without a special token is tokenised as a whole, and so is every prefix with a slow tokenizer.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _PLAIN = {"add_special_tokens": False, "padding": False, "truncation": False, "v
 
 
 def token_ids(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
-    """Return the token ids of texts, without special tokens around them."""
+    """Return the token ids of each text, without the special tokens that the tokenizer puts around a text."""
     found: list[list[int]] = tokenizer(list(texts), return_attention_mask=False, **_PLAIN)["input_ids"]
     return found
 
@@ -25,9 +25,10 @@ def token_ids(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
 def prefix_lengths(
     tokenizer: Any, text: str, prefixes: Sequence[str], special: Collection[int]
 ) -> tuple[list[int], list[int | None]]:
-    """Return the ids of a text, and how many of them are those of each of its prefixes; None: its tokens are others.
+    """Return the ids of a text, and for each prefix the number of ids that belong to it.
 
-    `special` are the ids of special tokens.
+    The number is None if the ids of the prefix alone are not the first ids of the text. `special` are the ids of the
+    special tokens.
 
     >>> from nopad.corpus.prefixes import prefix_lengths
     >>> from tests.tasks.tiny import tokenizer

@@ -1,13 +1,13 @@
-"""`PretrainingSource`: documents of any source of texts as pairs for pre-training, one more source of ready-made ids.
+"""`PretrainingSource`: makes pairs for pre-training from a source of texts, and is itself a source of ready-made ids.
 
-Documents are read into pools of about `PairOptions.pool_bytes`; a pool is one block, and the second sides of its pairs
-are drawn among its own documents. So memory holds two pools, never the corpus, and the pairs of a block are a function
-of the block and the options alone: a resumed job makes the rest, processes can share the blocks out, and the bytes are
-the same. BERT's own shards do the same at the size of a shard. Documents of a sorted corpus should be shuffled first,
-or second sides come from near by.
+Documents are read into pools of about `PairOptions.pool_bytes` bytes. A pool is one block, and the second sides of its
+pairs are drawn from its own documents. So memory holds two pools, never the corpus, and the pairs of a block depend
+only on the block and the options: a job that is resumed, or that divides the blocks among processes, makes the same
+bytes. BERT's own code does the same with its shards. Shuffle the documents of a sorted corpus first, or second sides
+come from similar documents.
 
-A pool has at least `FEWEST` documents, and the last one of a source at least half the bytes, unless that is all there
-is: else it is joined with the one before.
+A pool has at least `FEWEST` documents with text. If the last pool of a source has fewer, or less than half of
+`pool_bytes`, it is joined with the pool before it.
 """
 
 from __future__ import annotations
@@ -72,18 +72,19 @@ class _Pool:
 
 
 class PretrainingSource(Source):
-    """Pairs ``[CLS] A [SEP] B [SEP]`` of the documents of another source; see `nopad.corpus.pairs`.
+    """Pairs ``[CLS] A [SEP] B [SEP]`` made from the documents of another source; see `nopad.corpus.pairs`.
 
-    Columns that are carried: ``token_type_ids``; ``maskable``, by which masks are drawn when batches are made, or
-    ``labels`` of static masks; and per pair ``next_sentence_label``.
+    The carried columns are, per token, ``token_type_ids`` (int8), and either ``maskable`` (int8), from which masks are
+    drawn when batches are made, or ``labels`` (int32) if masks are static; and per pair ``next_sentence_label``
+    (int64).
 
     Args:
-        source: of texts; each record is a document.
-        tokenizer: with ``[CLS]``, ``[SEP]`` and ``[MASK]``.
-        options: how pairs are made.
+        source: a source of texts; each record is a document.
+        tokenizer: a tokenizer with ``[CLS]``, ``[SEP]`` and ``[MASK]``.
+        options: how pairs are made; None: the defaults of `PairOptions`.
 
     Raises:
-        OptionError: the vocabulary lacks one of these tokens.
+        OptionError: the vocabulary lacks one of these tokens, or does not fit the options.
         SourceError: the source holds ready-made ids, or carries columns.
 
     >>> from nopad import load_tokenizer
@@ -125,7 +126,8 @@ class PretrainingSource(Source):
         """Yield a block for each pool.
 
         Raises:
-            SourceError: a source has fewer than two documents that are not empty, so none could be the other's next.
+            SourceError: a source has fewer than two documents that are not empty, so a second side cannot come from
+                another document.
         """
         before: _Pool | None = None
         for pool in self._pools():
@@ -179,21 +181,21 @@ class PretrainingSource(Source):
         )
 
     def inventory(self) -> list[tuple[str, int]]:
-        """Return (name, bytes) of the files that the documents are in."""
+        """Return (name, bytes) of each file of the documents, in reading order."""
         return self._source.inventory()
 
     def files(self) -> list[InputFile] | None:
-        """Return the files that the documents are in."""
+        """Return the files of the documents, in reading order; None if some do not come from files."""
         return self._source.files()
 
     def settings(self) -> dict[str, Any]:
-        """Return how documents are read, and how pairs are made of them by which tokenizer."""
+        """Return how documents are read, how pairs are made from them, and the tokenizer's fingerprint."""
         own = {f"{PREFIX}{name}": value for name, value in self.options.settings().items()}
         return {**self._source.settings(), **own, f"{PREFIX}tokenizer": self._tokenizer.fingerprint}
 
 
 def options_from_settings(settings: dict[str, Any] | Any) -> PairOptions | None:
-    """Return the options in the settings of a `PretrainingSource`; None: there are none."""
+    """Return the options in the settings of a `PretrainingSource`; None if these are settings of another source."""
     found = {name.removeprefix(PREFIX): value for name, value in settings.items() if name.startswith(PREFIX)}
     found.pop("tokenizer", None)
     return PairOptions(**found) if found else None
@@ -238,9 +240,9 @@ class TokenisedPool(NamedTuple):
     """The documents of a pool, tokenised.
 
     Attributes:
-        sentences: of all documents that are not bad.
-        lines: line of each of these documents; int64 ``[D]``.
-        bad: why the others are bad, by line.
+        sentences: sentences of all documents that are not bad.
+        lines: 1-based number of each of these documents in the source; int64 ``[D]``.
+        bad: reason for each bad document, by its 1-based number in the source.
     """
 
     sentences: Sentences
@@ -249,12 +251,12 @@ class TokenisedPool(NamedTuple):
 
     @property
     def numbers(self) -> NDArray[np.uint64]:
-        """The number of each document in the source; ``[D]``."""
+        """The number of each document in the source, from 0; uint64 ``[D]``."""
         return (self.lines - 1).astype(np.uint64)
 
 
 def tokenised_pool(data: bytes, first_line: int, tokenizer: Tokenizer, options: PairOptions) -> TokenisedPool:
-    """Tokenise the documents of a block of a `PretrainingSource`."""
+    """Tokenise the documents in the `data` of a block of a `PretrainingSource`; `first_line` is that of the block."""
     documents = list(enumerate(orjson.loads(data), first_line))
     good = [(line, document) for line, document in documents if isinstance(document, str)]
     given = sentences_in([document for _, document in good], tokenizer, options.sentences)

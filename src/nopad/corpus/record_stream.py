@@ -1,8 +1,8 @@
-"""`open_records`: whatever a user has records in, as dicts in input order: what tasks and `nopad predict` read.
+"""`open_records`: read records from any input as dicts, in input order, for tasks and `nopad predict`.
 
-A corpus becomes token sequences (`open_source`); records stay dicts of columns, for a task to choose from. Files are
-found as for a corpus, by the same rules; several files are one after the other, all of one kind. Memory is bounded by a
-run of records (a few MiB), and reading can begin at any record.
+`open_source` turns its input into token sequences; here, records stay dicts of columns, from which a task chooses.
+Files are found by the same rules; several files are read one after the other, and must be of one kind. Memory is
+bounded by a run of records (a few MiB), and reading can begin at any record.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ _Runs = Callable[[], Iterator[Run]]
 class RecordStream:
     """Records in input order, as dicts; made by `open_records`.
 
-    Iterating begins at the first record, every time; where the input is an iterator, it can be read once.
+    Each iteration begins at the first record. If the input is an iterator, it can be read only once.
 
     Attributes:
         kind: the format of the records: "jsonl", "json", "parquet", "arrow", "csv", "tsv", "text" or "objects".
-        folders: the folders that were walked.
-        ignored: names of files in them that are not read.
+        folders: the folders that were searched for files.
+        ignored: names of files in these folders that are not read.
     """
 
     def __init__(
@@ -68,10 +68,10 @@ class RecordStream:
         return self.read()
 
     def read(self, *, after: int = 0) -> Iterator[dict[str, Any]]:
-        """Yield the records from number `after` on; those before are passed over without decoding them.
+        """Yield the records from number `after` (counted from 0) on; runs of earlier records are skipped undecoded.
 
         Raises:
-            RecordError: a record is bad; the message names file and line.
+            RecordError: a record is bad; the message names the file and line.
             SourceError: the input cannot be read, changed since it was opened, or has fewer records than `after`.
         """
         passed = 0
@@ -83,7 +83,7 @@ class RecordStream:
             raise SourceError(f"there are {passed:,} records, and reading was to go on after {after:,}")
 
     def count(self) -> int:
-        """Return how many records there are; O(bytes), without decoding lines or rows.
+        """Return the number of records; O(bytes), without decoding JSON lines or table rows.
 
         Raises:
             SourceError, RecordError: as for `read`.
@@ -91,9 +91,10 @@ class RecordStream:
         return sum(run.count for run in self._runs())
 
     def fingerprint(self) -> str:
-        """Return the SHA-256 of the content, in hex, as the files are stored; it reads everything, at about 1 GB/s.
+        """Return a SHA-256 of the input, in hex; this reads all files, at about 1 GB/s.
 
-        Objects of Python are taken as JSON. What JSON does not have counts by its `repr`.
+        Files count with their stored (compressed) bytes, Python objects as JSON. A value without a JSON form counts
+        with its `repr`.
 
         Raises:
             SourceError: the input cannot be read, or changed since it was opened.
@@ -109,14 +110,14 @@ class RecordStream:
         return [(file.name, file.size) for file, _ in self._parts if file is not None]
 
     def settings(self) -> dict[str, Any]:
-        """Return how the bytes are read, which is part of the input's identity."""
+        """Return by name how the input is read (format, columns read as text, text unit), for a manifest."""
         units = {} if self._text_unit == "line" else {"text_unit": self._text_unit}
         return {"kind": self.kind, "strings": list(self._strings), **units}
 
     def as_text(self, columns: Collection[str]) -> RecordStream:
-        """Return the same records with further columns of CSV and TSV files as text, whatever their cells look like.
+        """Return the same records with further columns of CSV and TSV files read as text, even if they hold numbers.
 
-        Of other inputs, whose values have types, nothing changes; columns that are not there are passed over.
+        For other inputs, whose values have types, the stream itself is returned. Unknown columns are ignored.
         """
         if self.kind not in ("csv", "tsv") or set(columns) <= set(self._strings):
             return self
@@ -125,7 +126,7 @@ class RecordStream:
         return RecordStream(parts, self.kind, strings=strings, folders=self.folders, ignored=self.ignored)
 
     def read_again(self) -> bool:
-        """Whether the records can be read more than once: not those of an iterator."""
+        """Whether the records can be read more than once; False if the input is an iterator."""
         return self._left is None
 
     def _runs(self) -> Iterator[Run]:
@@ -138,19 +139,21 @@ class RecordStream:
 
 
 def open_records(inputs: Any, *, strings: Collection[str] = (), text_unit: TextUnit = "line") -> RecordStream:
-    r"""Open records: files, folders, URLs, saved datasets, ``hf:NAME``, datasets, or dicts.
+    r"""Open files, folders, URLs, saved datasets, ``hf:NAME``, datasets, or dicts as a stream of records.
 
     Args:
-        inputs: a path, URL or ``hf:NAME``, or several of them; a `datasets.Dataset` or `IterableDataset`; or dicts: a
+        inputs: a path, URL or ``hf:NAME``, or a list of them; a `datasets.Dataset` or `IterableDataset`; or dicts, as a
             list, an iterator, or a function that returns a new iterator. Files are JSON Lines (``.jsonl``,
-            ``.ndjson``, ``.json``), one JSON array (``.json``), Parquet, Arrow, CSV, TSV, or text, where each line is a
-            record with the column ``text``; files of lines also with ``.gz`` or ``.zst``.
-        strings: columns of CSV and TSV files that are text, even where all their cells are numbers.
-        text_unit: what a record of a text file is: a line, a paragraph, or the file.
+            ``.ndjson``, ``.json``), one JSON array (``.json``), Parquet, Arrow, CSV, TSV, or text. All but Parquet and
+            Arrow files may be compressed (``.gz`` or ``.zst``). Records of text files have one column, ``text``.
+        strings: names of columns of CSV and TSV files that are read as text, even if all their cells are numbers.
+        text_unit: what a record of a text file is: a "line", a "paragraph", or the whole "file".
 
     Raises:
-        SourceError: a path is missing, unreadable, given twice, or of a kind that is not read; files of two kinds.
-        OptionError: `strings` are given, and these are not CSV or TSV files.
+        SourceError: a path is missing, unreadable, given twice, or of a kind that is not read; or the files are of
+            different kinds.
+        OptionError: `strings` is given for input other than CSV and TSV files, or is a single string.
+        MissingExtraError: an ``hf:NAME`` or a URL needs a package that is not installed.
 
     >>> import pathlib, tempfile
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "a.csv"

@@ -1,7 +1,7 @@
-"""What a block decodes to, in order: `Record`s (single), `Records` (runs in columns) and `BadRecord`s.
+"""The results of decoding a block, in order: `Record` (one record), `Records` (a run in columns) and `BadRecord`.
 
-Files of lines give single `Record`s. Tables give `Records`, runs between two bad rows, without cost per record.
-`run_of` turns single records into runs, so that all later code sees columns.
+Some readers of lines give single `Record` objects. Tables give `Records`, the runs between bad rows, without a cost per
+record. `run_of` turns single records into runs, so that all later code handles columns.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class Record:
 
     Attributes:
         line: 1-based line or row in the file; 1 if the whole file is the document.
-        text: the document's text; None: it is ready-made ids.
-        ids: ready-made ids, int32 ``[n]``; None: it is text.
+        text: the document's text; None if the record holds ready-made ids.
+        ids: ready-made ids, int32 ``[n]``; None if the record holds text.
     """
 
     line: int
@@ -76,7 +76,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BadRecord:
-    """A record that cannot be decoded, and the reason. Whoever reports it adds the file, the line and advice."""
+    """A record that cannot be decoded: its 1-based line or row, and the reason, without the file's name."""
 
     line: int
     reason: str
@@ -84,7 +84,7 @@ class BadRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Carried:
-    """A column that is kept beside the tokens.
+    """A column that is packed along with the tokens.
 
     Attributes:
         name: name of the column.
@@ -103,11 +103,12 @@ class Records:
 
     Attributes:
         lines: 1-based position of each record in its file; int64 ``[n]``.
-        texts: text of each record; None if they are ready-made ids.
-        ids: ready-made ``input_ids``, int32, and carried per-token columns, concatenated; None if they are texts.
-        values: carried per-sequence columns, Arrow arrays ``[n]``.
-        padding: number of padding tokens removed from each record; int64 ``[n]``; None if nothing marks padding.
-        counts: what happened before there were these records, by the names of `Counts`; a part of a run has none.
+        texts: text of each record; None if the records hold ready-made ids.
+        ids: ready-made ``input_ids``, int32, and carried per-token columns; None if the records hold text.
+        values: carried columns with one value per record, by name; Arrow arrays ``[n]``.
+        padding: number of padding tokens removed from each record; int64 ``[n]``; None if no mask or id marks padding.
+        counts: counts of the steps that made these records, by the field names of `Counts`; `part` and `take` drop
+            them.
     """
 
     lines: NDArray[np.int64]
@@ -128,7 +129,7 @@ class Records:
         )
 
     def take(self, chosen: NDArray[np.int64]) -> Records:
-        """Return the records at these places, in this order."""
+        """Return the records with these numbers in the run (from 0), in this order."""
         return Records(
             lines=self.lines[chosen],
             texts=None if self.texts is None else [self.texts[at] for at in chosen.tolist()],
@@ -161,7 +162,10 @@ def run_of(records: Sequence[Record]) -> Iterator[Records]:
 
 
 def within_vocabulary(run: Records, vocab_size: int | None) -> Iterator[Records | BadRecord]:
-    """Yield a run of ids in which each record with an id of `vocab_size` or above is replaced by a bad record."""
+    """Yield a run of records, with a bad record in place of each one that has an id of `vocab_size` or above.
+
+    None allows every id. A bad record divides the run.
+    """
     if vocab_size is None or run.ids is None or run.ids.tokens["input_ids"].max(initial=0) < vocab_size:
         yield run
         return
@@ -182,21 +186,21 @@ def within_vocabulary(run: Records, vocab_size: int | None) -> Iterator[Records 
 
 
 def within_length(record: Record) -> Record | BadRecord:
-    """Return the record, or a bad record if it has more ids than int32 can count."""
+    """Return the record, or a bad record if it has more than `MAX_TOKENS` ids."""
     if record.ids is None or record.ids.size <= MAX_TOKENS:
         return record
     return BadRecord(line=record.line, reason=too_many(record.ids.size))
 
 
 def too_many(ids: int) -> str:
-    """Return why a record with this number of ids is bad."""
+    """Return the reason why a record with this number of ids is bad."""
     return f"{ids:,} ids, above the {MAX_TOKENS:,} that a record may have; divide it"
 
 
 def within_document(run: Records) -> Iterator[Records | BadRecord]:
     """Yield a run of records, with a bad record in place of each text above `DOCUMENT_BYTES` bytes in UTF-8.
 
-    Such a text is too long to be tokenised at once. It divides the run: the records before and after it are runs.
+    Such a text is too long to be tokenised at once. A bad record divides the run.
     """
     if run.texts is None or 4 * max(map(len, run.texts), default=0) <= DOCUMENT_BYTES:
         yield run
@@ -215,9 +219,9 @@ def within_document(run: Records) -> Iterator[Records | BadRecord]:
 
 
 def text_run(texts: list[str], lines: NDArray[np.int64], label: str) -> Iterator[Records | Record | BadRecord]:
-    """Yield texts as one `Records`, or as single records if one of them is bad, which takes ten times as long.
+    """Yield texts as one `Records`, or one by one if a text is bad (`text_record`), which takes ten times as long.
 
-    `lines` are their 1-based lines or rows, int64 ``[n]``; `label` is what messages call a text.
+    `lines` are the 1-based lines or rows of the texts, int64 ``[n]``; `label` is what messages call a text.
     """
     try:
         "".join([text for text in texts if not text.isascii()]).encode()
@@ -260,6 +264,6 @@ def ids_record(values: list[Any], line: int, label: str) -> Record | BadRecord:
 
 
 def shown(value: object, limit: int = 40) -> str:
-    """Return a JSON value as the user wrote it, shortened to `limit` characters."""
+    """Return a value as JSON, cut to `limit` characters and "..." if it is longer."""
     text = json.dumps(value, ensure_ascii=True, default=repr)
     return text if len(text) <= limit else text[:limit] + "..."

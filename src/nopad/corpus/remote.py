@@ -1,8 +1,8 @@
-"""Files on object stores and servers: any URL that pyarrow or, if installed, fsspec can open.
+"""Files on object stores and servers: any URL that pyarrow can open, or fsspec if it is installed.
 
 pyarrow itself opens ``s3://``, ``gs://`` and ``hdfs://``; other schemes (``https://``, ``memory://``, ``az://``) need
-fsspec and its package for the scheme. Credentials come from where these libraries look: environment, configuration
-files, or the URL.
+fsspec and the package that it uses for the scheme. These libraries take credentials from the environment, their
+configuration files, or the URL.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remote:
-    """A file of a `pyarrow.fs.FileSystem`."""
+    """A file at `path` in a `pyarrow.fs.FileSystem`."""
 
     filesystem: Any
     path: str
 
     def random(self) -> Any:
-        """Open the file for reading at any position."""
+        """Open the file for reading at any position, as a pyarrow file object."""
         return self.filesystem.open_input_file(self.path)
 
     def stream(self) -> Any:
@@ -37,13 +37,16 @@ class Remote:
         return self.filesystem.open_input_stream(self.path, compression=None)
 
     def now(self) -> tuple[int, tuple[int, int] | None]:
-        """Return the file's current size in bytes, and its time of the last write as `stamp_of` gives it."""
+        """Return the file's current size in bytes, and its current stamp (see `stamp_of`)."""
         info = self.filesystem.get_file_info(self.path)
         return int(info.size or 0), stamp_of(info)
 
 
 def stamp_of(info: Any) -> tuple[int, int] | None:
-    """Return (time of the last write in ns, 0), by which a replaced file is noticed; None if the store has no times."""
+    """Return (modification time in ns, 0), by which a replaced file is noticed; None if the store has no such time.
+
+    `info` is a `pyarrow.fs.FileInfo`.
+    """
     return None if info.mtime_ns is None else (int(info.mtime_ns), 0)
 
 
@@ -60,7 +63,8 @@ def find_remote(url: str) -> list[tuple[str, str, int, tuple[int, int] | None, R
     """Return (url, name, size, stamp, file) for the file at a URL, or for all files under it, sorted by name.
 
     Raises:
-        SourceError: there is no file, or files cannot be listed, for example without credentials or network.
+        SourceError: the host does not answer, there is no file, or files cannot be listed, for example without
+            credentials.
         MissingExtraError: the scheme needs a package that is not installed.
     """
     import pyarrow.fs as pafs

@@ -1,7 +1,7 @@
 """Turn Arrow tables into records: runs of good rows in columns, and bad rows with the reason.
 
-This takes array operations of about 3 ns per token; only bad rows cost Python time. Padding is removed if an attention
-mask, or a padding id that the user names, marks it.
+Array operations do this in about 3 ns per token; Python code runs only for bad rows. Padding is removed if it is marked
+by an attention mask, or by a padding id that the user names.
 """
 
 from __future__ import annotations
@@ -33,8 +33,11 @@ def decode_rows(
 ) -> Iterator[Records | BadRecord]:
     """Yield the rows of a batch in order: runs of good records between bad ones.
 
-    `first_row` is the 1-based position of the first row, or an array with the position of every row. `known_bad`
-    gives the reason for each row (numbered from 0) that was found to be bad before.
+    Args:
+        batch: the rows, with the columns that `selection` names.
+        first_row: 1-based position of the first row in its file, or the position of every row, int64 ``[rows]``.
+        selection: which columns are read, and how.
+        known_bad: reason for each row (from 0) that is already known to be bad; None: there is none.
     """
     rows = np.arange(first_row, first_row + batch.num_rows) if isinstance(first_row, int) else first_row
     bad = dict(known_bad or {})
@@ -141,7 +144,7 @@ class _Ragged:
 
 
 def numbers(flat: pa.Array) -> NDArray[Any]:
-    """Return a flat array of numbers or booleans as NumPy; nulls become 0: their rows are marked as bad elsewhere."""
+    """Return an array of numbers or booleans as NumPy; nulls become 0 or False, and callers mark their rows as bad."""
     if flat.null_count:
         flat = flat.fill_null(False if pa.types.is_boolean(flat.type) else 0)
     values: NDArray[Any] = flat.to_numpy(zero_copy_only=False)
@@ -233,7 +236,7 @@ def _sequence_columns(batch: pa.RecordBatch, selection: Selection) -> dict[str, 
 
 
 def without_broken_text(batch: pa.RecordBatch, bad: dict[int, str]) -> pa.RecordBatch:
-    """Mark rows with text that is not UTF-8 as bad, and return the batch with nulls in place of this text."""
+    """Return the batch with null in place of text that is not UTF-8; the reason for each such row is added to `bad`."""
     for at, name in enumerate(batch.schema.names):
         column = batch.column(at)
         if not is_string(column.type):

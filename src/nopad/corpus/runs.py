@@ -1,8 +1,8 @@
-"""Files, tables and objects as runs of whole records: dicts that are decoded only when they are wanted.
+"""Read files, tables and objects as runs of records, which are decoded to dicts only on demand.
 
-A run knows how many records it has, so that going on at record k decodes nothing before k. One function per kind of
-input; each yields the same runs at every call, of a few MiB or a thousand rows, so memory is bounded by a run. What is
-wrong with a record is a `RecordError` that names file and line, raised when the record is reached.
+A run knows its number of records, so reading from record k on decodes no run that ends before k. There is one function
+per kind of input. Each yields the same runs at every call, of a few MiB or a thousand rows, so memory is bounded by a
+run. A bad record raises a `RecordError` that names the file and line when the record is reached.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ROWS = 1000  # records of a run, where bytes do not say
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run of records: how many there are, and the function that decodes them."""
+    """A run of records: their number (`count`), and the function that decodes them to dicts (`decode`)."""
 
     count: int
     decode: Callable[[], Iterator[dict[str, Any]]]
@@ -55,7 +55,7 @@ def _objects(data: bytes, first_line: int, file: InputFile) -> Iterator[dict[str
 
 
 def text_runs(file: InputFile, unit: TextUnit = "line") -> Iterator[Run]:
-    """Yield runs of a text file: each line, an empty one too, or each `unit`, is a record with the column ``text``."""
+    """Yield runs of a text file: each `unit` is a record with the column ``text``, even an empty line."""
     for block in TextFile(file, unit=unit).blocks():
         records = [*block.records()]
         yield Run(len(records), partial(_texts, records, file))
@@ -69,21 +69,23 @@ def _texts(records: list[Any], file: InputFile) -> Iterator[dict[str, Any]]:
 
 
 def parquet_runs(file: InputFile) -> Iterator[Run]:
-    """Yield runs of a Parquet file: batches of rows."""
+    """Yield runs of a Parquet file: batches of rows. The footer is read at once."""
     metadata, schema = parquet_footer(file)
     return _rows(parquet_batches(file, metadata, BLOCK_BYTES), schema, str(file.path))
 
 
 def arrow_runs(file: InputFile) -> Iterator[Run]:
-    """Yield runs of an Arrow file, or of a stream as `datasets` saves it: batches of rows."""
+    """Yield runs of an Arrow file, or a stream as `datasets` saves it: batches of rows. The schema is read at once."""
     return _rows(arrow_batches(file), arrow_schema(file), str(file.path))
 
 
 def dataset_runs(dataset: Any, name: str) -> Iterator[Run]:
     """Yield runs of a `datasets.Dataset` or `datasets.IterableDataset`.
 
+    `name` is for messages.
+
     Raises:
-        SourceError: it has a transform, which would not be applied.
+        SourceError: the dataset has a transform, which would not be applied.
     """
     if dataset.features is None:
         plain = dataset.with_format(None)
@@ -111,7 +113,7 @@ def _decoded(batch: pa.RecordBatch, first_row: int, place: str) -> Iterator[dict
 
 
 def object_runs(items: Iterable[Any], name: str) -> Iterator[Run]:
-    """Yield runs of dicts from Python."""
+    """Yield runs of dicts from Python; `name` is for messages."""
     source, row = _guarded(items, name), 1
     while part := list(islice(source, ROWS)):
         yield Run(len(part), partial(_dicts, part, row, name))
@@ -139,5 +141,5 @@ def _dicts(items: list[Any], first_row: int, name: str) -> Iterator[dict[str, An
 
 
 def bad_record(place: str, bad: BadRecord) -> RecordError:
-    """Return the error of a bad record."""
+    """Return the `RecordError` of the bad record at `place`, such as ``a.jsonl, line 7``."""
     return RecordError(f"{place}: {bad.reason}; repair it, or leave it out")

@@ -1,6 +1,6 @@
-"""Choose which columns of a table are read: once, from its schema, before any data is read.
+"""Choose which columns of a table to read: once, from its schema, before any data is read.
 
-A column that is missing, occurs twice, or has a type that cannot be read is refused here and not later.
+A column that is missing, occurs twice, or has a type that cannot be read is refused here, not while reading.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Selection:
         carried: further columns that are packed along with the content.
         left_out: names of columns that are not read.
         known: names of all columns of the table from which these were chosen.
-        new: which columns make a later record bad if they are not `known`: "all": every column that could be carried;
-            "mask": only the attention mask; "none": no column.
+        new: which columns make a later record bad if they are not among the `known` ones: "all": every column that
+            could be carried; "mask": only ``attention_mask``; "none": no column.
     """
 
     content: str
@@ -50,10 +50,7 @@ class Selection:
     new: Literal["all", "mask", "none"] = "none"
 
     def unforeseen(self, record: Mapping[str, Any]) -> str | None:
-        """Return the reason why `record` is bad: it has a column that is not `known` and that `new` forbids.
-
-        None: it has no such column.
-        """
+        """Return why `record` is bad if it has a column that is not `known` and that `new` forbids, else None."""
         if self.new == "none":
             return None
         if self.new == "mask":
@@ -78,11 +75,11 @@ _PACKED = (
 
 
 def select(schema: pa.Schema, options: ReaderOptions, place: str) -> Selection:
-    """Choose the columns of a table.
+    """Choose the columns of a table with this schema; `place` names the table in messages.
 
     Raises:
-        SourceError: a column is missing, occurs twice, has the name of a column that nopad writes, or has a type that
-            cannot be read; the message gives its name, its type and `place`. Or the table is a packed dataset.
+        SourceError: a column is missing, occurs twice, is used in two roles, has the name of a column that nopad
+            writes, or has a type that cannot be read; or the table is a packed dataset.
 
     >>> ids = pa.list_(pa.int64())
     >>> schema = pa.schema({"input_ids": ids, "attention_mask": ids, "label": pa.int64()})
@@ -224,12 +221,12 @@ def _check_once(schema: pa.Schema, name: str, place: str) -> None:
 
 
 def is_list(kind: pa.DataType) -> bool:
-    """Whether a type is a list type of any kind."""
+    """Whether a type is a list, large list or fixed-size list type."""
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
 def is_string(kind: pa.DataType) -> bool:
-    """Whether a type is a string type of any kind."""
+    """Whether a type is a string, large string or string view type."""
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 

@@ -1,22 +1,27 @@
-"""Text -> sentences, by rules: no model, no download, the same on every machine; several MB a second.
+"""Divide text into sentences by rules: no model, no download, the same on every machine; several MB a second.
 
-A sentence ends at ``. ! ? …`` (and those of Devanagari, Urdu, Arabic and Armenian) before white space, with the closing
-quotes and brackets behind it; at the full stops of Chinese and Japanese also without white space; at an empty line; and
-before a line that begins as an entry of a list. It does not end
+A sentence ends
+
+* at ``. ! ? …`` (and the marks of Devanagari, Urdu, Arabic and Armenian) before white space; closing quotes and
+  brackets after the mark belong to the sentence;
+* at the full stops of Chinese and Japanese, even without white space;
+* at an empty line, and before a line that begins like an entry of a list.
+
+It does not end
 
 * before a lower-case letter: ``"Why?" he asked``, ``approx. five``;
-* inside of a word: ``3.14``, ``nopad.plan``, ``example.com``;
-* behind a title or what else stands before a name or a number (``Dr.``, ``e.g.``, ``No. 5``), and behind the number of
-  an entry (``1. First``);
-* behind an initial, a word of letters with stops (``U.S.``, ``a.m.``), or an abbreviation that may end a sentence
-  (``etc.``, ``Inc.``), unless a word follows that mostly begins one (``The``, ``However``).
+* inside a word: ``3.14``, ``nopad.plan``, ``example.com``;
+* after a title or another abbreviation that precedes a name or number (``Dr.``, ``e.g.``, ``No. 5``), or after the
+  number of a list entry (``1. First``);
+* after an initial, an abbreviation with inner stops (``U.S.``, ``a.m.``), or one that may end a sentence (``etc.``,
+  ``Inc.``), unless the next word usually begins a sentence (``The``, ``However``).
 
-The rules are those of English where languages differ. A language without stops between sentences (Thai) gives one
-sentence for each paragraph. White space, line ends too, becomes one space.
+If languages differ, the rules of English apply. Text without marks between sentences (such as Thai) gives one sentence
+per paragraph. Runs of white space, line ends included, become one space.
 
-There are libraries for this: those with models (NLTK's Punkt, spaCy) download them or are heavy, and the rule-based
-pySBD, more careful and far slower, has not been released since 2021. Pre-training needs speed, and the same
-result for good; a wrong end now and then only moves where a part of a pair begins.
+Libraries with models (NLTK's Punkt, spaCy) need a download or are heavy; the rule-based pySBD is more careful but far
+slower, and has had no release since 2021. Pre-training needs speed and results that never change; an occasional wrong
+end only moves the beginning of a pair's side.
 """
 
 # ruff: noqa: RUF001 - the stops of other scripts are meant
@@ -68,7 +73,7 @@ _STARTERS = _listed(
 def sentences_of(text: str, unit: SentenceUnit = "rules") -> list[str]:
     """Return the sentences of a text, in order, each without white space at its ends; none of them is empty.
 
-    `unit`: "rules" as above; "line": each line is one sentence, as in BERT's own input files.
+    `unit`: "rules" applies the rules of this module; "line" takes each line as a sentence, as BERT's input files do.
 
     >>> sentences_of('Dr. J. Smith paid $3.50, e.g. for tea. "Why?" he asked. Nobody in the U.S. knew. The end...')
     ['Dr. J. Smith paid $3.50, e.g. for tea.', '"Why?" he asked.', 'Nobody in the U.S. knew.', 'The end...']

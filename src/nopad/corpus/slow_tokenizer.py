@@ -1,4 +1,4 @@
-"""Adapts slow (Python) tokenizers of transformers to the methods of `tokenizers` that nopad uses. One core."""
+"""Give slow (Python) tokenizers from transformers the methods of `tokenizers` that nopad uses. Runs on one core."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _WHERE_FROM = (
 
 @dataclass(frozen=True, slots=True)
 class SlowEncoding:
-    """The encoding of one text."""
+    """The encoding of one text: its `ids`, and a mask with 1 for special tokens (empty if no mask was made)."""
 
     ids: list[int]
     special_tokens_mask: list[int]
@@ -31,7 +31,11 @@ class SlowEncoding:
 
 
 class SlowBackend:
-    """Adapts a slow tokenizer of transformers; it never truncates and never pads."""
+    """Adapts a slow tokenizer from transformers; it never truncates and never pads.
+
+    Attributes:
+        encode_special_tokens: whether the name of a special token in a text is read as plain text.
+    """
 
     def __init__(self, given: Any) -> None:
         """Wrap the tokenizer without changing it."""
@@ -39,7 +43,7 @@ class SlowBackend:
         self.encode_special_tokens = False  # as tokenizers has it: whether names of special tokens are text
 
     def copy(self) -> SlowBackend:
-        """Return another backend of the same tokenizer."""
+        """Return another backend that uses the same tokenizer object."""
         return SlowBackend(self._given)
 
     def no_truncation(self) -> None:
@@ -49,11 +53,11 @@ class SlowBackend:
         """Do nothing, since every call turns padding off."""
 
     def get_vocab_size(self, with_added_tokens: bool = True) -> int:
-        """Return the number of tokens, added ones included."""
+        """Return the number of tokens in the vocabulary, added tokens included."""
         return len(self._given)
 
     def get_vocab(self, with_added_tokens: bool = True) -> dict[str, int]:
-        """Return the id of each token, added ones included."""
+        """Return the id of each token by its text, added tokens included."""
         return dict(self._given.get_vocab())
 
     def get_added_tokens_decoder(self) -> dict[int, Any]:
@@ -61,16 +65,16 @@ class SlowBackend:
         return dict(self._given.added_tokens_decoder)
 
     def num_special_tokens_to_add(self, is_pair: bool = False) -> int:
-        """Return how many special tokens one text gets, or two."""
+        """Return the number of special tokens added to one text, or with `is_pair` to two texts in one sequence."""
         return int(self._given.num_special_tokens_to_add(is_pair))
 
     def id_to_token(self, token: int) -> str | None:
-        """Return the text of a token."""
+        """Return the text of a token by its id."""
         text: str | None = self._given.convert_ids_to_tokens(token)
         return text
 
     def to_str(self) -> str:
-        """Return everything that the tokenizer's result depends on, as JSON, for a fingerprint."""
+        """Return the tokenizer's class, vocabulary and settings as JSON, for a fingerprint."""
         settings = {
             name: repr(value)
             for name, value in self._given.init_kwargs.items()

@@ -46,16 +46,16 @@ class Block:
 
     Attributes:
         name: name of the file in fingerprints: a POSIX path relative to the input folder, or a bare file name.
-        data: raw bytes, or an Arrow batch.
-        decoder: the function that makes records of `data`.
+        data: raw bytes, or an Arrow record batch.
+        decoder: the function that decodes the records; it is called as ``decoder(data, first_line)``.
         first_line: 1-based line or row of the first record.
         path: path of the file in messages, as the user knows it.
-        whole: whether the block is one document, so that line numbers mean nothing.
-        by_line: whether each line of `data` that is not empty is one record, and the others are none.
+        whole: whether the block is one document; messages then give no line number.
+        by_line: whether each line of `data` that is not empty is one record; empty lines are not records.
         source: name of the named source that the block belongs to; "" if sources are not named.
-        at: what `Source.blocks_from` takes to begin with this block again; (): the source has none, and takes the
-            block's number.
-        places: where each line of a block is that has documents of several files, for messages; (): `path` says.
+        at: the argument with which `Source.blocks_from` begins at this block; (): use the block's number.
+        places: for a block with documents of several files, the place of each document, for messages; (): messages use
+            `path`.
     """
 
     name: str
@@ -71,7 +71,7 @@ class Block:
 
     @property
     def size(self) -> int:
-        """Bytes of the content; for a table, of its values, independent of the memory layout."""
+        """Size of the content in bytes; for a table, the size of its values, independent of the memory layout."""
         if isinstance(self.data, bytes):
             return len(self.data)
         from nopad.corpus.digest import content_bytes
@@ -91,7 +91,7 @@ class Block:
         return self.decoder(self.data, self.first_line)
 
     def lines(self) -> Lines | None:
-        """Return the lines that are its records, of which some can be decoded alone; None: decode it as a whole."""
+        """Return the lines of the block, so that chosen ones can be decoded alone; None if a line is not one record."""
         return Lines(self.data) if self.by_line and isinstance(self.data, bytes) else None
 
     def place(self, line: int) -> str:
@@ -130,9 +130,10 @@ class Source(ABC):
         """Yield all blocks in a fixed order, from the start at every call. Raises SourceError if reading fails."""
 
     def blocks_from(self, at: tuple[int, ...]) -> Iterator[Block]:
-        """Yield the blocks from one on: that with this `Block.at`, or, if blocks have none, with this number from 0.
+        """Yield the blocks from the given one on.
 
-        Sources that find it without reading the ones before it override this.
+        `at` is the first block's `Block.at`; if that is empty, it is ``(number,)``, where blocks are counted from 0.
+        Sources that can find a block without reading the earlier ones override this method.
         """
         return islice(self.blocks(), at[0], None)
 
@@ -141,7 +142,7 @@ class Source(ABC):
         return []
 
     def files(self) -> list[InputFile] | None:
-        """Return the files, in reading order, as they were when they were found; None if not all is read from files."""
+        """Return the files in reading order, as they were when found; None if some input does not come from files."""
         return None
 
     def settings(self) -> dict[str, Any]:
@@ -153,9 +154,9 @@ class Source(ABC):
 
 
 class IterableSource(Source):
-    """Texts, or lists of ids, from memory, in blocks of `block_records` items.
+    """Texts or lists of ids from memory, in blocks of `block_records` items.
 
-    Raises SourceError if texts and ids are mixed. The line of a record is its 1-based position.
+    Messages count the items from 1. Raises SourceError if texts and ids are mixed, or if an item is neither.
     """
 
     def __init__(self, items: Iterable[str | Sequence[int]], *, name: str = "memory", block_records: int = 1000):
@@ -186,9 +187,9 @@ class IterableSource(Source):
 
 
 def located(sources: Sequence[Source], at: tuple[int, ...] = (0,)) -> Iterator[Block]:
-    """Yield the blocks of several sources, one after the other; the first number of a block's `at` is its source's.
+    """Yield the blocks of several sources, one after the other, with the source's number in front of each block's `at`.
 
-    From source number ``at[0]`` on, and in this one from ``at[1:]``, as `Source.blocks_from` has it.
+    Begins in source number ``at[0]``, at the block that ``at[1:]`` names there (see `Source.blocks_from`).
     """
     for number in range(at[0], len(sources)):
         inside = at[1:] if number == at[0] else ()

@@ -1,8 +1,8 @@
 """The demo's text: docstrings and comments of Python's standard library, which is present everywhere.
 
-About 48,000 texts from 12 MB of source, in about 3 s on one core, two thirds of which is parsing. A regular expression
-finds comments; it is exact except where f-strings may nest their own quotes (Python 3.12 on), and there `tokenize` is
-used.
+It yields about 48,000 texts from 12 MB of source in about 3 s on one core; two thirds of the time is parsing. A regular
+expression finds comments. In files where f-strings may nest their own quotes (from Python 3.12 on), it would not be
+exact, so `tokenize` is used.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class StdlibText(TypedDict):
 
 
 def stdlib_texts(folder: Path | None = None, *, skipped: list[str] | None = None) -> Iterator[StdlibText]:
-    """Yield the texts by file, then line: docstrings as `ast.get_docstring` cleans them, comments without '#'.
+    """Yield texts, ordered by file and line: docstrings as `ast.get_docstring` cleans them, and comments without "#".
 
-    Comments on adjacent lines of their own make one text; a comment after code is one text; blank texts are left out.
-    `folder` defaults to the standard library. Files that do not parse are left out, and their names are appended to
-    `skipped`.
+    Comments on adjacent lines of their own make one text; a comment after code is a text of its own. Blank texts are
+    left out. `folder` is the folder of Python files to read; None: the standard library. Files that cannot be read or
+    parsed are left out, and their names are appended to `skipped`.
     """
     root = folder or Path(sysconfig.get_paths()["stdlib"])
     for name in sorted(_python_files(root), key=lambda name: name.encode("utf-8", "surrogateescape")):

@@ -1,8 +1,8 @@
 """Tables as sources: the base class, and Parquet and Arrow files.
 
 A table source yields record batches of a few thousand rows; `selection` chooses their columns, and `rows` decodes them.
-A block is one batch, cut at the same rows every time and validated before it is used (`batches`). Reading takes as long
-as Arrow's decoding. Batches of an Arrow file are copied once, and each must fit in memory.
+A block is one batch, cut at the same rows in every pass and validated before it is used (`batches`). Reading takes as
+long as Arrow's decoding. Batches of an Arrow file are copied once, and each must fit in memory.
 """
 
 from __future__ import annotations
@@ -42,7 +42,13 @@ ARROW_FILE = b"ARROW1"
 
 
 class TableSource(Source):
-    """A source of record batches of one schema.
+    """Base class of sources of record batches with one schema; a subclass must define `batches`.
+
+    Args:
+        name: name of the table in fingerprints.
+        path: path of the table, for messages.
+        schema: schema of the table.
+        options: which columns are read.
 
     Raises:
         SourceError: a wanted column is missing, or has a type that cannot be read.
@@ -62,18 +68,18 @@ class TableSource(Source):
 
     @abstractmethod
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield all rows as record batches, the same at every call, with the selected columns and perhaps others."""
+        """Yield all rows as record batches, the same at every call, with at least the selected columns."""
 
     def pieces(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Yield a validated batch as it is; sources whose batches may be large override this, to cut them."""
+        """Yield the parts of a validated batch, here the batch itself; sources with large batches override this."""
         yield batch
 
     def settings(self) -> dict[str, Any]:
-        """Return the `ReaderOptions` by name."""
+        """Return the `ReaderOptions` by name as JSON values."""
         return self._options.settings()
 
     def blocks(self) -> Iterator[Block]:
-        """Yield one block per batch."""
+        """Yield one block per batch, or per part that `pieces` yields."""
         decoder = partial(decode_rows, selection=self.selection)
         row = 1
         for batch in self.batches():
@@ -83,10 +89,10 @@ class TableSource(Source):
 
 
 class ParquetFile(TableSource):
-    """One Parquet file. Its footer is read when it is opened, so a truncated file is noticed then."""
+    """One Parquet file. The footer is read first, so a truncated file raises SourceError at once."""
 
     def __init__(self, file: InputFile, options: ReaderOptions, *, block_bytes: int = BLOCK_BYTES) -> None:
-        """Read the footer."""
+        """Read the footer, and choose the columns to read."""
         self._file = file
         self._block_bytes = block_bytes
         self._metadata, schema = parquet_footer(file)
@@ -106,10 +112,10 @@ class ParquetFile(TableSource):
 
 
 class ArrowFile(TableSource):
-    """One Arrow (Feather) file, or a stream as `datasets` saves it."""
+    """One Arrow (Feather) file, or one Arrow stream, as `datasets` saves it."""
 
     def __init__(self, file: InputFile, options: ReaderOptions, *, block_bytes: int = BLOCK_BYTES) -> None:
-        """Read the schema of the file."""
+        """Read the schema of the file, and choose the columns to read."""
         self._file = file
         self._block_bytes = block_bytes
         schema = arrow_schema(file)
@@ -136,7 +142,7 @@ def parquet_footer(file: InputFile) -> tuple[Any, pa.Schema]:
     """Return the metadata and the schema of a Parquet file.
 
     Raises:
-        SourceError: it is not a whole Parquet file.
+        SourceError: the file is not a whole Parquet file, or changed since it was found.
     """
     with file.random() as opened, library_errors(file, "Parquet"):
         metadata = pq.read_metadata(opened)
@@ -148,7 +154,8 @@ def parquet_batches(
 ) -> Iterator[pa.RecordBatch]:
     """Yield batches of about `block_bytes` from each row group of a Parquet file, the same at every call.
 
-    `metadata` is that of the file when it was found; `columns` are those to read; None: all.
+    `metadata` is the file's metadata from `parquet_footer`; `columns` are the names of the columns to read; None reads
+    all columns.
 
     Raises:
         SourceError: the file is damaged, or was replaced.
@@ -173,7 +180,7 @@ def arrow_schema(file: InputFile) -> pa.Schema:
     """Return the schema of an Arrow file or stream.
 
     Raises:
-        SourceError: it is neither.
+        SourceError: the file is neither, or changed since it was found.
     """
     with file.random() as opened, library_errors(file, "Arrow"):
         return opened_arrow(opened).schema
@@ -195,7 +202,10 @@ def arrow_batches(file: InputFile) -> Iterator[pa.RecordBatch]:
 
 @contextmanager
 def library_errors(file: InputFile, kind: str) -> Iterator[None]:
-    """Turn any error of Arrow about a damaged file into a SourceError that names the file."""
+    """Turn any error that a damaged file causes in Arrow into a SourceError that names the file.
+
+    `kind` is what messages call the format, such as "Parquet".
+    """
     try:
         yield
     except NopadError:
@@ -214,13 +224,14 @@ def _damaged(file: InputFile, kind: str, error: Exception) -> SourceError:
 
 
 def opened_arrow(file: Any, path: Path | str | None = None) -> Any:
-    """Open an Arrow file, or else an Arrow stream; with `path`, a stream without its end mark is refused.
+    """Return pyarrow's reader of an open Arrow file or stream; with `path`, refuse a stream without its end mark.
 
-    All columns are read, because Arrow does not notice a short read when it reads only some columns: it then takes
-    leftover memory for values.
+    The reader reads all columns: if it read only some, Arrow would not notice a short read, and would take leftover
+    memory for values.
 
     Raises:
-        SourceError: a stream has no end mark: one cut between two batches would otherwise read as complete.
+        SourceError: `path` is given, and the stream has no end mark. A stream that was cut short between two batches
+            would otherwise seem complete.
     """
     start = file.read(len(ARROW_FILE))
     file.seek(0)

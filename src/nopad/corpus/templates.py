@@ -1,8 +1,8 @@
-"""A tokenizer's chat template: what it writes for messages, and what a tokenizer puts around a text.
+"""Apply a tokenizer's chat template to messages, and find the special tokens that a tokenizer puts around a text.
 
-Whatever a template raises is foreign code's answer to a record, and becomes a `RecordError` with the record's number.
-Templates pass over what they do not know (a role, tools) without a word; the first chat that has it is held against
-the same chat without it.
+Any error that a template raises becomes a `RecordError` with the record's number. Templates silently ignore what they
+do not support (a role, tools). So the first chat with such a part is also written without it, and refused if the result
+is the same.
 """
 
 from __future__ import annotations
@@ -42,11 +42,14 @@ _OURS = frozenset(
 
 
 class Frame:
-    """What a tokenizer puts around every text, and its token for an end.
+    """The special tokens that a tokenizer puts around every text, and its end-of-sequence token.
 
     Attributes:
         front, back: ids of the special tokens before and after a text.
         eos: id of the end-of-sequence token; None: the tokenizer has none.
+
+    Raises:
+        OptionError: the tokens of a text change if special tokens are added.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -63,26 +66,30 @@ class Frame:
         self.eos: int | None = tokenizer.eos_token_id
 
     def ended(self, ids: Sequence[int]) -> list[int]:
-        """Return a text's ids with the special tokens before it, and one end-of-sequence token behind it.
+        """Return a text's ids with the special tokens before it, and one end-of-sequence token after it.
 
         Raises:
-            OptionError: the tokenizer has no such token.
+            OptionError: the tokenizer has no end-of-sequence token.
         """
         if self.eos is None:
             raise OptionError("the tokenizer has no end-of-sequence token; set it: tokenizer.eos_token = '</s>'")
         return [*self.front, *ids, *([] if ids and ids[-1] == self.eos else [self.eos])]
 
     def closed(self, ids: Sequence[int]) -> list[int]:
-        """Return a text's ids with the special tokens around it; without any behind it, the end-of-sequence token."""
+        """Return a text's ids with the special tokens around it.
+
+        If the tokenizer puts none after a text, the text ends with the end-of-sequence token, if there is one.
+        """
         back = self.back or ([] if self.eos is None or (ids and ids[-1] == self.eos) else [self.eos])
         return [*self.front, *ids, *back]
 
 
 class Template:
-    """The chat template of a tokenizer, with options of its own (``enable_thinking=False``).
+    """The chat template of a tokenizer, with arguments for it, such as ``{"enable_thinking": False}``.
 
     Raises:
-        OptionError: the options are not a dict, or one is not a template's.
+        OptionError: `options` is not a dict, or has an argument of `apply_chat_template` that is not the template's,
+            such as ``tokenize``.
     """
 
     def __init__(self, tokenizer: Any, options: Mapping[str, Any] | None = None) -> None:
@@ -95,18 +102,28 @@ class Template:
 
     @cached_property
     def stops(self) -> frozenset[int]:
-        """Ids that can end a turn: special and added tokens."""
+        """Ids of the tokens that can end a turn: the tokenizer's special and added tokens."""
         added = self.tokenizer.get_added_vocab().values()
         return frozenset([*self.tokenizer.all_special_ids, *added])
 
     def marked(self, chat: Conversation) -> bool:
-        """Whether the template marks what the assistant says by ``{% generation %}``, and the tokenizer can tell."""
+        """Whether the template marks what the assistant says by ``{% generation %}``, and the tokenizer is a fast one.
+
+        Slow tokenizers cannot say which tokens are marked.
+        """
         return bool(self.tokenizer.is_fast and _MARKERS.search(self._source(chat)))
 
     def text(
         self, chat: Conversation, number: int, until: int | None = None, *, prompt: bool = False, tools: bool = True
     ) -> str:
-        """Return what the template writes for the messages before `until`; `prompt`: and then asks for an answer.
+        """Return the text that the template writes for a chat.
+
+        Args:
+            chat: the chat.
+            number: the record's number, for messages of errors.
+            until: write only the messages before this one; None: all messages.
+            prompt: whether to add the text that asks for the assistant's answer.
+            tools: whether to pass the chat's tools to the template.
 
         Raises:
             RecordError: the template refuses these messages.
@@ -116,7 +133,7 @@ class Template:
         return str(found)
 
     def marks(self, chat: Conversation, number: int) -> tuple[list[int], list[bool], list[tuple[int, int]]]:
-        """Return ids, which of them the template marks, and the characters that each stands for.
+        """Return the token ids of a chat, whether the template marks each, and the (begin, end) characters of each.
 
         Raises:
             RecordError: the template refuses these messages.
@@ -133,12 +150,12 @@ class Template:
         return list(found["input_ids"]), mask, list(found["offset_mapping"])
 
     def check(self, chat: Conversation, number: int, whole: str) -> None:
-        """Refuse what the template leaves out: a role, tools, calls of tools; each is looked at once.
+        """Refuse a chat with a role, tools or tool calls that the template leaves out; each is checked only once.
 
-        `whole` is what it writes for the chat.
+        `whole` is the text that the template writes for the chat.
 
         Raises:
-            RecordError: the template writes the same without it.
+            RecordError: the template writes the same text without one of them.
         """
         if chat.tools is not None and self._first("tools") and self.text(chat, number, tools=False) == whole:
             raise RecordError(f"record {number} has tools, and the chat template leaves them out; remove them")

@@ -1,9 +1,9 @@
 """Plain text files: one document per file, line or paragraph. UTF-8; a byte order mark at the start is not content.
 
-With one document per line, a line is its text without the line end (LF or CRLF), and an empty line is an empty
-document, which is counted and handled by the policy `empty`. Paragraphs are what empty lines, or lines of white space,
-divide; none of them is empty. One document per file is slow for large files, since each
-is read as a whole and tokenised on one core; a file above `DOCUMENT_BYTES` is refused.
+With one document per line, a document is the line without its line end (LF or CRLF), and an empty line is an empty
+document, which is counted and handled by the policy `CorpusOptions.empty`. A paragraph is a run of lines between empty
+lines or lines of white space, so it is never empty. One document per file is slow for large files, since each is read
+as a whole and tokenised on one core; a file of more than `DOCUMENT_BYTES` bytes is refused.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _WHOLE_PARAGRAPHS = re.compile(rb".*\n[ \t\r]*\n", re.DOTALL)
 
 
 class TextFile(Source):
-    """One text file, as one document (`unit="file"`, one block), or one per line ("line") or paragraph ("paragraph").
+    """One text file, as one document (`unit` is "file"), or as one per line ("line") or paragraph ("paragraph").
 
     Raises:
-        SourceError: the file is one document, and is too long to be tokenised at once.
+        SourceError: `unit` is "file", and the file is too large to be tokenised at once (`DOCUMENT_BYTES`).
     """
 
     kind: Kind | None = "text"
@@ -43,7 +43,7 @@ class TextFile(Source):
         return self.blocks_from((0,) if self._unit == "file" else (0, 1))
 
     def blocks_from(self, at: tuple[int, ...]) -> Iterator[Block]:
-        """Yield the single block, or those from this offset in bytes, and number of its line, on."""
+        """Yield the single block, or the blocks from the line at `at` on: (its offset in bytes, its 1-based number)."""
         file, path = self._file, str(self._file.path)
         if self._unit == "file":
             data = file.whole(DOCUMENT_BYTES)
@@ -85,7 +85,7 @@ def _whole_paragraphs(blocks: Iterator[tuple[bytes, int, int]]) -> Iterator[tupl
 
 
 def decode_document(data: bytes, line: int) -> Iterator[Record | BadRecord]:
-    """Yield the whole of `data` as one record."""
+    """Yield all of `data` as one record; `line` is its line number."""
     yield _decode(data, line, "file")
 
 
@@ -99,7 +99,7 @@ def decode_lines(data: bytes, first_line: int) -> Iterator[Record | BadRecord]:
 
 
 def decode_paragraphs(data: bytes, first_line: int) -> Iterator[Record | BadRecord]:
-    """Yield one record per run of lines that are not empty; its line is that of the first of them."""
+    """Yield one record per run of lines that are not blank; its line number is that of its first line."""
     paragraph: list[bytes] = []
     for line, raw in enumerate([*data.split(b"\n"), b""], first_line):
         raw = raw.removesuffix(b"\r")

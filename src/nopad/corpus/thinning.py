@@ -1,7 +1,7 @@
-"""Blocks of lines without the lines that a reader does not want, so that only the others are decoded.
+"""Empty the unwanted lines of a block, so that only the wanted ones are decoded.
 
-An unwanted line is left empty, and empty lines are no records: the others keep their numbers, and are decoded as ever.
-Finding the lines of a block takes about 1 ms per MB, decoding them several times as much.
+Empty lines are not records, so the remaining lines keep their numbers and are decoded as usual. Finding the lines of a
+block takes about 1 ms per MB; decoding them takes several times as long.
 """
 
 from __future__ import annotations
@@ -41,7 +41,10 @@ class Lines:
         return self._numbers.size
 
     def only(self, chosen: NDArray[np.int64]) -> bytes:
-        """Return the bytes with all but the chosen lines empty; `chosen` ascends, counted without empty lines."""
+        """Return the bytes with all lines emptied but the chosen ones.
+
+        `chosen` are numbers of lines from 0, not counting empty ones, ascending; int64.
+        """
         found, at = [], 0
         numbers, begins, ends = (of[chosen].tolist() for of in (self._numbers, self._begins, self._ends))
         for number, begin, end in zip(numbers, begins, ends, strict=True):

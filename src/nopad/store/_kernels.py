@@ -18,7 +18,7 @@ from nopad._kernels import GOLDEN, mix
 def token_hashes(tokens: NDArray[Any], lengths: NDArray[Any], out: NDArray[Any]) -> None:
     """Set ``out[i]`` (uint64) to a hash of run i of `tokens`, so that runs can be compared without storing them.
 
-    Run i has ``lengths[i]`` tokens, and the runs follow one another.
+    Run i has ``lengths[i]`` tokens and begins where run i - 1 ends; run 0 begins at token 0.
     """
     at = 0
     for i in range(lengths.shape[0]):

@@ -33,9 +33,9 @@ class Builder:
     Attributes:
         workspace: the dataset's folders.
         origin: fingerprint of the source; files that a stopped run made from another source are not used.
-        capacity: most tokens a pack may hold.
-        packing: algorithm, depth, seed, order.
-        index_only: write which sequence goes where, without tokens.
+        capacity: maximum number of tokens in a pack.
+        packing: algorithm, depth, seed, order, and number of tokens per shard.
+        index_only: whether to write an index instead of shards: which sequence is in which pack, without tokens.
         monitor: receives the progress.
     """
 
@@ -47,7 +47,10 @@ class Builder:
     monitor: Monitor
 
     def build(self, sequences: Sequences, **known: Any) -> Manifest:
-        """Finish the dataset of these sequences, reusing finished files; `known` are further fields of its manifest."""
+        """Write the dataset of these sequences, reusing files that an earlier run finished; return its manifest.
+
+        `known` are the fields of the manifest that do not depend on the packs; among them `counts` and `tokenizer`.
+        """
         with storage_errors("creating", self.workspace.work):
             self.workspace.work.mkdir(parents=True, exist_ok=True)
         if not self.index_only:

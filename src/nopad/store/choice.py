@@ -1,8 +1,8 @@
-"""Which records a job holds out, and which it trains on.
+"""Choose which records a job holds out, and which it trains on.
 
 The choice depends only on the seed, the name of a source, and a record's number in the source (`nopad.random`): a
-record is held out if its random key is below share x 2^64. Records that are added at the end of a source, and sources
-that are added, do not change the choice of earlier records. At least one record is held out.
+record is held out if its random key is below share x 2^64. Records added at the end of a source, and further sources,
+do not change the choice for earlier records. If no key is below that, the record with the smallest key is held out.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ __all__ = ["Choice", "check_divisible", "check_share", "choose", "held_out_keys"
 
 
 def check_share(validation: float) -> None:
-    """Refuse a share to hold out that is not from 0 to below 1.
+    """Refuse a share to hold out that is not a number of at least 0 and below 1.
 
     Raises:
-        OptionError: it is not, or is not a number.
+        OptionError: `validation` is no such number.
     """
     if not (isinstance(validation, float | int) and 0 <= validation < 1):
         raise OptionError(f"the share to hold out is {validation!r}; it must be at least 0 and below 1, such as 0.01")
 
 
 def check_divisible(source: Source, validation: float) -> None:
-    """Refuse to hold out a share of records that share text with others.
+    """Refuse to hold out records of a source whose records share text (`Source.divisible`).
 
     Raises:
-        OptionError: `validation` is above 0, and the records are such.
+        OptionError: `validation` is above 0, and the source is not divisible.
     """
     if validation and not source.divisible:
         raise OptionError(
@@ -50,15 +50,15 @@ class Choice:
     """Whether each sequence is held out or trained on.
 
     Attributes:
-        held_out: whether it is held out, the same for all pieces of a record; bool ``[n]``.
-        source: number of the source that each sequence comes from; int32 ``[n]``.
+        held_out: whether each sequence is held out, the same for all pieces of a record; bool ``[n]``.
+        source: number of the source that each sequence comes from, from 0; int32 ``[n]``.
     """
 
     held_out: NDArray[np.bool_]
     source: NDArray[np.int32]
 
     def of(self, split: str | None) -> NDArray[np.int64]:
-        """Return the numbers of the sequences in a split, ascending; int64 ``[chosen]``. None stands for "train"."""
+        """Return the numbers of the sequences in a split, ascending; int64 ``[chosen]``. None means "train"."""
         return np.flatnonzero(self.held_out == (split == "validation"))
 
     def counts(
@@ -66,8 +66,11 @@ class Choice:
     ) -> dict[str, Counts]:
         """Return the counts of each source for the manifest of one split (None: "train").
 
-        `by_source` are the counts of reading each source as a whole, `record` is that of `choose`, and `lengths` are
-        the sequences' lengths in tokens; ``[n]``.
+        Args:
+            by_source: the counts of reading each whole source, by name, in reading order.
+            record: record number of each sequence, as for `choose`; int64 ``[n]``.
+            lengths: length of each sequence in tokens; int32 ``[n]``.
+            split: "train" or "validation".
         """
         begins = np.diff(record, prepend=-1) != 0
         out = {}
@@ -89,9 +92,9 @@ def choose(record: NDArray[np.int64], records: Mapping[str, int], *, validation:
     """Choose which of n sequences, in source order, are held out.
 
     Args:
-        record: record number of each sequence, ascending; int64 ``[n]``.
-        records: number of records of each source, skipped ones included, in reading order.
-        validation: share of records to hold out, from 0 to below 1.
+        record: record number of each sequence, counted through all sources, ascending; int64 ``[n]``.
+        records: number of records of each source by name, skipped ones included, in reading order.
+        validation: share of records to hold out, at least 0 and below 1.
         seed: random seed of the choice.
 
     Raises:
@@ -126,8 +129,8 @@ def held_out_keys(
     """Return each record's random key, uint64 ``[n]``, and whether it is held out, bool ``[n]``.
 
     `record` are n record numbers of the source `name`, counted from 0 in this source; int64. A record is held out if
-    its key is below ``validation * 2**64``. Callers must also hold out the record with the smallest key of all sources,
-    which this function cannot know.
+    its key is below ``validation * 2**64``. The caller must also hold out the record with the smallest key of all
+    sources, because this function sees only one source.
     """
     named = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
     drawn = keys(record, seed, STREAM_HELD_OUT, named)

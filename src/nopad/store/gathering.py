@@ -1,4 +1,4 @@
-"""`to_dataset`: turn packs and a `datasets.Dataset` into a packed `datasets.Dataset`, in memory. O(tokens)."""
+"""`to_dataset`: make a packed `datasets.Dataset` from packs and a `datasets.Dataset`, in memory. O(tokens)."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ __all__ = ["to_dataset"]
 def to_dataset(packs: Packs, dataset: Any) -> Any:
     """Return a `datasets.Dataset` with one row per pack, in memory.
 
-    Sequence i is row i of `dataset`, whose ``input_ids`` are its tokens. Columns with one value per token become flat
-    lists, columns with one value per row become lists of these values; ``seq_lengths`` and ``seq_index`` come first.
+    Sequence i of `packs` is row i of `dataset`, and its tokens are that row's ``input_ids``. In each row of the result,
+    a column with one value per token is a flat list of the pack's tokens, and any other column is a list with one value
+    per sequence. The first two columns are ``seq_lengths`` and ``seq_index`` (the row number of each sequence).
 
     Raises:
-        PlanMismatchError: the number or the lengths of the rows differ from what the packs were made for: the order
-            changed, padding was removed, or records were truncated or split.
-        LengthError: a pack would exceed the capacity, or a row is empty.
-        OptionError: there is no column ``input_ids`` of lists of integers, a column has the name of a column that nopad
-            writes or has nulls among its tokens, or ``attention_mask`` marks padding.
+        PlanMismatchError: the number or the lengths of the rows differ from those that the packs were made for, for
+            example because rows were reordered, padding was removed, or records were truncated or split.
+        LengthError: a pack would exceed the capacity, or a row has no token.
+        OptionError: an argument has the wrong type; there is no column ``input_ids`` of lists of integers; a column
+            has a name that nopad uses itself, or nulls among its tokens; or ``attention_mask`` marks padding.
         SourceError: the dataset has a transform.
         MissingExtraError: `datasets` is not installed.
     """

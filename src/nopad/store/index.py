@@ -1,9 +1,10 @@
-"""Index-only datasets: which sequence goes where, while the tokens stay in their source (virtual packing).
+"""Index-only datasets: which sequence is in which pack, while the tokens stay in the source (virtual packing).
 
-``packs.arrow`` is the file of `Packs.save`: sequence numbers by pack. ``sequences.arrow`` has one row per sequence: its
-`length` in the narrowest unsigned type; `record`, and `start` if records were split (`record` is left out if sequence i
-is simply record i); and `source` if sources are named. The header of ``packs.arrow`` states how records were changed
-before their lengths were taken (stripped, truncated, split), so that the index is not applied to unchanged records.
+``packs.arrow`` is the file that `Packs.save` writes: the sequence numbers of each pack. ``sequences.arrow`` has one row
+per sequence, with the columns ``length``, in the narrowest unsigned type; ``record``, unless sequence i is simply
+record i; ``start``, if records were split; and ``source``, if sources are named. The header of ``packs.arrow`` states
+how records were changed before their lengths were taken (stripped, truncated, split), so that the index is not applied
+to unchanged records.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ SEQUENCES = "sequences.arrow"
 
 
 def selection(counts: Mapping[str, int], tokenizer: object) -> str:
-    """Return in words how sequences differ from whole records of the source; empty if they do not.
+    """Return in words how sequences differ from whole records of the source; an empty string if they do not.
+
+    `counts` are counts by the field names of `nopad.corpus.Counts`; `tokenizer` is true if texts were tokenised.
 
     >>> selection({"stripped": 13, "truncated": 1, "split": 0}, None)
     'padding was cut off 13 records, 1 was truncated'
@@ -54,7 +57,7 @@ _SELECTED = {
 
 
 def write_index(packs: Packs, sequences: Sequences, folder: Path) -> tuple[Shard, ...]:
-    """Write both index files under `folder`, and return their descriptions.
+    """Write both index files into `folder`, and return one `Shard` for each.
 
     Raises:
         StorageError: the disk is full, or a write failed.
@@ -86,11 +89,11 @@ class Index:
     """An index read from disk.
 
     Attributes:
-        packs: sequence numbers by pack.
-        lengths: tokens of each sequence, unsigned ``[n]``.
-        record: record number of each sequence, ``[n]``; None: sequence i is record i.
-        start: where each sequence begins in its record, ``[n]``; None: at 0, since no record was split.
-        source: number of each sequence's source, ``[n]``; None: sources are not named.
+        packs: the packs, which hold sequence numbers.
+        lengths: number of tokens in each sequence; unsigned integers ``[n]``.
+        record: record number of each sequence; int64 ``[n]``; None: sequence i is record i.
+        start: token of its record at which each sequence begins; int64 ``[n]``; None: always 0, as no record was split.
+        source: number of each sequence's source; int32 ``[n]``; None: sources are not named.
     """
 
     packs: Packs
@@ -114,12 +117,13 @@ class Index:
 
 
 def read_index(folder: Path, m: Manifest) -> Index:
-    """Read both index files into memory, as they are on disk: 5 to 28 bytes per sequence (1 to 2 GB/s).
+    """Read both index files into memory: 5 to 28 bytes per sequence, at 1 to 2 GB/s.
 
-    The checksums are verified on the same bytes that are used: later changes of the files have no effect.
+    The checksums are verified on the bytes in memory, so later changes of the files have no effect.
 
     Raises:
-        CorruptError: a file is missing, or does not have the checksum that the manifest states.
+        CorruptError: a file is missing, does not have the checksum that the manifest `m` states, or is not an index of
+            the packs that it describes.
     """
     tables = {}
     for shard in m.shards:

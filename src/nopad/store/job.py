@@ -1,9 +1,9 @@
 """A packing job: source -> spool -> plan -> packs -> packed dataset, resumable at every step.
 
-Everything unfinished lies in ``OUT/.work``; the manifest is written last, so a folder with a manifest is complete.
-Repeat the call to resume a killed job: it continues after its last commit and writes the same bytes as an uninterrupted
-job. A folder with an unfinished job of other inputs or settings is refused, and so is one with any other content.
-Memory: about 16 bytes per sequence, plus a few row groups; tokens stay on disk.
+Unfinished files are in ``OUT/.work``; the manifest is written last, so a folder with a manifest is complete. Repeat the
+call to resume a killed job: it continues after its last commit and writes the same bytes as an uninterrupted job. An
+output folder that holds an unfinished job of other inputs or settings, or anything else, is refused. Memory: about 16
+bytes per sequence, plus a few row groups; tokens stay on disk.
 """
 
 from __future__ import annotations
@@ -53,27 +53,32 @@ def pack_corpus(
     monitor: Monitor | None = None,
     commit_every_s: float = 2.0,
 ) -> Manifest:
-    """Pack a corpus into a dataset folder, or resume or reuse what the same call left there.
+    """Pack a corpus into a dataset folder, and return its manifest.
 
-    If a share is held out, two datasets are written, ``OUT/train`` and ``OUT/validation``, and the manifest of
-    ``train`` is returned.
+    If an earlier run of the same call was stopped, it is resumed; if it finished, its dataset is checked and reused. If
+    a share is held out, two datasets are written, ``OUT/train`` and ``OUT/validation``, and the manifest of ``train``
+    is returned.
 
     Args:
         source: where the records come from; see `nopad.corpus`.
         out: the dataset folder: new, empty, or left by the same call.
-        corpus: capacity and policies.
-        tokenizer: for text; ready-made ids need none.
-        packing: algorithm, depth, seed, order; the share to hold out.
-        index_only: write which sequence goes where, without tokens; the source stays untouched.
-        monitor: receives the progress.
-        commit_every_s: seconds between two commits of the spool to disk.
+        corpus: capacity of the packs, and how records become sequences.
+        tokenizer: the tokenizer of text; ready-made ids need none.
+        packing: algorithm, depth, seed, order, and the share to hold out; None: the defaults of `PackOptions`.
+        index_only: whether to write only which sequence is in which pack; the tokens then stay in the source.
+        monitor: receives the progress; None: nothing is reported.
+        commit_every_s: minimum number of seconds between two commits of finished work to disk; a killed job loses what
+            came after the last commit.
 
     Raises:
-        RecordError: a record is bad, empty or over-long and its policy is "error"; nothing is left behind.
+        RecordError: a record is bad, empty or over-long and its policy is "error", or no sequence is left to pack; the
+            unfinished job is removed.
+        SourceError: the source cannot be read, or mixes text and ready-made ids.
         OptionError: an option has an invalid value; `out` is a URL, or lies in a folder that is read.
         OutputExistsError: `out` holds something else, or a dataset made with other settings.
         ResumeError: the unfinished job in `out` was started with other inputs or settings.
         OutputBusyError: another process is writing to `out`.
+        CorruptError: the dataset in `out` is finished, but one of its files is missing or damaged.
         StorageError: the disk is full or a write failed; call again to resume.
         InterruptedJobError: SIGINT was received; call again to resume.
 

@@ -1,4 +1,4 @@
-"""`nopad.json`: the description of a packed dataset, with all that `nopad.verify` needs.
+"""The manifest of a packed dataset, ``nopad.json``: the settings, totals and checksums that `nopad.verify` compares.
 
 It holds no time and no path, so the same input gives the same bytes. It includes a checksum of itself
 (`nopad.store.seal`), so damage to it is noticed.
@@ -40,7 +40,14 @@ POLICIES = ("special_tokens", "over_long", "empty", "on_bad_record", "vocab_size
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:
-    """One file of a packed dataset: its name relative to the dataset, what it holds, and its SHA-256."""
+    """One file of a packed dataset.
+
+    Attributes:
+        file: path of the file, relative to the dataset folder.
+        packs, sequences, tokens: number of packs, sequences and tokens in the file.
+        bytes: size of the file in bytes.
+        sha256: SHA-256 of the file, in hex.
+    """
 
     file: str
     packs: int
@@ -55,23 +62,24 @@ class Manifest:
     """The content of ``nopad.json``.
 
     Attributes:
-        kind: "packed" (shards hold the tokens) or "index" (``packs.arrow`` beside an untouched source).
-        capacity, depth, algorithm, seed, order: the options of packing.
-        packs, sequences, tokens: totals.
-        source: ``sha256`` (chained over blocks), ``records``, ``files``, ``bytes``, ``ignored`` (number of files
-            without a reader), ``left_out`` (columns that were not carried).
+        kind: "packed" (shards hold the tokens) or "index" (an index-only dataset: the tokens stay in the source).
+        capacity, depth, algorithm, seed, order: the options of packing; depth None: no limit.
+        packs, sequences, tokens: number of packs, sequences and tokens in the dataset.
+        source: ``sha256`` (fingerprint of the source, see `nopad.corpus.chain`), ``records``, ``files``, ``bytes``,
+            ``ignored`` (number of files without a reader), ``left_out`` (names of columns that were not carried).
         tokenizer: ``sha256``, ``vocab_size``, ``prefix``, ``suffix``; None for ready-made ids.
-        options: policies and field names that shaped the sequences.
-        counts: what happened to the records (truncated, split, dropped, skipped, ...).
-        sources: the counts of each named source, in the order of the numbers in ``seq_source``, with ``name`` and
-            ``first_record`` (number of its first record).
-        plan_sha256: SHA-256 of ``plan.json``.
-        sequence_checksum: checksum of all (record, start, length) triples in any order, hex.
-        columns: name -> Arrow type.
-        carried: name -> "token" or "sequence", for each carried column.
-        rows_per_group: packs per row group; the last one of a shard may have fewer.
+        options: the options by which the source was read, cut into sequences, divided and packed.
+        counts: what happened to the records, by the field names of `nopad.corpus.Counts`.
+        sources: for each named source, its ``name``, its ``first_record`` (number of its first record) and its counts,
+            in the order of the numbers in ``seq_source``; empty if sources are not named.
+        plan_sha256: SHA-256 of ``plan.json``, in hex.
+        sequence_checksum: checksum of all (record, start, length) triples, independent of their order; 16 hex digits.
+        columns: Arrow type of each column, by name; empty for an index.
+        carried: "token" or "sequence" for each carried column, by name: whether it has one value per token or per
+            sequence.
+        rows_per_group: number of packs in a row group; the last one of a shard may have fewer.
         shards: the data files, in order.
-        tool_versions: versions of the packages that the bytes depend on.
+        tool_versions: versions of nopad and of the packages that the bytes depend on, by name.
     """
 
     kind: Literal["packed", "index"]
@@ -98,7 +106,7 @@ class Manifest:
 
     @property
     def efficiency(self) -> float:
-        """Tokens / (packs x capacity), from 0 to 1; 1.0 if there is no pack."""
+        """Number of tokens / (number of packs x capacity), from 0 to 1; 1.0 if there is no pack."""
         return self.tokens / (self.packs * self.capacity) if self.packs else 1.0
 
     def to_json(self) -> str:
@@ -107,7 +115,10 @@ class Manifest:
         return json.dumps(document, indent=2) + "\n"
 
     def save(self, folder: Path) -> None:
-        """Write ``nopad.json``, the last write of a job."""
+        """Write ``nopad.json`` into `folder`; a job writes it last.
+
+        Raises StorageError if the write fails.
+        """
         write_atomic(folder / MANIFEST, self.to_json().encode())
 
     @classmethod
@@ -115,8 +126,9 @@ class Manifest:
         """Read the manifest of a packed dataset.
 
         Raises:
-            FormatError: the folder is not a packed dataset, or has an unknown format version.
-            CorruptError: the job that writes it has not finished, or the manifest is damaged.
+            FormatError: the folder is not a packed dataset, has an unknown format version, or holds two datasets
+                (``train`` and ``validation``).
+            CorruptError: the job that writes the dataset has not finished, or the manifest is damaged.
             StorageError: the manifest cannot be read.
         """
         path = Path(folder) / MANIFEST
@@ -212,7 +224,7 @@ def _is_part(part: object) -> bool:
 
 
 def split_folders(folder: str | Path) -> list[Path]:
-    """Return the two dataset folders of a job that held a share out; empty if there are none.
+    """Return the ``train`` and ``validation`` datasets in the folder of a job that held a share out; [] if none exist.
 
     >>> split_folders("no such folder")
     []
@@ -231,12 +243,14 @@ def tool_versions(*packages: str) -> dict[str, str]:
 
 
 def other_version(folder: Path) -> Any:
-    """Return the format version of the dataset in a folder if this nopad does not read it; None: it does, or has none.
+    """Return the format version of the dataset in a folder if this version of nopad cannot read it.
+
+    None: this version reads it, or the folder holds no dataset.
 
     Raises:
-        FormatError: what is there is no manifest of a packed dataset.
-        CorruptError: it is damaged.
-        StorageError: it cannot be read.
+        FormatError: the folder's ``nopad.json`` is not the manifest of a packed dataset.
+        CorruptError: the manifest is damaged.
+        StorageError: the manifest cannot be read.
     """
     if not (folder / MANIFEST).is_file():
         return None

@@ -11,10 +11,13 @@ class Monitor(Protocol):
     """Receives the progress of a job."""
 
     def stage(self, name: str, total: int | None, unit: str) -> None:
-        """A stage with `total` units of work (None: not known) begins; the next call of `stage` ends it."""
+        """Begin a stage, which lasts until the next call of `stage`.
+
+        `total` is its amount of work in `unit` (such as "bytes" or "tokens"); None: not known in advance.
+        """
 
     def advance(self, units: int, tokens: int = 0) -> None:
-        """`units` more units of the stage are done, and `tokens` tokens with them."""
+        """Report that `units` more units of the stage are done, and that `tokens` tokens were processed with them."""
 
 
 class Silent:

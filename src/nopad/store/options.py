@@ -22,10 +22,10 @@ class PackOptions:
 
     Attributes:
         depth, algorithm, seed, order: as the arguments of `nopad.pack`.
-        options: options of the algorithm, and conditions on the packs.
-        shard_tokens: about how many tokens a file holds (`nopad.store.shards`).
-        validation: share of the records to hold out, from 0 to below 1, chosen by `seed` (`nopad.store.choice`); they
-            become a separate dataset.
+        options: options of the algorithm, and conditions on the packs, by name.
+        shard_tokens: about how many tokens a shard holds (`nopad.store.shards`), at least 1.
+        validation: share of the records to hold out in a separate dataset, at least 0 and below 1; 0 holds none out.
+            `seed` decides which records (`nopad.store.choice`).
 
     Raises:
         OptionError: `order`, `shard_tokens`, `options` or `validation` has an invalid value.
@@ -49,7 +49,7 @@ class PackOptions:
         check_share(self.validation)
 
     def checked(self, capacity: int) -> PackOptions:
-        """Return the options as plain Python values for JSON; `capacity` is that of the packs.
+        """Check the options for packs of `capacity` tokens, and return them with plain Python values, ready for JSON.
 
         Raises:
             OptionError: the algorithm, one of its options, capacity, depth or seed has an invalid value.

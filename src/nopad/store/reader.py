@@ -1,11 +1,11 @@
 """Read a packed dataset: any pack by its number, all packs in order, or all in a chosen order.
 
-Row groups are decoded whole, cached, and read ahead by Arrow's threads while iterating, so a pass runs at the speed of
-Parquet decoding. Random access decodes one row group (about 2^18 tokens), or slices one that is cached. Files are
-opened when they are first needed. Every row group is checked against the manifest before it is returned, so a file that
-is missing, damaged, or written by another tool raises `CorruptError`; it never gives fewer packs. A row consists of
-flat NumPy arrays. `PackedDataset` has what map-style loaders need (``__len__``, ``__getitem__``, pickling for workers)
-and imports no framework.
+A row group is always decoded as a whole. Iterating reads row groups ahead in Arrow's threads, so a pass runs at the
+speed of Parquet decoding. Random access decodes one row group (about 2^18 tokens), or takes it from a cache. Files are
+opened when they are first needed. Every row group is checked against the manifest before it is returned: if a file is
+missing, damaged, or written by another tool, reading raises `CorruptError` and never returns fewer packs. A row
+consists of flat NumPy arrays. `PackedDataset` works as a map-style dataset (``__len__``, ``__getitem__``, pickling for
+workers) and imports no framework.
 """
 
 from __future__ import annotations
@@ -45,20 +45,27 @@ _SEED = Option(default=0, low=0, high=2**64 - 1, help="of an order")
 
 
 def open_packed(path: str | Path, *, cached_row_groups: int = 16) -> PackedDataset:
-    """Open a packed or index-only dataset; the last `cached_row_groups` decoded row groups (about 1 MiB each) are kept.
+    """Open a packed or index-only dataset.
 
-    Only the manifest is read before the first pack. Reading checks the checksums of pages and the lengths of packs, but
-    not the SHA-256 of files; `nopad.verify` does.
+    Only the manifest is read at first. Reading packs checks the checksums of pages and the lengths of packs; only
+    `nopad.verify` checks the SHA-256 of files.
+
+    Args:
+        path: the dataset folder.
+        cached_row_groups: maximum number of decoded row groups (about 1 MiB each) that random access keeps.
 
     Raises:
         FormatError: the folder is not a packed dataset, or has an unknown format version.
-        CorruptError: the job that writes it has not finished, or the manifest is damaged.
+        CorruptError: the job that writes the dataset has not finished, or the manifest is damaged.
+        StorageError: the manifest cannot be read.
     """
     return PackedDataset(path, cached_row_groups=cached_row_groups)
 
 
 class PackedDataset:
-    """A packed dataset on disk; the module docstring states costs. Threads and processes may share it.
+    """A packed dataset on disk, made by `open_packed`. Threads and processes may share it.
+
+    ``dataset[number]`` is one pack. Iterating yields all packs in stored order, and `read` those with given numbers.
 
     Attributes:
         path: the dataset folder.
@@ -66,7 +73,7 @@ class PackedDataset:
     """
 
     def __init__(self, path: str | Path, *, cached_row_groups: int = 16) -> None:
-        """Open `path`; at most `cached_row_groups` decoded row groups (about 1 MiB each) are kept."""
+        """Read the manifest in `path`; at most `cached_row_groups` decoded row groups (about 1 MiB each) are kept."""
         self.path = Path(path).absolute()  # pyarrow takes a relative one such as run-12:30 for a URL
         self.manifest = Manifest.load(path)
         self._cached_row_groups = _CACHED.check("cached_row_groups", cached_row_groups)
@@ -112,7 +119,7 @@ class PackedDataset:
 
     @property
     def capacity(self) -> int:
-        """Most tokens that a pack may hold."""
+        """Maximum number of tokens in a pack."""
         return self.manifest.capacity
 
     def __getitem__(self, at: int) -> PackedRow:
@@ -120,6 +127,7 @@ class PackedDataset:
 
         Raises:
             IndexError: there is no such pack.
+            TypeError: `at` is not an integer.
             CorruptError: the pack's file is missing or damaged.
         """
         if not isinstance(at, int | np.integer):
@@ -154,7 +162,7 @@ class PackedDataset:
         )
 
     def __getitems__(self, indices: list[int]) -> list[PackedRow]:
-        """Return several packs; torch's loader calls this with a whole batch."""
+        """Return the packs with these numbers; torch's `DataLoader` calls this with the numbers of a whole batch."""
         return [self[at] for at in indices]
 
     def __iter__(self) -> Iterator[PackedRow]:
@@ -166,7 +174,7 @@ class PackedDataset:
         """Return all pack numbers in a random order that is fast to read: shuffled row groups, shuffled packs in each.
 
         The order depends only on the dataset's layout, `seed` and `epoch` (see `nopad.random`). The result is int32
-        ``[packs]``, or int64 from 2^31 packs on. To resume an epoch after `n` packs, read ``order(seed, epoch)[n:]``.
+        ``[packs]``, or int64 from 2^31 packs on. To resume an epoch after ``n`` packs, read ``order(seed, epoch)[n:]``.
 
         >>> import tempfile, nopad
         >>> from nopad.corpus import CorpusOptions, IterableSource
@@ -195,24 +203,25 @@ class PackedDataset:
     def read(self, numbers: ArrayLike) -> Iterator[PackedRow]:
         """Iterate over the packs with these numbers, in this order, reading ahead.
 
-        A row group is decoded once for each run of numbers that lie in it: an `order`, or any part of one, is read as
-        fast as plain iteration.
+        `numbers` are integers from 0, ``[n]``. A row group is decoded once for each run of consecutive numbers that lie
+        in it, so the result of `order`, or any slice of it, is read as fast as plain iteration.
 
         Raises:
-            IndexError: there is no such pack.
+            IndexError: there is no such pack; negative numbers are not allowed.
+            TypeError: `numbers` is not a list of integers.
             CorruptError: a shard is missing or damaged.
         """
         return self._read(self._numbers(numbers))
 
     def gather(self, numbers: ArrayLike) -> tuple[Sequences, NDArray[np.int64]]:
-        """Return the sequences of the packs with these numbers, in this order, and how many each pack has.
+        """Return the sequences of the packs with these numbers, in this order, and how many sequences each pack has.
 
-        The second result is int64 ``[packs]``.
-
-        Row groups come from the cache where they are there; nothing is read ahead.
+        The second result is int64 ``[n]`` for n `numbers`. Cached row groups are not decoded again; nothing is read
+        ahead.
 
         Raises:
-            IndexError: there is no such pack.
+            IndexError: there is no such pack; negative numbers are not allowed.
+            TypeError: `numbers` is not a list of integers.
             CorruptError: a shard is missing or damaged.
         """
         found = [self.row_group(number).take(rows) for number, rows in self._runs(self._numbers(numbers))]
@@ -248,7 +257,7 @@ class PackedDataset:
 
     @cached_property
     def _bounds(self) -> NDArray[np.int64]:
-        """The the first pack number of each row group, and the number of packs; int64 ``[row_groups + 1]``."""
+        """The first pack number of each row group, then the number of packs; int64 ``[row_groups + 1]``."""
         rows, parts = self.manifest.rows_per_group, []
         for begin, end in zip(self._first_pack_of_file, self._first_pack_of_file[1:], strict=False):
             parts.append(np.arange(begin, end, rows, dtype=np.int64))
@@ -257,8 +266,8 @@ class PackedDataset:
     def seq_lengths(self) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
         """Return the lengths of all sequences as ``(indptr, seq_lengths)``, without reading tokens.
 
-        Pack p holds sequences of ``seq_lengths[indptr[p]:indptr[p + 1]]`` tokens; int64 ``[packs + 1]`` and int32
-        ``[sequences]``.
+        The sequences of pack p have ``seq_lengths[indptr[p]:indptr[p + 1]]`` tokens. `indptr` is int64 ``[packs + 1]``,
+        `seq_lengths` is int32 ``[sequences]``.
 
         Raises:
             CorruptError: a shard is missing or damaged.
@@ -278,9 +287,10 @@ class PackedDataset:
         return indptr, lengths
 
     def iter_row_groups(self, numbers: Iterable[int]) -> Iterator[RowGroup]:
-        """Iterate over the whole row groups with these numbers, in this order; the fastest way to read everything.
+        """Iterate over the row groups with these numbers, in this order; the fastest way to read a whole dataset.
 
         Raises:
+            IndexError: there is no such row group.
             CorruptError: a shard is missing or damaged.
         """
         numbers, ahead = tee(numbers)
@@ -288,7 +298,7 @@ class PackedDataset:
             yield self._checked(row_group, number)
 
     def unchecked_row_groups(self, numbers: Iterable[int]) -> Iterator[RowGroup]:
-        """Iterate over decoded row groups without checking their packs; `nopad.verify` lists all problems itself.
+        """Iterate over the row groups with these numbers without checking their packs, for `nopad.verify`.
 
         Raises:
             CorruptError: a shard is missing, or cannot be decoded.
@@ -298,9 +308,10 @@ class PackedDataset:
         return self._files.scan(self._place(number) for number in numbers)
 
     def row_group(self, number: int) -> RowGroup:
-        """Return one decoded row group, from the cache if it is there.
+        """Return row group `number`, from the cache if it is there.
 
         Raises:
+            IndexError: there is no such row group.
             CorruptError: the row group's file is missing or damaged.
         """
         with self._lock:

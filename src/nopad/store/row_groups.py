@@ -1,4 +1,4 @@
-"""The results of reading a packed dataset: row groups (`RowGroup`), and the packs in them (`PackedRow`).
+"""What reading a packed dataset returns: row groups (`RowGroup`), and the packs in them (`PackedRow`).
 
 `row_group_problems` checks every row group before it is returned.
 """
@@ -24,10 +24,11 @@ class RowGroup:
     Attributes:
         indptr: where each pack begins among the sequences; ``[packs + 1]``.
         token_indptr: where each pack begins in the per-token columns; ``[packs + 1]``.
-        sequences: the sequences of all packs, concatenated without padding. Its values include ``seq_index``,
-            ``seq_start`` if records were split, and ``seq_source`` if sources were named; it has no tokens in an
-            index-only dataset.
-        bounds, token_bounds: `indptr` and `token_indptr` as lists: slicing with Python integers is three times as fast.
+        sequences: the sequences of all packs, concatenated without padding. The per-sequence columns include
+            ``seq_index``, ``seq_start`` if records were split, and ``seq_source`` if sources were named; an index-only
+            dataset has no per-token columns.
+        bounds, token_bounds: `indptr` and `token_indptr` as lists, since slicing is three times as fast with Python
+            integers.
     """
 
     __slots__ = ("bounds", "indptr", "sequences", "token_bounds", "token_indptr")
@@ -43,9 +44,9 @@ class RowGroup:
         return self.indptr.size - 1
 
     def take(self, packs: NDArray[np.int64]) -> tuple[Sequences, NDArray[np.int64]]:
-        """Return the sequences of these packs, pack after pack, and how many each pack has; int64 ``[packs]``.
+        """Return the sequences of the packs with these numbers, pack after pack, and how many sequences each pack has.
 
-        Tokens are copied. O(tokens), without a Python loop over packs.
+        Packs are numbered from 0 in the row group. Tokens are copied. O(tokens), without a Python loop over packs.
         """
         begins = self.token_indptr[packs].astype(np.int64)
         tokens = self.token_indptr[packs + 1] - begins
@@ -64,6 +65,8 @@ class RowGroup:
 class PackedRow(Mapping[str, NDArray[Any]]):
     """One pack: a mapping from column names to flat arrays, which are views into the row group.
 
+    ``row[name]`` is a stored column; `cu_seqlens`, `position_ids` and `sequence_ids` are computed from the lengths.
+
     >>> import tempfile, nopad
     >>> from nopad.corpus import CorpusOptions, IterableSource
     >>> with tempfile.TemporaryDirectory() as out:
@@ -76,12 +79,16 @@ class PackedRow(Mapping[str, NDArray[Any]]):
     __slots__ = ("_at", "_row_group")
 
     def __init__(self, row_group: RowGroup, at: int) -> None:
-        """Row `at` of `row_group`."""
+        """Refer to row `at` of `row_group`, without copying it."""
         self._row_group = row_group
         self._at = at
 
     def __getitem__(self, name: str) -> NDArray[Any]:
-        """Return a stored column of this pack: one value per token, ``[tokens]``, or per sequence, ``[sequences]``."""
+        """Return a stored column of this pack: one value per token, ``[tokens]``, or per sequence, ``[sequences]``.
+
+        Raises:
+            KeyError: there is no such column; an index-only dataset has no ``input_ids``.
+        """
         row_group, at = self._row_group, self._at
         column = row_group.sequences.tokens.get(name)
         if column is not None:
@@ -124,14 +131,14 @@ class PackedRow(Mapping[str, NDArray[Any]]):
 
     @property
     def seq_start(self) -> NDArray[np.int64]:
-        """Where each sequence begins in its record's tokens, 0 unless the record was split; int64 ``[sequences]``."""
+        """Token of its record at which each sequence begins, 0 unless the record was split; int64 ``[sequences]``."""
         if "seq_start" in self._row_group.sequences.values:
             return self["seq_start"]
         return np.zeros(self.seq_lengths.size, dtype=np.int64)
 
     @property
     def input_ids(self) -> NDArray[np.int32]:
-        """Token ids, sequence after sequence, without padding; int32 ``[tokens]``."""
+        """Token ids, sequence after sequence, no padding; int32 ``[tokens]``. An index-only dataset raises KeyError."""
         row_group, at = self._row_group, self._at
         tokens = row_group.sequences.tokens
         if "input_ids" not in tokens:
@@ -140,7 +147,7 @@ class PackedRow(Mapping[str, NDArray[Any]]):
 
     @property
     def cu_seqlens(self) -> NDArray[np.int32]:
-        """Cumulative lengths with a leading 0; int32 ``[sequences + 1]``."""
+        """Cumulative `seq_lengths` with a leading 0; int32 ``[sequences + 1]``."""
         out = np.zeros(self.seq_lengths.size + 1, dtype=np.int32)
         np.cumsum(self.seq_lengths, out=out[1:])
         return out
@@ -157,7 +164,7 @@ class PackedRow(Mapping[str, NDArray[Any]]):
         return np.repeat(np.arange(1, self.seq_lengths.size + 1, dtype=np.int32), self.seq_lengths)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle this row alone, not the whole row group."""
+        """Pickle a copy of this pack alone, not the whole row group."""
         row_group, at = self._row_group, self._at
         sequences = Sequences(
             seq_lengths=self.seq_lengths.copy(),
@@ -173,9 +180,10 @@ class PackedRow(Mapping[str, NDArray[Any]]):
 
 
 def row_group_problems(row_group: RowGroup, first: int, m: Manifest) -> list[str]:
-    """Return what is wrong with a row group that begins with pack `first`; empty if nothing is.
+    """Return the problems of a row group whose first pack is number `first` of the dataset; empty if there are none.
 
-    No pack and no sequence may be empty, no pack may exceed capacity or depth, and the tokens must match the lengths.
+    No pack and no sequence may be empty, no pack may exceed the capacity or depth that the manifest `m` states, and the
+    number of tokens in a pack must match its lengths.
     """
     lens, sizes = row_group.sequences.seq_lengths, np.diff(row_group.indptr)
     if sizes.min(initial=1) < 1 or lens.min(initial=1) < 1:

@@ -1,4 +1,4 @@
-"""JSON documents with a checksum of themselves, so that no damage goes unnoticed.
+"""Seal JSON documents with a checksum of themselves, so that no damage goes unnoticed.
 
 ``sha256`` in a sealed document is the SHA-256 of all its other fields as canonical JSON: keys sorted, no spaces, ASCII.
 The manifest, the description of a running job and each line of its journals are sealed.
@@ -30,7 +30,7 @@ def unsealed(document: Any) -> dict[str, Any]:
     """Return a sealed document without its checksum.
 
     Raises:
-        ValueError: the content does not have this checksum.
+        ValueError: the document is not a dict, or its content does not have the checksum that it states.
     """
     if not isinstance(document, dict):
         raise ValueError("no JSON object")

@@ -1,13 +1,13 @@
 """The Parquet files of a packed dataset, opened when they are needed and checked against the manifest.
 
-Before anything is read from a file, its size, columns, types and row groups are checked. Page checksums are compared
-while decoding, and a decoded row group must have the right number of rows and lists of matching lengths. So reading a
-file that was changed in any way raises an error that names it, or returns what was written.
+Before a row group is read from a file, the file's size, columns, types and row groups are checked. Page checksums are
+compared while decoding, and a decoded row group must have the right number of rows and lists of matching lengths. So
+reading a file that was changed in any way raises an error that names it, or returns the packs that were written.
 
-The footers of 32 files are cached for scanning, about 1 MB each with 256 row groups, and each thread that reads packs
-by number keeps 8 files open; other files are opened again when needed (1 ms). Scanning leaves decoding to Arrow's
-threads, a few row groups ahead. (Python threads would wait for the GIL, which the loop over rows keeps busy: reading
-was a quarter slower.)
+Scanning caches the footers of 32 files, about 1 MB each with 256 row groups. Each thread that reads packs by number
+keeps 8 files open. Other files are opened again when needed (1 ms). When scanning, Arrow's threads decode a few row
+groups ahead. (With Python threads, reading was a quarter slower: they wait for the GIL, which the loop over rows keeps
+busy.)
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ class ShardFiles:
         self._lock = threading.Lock()
 
     def read(self, file: int, group: int) -> RowGroup:
-        """Decode row group number `group` of shard number `file`.
+        """Decode row group number `group` of shard number `file`, both counted from 0.
 
         Raises:
-            CorruptError: the file is missing or damaged, or is not what the manifest says.
+            CorruptError: the file is missing or damaged, or is not the one that the manifest describes.
         """
         with self._reading(file):
             return self._to_row_group(self._reader(file).read_row_group(group, use_threads=False), file, group)
@@ -71,7 +71,7 @@ class ShardFiles:
         """Decode row groups, each given by (file, row group), in this order.
 
         Raises:
-            CorruptError: a file is missing or damaged, or is not what the manifest says.
+            CorruptError: a file is missing or damaged, or is not the one that the manifest describes.
         """
         left, size = iter(places), _AHEAD  # a small first scan, so that the first row group comes soon
         while chosen := list(islice(left, size)):
@@ -86,10 +86,12 @@ class ShardFiles:
                 yield row_group
 
     def lengths(self, file: int) -> tuple[NDArray[Any], NDArray[np.int32]]:
-        """Return the offsets of a file's packs in its ``seq_lengths`` (``[packs + 1]``), and the ``seq_lengths``.
+        """Return the ``seq_lengths`` of shard number `file`, preceded by the offsets of its packs in them.
+
+        The offsets are ``[packs + 1]``, the lengths int32 ``[sequences]``.
 
         Raises:
-            CorruptError: the file is missing or damaged, or is not what the manifest says.
+            CorruptError: the file is missing or damaged, or is not the one that the manifest describes.
         """
         shard = self._manifest.shards[file]
         with self._reading(file):

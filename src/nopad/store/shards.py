@@ -1,9 +1,9 @@
 """Write packs and sequences to shards: Parquet files with one row per pack.
 
 Per-token columns are flat lists without padding; ``position_ids``, masks and ``cu_seqlens`` are never stored. Pages are
-byte-stream-split and compressed by zstd-1, and all row groups have the same number of packs. One thread gathers and
-encodes a shard in O(row group) memory, and another hashes and fsyncs it, so that no encoder waits for the disk; several
-shards are written at once (the expensive parts release the GIL).
+byte-stream-split and compressed by zstd at level 1. All row groups have the same number of packs, except the last of a
+shard. One thread gathers and encodes a shard in O(row group) memory, and another hashes and fsyncs it, so that no
+encoder waits for the disk. Several shards are written at once; the expensive steps release the GIL.
 """
 
 from __future__ import annotations
@@ -67,11 +67,12 @@ def _kind(column: Any) -> pa.DataType:
 
 @dataclass(frozen=True)
 class ShardLayout:
-    """How packs are divided into files; depends only on capacity, number of packs and tokens per shard.
+    """How packs are divided into shards; depends only on the capacity, the number of packs and `shard_tokens`.
 
     Attributes:
-        packs: number of packs in all.
-        rows_per_group, rows_per_shard: packs in each row group and in each shard; the last ones may have fewer.
+        packs: total number of packs.
+        rows_per_group, rows_per_shard: number of packs in each row group and in each shard; the last ones may have
+            fewer.
     """
 
     packs: int
@@ -90,11 +91,11 @@ class ShardLayout:
         return max(1, -(-self.packs // self.rows_per_shard))
 
     def name(self, shard: int) -> str:
-        """Return the file name of a shard, relative to the dataset."""
+        """Return the path of a shard (numbered from 0), relative to the dataset folder."""
         return f"shards/{shard:05d}-of-{self.shards:05d}.parquet"
 
     def rows(self, shard: int) -> range:
-        """Return the pack numbers of a shard."""
+        """Return the range of pack numbers in a shard."""
         begin = shard * self.rows_per_shard
         return range(begin, min(begin + self.rows_per_shard, self.packs))
 
@@ -112,12 +113,21 @@ def write_shards(
 ) -> tuple[Shard, ...]:
     """Write all shards under `folder`, except those already `finished`; return all of them in order.
 
-    `on_shard` is called in this thread for each shard once it is on disk under its final name. `on_tokens` is called by
-    the writers with the number of tokens just written. After any error or interrupt, the other writers stop at their
-    next row group.
+    After any error or interrupt, the other writers stop at their next row group.
+
+    Args:
+        packs: the packs of the dataset.
+        sequences: the sequences that the packs name.
+        folder: the folder that the shards' names are relative to.
+        layout: how packs are divided into shards.
+        finished: shards that are on disk already, by name; None: there are none.
+        on_shard: called in the caller's thread for each shard once it is on disk under its final name.
+        on_tokens: called by the writing threads with the number of tokens just written.
+        threads: number of shards that are written at once; None: the number of CPU cores, but at most 8.
 
     Raises:
         StorageError: the disk is full, or a write failed.
+        OptionError: a carried column has more text in a row group than fits (2^31 - 1 bytes).
     """
     done = dict(finished or {})
     todo = [shard for shard in range(layout.shards) if layout.name(shard) not in done]

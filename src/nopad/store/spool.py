@@ -3,9 +3,10 @@
 ``OUT/.work/`` holds the tokens, lengths, record numbers, piece starts and carried columns of all sequences so far. New
 values are appended, then committed together: the data is fsynced first, then one journal line is written with a
 checksum of the bytes added to each file since the previous line. Opening a spool reads its files again (2 GB/s) and
-accepts the journal up to the last line before any wrong checksum; files and journal are truncated there, and the job
-makes the rest again. So a kill at any moment loses at most what came after the last commit. Bytes that were changed or
-removed meanwhile are never packed: they and everything after them are made again.
+accepts the journal up to the last line before any wrong checksum. Files and journal are truncated there, and the job
+makes all later sequences again. So a kill at any moment loses at most the sequences after the last commit. If bytes
+were changed or removed meanwhile, the sequences from that commit on are made again, and the wrong bytes are never
+packed.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ class Progress:
 
     Attributes:
         blocks: number of source blocks consumed.
-        chain: digest of the consumed blocks, hex; the fingerprint of the source once `complete`.
+        chain: digest of the consumed blocks (`nopad.corpus.chain`), hex; the fingerprint of the source once `complete`.
         last: name of the last block consumed.
-        consumed_bytes: source bytes consumed.
-        sources: counts of the records of each named source.
-        files: for each file, how many bytes are committed, and the SHA-256 of the bytes added since the previous
-            commit.
+        consumed_bytes: total size of the blocks consumed, in bytes.
+        sources: counts of the records of each named source, by name.
+        files: for each file by name, the number of bytes committed, and the SHA-256 of the bytes added since the
+            previous commit.
         complete: whether the whole source is in the spool.
     """
 
@@ -58,16 +59,19 @@ class Progress:
 
     @property
     def counts(self) -> Counts:
-        """Counts of all records."""
+        """Counts of the records of all sources together."""
         return sum(self.sources.values(), Counts())
 
     def to_line(self) -> bytes:
-        """Return one journal line."""
+        """Return the progress as one journal line."""
         return sealed_line(asdict(self))
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> Progress:
-        """Return the progress of a journal line; raise ValueError, TypeError or KeyError if it holds none."""
+        """Return the progress in the document of a journal line.
+
+        Raises ValueError, TypeError or KeyError if the document does not describe a progress.
+        """
         sources = {name: Counts.from_dict(counts) for name, counts in document["sources"].items()}
         files = {name: (size, digest) for name, (size, digest) in document["files"].items()}
         return cls(**{**document, "sources": sources, "files": files})
@@ -77,7 +81,11 @@ class Spool:
     """Appends sequences and commits them; an existing spool continues after its last commit.
 
     A commit fsyncs four files, and one or two more per carried column. So commits are at least `commit_every_s` seconds
-    apart, except the last.
+    apart, except the last one.
+
+    Attributes:
+        progress: what has been appended, committed or not.
+        history: the valid commits so far, oldest first.
     """
 
     def __init__(
@@ -88,7 +96,10 @@ class Spool:
         carried: Sequence[Carried] = (),
         commit_every_s: float = 2.0,
     ) -> None:
-        """Open or create the spool in an existing `folder`; without `keep_tokens` it holds no tokens or columns."""
+        """Open or create the spool in an existing `folder`; without `keep_tokens` it has no tokens or carried columns.
+
+        Raises StorageError if the spool cannot be read.
+        """
         self._folder = folder
         self._layout = spool_files(keep_tokens, carried)
         self._carried = carried if keep_tokens else ()
@@ -103,13 +114,13 @@ class Spool:
 
     @staticmethod
     def begun(folder: Path) -> bool:
-        """Whether anything was ever committed to a spool in `folder`."""
+        """Whether a spool in `folder` was ever committed to."""
         return (folder / "journal.jsonl").exists()
 
     def remaining(self, source: Source, on_bytes: Callable[[int], None]) -> Iterator[Block]:
-        """Yield the source's blocks that are not in the spool yet, after checking that the other blocks are unchanged.
+        """Yield the source's blocks that are not in the spool yet, after checking that earlier blocks are unchanged.
 
-        `on_bytes` is called with the size of each block that is in the spool, as it is checked.
+        `on_bytes` is called with the size in bytes of each earlier block that was read for this check.
 
         Raises:
             ResumeError: the source changed since the job started; the message says where.
@@ -137,10 +148,13 @@ class Spool:
             )
 
     def append(self, batch: Sequences, counts: Counts, blocks: list[Block]) -> None:
-        """Append the sequences of `blocks`, all of one named source.
+        """Append the sequences of `blocks`, which must all belong to one named source, and their counts.
 
-        If the last commit is at least `commit_every_s` seconds ago, everything so far is committed. A killed job loses
-        only what came after its last commit.
+        If the last commit was at least `commit_every_s` seconds ago, all sequences so far are committed. A killed job
+        loses only the sequences after its last commit.
+
+        Raises:
+            StorageError: the disk is full, or a write failed.
         """
         if not self._files:
             self._open()
@@ -171,7 +185,7 @@ class Spool:
         self._bytes[name] += values.nbytes
 
     def finish(self) -> None:
-        """Mark the source as complete; idempotent."""
+        """Commit the remaining sequences, mark the source as complete, and close the files; idempotent."""
         if not self.progress.complete:
             if not self._files:
                 self._open()
@@ -180,7 +194,7 @@ class Spool:
         self.close()
 
     def commit(self) -> None:
-        """Write everything appended so far to disk, with a journal line."""
+        """Sync all values appended so far to disk, then add a journal line."""
         files = {name: (self._bytes[name], self._hashes[name].hexdigest()) for name in self._files}
         self.progress = replace(self.progress, files=files)
         with storage_errors("spooling tokens to", self._folder):
@@ -196,7 +210,7 @@ class Spool:
         self._begin_segment()
 
     def close(self) -> None:
-        """Close the files; what was not committed is lost."""
+        """Close the files; sequences that were not committed are lost."""
         for file in self._files.values():
             with suppress(OSError):  # on a full disk, writing out what is buffered fails once more
                 file.close()

@@ -1,4 +1,4 @@
-"""The files of a spool: one per column of values, and two per column of strings."""
+"""The files of a spool: one per column of fixed-width values, and two per column of strings."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class SpoolFile:
     """One file of a spool.
 
     Attributes:
-        dtype: dtype of its values.
+        dtype: NumPy dtype of the file's values.
         per: what the file holds: "token": one value per token; "sequence": one value per sequence; "end": a leading 0,
-            then where each string ends; "text": the bytes of all strings.
-        values: returns the values of a batch; ends are counted from 0 in each batch.
+            then the offset in bytes at which each string ends; "text": the UTF-8 bytes of all strings.
+        values: function that returns the file's values for a batch; for "end", they count from 0 in each batch.
     """
 
     dtype: Any
@@ -34,7 +34,10 @@ class SpoolFile:
 
 
 def spool_files(keep_tokens: bool, carried: Sequence[Carried]) -> dict[str, SpoolFile]:
-    """Return the files of a spool by name; carried columns are numbered, since any name is allowed for them."""
+    """Return the files of a spool by name; without `keep_tokens`, there are none for tokens and carried columns.
+
+    Files of carried columns are named by number, since a column may have any name.
+    """
     files = {
         "lengths": SpoolFile(dtype=np.int32, per="sequence", values=lambda batch: batch.seq_lengths),
         "record": SpoolFile(dtype=np.int64, per="sequence", values=lambda batch: batch.values["seq_index"]),
@@ -57,7 +60,7 @@ def spool_files(keep_tokens: bool, carried: Sequence[Carried]) -> dict[str, Spoo
 
 
 def text_array(ends: NDArray[np.int64], text: NDArray[np.uint8]) -> pa.LargeStringArray:
-    """View the two files of a string column as an Arrow array."""
+    """View the ends and bytes of a string column as an Arrow array, without copying."""
     return pa.LargeStringArray.from_buffers(ends.size - 1, pa.py_buffer(ends), pa.py_buffer(text))
 
 

@@ -1,9 +1,10 @@
-"""The dataset folder of a packing job: which job it belongs to, what is finished, and publishing the result.
+"""The dataset folder of a packing job: which job it belongs to, which files are finished, and publishing the result.
 
-``OUT/.work/job.json`` says which job a folder belongs to, by its settings and the files of its source. Another job, or
-a folder with any other content, is refused. A lock keeps two processes apart. The plan and the shards are noted in a
-journal with their checksums when they are finished; a resumed run uses those that have not changed, and makes the
-others again. ``job.json`` and the lines of the journal include checksums of themselves.
+``OUT/.work/job.json`` says which job a folder belongs to, by the job's settings and the files of its source. A folder
+that belongs to another job, or has any other content, is refused. A lock keeps two processes from working in one
+folder. When the plan or a shard is finished, a journal line records its checksum; a resumed run uses the finished files
+that have not changed, and makes the others again. ``job.json`` and the lines of the journal include checksums of
+themselves.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ FINISHED = "finished.jsonl"
 
 
 class Inventoried(Protocol):
-    """What a job reads: it knows its files."""
+    """The source of a job, which can list its files."""
 
     def inventory(self) -> list[tuple[str, int]]:
         """Return (name, bytes) of each file."""
@@ -41,7 +42,7 @@ class Workspace:
 
     Attributes:
         out: the dataset folder.
-        work: the folder of everything unfinished.
+        work: the folder of the unfinished files.
     """
 
     def __init__(self, out: Path, work: Path | None = None) -> None:
@@ -50,17 +51,17 @@ class Workspace:
         self.work = work or out / WORK
 
     def half(self, split: str | None) -> Workspace:
-        """Return the workspace of the dataset of one split, in its own folder; None: this workspace."""
+        """Return the workspace of a split ("train" or "validation"), in a folder of that name; None: this workspace."""
         return self if split is None else Workspace(self.out / split, self.work / split)
 
     def has_manifest(self) -> bool:
-        """Whether the folder holds a finished dataset."""
+        """Whether `out` holds a finished dataset."""
         return (self.out / MANIFEST).exists()
 
     def finished(self, settings: Mapping[str, Any], fingerprint: str) -> Manifest:
         """Return the manifest of the finished dataset, after checking that this job would write the same dataset.
 
-        `fingerprint` is that of the source.
+        `settings` are the manifest fields that the job knows beforehand; `fingerprint` is that of its source.
 
         Raises:
             OutputExistsError: the dataset was made with other settings or from another source.
@@ -89,8 +90,9 @@ class Workspace:
         """Create or enter the work folder and lock it, after checking that any unfinished job in it is this one.
 
         Raises:
-            OutputExistsError: the folder holds something else.
+            OutputExistsError: `out` is a file, or holds anything but an unfinished job.
             OutputBusyError: another process works in the folder.
+            StorageError: the work folder cannot be created or written to.
             ResumeError: the unfinished job has other settings or source files, or its ``job.json`` is missing.
         """
         if self._holds_something_else():
@@ -111,7 +113,7 @@ class Workspace:
             os.close(lock)
 
     def stored_settings(self) -> dict[str, Any]:
-        """Return the settings of the unfinished job; empty if there is none, or its ``job.json`` is damaged."""
+        """Return the settings of the unfinished job; an empty dict if there is none, or its ``job.json`` is damaged."""
         try:
             found: dict[str, Any] = unsealed(json.loads((self.work / JOB).read_text(encoding="utf-8")))["settings"]
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
@@ -119,15 +121,16 @@ class Workspace:
         return found if isinstance(found, dict) else {}
 
     def abandon(self) -> None:
-        """Remove the files of a job that can never finish."""
+        """Remove the work folder of a job that can never finish, and `out` if it is then empty."""
         shutil.rmtree(self.work, ignore_errors=True)
         if not any(self.out.iterdir()):
             self.out.rmdir()
 
     def note(self, file: str, origin: str, **known: Any) -> None:
-        """Note in the journal that a file is finished and on disk under its final name.
+        """Add a line to the journal: a file is finished, and on disk under its final name.
 
-        `origin` is the fingerprint of the source; `known` holds at least the file's ``sha256``.
+        `file` is its path relative to the work folder, `origin` the fingerprint of the source; `known` are facts about
+        the file, at least its ``sha256``.
         """
         line = sealed_line({"finished": {"file": file, **known}, "origin": origin})
         with storage_errors("writing", self.work), open(self.work / FINISHED, "ab") as journal:
@@ -136,10 +139,10 @@ class Workspace:
             os.fsync(journal.fileno())
 
     def finished_files(self, origin: str, folder: Path | None = None) -> dict[str, dict[str, Any]]:
-        """Return what the journal says about each finished file, by name, for files that have not changed since.
+        """Return what the journal says about each finished file that has not changed since, by name.
 
-        The files are in `folder`; None: in the work folder. Damaged lines are skipped; their files are made again, as
-        are files that have changed.
+        The files are in `folder`; None: in the work folder. Files that have changed, and those whose line in the
+        journal is damaged, are left out, so that the job makes them again.
 
         Raises:
             ResumeError: a file was made from another source than `origin`.
@@ -156,7 +159,7 @@ class Workspace:
             return {name: known for name, known in noted.items() if holds(where / name, known["sha256"])}
 
     def take_back(self, name: str) -> None:
-        """Move a folder back into the work folder, if a run was killed after publishing it and before finishing.
+        """Move folder `name` back into the work folder, if a run was killed after publishing it and before finishing.
 
         Raises:
             ResumeError: the work folder has a folder of this name too.
@@ -172,7 +175,7 @@ class Workspace:
             os.replace(self.out / name, self.work / name)
 
     def move_into_place(self, names: Iterable[str]) -> None:
-        """Move files and folders from the work folder into the dataset, unless they are already there."""
+        """Move files and folders with these names from the work folder to `out`, unless they were moved before."""
         with storage_errors("publishing", self.out):
             for name in names:
                 if (self.work / name).exists():
@@ -238,7 +241,7 @@ def check_outside(folders: Iterable[Path], out: Path) -> None:
     """Refuse an output folder inside a folder of the input, since the next job would read the output as input.
 
     Raises:
-        OptionError: it lies there.
+        OptionError: `out` is one of `folders`, or lies in one.
     """
     for folder in folders:
         if out.resolve().is_relative_to(folder.resolve()):
@@ -250,12 +253,12 @@ def _start_over(out: Path) -> str:
 
 
 def holds(path: Path, digest: str) -> bool:
-    """Whether a file is there with this SHA-256."""
+    """Whether the file `path` exists and has this SHA-256, in hex."""
     return path.is_file() and sha256_file(path) == digest
 
 
 def differences(stored: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Return which settings differ, such as "capacity was 512, now 384"; empty if none does."""
+    """Return in words which settings differ, such as "capacity was 512, now 384"; an empty string if none do."""
     groups = {"options": None, "tool_versions": None}
     flat = [{**s, **s["options"], **s.get("tool_versions", {}), **groups} for s in (stored, now)]
     names = [name for name in {**flat[0], **flat[1]} if flat[0].get(name) != flat[1].get(name)]

@@ -1,12 +1,12 @@
 """Verify a plan file or a packed dataset by reading all of it.
 
-For a dataset it is checked that every file is there and has its checksum, every sequence is in exactly one pack, no
-pack exceeds capacity or depth, the pieces of split records join without a gap, the lengths are exactly those of the
-plan, every number in the manifest is right, and assigning the plan again with the stated seed and order gives the same
-packs. Where a share was held out, it is also checked that both datasets come from one job, and that each record is in
-the dataset that the seed chooses. If the source is given, every token is compared too.
+The checks of a dataset are: every file exists and has its checksum; every sequence is in exactly one pack; no pack
+exceeds the capacity or depth; the pieces of split records join without a gap; the lengths are exactly those of the
+plan; every number in the manifest is right; and assigning the plan again with the stated seed and order gives the same
+packs. If a share was held out, two more checks are that both datasets come from one job, and that each record is in the
+dataset that the seed chooses. If the source is given, every token is compared with it.
 
-It takes as long as Parquet decoding. Memory: at most 30 bytes per sequence, 8 more per sequence for each column
+Verifying takes as long as Parquet decoding. Memory: at most 30 bytes per sequence, 8 more per sequence for each column
 compared with a source, and about 100 MB for row groups that are decoded ahead.
 """
 
@@ -38,18 +38,19 @@ def verify(
     tokenizer: Tokenizer | None = None,
     monitor: Monitor | None = None,
 ) -> list[str]:
-    """Return all problems of a plan file or a packed dataset; an empty list means that it is sound.
+    """Return the problems of a plan file or a packed dataset, at most 20 for a dataset; an empty list if it is sound.
 
     Args:
-        path: a ``*.plan.json`` file, a dataset folder, or the folder of a job that held a share out.
-        source: the source that the dataset was packed from; every token is compared with it.
-        tokenizer: the tokenizer that it was packed with, if `source` is text.
-        monitor: receives the progress.
+        path: a plan file, a dataset folder, or the folder of a job that held a share out.
+        source: the source that the dataset was packed from, to compare every token with it; None: no comparison.
+        tokenizer: the tokenizer that the dataset was packed with; needed if `source` is text.
+        monitor: receives the progress; None: nothing is reported.
 
     Raises:
         FormatError: `path` is neither a plan nor a dataset.
         SourceError: `source` cannot be read.
-        OptionError: `source` is not a `Source`, or `tokenizer` is not a `Tokenizer`.
+        OptionError: `source` is not a `Source`, `tokenizer` is not a `Tokenizer`, or `source` is text and no tokenizer
+            is given.
 
     >>> import tempfile, nopad
     >>> from nopad.corpus import CorpusOptions, IterableSource

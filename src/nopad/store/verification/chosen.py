@@ -1,4 +1,4 @@
-"""`Chosen`: repeats a dataset's choice of sequences from its source, so that the two can be compared."""
+"""`Chosen`: repeats the choice of a source's sequences for a dataset, so that both can be compared."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Chosen"]
 
 
 class Chosen:
-    """Collects the source's records while they are read, and chooses those that the dataset should hold.
+    """Collects the source's sequences while they are read, and chooses those that the dataset should hold.
 
     Attributes:
         partly: whether a share was held out; otherwise the dataset holds all records.
@@ -34,7 +34,7 @@ class Chosen:
         self._made: tuple[Choice, NDArray[np.int64], NDArray[Any]] | None = None
 
     def add(self, record: NDArray[np.int64], lengths: NDArray[Any]) -> None:
-        """Store the record numbers and lengths of sequences of the source."""
+        """Store the record number and the length of each of these sequences of the source."""
         if self.partly:
             self._record.append(record)
             self._lengths.append(lengths)
@@ -51,7 +51,7 @@ class Chosen:
         return batch.take(np.flatnonzero(np.isin(record, content.record(slice(at, until))))).gathered()
 
     def numbers(self, by_source: Mapping[str, Counts]) -> NDArray[np.int64] | slice:
-        """Return the numbers of the chosen sequences in the source, ascending; a slice of all if all are chosen.
+        """Return the chosen sequences' numbers in the source, ascending; ``slice(None)`` if no share was held out.
 
         `by_source` are the counts of reading each source, as for `counts`.
         """

@@ -1,7 +1,7 @@
 """Check what the packs hold: each sequence exactly once, within capacity and depth, as the plan assigns them.
 
-Takes at most 30 bytes per sequence, and 8 more for each column compared with a source; besides, about 100 MB for the
-row groups that Arrow decodes ahead, whatever the size of the dataset.
+Memory: at most 30 bytes per sequence, 8 more per sequence for each column compared with a source, and about 100 MB for
+the row groups that Arrow decodes ahead, whatever the size of the dataset.
 """
 
 from __future__ import annotations
@@ -38,12 +38,13 @@ class Content:
     """All sequences of a dataset, in source order, and how they are packed.
 
     Attributes:
-        sequences: the sequences' lengths, without tokens. Its column ``place`` says where each sequence comes from:
-            record number times `width`, plus the start within the record; ascending, int64 ``[n]``.
-        width: a number above every start.
-        hashes: hashes of the tokens and of each carried column, name -> uint64 ``[n]``; empty if not needed.
+        sequences: the sequences' lengths, without tokens. The column ``place`` says where each sequence comes from: its
+            record number times `width`, plus its start within the record; ascending, int64 ``[n]``.
+        width: a number greater than every start.
+        hashes: for each column (``input_ids`` and the carried ones), a hash of each sequence's values, uint64 ``[n]``,
+            by name; empty if nothing is compared with a source.
         sequence: number (in source order) of each packed sequence, pack after pack; ``[n]``.
-        sizes: sequences in each pack; ``[packs]``.
+        sizes: number of sequences in each pack; int32 ``[packs]``.
     """
 
     sequences: Sequences
@@ -177,7 +178,7 @@ def _permuted(values: NDArray[Any], order: NDArray[Any]) -> NDArray[Any]:
 
 
 def hashes_of(sequences: Sequences) -> dict[str, NDArray[np.uint64]]:
-    """Return hashes of all values of each sequence, by column: uint64 ``[n]``."""
+    """Return, for each token column and carried column by name, a hash of each sequence's values; uint64 ``[n]``."""
     carried = {name: column for name, column in sequences.values.items() if name not in OWN}
     return {
         **{name: _hash_tokens(column, sequences.seq_lengths) for name, column in sequences.tokens.items()},
@@ -210,7 +211,7 @@ def _hash_values(column: Any) -> NDArray[np.uint64]:
 def read_content(folder: Path, m: Manifest, monitor: Monitor, *, hashes: bool) -> tuple[Content | None, list[str]]:
     """Decode and check every pack; return the content, or None if a pack cannot be read, and the problems.
 
-    `hashes`: also hash the values of every sequence, for comparison with the source.
+    `hashes` says whether to hash the values of every sequence, for comparison with the source.
     """
     problems: list[str] = []
     dataset = PackedDataset(folder)
@@ -257,7 +258,7 @@ def _misplaced(row_group: RowGroup, m: Manifest) -> set[int]:
 
 
 def content_problems(content: Content, m: Manifest, plan: Plan) -> list[str]:
-    """Check that every sequence is there once, that the lengths are the plan's, and that pieces have no gaps."""
+    """Return the problems if a sequence is missing or occurs twice, lengths are not the plan's, or pieces have gaps."""
     if content.sequences.seq_lengths.min(initial=1) < 1:
         return []
     special = len(m.tokenizer["prefix"]) + len(m.tokenizer["suffix"]) if m.tokenizer else 0
@@ -324,7 +325,7 @@ def _accounting_problems(content: Content, m: Manifest) -> list[str]:
 
 
 def dealing_problems(content: Content, m: Manifest, plan: Plan) -> list[str]:
-    """Check that assigning the sequences again gives the same packs in the same order."""
+    """Return a problem if assigning the sequences again does not give the same packs in the same order."""
     if _dealt_as_stated(content, m, plan):
         return []
     how = f"{m.algorithm}, seed {m.seed} and order {m.order}"

@@ -15,7 +15,7 @@ __all__ = ["file_problems"]
 
 
 def file_problems(folder: Path, m: Manifest, monitor: Monitor) -> tuple[list[str], bool]:
-    """Return the problems of a dataset's files, and whether all files can be read."""
+    """Return the problems of the files in `folder`, and whether all files are undamaged and can be read."""
     problems: list[str] = []
     listed = [shard.file for shard in m.shards]
     one_pack_each = ShardLayout(len(listed), 1, 1)

@@ -35,14 +35,17 @@ _OWN_COUNTS = {"sequences", "tokens", "other_split", "other_split_tokens"}
 
 @dataclass(frozen=True)
 class Half:
-    """One of the two datasets of a job: its manifest, and the smallest random key of its records."""
+    """One of the two datasets of a job: its manifest, and the smallest random key of its records (`least`)."""
 
     manifest: Manifest
     least: int
 
 
 def half_of(content: Content, m: Manifest) -> tuple[Half, list[str]]:
-    """Compute the records' random keys again; return the `Half`, and problems of records in the wrong dataset."""
+    """Compute the records' random keys again; return the `Half`, and one problem per record in the wrong dataset.
+
+    At most three such problems are listed.
+    """
     problems: list[str] = []
     validation, split = m.options.get("validation") or 0, m.options["split"]
     least, strays = 2**64, 0
@@ -65,7 +68,7 @@ def half_of(content: Content, m: Manifest) -> tuple[Half, list[str]]:
 
 
 def pair_problems(halves: Sequence[Half]) -> list[str]:
-    """Return why two datasets, each of them sound, do not come from one job; empty if they do."""
+    """Return the reason why two sound datasets do not come from one job; an empty list if they do."""
     named = [half.manifest.options.get("split") for half in halves]
     if named != list(SPLITS):
         return [f"these are not the two datasets of one job: they are {named}, and should be {list(SPLITS)}"]

@@ -1,4 +1,4 @@
-"""Compare a dataset with its source: all sequences are made again and compared."""
+"""Compare a dataset with its source: make all sequences again, and compare them with the packed ones."""
 
 from __future__ import annotations
 
