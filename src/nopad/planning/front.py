@@ -52,8 +52,7 @@ def plan(
 
     Raises:
         LengthError: a length is < 1, not an integer, or above `capacity`; or its square is above `max_squares`; or more
-            than 2^62 sequences have the same length, or with "auto" or "optimal" and `max_squares` or `even`, there are
-            more than 2^62 sequences in all.
+            than 2^62 sequences have the same length (in all, if "auto" or "optimal" plan with `max_squares` or `even`).
         OptionError: capacity, depth, seed, algorithm or an option has an invalid value, or the algorithm has no such
             option; or more than 2^22 of these sequences fit into one pack (a plan lists them: limit the depth); or an
             arrival-order algorithm is given a histogram of more than 2^28 sequences.
