@@ -84,8 +84,8 @@ def summarise(
 def checked(plan: Plan, histogram: Histogram) -> Plan:
     """Check the plan of any algorithm, and return it.
 
-    A valid plan holds every sequence once, keeps capacity, depth and all conditions but `even`, and has no fewer packs
-    than its lower bound.
+    A valid plan holds every sequence exactly once, keeps capacity, depth and all conditions but `even`, and has no
+    fewer packs than its lower bound.
 
     Raises:
         RuntimeError: the plan fails this check, which is a mistake of the algorithm.

@@ -5,7 +5,7 @@ with a depth limit `spread`, which opens all packs at the start. A plan with no 
 optimal. Otherwise column generation (`search`) solves a linear program over all patterns (multisets of lengths that fit
 into a pack). Its dual values prove a better bound, and its fractional solution is rounded to whole packs (`rounding`).
 Its items are the distinct lengths if the budget allows this; otherwise, lengths are rounded to a few hundred sizes
-(`units`), and `gathering` collects the free space of all packs in a few packs, until these can be emptied. The last
+(`units`). `gathering` then collects the free space of all packs in a few packs, until these can be emptied. The last
 packs above the bound are removed by an integer program (`closing`).
 
 The budget is counted in operations, so the plan is the same on every machine, unless a limit in seconds is set. `auto`

@@ -1,4 +1,4 @@
-"""`Budget`: a limit on the number of operations of a search, equal on every machine, and optionally on its seconds."""
+"""`Budget`: a limit on the number of operations of a search, equal on every machine, and optionally on its time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Budget:
     """
 
     def __init__(self, effort: float, seconds: int | None = None) -> None:
-        """Allow 10^9 operations per second of `effort`; no step begins after `seconds` (None: no limit) from now."""
+        """Allow 10^9 operations per second of `effort`; no step begins later than `seconds` from now."""
         self.programs = 0
         self.left = int(effort * _PER_SECOND)
         self._deadline = None if seconds is None else time.monotonic() + seconds
@@ -41,7 +41,7 @@ class Budget:
 
     @property
     def most(self) -> int:
-        """Number of operations that the next step may take: those left here or in the parent budget, if fewer."""
+        """Number of operations that the next step may take: the smaller of those left here and in the parent budget."""
         return self.left if self._of is None else min(self.left, self._of.most)
 
     def child(self, effort: float) -> Budget:

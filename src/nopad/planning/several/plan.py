@@ -266,7 +266,7 @@ class SeveralPlan:
 
     @property
     def certificate(self) -> PriceCertificate | None:
-        """The values of sequences that prove the lower bound; None if a simpler proof gives this bound."""
+        """The values of sequences that prove the lower bound; None if a simpler proof gives the same bound."""
         return self.bound.certificate
 
     def assign(self, sizes: ArrayLike, *, seed: int = 0) -> dict[Any, Packs]:
