@@ -50,7 +50,7 @@ class Classes:
 
     @classmethod
     def every(cls, task: Task) -> Classes:
-        """Return classes of which each holds a single distinct size."""
+        """Return one class for each distinct size."""
         k = task.counts.size
         one = np.ones(2, dtype=np.int64)
         return cls(task.sizes, np.arange(k), task.counts.astype(np.float64), (0.0, 0.0), one, True)

@@ -72,9 +72,9 @@ def plan_several(
         The cheapest plan that was found, with a proven lower bound on the price of any plan.
 
     Raises:
-        LengthError: a size or count is not an integer or is out of range, a sequence fits into no capacity, or there
-            are too many sequences (more than 2^62) or distinct sizes (more than 2^20 for several capacities or two
-            kinds of size).
+        LengthError: a size or count is not an integer or is out of range, there is not one count for each size,
+            `counts` are given with a `Histogram`, a sequence fits into no capacity, or there are too many sequences
+            (more than 2^62) or distinct sizes (more than 2^20 for several capacities or two kinds of size).
         OptionError: capacities, prices, depth or effort have an invalid value, or do not match each other or `sizes`.
 
     Source: Gilmore and Gomory 1961 (column generation); `docs/algorithms.md` describes the method.
