@@ -90,7 +90,11 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name at its first use."""
+    """Import a public name at its first use.
+
+    Raises:
+        AttributeError: nopad has no such name.
+    """
     if name not in _LAZY:
         raise AttributeError(f"module 'nopad' has no attribute {name!r}")
     from importlib import import_module
@@ -99,5 +103,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """Return the public names."""
+    """Return the names in `__all__`."""
     return __all__

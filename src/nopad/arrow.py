@@ -1,4 +1,4 @@
-"""Arrow in and out: CSR arrays as list arrays and back without a copy, and reading and writing of whole files.
+"""Arrow arrays and files: convert CSR arrays to list arrays and back without a copy; read and write whole files.
 
 Files are read into memory and never memory-mapped: the system kills a process that reads a mapped file after it was
 truncated.
@@ -41,9 +41,11 @@ def write_arrow(path: Path, table: pa.Table) -> None:
 
 
 def read_arrow(path: str | os.PathLike[str], *, sha256: str | None = None) -> pa.Table:
-    """Read an Arrow file into memory and validate it in full; `sha256` is the hash that its content must have, in hex.
+    """Read an Arrow file into memory and validate it in full.
 
-    The table uses the same bytes that were hashed, so later changes of the file have no effect on it.
+    `sha256` is the hash that the content of the file must have, in hex; None: it is not checked.
+
+    The table uses the bytes that were hashed, so later changes to the file do not affect it.
 
     Raises:
         OSError: the file cannot be read.
@@ -63,7 +65,7 @@ def read_arrow(path: str | os.PathLike[str], *, sha256: str | None = None) -> pa
 def list_array(indptr: NDArray[Any], values: NDArray[Any]) -> pa.Array:
     """Wrap CSR arrays as an Arrow array without a copy: list i holds ``values[indptr[i]:indptr[i + 1]]``.
 
-    It is a ``large_list`` if `indptr` is int64, else a ``list``; neither lists nor elements are nullable.
+    The type is ``large_list`` if `indptr` is int64, else ``list``. Its elements are not nullable.
     """
     import pyarrow as pa
 
@@ -76,7 +78,7 @@ def list_array(indptr: NDArray[Any], values: NDArray[Any]) -> pa.Array:
 
 
 def list_parts(array: pa.Array) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return offsets (from 0) and values of an Arrow list array as NumPy views; booleans and strings are copied."""
+    """Return the offsets (from 0) and values of an Arrow list array as NumPy views; booleans and strings are copied."""
     offsets = array.offsets.to_numpy()
     if offsets.size == 0:
         return np.zeros(1, np.int32), array.values.to_numpy(zero_copy_only=False)[:0]

@@ -1,10 +1,10 @@
 """Assignment: assign sequences to the packs of a plan.
 
-O(n) time, at most 16 bytes per sequence beyond the result. Which of the sequences of equal length goes where, and the
-order of the packs, are random choices by the generator of `nopad.random` (packs sorted longest first are a known
-training bug). ``order="source"`` stays close to the order of arrival instead: members of a pack ascend, packs are in
-the order of their first members, and over all packs the sequences of any one length are in order of arrival. The same
-lengths, plan, seed and order give the same packs on every machine.
+This takes O(n) time, and at most 16 bytes per sequence beyond the result. By default, both the order of the packs and
+the places of sequences of equal length are random choices by the generator of `nopad.random` (training on packs sorted
+longest first is a known bug). ``order="source"`` stays close to the order of arrival instead: the sequence numbers in a
+pack ascend, packs are in the order of their first sequences, and the sequences of any one length are in order of
+arrival over all packs. The same lengths, plan, seed and order give the same packs on every machine.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ def pack(
     order: Order = "random",
     **options: Any,
 ) -> Packs:
-    """Plan and assign in one call: from lengths ``[n]`` to `Packs`.
+    """Plan and assign in one call: return the `Packs` of these lengths.
 
     Args:
-        lengths: integer lengths in tokens, each in 1..capacity.
+        lengths: length of each sequence in tokens; integers ``[n]``, each from 1 to `capacity`.
         capacity: most tokens a pack may hold.
         depth: most sequences a pack may hold; None: unlimited.
         algorithm: one of `nopad.ALGORITHMS`.
         seed: random seed; with order "random" it decides which sequences share packs, and the order of the packs.
         order: "random" (by `seed`) or "source" (close to arrival order).
-        options: options of the algorithm, and conditions; see `nopad.plan`.
+        options: options of the algorithm, and conditions on packs; see `nopad.plan`.
 
     Raises:
-        LengthError: a length is < 1, not an integer, or above `capacity`.
+        LengthError: a length is < 1, not an integer, or above `capacity`; or its square is above `max_squares`.
         OptionError: capacity, depth, seed, order, algorithm or an option has an invalid value, or the algorithm has no
             such option.
 
@@ -79,10 +79,13 @@ def pack(
 
 
 def assign(plan: Plan, lengths: ArrayLike, *, seed: int = 0, order: Order = "random") -> Packs:
-    """Assign the sequences of `lengths` to the packs of `plan`.
+    """Assign the sequences of `lengths` (integers ``[n]``) to the packs of `plan`.
+
+    `seed` and `order` are those of `nopad.pack`.
 
     Raises:
-        PlanMismatchError: the plan does not cover exactly these lengths; the message names the first that differs.
+        PlanMismatchError: the plan does not cover exactly these lengths; the message names the first length whose count
+            differs.
         OptionError: `order` or `seed` has an invalid value.
         LengthError: a length is < 1, not an integer, or above the plan's capacity.
 
@@ -164,7 +167,7 @@ def check_cover(plan: Plan, lengths: NDArray[np.int32]) -> None:
     """Refuse a plan made for other lengths.
 
     Raises:
-        PlanMismatchError: the plan covers others; the message names the first difference.
+        PlanMismatchError: the plan covers other lengths; the message names the first length whose count differs.
     """
     covered, given = plan.histogram, Histogram.from_lengths(lengths)
     if covered == given:

@@ -10,7 +10,7 @@ NopadError
 │   ├── RecordError         one record of a corpus is bad: file, line, reason
 │   ├── BalanceError        units cannot be dealt to the ranks as asked: too few, an empty stratum, over the cap
 │   ├── BatchError          a packed batch does not fit the model: device, dtype, positions, labels
-│   └── UnsupportedModelError   sequences of this model cannot be kept apart, or this is not proven
+│   └── UnsupportedModelError   sequences of this model cannot be kept apart, or no proof exists that they are
 ├── NotPackSafeError        a packed batch was given to a model that is not pack-safe   exit 2
 ├── OutputError             the result cannot be written to this place             exit 2
 │   ├── OutputExistsError   the folder already holds something else
@@ -18,14 +18,14 @@ NopadError
 │   └── ResumeError         the unfinished job there was started with other inputs or settings
 ├── TrainingError           a training step failed                                  exit 1
 │   ├── LossError           the loss of a micro-batch is NaN or infinite
-│   └── DeviceMemoryError   a step needs more memory than there is
+│   └── DeviceMemoryError   a step needs more memory than the device has
 ├── StorageError            the disk is full, or a read or write failed            exit 3
 ├── CorruptError            a packed dataset is damaged or incomplete              exit 1
 ├── InterruptedJobError     stopped by the user; run again to resume               exit 130
 └── MissingExtraError       an optional part is not installed (also an ImportError)  exit 2
 
-Every message says what was wrong (index, value), what is allowed, and what to do. Catch `NopadError` for all of them;
-an `InputError`, of whichever class, is also a `ValueError`.
+Every message says what was wrong (index, value), what is allowed, and what to do. Catch `NopadError` to catch every
+error above. An `InputError` and all its subclasses are also a `ValueError`.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class OptionError(InputError):
 
 
 class FormatError(InputError):
-    """A file is not what it claims to be."""
+    """A file is not what it claims to be, such as a histogram, plan, packs or tokenizer file."""
 
 
 class PlanMismatchError(InputError):
@@ -88,11 +88,11 @@ class SourceError(InputError):
 
 
 class RecordError(InputError):
-    """One record of a corpus is bad."""
+    """One record of a corpus is bad; the message gives the file, the line and the reason."""
 
 
 class BalanceError(InputError):
-    """Units cannot be dealt to the ranks as asked."""
+    """Units cannot be dealt to the ranks as asked: too few units, an empty stratum, or a cost over the cap."""
 
 
 class BatchError(InputError):
@@ -100,7 +100,7 @@ class BatchError(InputError):
 
 
 class UnsupportedModelError(InputError):
-    """Sequences of this model cannot be kept apart, or it is not proven that they are."""
+    """This model cannot keep the sequences of a pack apart, or no proof exists that it does."""
 
 
 class NotPackSafeError(NopadError, AttributeError, TypeError):
@@ -138,7 +138,7 @@ class LossError(TrainingError):
 
 
 class DeviceMemoryError(TrainingError):
-    """A step needs more memory than there is."""
+    """A training step needs more memory than the device has."""
 
 
 class StorageError(NopadError):
@@ -160,4 +160,4 @@ class InterruptedJobError(NopadError):
 
 
 class MissingExtraError(NopadError, ImportError):
-    """An optional part of nopad is not installed."""
+    """An optional part of nopad (an extra) is not installed."""

@@ -39,10 +39,10 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")  # one slash, since Path turns "
 
 
 def local_path(given: str | os.PathLike[str]) -> Path:
-    """Return a path to write to.
+    """Check a path that results will be written to, and return it as a `Path`.
 
     Raises:
-        OptionError: the path is a URL, while results are written to local disks; or it is not UTF-8, which Parquet
+        OptionError: the path is a URL (results are written to local folders only), or it is not UTF-8, which Parquet
             readers require.
 
     >>> local_path("run-12:30")
@@ -62,7 +62,9 @@ def local_path(given: str | os.PathLike[str]) -> Path:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold a lock that other processes of this machine wait for; the system frees it when its process ends.
+    """Hold an exclusive lock on the lock file `path` inside a ``with`` block; the file is created or emptied.
+
+    Other processes on this machine that ask for the same lock wait. The operating system frees it if the process ends.
 
     Raises:
         StorageError: the lock file cannot be written.
@@ -77,7 +79,10 @@ def locked(path: Path) -> Iterator[None]:
 
 @contextmanager
 def storage_errors(doing: str, path: Path) -> Iterator[None]:
-    """Turn an OSError into a `StorageError` that says what was being done and where, and what to do."""
+    """Turn an OSError in a ``with`` block into a `StorageError` that says what failed, on which path, and what to do.
+
+    `doing` is the action in words, such as "writing".
+    """
     try:
         yield
     except OSError as error:
@@ -91,9 +96,9 @@ def storage_errors(doing: str, path: Path) -> Iterator[None]:
 
 @contextmanager
 def damage_errors(path: Path, *raised: type[Exception]) -> Iterator[None]:
-    """Turn any error while reading a damaged or missing file of a dataset into an error that names the file.
+    """Turn an error raised in a ``with`` block that reads a file of a dataset into an error that names the file.
 
-    `raised`: the exceptions that damage raises, besides OSError.
+    `raised` are the exceptions, besides OSError, that reading a damaged file may raise.
 
     Raises:
         CorruptError: the file is missing or damaged.
@@ -114,7 +119,7 @@ _OF_THE_FILE = (None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, er
 
 @contextmanager
 def preparing(path: Path) -> Iterator[Path]:
-    """Yield a temporary name beside `path` to write to; it stays until `replacing` renames it.
+    """Yield a temporary path beside `path` to write to; the file keeps this name until the caller renames it.
 
     Raises:
         StorageError: the disk is full, or a write in the block failed; the temporary file is then removed.
@@ -130,7 +135,7 @@ def preparing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary name beside `path` to write to; at the end fsync the file and rename it over `path`.
+    """Yield a temporary path beside `path` to write to; after the block, fsync the file and rename it to `path`.
 
     Raises:
         StorageError: the disk is full, or a write in the block failed; `path` is then unchanged, and the temporary file
@@ -145,7 +150,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_atomic(path: Path, content: bytes) -> None:
-    """Replace the content of `path`, or leave it unchanged.
+    """Replace the content of `path` with `content`, or leave it unchanged if that fails.
 
     Raises:
         StorageError: the disk is full, or the write failed.
@@ -164,7 +169,7 @@ def fsync_path(path: Path) -> None:
 
 
 def fsync_folder(folder: Path) -> None:
-    """Wait until the names in `folder` are on disk."""
+    """Wait until the names of the files in `folder` are on disk."""
     fsync_path(folder)
 
 
@@ -179,7 +184,11 @@ def sha256_file(path: Path) -> str:
 
 
 def once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object's pairs as a dict; raise ValueError if a key occurs twice, since one value would be lost."""
+    """Return a JSON object's ``(key, value)`` pairs as a dict, for `json.loads`.
+
+    Raises:
+        ValueError: a key occurs twice, so that one of its values would be lost.
+    """
     made = dict(pairs)
     if len(made) < len(pairs):
         [(twice, _)] = Counter(key for key, _ in pairs).most_common(1)

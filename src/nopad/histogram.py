@@ -1,8 +1,8 @@
-"""Count sequence lengths, which is all that planning needs.
+"""Count how many sequences have each length: the input of planning.
 
 A `Histogram` is small (one entry per distinct length), exact (64-bit counts) and mergeable: ``a + b`` is the histogram
-of both inputs together, so shards can be counted anywhere. Counting is one pass in bounded memory: O(n) time, O(longest
-length) space up to lengths of 2^22, O(distinct lengths) above.
+of both inputs together, so shards can be counted anywhere. Counting is one pass in bounded memory: O(n) time for n
+sequences; O(longest length) space for lengths up to 2^22, O(distinct lengths) for longer ones.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Histogram:
         counts: number of sequences of each length, each >= 1; int64 ``[k]``.
 
     Raises:
-        LengthError: a length or count is not an integer or out of range, lengths do not ascend, or there are more or
-            fewer counts than lengths.
+        LengthError: a length or count is not an integer or is out of range, lengths do not ascend, or the numbers of
+            lengths and counts differ.
 
     >>> h = Histogram.from_lengths([3, 5, 3]) + Histogram.from_lengths([5])
     >>> h.lengths.tolist(), h.counts.tolist(), h.sequences, h.tokens
@@ -68,7 +68,7 @@ class Histogram:
 
     @classmethod
     def from_lengths(cls, lengths: ArrayLike) -> Histogram:
-        """Count an integer array ``[n]`` of any int dtype, memory-mapped or not.
+        """Count the lengths in an integer array ``[n]`` of any int dtype, which may be memory-mapped.
 
         Raises:
             LengthError: a length is < 1, not an integer, or above 2^31 - 1; the message names its index and value.
@@ -77,7 +77,10 @@ class Histogram:
 
     @classmethod
     def from_chunks(cls, chunks: Iterable[ArrayLike]) -> Histogram:
-        """Count the lengths in an iterator of arrays, in bounded memory.
+        """Count the lengths in an iterable of integer arrays, in bounded memory.
+
+        Raises:
+            LengthError: a length is < 1, not an integer, or above 2^31 - 1; the message names its value.
 
         >>> Histogram.from_chunks([2, 2] for _ in range(3)).counts.tolist()
         [6]
@@ -130,7 +133,11 @@ class Histogram:
         return read_histogram(path)[0]
 
     def save(self, path: str | Path) -> None:
-        """Write JSON that `load` reads: ``{"format": ..., "histogram": {length: count}}``."""
+        """Write JSON that `load` reads: ``{"format": ..., "histogram": {length: count}}``.
+
+        Raises:
+            StorageError: the disk is full, or the write failed.
+        """
         pairs = zip(self.lengths.tolist(), self.counts.tolist(), strict=True)
         document = {
             "format": "nopad.histogram",
@@ -161,7 +168,7 @@ class Histogram:
         return hash(self.fingerprint)
 
     def __repr__(self) -> str:
-        """Return the numbers of sequences and tokens and the range of lengths, in one line."""
+        """Return one line with the numbers of sequences, tokens and distinct lengths, and the range of lengths."""
         if not self.lengths.size:
             return "Histogram(empty)"
         return (
@@ -181,7 +188,7 @@ class Histogram:
 
     @property
     def max_length(self) -> int:
-        """The longest length; 0 if there is none."""
+        """The longest length in tokens; 0 for an empty histogram."""
         return int(self.lengths[-1]) if self.lengths.size else 0
 
     @property
@@ -198,7 +205,7 @@ class Histogram:
 
 
 def read_histogram(path: str | Path) -> tuple[Histogram, int | None]:
-    """Read a histogram file; return the histogram, and the capacity that the file states (None: it states none).
+    """Read a histogram file; return the histogram, and the capacity that the file states (None if it states none).
 
     The capacity is the field ``max_sequence_length``; for a list of counts without this field, the length of the list.
 
@@ -236,7 +243,7 @@ def _is_length(key: str) -> bool:
 
 
 def integers(lengths: ArrayLike, name: str = "lengths") -> NDArray[Any]:
-    """Return `lengths` as a 1-D integer array, without a copy if it already is one; `name` is used in messages.
+    """Return `lengths` as a 1-D integer array, without a copy if it already is one; error messages call it `name`.
 
     Raises:
         LengthError: the values are not integers (NaN, fractions, booleans, text), not one-dimensional, or masked.
@@ -270,7 +277,8 @@ def as_lengths(lengths: ArrayLike, capacity: int | None = None) -> NDArray[np.in
     """Return validated lengths as int32 ``[n]``.
 
     Raises:
-        LengthError: a length is < 1, not an integer, or above `capacity`; the message gives its index and value.
+        LengthError: a length is < 1, not an integer, or above `capacity` (None: 2^31 - 1); the message gives its index
+            and value.
     """
     array = integers(lengths)
     if array.size:

@@ -25,7 +25,8 @@ class Option:
     Attributes:
         default: the default value.
         choices: the allowed values; None: an integer from `low` to `high`.
-        none: whether None is allowed as well (for integers).
+        low, high: the smallest and the largest integer allowed, if `choices` is None.
+        none: whether an integer option may also be None.
         help: one line for the documentation and the command line.
     """
 
@@ -37,10 +38,10 @@ class Option:
     none: bool = False
 
     def check(self, name: str, value: Any) -> Any:
-        """Return `value` as a plain Python value, or refuse it.
+        """Return `value` as a plain Python value, if it is allowed for the option called `name`.
 
         Raises:
-            OptionError: the value is not allowed; the message says what is.
+            OptionError: the value is not allowed; the message gives the allowed values.
         """
         if value is None and self.none:
             return None
@@ -61,7 +62,7 @@ def check_choice(name: str, value: Any, kind: Any) -> Any:
     """Return `value` if it is one of the strings of `kind`, a `Literal` of two or more.
 
     Raises:
-        OptionError: it is none of them; the message says what they are.
+        OptionError: `value` is none of these strings; the message lists them.
 
     >>> from typing import Literal
     >>> check_choice("last", "pad", Literal["drop", "fill", "refuse"])
@@ -75,10 +76,11 @@ def check_choice(name: str, value: Any, kind: Any) -> Any:
 
 
 def check_sizes(capacity: int, depth: int | None, seed: int = 0) -> tuple[int, int | None]:
-    """Refuse an invalid capacity, depth or seed; return capacity and depth as Python integers.
+    """Check capacity, depth and seed; return capacity and depth as Python integers.
 
     Raises:
-        OptionError: a value is not allowed; the message says what is.
+        OptionError: capacity or depth is not an integer from 1 to 2^31 - 1 (depth may also be None), or seed is not an
+            integer from 0 to 2^64 - 1.
     """
     for name, value, low, high in (
         ("capacity", capacity, 1, MAX_LENGTH),

@@ -1,8 +1,8 @@
 """`Packs`: which sequences are in which pack, and in what order.
 
-Stored as compressed sparse rows (CSR): pack p holds the sequences ``sequence[indptr[p]:indptr[p + 1]]``, one after the
-other from offset 0. The size is at most two integers per sequence: 16 million sequences in 8 million packs take about
-100 MB, in memory and on disk (``packs.arrow``: one Arrow ``list`` column, readable by any Arrow library).
+Packs are stored as compressed sparse rows (CSR): pack p holds the sequences ``sequence[indptr[p]:indptr[p + 1]]``, one
+after the other from offset 0. The size is at most two integers per sequence: 16 million sequences in 8 million packs
+take about 100 MB, in memory and on disk (``packs.arrow``: one Arrow ``list`` column, readable by any Arrow library).
 """
 
 from __future__ import annotations
@@ -42,9 +42,10 @@ class Packs:
         capacity: most tokens a pack may hold.
         depth: most sequences a pack may hold; None: unlimited.
         indptr: where each pack begins in `sequence`; int32 or int64 ``[packs + 1]``, starts at 0.
-        sequence: sequence numbers, pack after pack; same dtype, ``[sequences]``.
-        lengths_sha256: fingerprint of the lengths that these packs were made for; None: not known.
-        selection: in words, how records of a corpus were changed before their lengths were taken; "": not at all.
+        sequence: sequence numbers, pack after pack; same dtype as `indptr`, ``[sequences]``.
+        lengths_sha256: SHA-256 of the lengths that these packs were made for; None: not known.
+        selection: a description of how the records of a corpus were changed before their lengths were taken; "" if they
+            were not changed.
 
     >>> import nopad
     >>> packs = nopad.pack([5, 3, 4, 2], capacity=8, order="source")
@@ -73,7 +74,11 @@ class Packs:
     @overload
     def __getitem__(self, at: slice) -> Packs: ...
     def __getitem__(self, at: int | slice) -> NDArray[Any] | Packs:
-        """Return the sequence numbers of one pack, ``[n]``, or for a slice `Packs` with the packs in it."""
+        """Return the sequence numbers of one pack, ``[n]``; for a slice, return `Packs` with the packs in that slice.
+
+        Raises:
+            IndexError: there is no pack with this number.
+        """
         if isinstance(at, slice):
             begin, end, step = at.indices(len(self))
             if step != 1:
@@ -106,7 +111,7 @@ class Packs:
         return hash(self.fingerprint)
 
     def __repr__(self) -> str:
-        """Return the numbers of packs and sequences, capacity and depth, in one line."""
+        """Return one line with the number of packs, the number of sequences, the capacity and the depth."""
         depth = "unlimited" if self.depth is None else self.depth
         return f"Packs({len(self):,} packs, {self.sequences:,} sequences, capacity {self.capacity}, depth {depth})"
 
@@ -120,7 +125,11 @@ class Packs:
         return digest.hexdigest()
 
     def take(self, packs: ArrayLike) -> Packs:
-        """Return the packs with these numbers, in this order."""
+        """Return the packs with these numbers (integers ``[n]``), in this order.
+
+        Raises:
+            IndexError: a number is negative, or not below the number of packs.
+        """
         chosen = np.asarray(packs, dtype=np.int64)
         if chosen.size and not 0 <= chosen.min() <= chosen.max() < len(self):
             raise IndexError(f"pack numbers must be in 0..{len(self) - 1}, got {chosen.min()}..{chosen.max()}")
@@ -131,7 +140,8 @@ class Packs:
         """Return the length of each packed sequence, in the order of `sequence`; int32 ``[sequences]``.
 
         Raises:
-            PlanMismatchError: there are fewer lengths than sequences.
+            PlanMismatchError: a sequence number is not below the number of lengths.
+            LengthError: a length is < 1 or not an integer.
         """
         lens = as_lengths(lengths)
         if self.sequence.max(initial=-1) >= lens.size:
@@ -143,14 +153,15 @@ class Packs:
         """Check that these packs hold each sequence of `lengths` exactly once, within capacity and depth.
 
         Raises:
-            PlanMismatchError: the packs do not; the message names the first problem.
+            PlanMismatchError: the packs fail this check; the message names the first problem.
+            LengthError: a length is < 1 or not an integer.
         """
         problem = self.problem(as_lengths(lengths))
         if problem:
             raise PlanMismatchError(problem)
 
     def problem(self, lengths: NDArray[np.int32]) -> str | None:
-        """Return what is wrong with these packs for these lengths; None if nothing is."""
+        """Return the first problem that `check` would report for these lengths, as text; None if there is none."""
         disorder = self.disorder(lengths.size)
         if disorder or not len(self):
             return disorder
@@ -161,7 +172,7 @@ class Packs:
         return None
 
     def disorder(self, n: int) -> str | None:
-        """Return why the packs do not hold each of `n` sequences once, within the depth; None if they do."""
+        """Return why the packs do not hold each of `n` sequences once, within the depth, as text; None if they do."""
         if self.sequences != n:
             return f"packs hold {self.sequences:,} sequences, the lengths are {n:,}"
         if self.indptr[0] != 0 or self.indptr[-1] != self.sequences:
@@ -181,7 +192,7 @@ class Packs:
         return None
 
     def made_for(self, lengths: NDArray[np.int32]) -> Packs:
-        """Return the same packs with the fingerprint of these lengths."""
+        """Return the same packs with the SHA-256 of these lengths (int32 ``[n]``) in `lengths_sha256`."""
         return replace(self, lengths_sha256=lengths_sha256(lengths))
 
     def save(self, path: str | Path) -> None:
@@ -223,10 +234,10 @@ class Packs:
 
 
 def packs_of(table: pa.Table, path: str | Path) -> Packs:
-    """Return the packs in the table of a file that `Packs.save` wrote; messages name `path`.
+    """Return the packs in `table`, read from a file that `Packs.save` wrote; error messages name `path`.
 
     Raises:
-        FormatError: the table is not of such a file, or its values cannot be packs.
+        FormatError: the table does not come from such a file, or its values cannot be packs.
     """
     try:
         header = {k.decode(): v.decode() for k, v in (table.schema.metadata or {}).items()}
@@ -265,7 +276,7 @@ def _is_number(text: str) -> bool:
 
 
 def lengths_sha256(lengths: NDArray[np.int32]) -> str:
-    """Return the SHA-256 of lengths in order, as little-endian int32, in hex."""
+    """Return the SHA-256 of the lengths in their given order, as little-endian int32, in hex."""
     digest = hashlib.sha256(b"nopad.lengths.v1\0")
     for begin in range(0, lengths.size, 1 << 20):
         digest.update(lengths[begin : begin + (1 << 20)].astype("<i4").tobytes())
@@ -275,7 +286,10 @@ def lengths_sha256(lengths: NDArray[np.int32]) -> str:
 def take_lists(
     indptr: NDArray[Any], values: NDArray[Any], chosen: NDArray[np.int64]
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return bounds and values of the chosen lists, in this order; list k is ``values[indptr[k]:indptr[k + 1]]``."""
+    """Return the bounds and values of the lists numbered `chosen`, in this order.
+
+    List k is ``values[indptr[k]:indptr[k + 1]]``.
+    """
     from nopad import _kernels
 
     new = np.zeros(chosen.size + 1, dtype=indptr.dtype)

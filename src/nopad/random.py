@@ -1,7 +1,7 @@
-"""The random numbers of nopad, specified here so that they never change.
+"""The random number generator of nopad, specified here so that its numbers never change.
 
-They are counter-based: every draw depends only on (key, index), so any rank or worker computes the same value without
-history, and no upgrade of NumPy or torch changes it. The generator is SplitMix64, computed at an index:
+The numbers are counter-based: every draw depends only on (key, index), so any rank or worker computes the same value
+without history, and no upgrade of NumPy or torch changes it. The generator is SplitMix64, computed at an index:
 
 * ``mix(x)``: ``x ^= x >> 30; x *= 0xBF58476D1CE4E5B9; x ^= x >> 27; x *= 0x94D049BB133111EB; x ^= x >> 31`` (mod 2^64)
 * ``key(p0, p1, ...)``: start at 0; for each part ``k = mix((k ^ part) + 0x9E3779B97F4A7C15)``
@@ -10,7 +10,8 @@ history, and no upgrade of NumPy or torch changes it. The generator is SplitMix6
 * ``shuffle``: Fisher-Yates from the top: for ``i = n - 1 .. 1`` swap ``i`` with ``bounded(draw(key, i), i + 1)``
 
 This module is the readable reference on Python integers; `nopad._kernels` has the compiled versions, and tests check
-that both are equal. Source: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
+that both give the same numbers. Source: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA
+2014.
 """
 
 from __future__ import annotations
@@ -73,17 +74,17 @@ def keys(values: NDArray[Any], *parts: int) -> NDArray[np.uint64]:
 
 
 def draw(key: int, index: int) -> int:
-    """Return draw number `index` of `key`, uniform over 64-bit integers."""
+    """Return draw number `index` (from 0) of `key`, uniform over the integers from 0 to 2^64 - 1."""
     return mix(key + (index + 1) * GOLDEN)
 
 
 def bounded(u: int, n: int) -> int:
-    """Map a 64-bit draw to ``[0, n)``."""
+    """Map a 64-bit draw `u` to an integer from 0 to ``n - 1``."""
     return (u * n) >> 64
 
 
 def shuffle(items: MutableSequence[Any], key: int) -> None:
-    """Shuffle `items` in place.
+    """Shuffle `items` in place, in the order that `key` gives.
 
     >>> items = list(range(8)); shuffle(items, key(0, STREAM_PACK_ORDER)); sorted(items) == list(range(8))
     True

@@ -1,7 +1,7 @@
 """`Sequences`: n sequences in columns, the form in which tokens pass from corpus to spool, shards and batches.
 
 Per-token columns are flat arrays of concatenated sequences; per-sequence columns have one entry per sequence. Only
-`gathered` copies tokens, so a part of a memory-mapped corpus costs no more than its lengths.
+`gathered` and `joined` copy tokens, so selecting sequences of a memory-mapped corpus does not read their tokens.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ class Sequences:
 
     Attributes:
         seq_lengths: length of each sequence in tokens; int32 ``[n]``.
-        tokens: per-token columns by name, with ``input_ids`` if ids are known; ``[T]`` concatenated, or longer arrays
-            in which `begin` says where each sequence begins.
+        tokens: per-token columns by name, with ``input_ids`` if the token ids are known; ``[T]`` if concatenated, or
+            longer arrays in which `begin` says where each sequence begins.
         values: per-sequence columns by name; ``[n]``, NumPy or Arrow arrays.
-        begin: where each sequence begins in the per-token columns; int64 ``[n]``; None: concatenated.
+        begin: where each sequence begins in the per-token columns; int64 ``[n]``; None: they are concatenated.
 
     >>> made = Sequences(seq_lengths=np.array([2, 1, 3], np.int32), tokens={"input_ids": np.arange(6)})
     >>> chosen = made.take(np.array([2, 0]))
@@ -80,7 +80,10 @@ class Sequences:
 
     @staticmethod
     def joined(parts: SequenceOf[Sequences]) -> Sequences:
-        """Return the sequences of all parts, which have the same columns, as NumPy arrays, concatenated. O(tokens)."""
+        """Return the sequences of all parts, concatenated. O(tokens).
+
+        All parts must have the same columns, as NumPy arrays, with concatenated tokens (`gathered`).
+        """
         if len(parts) == 1:
             return parts[0]
         first = parts[0]
@@ -109,7 +112,7 @@ def _taken(column: Any, numbers: NDArray[np.int64]) -> Any:
 
 
 def as_integers(column: NDArray[Any]) -> NDArray[Any]:
-    """View values of any fixed width as integers of the same width, so that a kernel is compiled once per width."""
+    """View values of 1, 2, 4 or 8 bytes as integers of the same width, so that a kernel is compiled once per width."""
     return column if column.dtype in _SIGNED else column.view(_INTEGERS[column.itemsize])
 
 
@@ -118,7 +121,10 @@ _SIGNED = frozenset(_INTEGERS.values())
 
 
 def gather_runs(column: NDArray[Any], begins: NDArray[np.int64], lengths: NDArray[Any]) -> tuple[NDArray[Any], int]:
-    """Return runs of a flat column, concatenated, and the bitwise OR of all values as integers; the runs lie in it."""
+    """Return ``(runs, bits)``: runs of a flat column, concatenated, and the bitwise OR of their values as integers.
+
+    Run i is ``column[begins[i]:begins[i] + lengths[i]]``, and must lie within the column.
+    """
     from nopad._kernels import gather_tokens
 
     out = np.empty(int(lengths.sum(dtype=np.int64)), column.dtype)

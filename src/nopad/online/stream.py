@@ -1,16 +1,17 @@
 """Pack an endless stream: lengths go in as they arrive, and packs come out when they are ready.
 
-At most `buffer` sequences are held back, of fewer than `buffer_tokens` tokens. When it is full, one pack leaves: it
-begins with one of the longest sequences, and prefers lengths that fill it *exactly*; of several such lengths, it
-prefers those held most often. So common lengths are used up, rare lengths wait for the packs that only they complete,
-and the buffer stays varied. `finish` packs the rest; nothing is lost.
+A buffer holds back at most `buffer` sequences, with fewer than `buffer_tokens` tokens in all. When the buffer is full,
+one pack leaves: it begins with one of the longest sequences held, and prefers lengths that fill it *exactly*; of
+several such lengths, it prefers those held most often. So common lengths are used up, rare lengths wait for the packs
+that only they complete, and the buffer stays varied. `finish` packs all sequences still held; no sequence is lost.
 
 A sequence of the full capacity leaves at once as a pack. When `patience` sequences have arrived after one that still
-waits, it begins the next pack. The packs depend on the lengths alone, not on how they are divided among calls of
-`push`, and a packer restored by `load_state_dict` gives identical packs.
+waits, that one begins the next pack. The packs depend on the lengths and their order alone, not on how they are divided
+among calls of `push`, and a packer restored by `load_state_dict` gives identical packs.
 
-Cost: O(1 + capacity / 64) per sequence, about 12 bytes per token of capacity and 40 per sequence of the buffer. Where
-few lengths fit together (SQuAD), a plan of the whole corpus has fewer packs; `docs/streaming.md` has the table.
+The cost is O(1 + capacity / 64) time per sequence; memory is about 12 bytes per token of capacity and 40 bytes per
+sequence of the buffer. Where few lengths fit together (SQuAD), a plan of the whole corpus has fewer packs;
+`docs/streaming.md` compares both.
 """
 
 from __future__ import annotations
@@ -42,14 +43,15 @@ class StreamPacker:
     """Packs sequences as they arrive, holding back at most `buffer` of them.
 
     Sequences are numbered from 0 in order of arrival, over all calls of `push` and `finish`. Each sequence is in
-    exactly one pack, and the numbers in a pack ascend; each method returns the packs that it made as `Packs` of int64.
+    exactly one pack, and the numbers in a pack ascend. `push` and `finish` return the packs that they made as `Packs`,
+    with int64 arrays.
 
     Args:
         capacity: most tokens a pack may hold, up to 2^24.
         depth: most sequences a pack may hold; None: unlimited.
-        buffer: most sequences held back; more give fuller packs, up to a point.
+        buffer: most sequences held back, up to 2^24; a larger buffer gives fuller packs, up to a point.
         patience: a sequence leaves at the latest when this many have arrived after it; None: 64 times `buffer`.
-        buffer_tokens: fewer tokens than this are held back, a limit beside `buffer`; None: no limit on tokens.
+        buffer_tokens: a second limit on the buffer: it always holds fewer tokens than this; None: no limit on tokens.
 
     Raises:
         OptionError: an option has an invalid value.
@@ -92,11 +94,11 @@ class StreamPacker:
 
     @property
     def arrived(self) -> int:
-        """Number of sequences that have arrived so far, which is the number of the next one."""
+        """Number of sequences that have arrived so far; the next sequence gets this number."""
         return int(self._held[0][2])
 
     def __repr__(self) -> str:
-        """Return the options and the numbers of arrived and held sequences, in one line."""
+        """Return one line with the options, the number of sequences that arrived, and the number held back."""
         return (
             f"StreamPacker(capacity={self.capacity}, depth={self.depth}, buffer={self.buffer}, "
             f"patience={self.patience}: {self.arrived:,} arrived, {self.held:,} held)"
@@ -115,7 +117,7 @@ class StreamPacker:
         )
 
     def finish(self) -> Packs:
-        """Return all sequences held back as packs. `push` may be called again afterwards, and the numbers go on."""
+        """Return packs of all sequences held back; `push` may be called again afterwards, and numbering continues."""
         return self._packs(0, _kernels().drain, self._most)
 
     @property
@@ -139,8 +141,9 @@ class StreamPacker:
     def state_dict(self) -> dict[str, Any]:
         """Return the packer's state, which can be stored as JSON.
 
-        ``arrived`` is the number of sequences pushed so far: resume the source there. ``numbers`` and ``lengths`` are
-        those of the sequences held back, in order of arrival: keep their contents, or read them again.
+        ``arrived`` is the number of sequences pushed so far: resume the source there. ``numbers`` and ``lengths`` list
+        the numbers and lengths of the sequences held back, in order of arrival: store the contents of these sequences
+        too, or read them again.
         """
         numbers, lengths = [], []
         state, slots = self._held[:2]
@@ -207,10 +210,11 @@ def stream_pack(
     patience: int | None = None,
     buffer_tokens: int | None = None,
 ) -> Iterator[list[Item]]:
-    """Pack any iterable: yield each pack as a list of items, in order of arrival.
+    """Pack the items of any iterable: yield each pack as a list of its items, which are in order of arrival.
 
-    This is lazy, so `items` may be endless: at most `buffer` items are held back, besides the 256 that were just read
-    and the packs made from them. The options are those of `StreamPacker`; `length` returns an item's number of tokens.
+    The iterator is lazy, so `items` may be endless: at most `buffer` items are held back, besides the 256 items that
+    were just read and the packs made from them. `length` returns an item's number of tokens (by default its ``len``);
+    the other options are those of `StreamPacker`.
 
     Raises:
         LengthError: an item's length is < 1, not an integer, or above the capacity.

@@ -1,4 +1,7 @@
-"""Planning: from a `Histogram` to a `Plan`. `plan` runs an algorithm by name (one file each) and checks its result."""
+"""Planning: from a `Histogram` to a `Plan`.
+
+`plan` runs an algorithm by its name and checks the result; each algorithm is one file of this folder.
+"""
 
 from nopad.planning.bounds import Bound, lower_bound
 from nopad.planning.certificate import Certificate

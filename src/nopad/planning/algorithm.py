@@ -29,7 +29,7 @@ class Planned:
     Attributes:
         strategies: ``(count, lengths longest first)`` pairs that cover the histogram exactly.
         certificate: proof of a lower bound, which the plan stores.
-        facts: numbers that the plan reports (JSON-ready), such as how many sequences were covered too often.
+        facts: figures that the plan reports, by name (JSON-ready), such as the number of slots without a sequence.
         notes: sentences that the user should see, for example about a fallback.
     """
 
@@ -44,9 +44,10 @@ class Algorithm:
     """A named planning algorithm.
 
     Attributes:
-        run: ``run(histogram, capacity, depth, **options)``, or with the lengths instead of the histogram.
-        help: what it does, in one line.
-        options: its options beyond histogram or lengths, capacity and depth.
+        run: ``run(histogram, capacity, depth, **options)``, or ``run(lengths, capacity, depth, **options)`` for an
+            arrival-order algorithm.
+        help: what the algorithm does, in one line.
+        options: its further options, by name.
     """
 
     run: Callable[..., Any]
@@ -56,7 +57,8 @@ class Algorithm:
     def complete(self, name: str, given: Mapping[str, Any], common: Iterable[str] = ()) -> dict[str, Any]:
         """Check the given options, and return all options with defaults filled in.
 
-        `common` are the names of options that every algorithm has, for error messages.
+        `name` is the algorithm's name, and `common` names the options that every algorithm has; both are used in error
+        messages.
 
         Raises:
             OptionError: the algorithm does not have an option, or does not allow its value.

@@ -1,4 +1,4 @@
-"""Best-fit: in order of arrival, each sequence goes into the fullest pack that has room; also with a look-ahead.
+"""Best-fit: in order of arrival, each sequence goes into the fullest pack that has room; optionally, with look-ahead.
 
 Without a window every pack stays open until it is full. Among equally full packs the one used last is taken, since its
 memory is cached. O(n log64 capacity) for n sequences.
@@ -6,7 +6,7 @@ memory is cached. O(n log64 capacity) for n sequences.
 With ``window=w``, for streams: one pack is open at a time, and only a buffer of the next w sequences in order of
 arrival is considered. The oldest of them opens the pack; then the longest that fits is added, the oldest among equals,
 until none fits; the buffer is refilled after each sequence. So no sequence waits longer than w packs, packs are in the
-order of their first members, memory is bounded by w, and ``window=1`` is next-fit. O(n log64 capacity) too.
+order of their first members, memory is bounded by w, and ``window=1`` is next-fit. This takes O(n log64 capacity) too.
 
 Number of packs compared with LPFHP, which sees all lengths, without a window and with a window of 1,024:
 
@@ -14,7 +14,7 @@ Number of packs compared with LPFHP, which sees all lengths, without a window an
 * SQuAD: 3.7 % more without, 6.6 % more with the window, because the oldest sequence opens each pack
 * Wikipedia-512 at depth 3: 7 % fewer without, 9 % fewer with the window
 
-Without a window or a depth limit it needs at most 1.7 times the optimum.
+Without a window or a depth limit, best-fit needs at most 1.7 times as many packs as the optimum.
 
 Source: Johnson et al. 1974, as `nopad.planning.first_fit`; the bound: Dosa, Sgall, ICALP 2014. The window is ours.
 """
@@ -32,6 +32,9 @@ __all__ = ["best_fit"]
 
 def best_fit(lengths: NDArray[np.int32], capacity: int, depth: int | None, window: int | None = None) -> Packs:
     """Return the packs of `lengths` (int32 ``[n]``, each <= capacity), in order of opening.
+
+    `window` is the number of sequences looked at ahead; None: no look-ahead, and every pack stays open until it is
+    full.
 
     >>> lengths = np.array([5, 4, 3, 2, 2, 8], dtype=np.int32)
     >>> [p.tolist() for p in best_fit(lengths, 8, None)]

@@ -1,12 +1,12 @@
-"""Lower bounds: no plan of a histogram can use fewer packs.
+"""Lower bounds: numbers of packs that no plan of a histogram can be below.
 
-All are exact integers at any size; the first four take O(distinct lengths) each:
+All bounds are exact integers at any size; the first four take O(distinct lengths) time each:
 
 * tokens: ``ceil(tokens / capacity)``
 * big lengths (Martello and Toth's L2): for any threshold t, lengths above capacity - t cannot share a pack with a
   length >= t, and no two lengths above half the capacity can share one; the t that gives the highest bound is used
 * depth: each sequence that fits with no other sequence needs a pack, and the n others need ``ceil(n / depth)`` packs
-* pairs, at depth 2: a maximum matching, found by two pointers, which is the optimum itself
+* pairs, at depth 2: a maximum matching, found by two pointers; this bound is the optimum itself
 * certificate: an algorithm may return values of lengths that prove a bound (`nopad.planning.certificate`)
 
 Source: Martello and Toth, "Knapsack Problems", 1990, section 8.3.
@@ -31,10 +31,10 @@ class Bound:
     """A proven lower bound on the number of packs.
 
     Attributes:
-        packs: the bound.
+        packs: the number of packs that every plan needs at least.
         proof: what proves it: tokens, big lengths, depth, pairs or certificate (see `lower_bound`), or a condition of
             the plan: max_squares, cost certificate or pack_multiple.
-        certificate: the values of lengths that prove it, if a certificate does.
+        certificate: the values of lengths that prove it; None if another proof does.
     """
 
     packs: int
@@ -47,7 +47,11 @@ def lower_bound(
 ) -> Bound:
     """Return the best of the lower bounds, including that of a `certificate`.
 
-    Of equal bounds, the first in this order is returned: tokens, big lengths, depth, pairs, certificate.
+    Of equal bounds, the first in this order is returned: tokens, big lengths, depth, pairs, certificate. A `depth` of
+    None is unlimited.
+
+    Raises:
+        FormatError: `certificate` cannot be checked at this capacity and depth.
 
     >>> lower_bound(Histogram.from_lengths([5, 5, 5]), 8, None)
     Bound(packs=3, proof='big lengths')

@@ -1,4 +1,4 @@
-"""`Certificate`: values of lengths that prove how many packs every plan needs at least.
+"""`Certificate`: values of lengths that prove a lower bound on the number of packs of any plan.
 
 Give every length an integer value that never falls with length, and let `best` be the highest value that one pack can
 hold. P packs are worth at most ``P * best``, and all sequences together are worth ``sum(count * value)``; so ``P >=
@@ -48,7 +48,7 @@ class Certificate:
     steps: tuple[tuple[int, int], ...]
 
     def __post_init__(self) -> None:
-        """Refuse steps whose lengths do not rise from 1 on, or whose values fall or are not from 0 to `MAX_VALUE`."""
+        """Check that lengths rise from 1 on, and that values do not fall and are from 0 to `MAX_VALUE`."""
         lengths, values = [a for a, _ in self.steps], [v for _, v in self.steps]
         rising = all(a < b for a, b in itertools.pairwise(lengths))
         rising = rising and all(a <= b for a, b in itertools.pairwise(values))
@@ -68,7 +68,7 @@ class Certificate:
         return cls(tuple(steps))
 
     def problem(self, capacity: int, depth: int | None) -> str | None:
-        """Return why this certificate cannot be checked at a capacity and depth; None if it can."""
+        """Return why this certificate cannot be checked at this capacity and depth, as text; None if it can."""
         steps = self._fitting(capacity)
         if not steps:
             return None

@@ -35,10 +35,10 @@ def compare(
     """Plan with every algorithm at every depth; return `Plan.summary` rows with the seconds that each took.
 
     `given` goes to arrival-order algorithms: the lengths in order of arrival, or the histogram if the order is not
-    known. A row's `lower_bound` is the best that any algorithm proved at this depth. `on_start` is called before each
-    algorithm, `on_plan` with each plan. The seconds are those of planning: every algorithm plans a tiny input first, so
-    that what it imports is there, and time in which loops are compiled or loaded does not count (see
-    `nopad.planning.stopwatch`).
+    known. A row's `lower_bound` is the best that any algorithm proved at this depth. `on_start` is called with
+    the name of each algorithm before it runs, `on_plan` with each plan. The seconds measure planning alone: every
+    algorithm first plans a tiny input, so that its modules are imported, and the time in which loops are compiled or
+    loaded does not count (see `nopad.planning.stopwatch`).
 
     >>> rows = compare([5, 3, 4], Histogram.from_lengths([5, 3, 4]), 8, ["lpfhp"], [1, None])
     >>> [(row["depth"], row["packs"]) for row in rows]
@@ -66,7 +66,9 @@ def compare(
 
 
 def notes_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the notes of the rows of `compare`, each once, with its algorithm, and the depths if not all have it.
+    """Return each note in the rows of `compare` once, after its algorithm's name.
+
+    If only some depths have the note, these depths are named too.
 
     >>> rows = [{"algorithm": "auto", "depth": depth, "notes": ["stopped"]} for depth in (2, None)]
     >>> notes_of(rows), notes_of([*rows, {"algorithm": "auto", "depth": 8, "notes": []}])

@@ -6,12 +6,13 @@
   with both limits from the start (`nopad.planning.costs`). With another histogram algorithm a pack above the limit
   keeps its sequences, longest first, as far as the limit allows; the others are packed again. Packs of arrival-order
   algorithms are cut instead.
-* ``even=True``: no pack is far above the mean in attention cost or in number of sequences, for at most one pack in
-  1,000 more (`nopad.planning.costs.even`). `auto` and `optimal` only.
-* ``pack_multiple=k``: the number of packs is a multiple of k (world size x accumulation steps). The packs with most
-  sequences are cut in two until this holds.
+* ``even=True``: no pack is far above the mean in attention cost or in number of sequences; this may add one pack in
+  1,000 (`nopad.planning.costs.even`). `auto` and `optimal` only.
+* ``pack_multiple=k``: the number of packs is a multiple of k (such as world size x accumulation steps). The packs with
+  most sequences are cut in two until this holds.
 
-Each condition may take more packs; the lower bound of the plan takes the same conditions into account.
+Each condition may increase the number of packs. The lower bound of the plan takes `align`, `max_squares` and
+`pack_multiple` into account.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ CONDITIONS = {
 
 
 def check_conditions(options: Mapping[str, Any], histogram: Histogram, capacity: int) -> None:
-    """Refuse conditions that these lengths cannot meet.
+    """Check that these lengths can meet the conditions in `options`.
 
     Raises:
         OptionError: a condition cannot be met; the message says what is possible.
@@ -120,7 +121,7 @@ def bound_under(
 def unchecked(
     options: Mapping[str, Any], certificate: Certificate | CostCertificate | None, capacity: int, depth: int | None
 ) -> str | None:
-    """Return why a certificate cannot be checked under the conditions in `options`; None if it can."""
+    """Return why a certificate cannot be checked under the conditions in `options`, as text; None if it can."""
     align, squares, _ = _values(options)
     if isinstance(certificate, CostCertificate):
         if squares is None:
@@ -130,9 +131,9 @@ def unchecked(
 
 
 def even_limits(options: Mapping[str, Any], capacity: int) -> tuple[int, int]:
-    """Return the highest sum of squared lengths a pack may have before it is made even, and the option `align`.
+    """Return ``(squares, align)``: the limit on squared lengths before packs are made even, and the option `align`.
 
-    Without `max_squares`, the sum is that of a pack with one sequence of the full capacity.
+    The limit is `max_squares`, but at most ``capacity ** 2``, the squared length of one sequence of the full capacity.
     """
     align, squares, _ = _values(options)
     return capacity**2 if squares is None else min(squares, capacity**2), align
@@ -153,7 +154,8 @@ def broken_conditions(
 ) -> list[str]:
     """Return sentences on how the strategies break conditions in `options`, all but `even`; at most three.
 
-    Strategy s holds ``lengths[indptr[s]:indptr[s + 1]]``, at least one, and is used for ``counts[s]`` packs; int64.
+    Strategy s holds ``lengths[indptr[s]:indptr[s + 1]]``, at least one length, and is used for ``counts[s]`` packs. All
+    arrays are int64.
     """
     align, squares, multiple = _values(options)
     found = []

@@ -1,11 +1,11 @@
 """`CostCertificate`: values of lengths that prove how many packs are needed under limits on tokens and squared lengths.
 
-As `nopad.planning.Certificate`, but a pack has two limits: `capacity` tokens, and `squares` for the sum of its squared
-lengths. Each length weighs ``floor(length * T / capacity)`` units of tokens and ``floor(length^2 * S / squares)`` units
-of squares. Since both are rounded down, the weights of every possible pack add up to at most T and S. So a knapsack
-with the capacities T and S finds a value that is at least that of the most valuable pack, `best`, and all sequences
-need at least ``their total value / best`` packs. The depth is ignored, which can only lower the bound.
-O(steps x T x S).
+This is like `nopad.planning.Certificate`, but a pack has two limits: `capacity` tokens, and `squares` for the sum of
+its squared lengths. Each length weighs ``floor(length * T / capacity)`` units of tokens and
+``floor(length^2 * S / squares)`` units of squares. Since both are rounded down, the weights of every possible pack add
+up to at most T and S. So a knapsack with the capacities T and S finds a value that is at least that of the most
+valuable pack, `best`, and all sequences need at least ``their total value / best`` packs. The depth is ignored, which
+can only lower the bound. O(steps x T x S).
 
 A certificate is refused if checking it takes more than `MAX_WORK` comparisons (half a minute) or a table of more than
 `MAX_TABLE` numbers, if values could add up beyond 64 bits, or if a length with a value weighs 0 units of tokens.
@@ -53,7 +53,7 @@ class CostCertificate:
     units: tuple[int, int]
 
     def __post_init__(self) -> None:
-        """Refuse steps that do not rise, and units out of range."""
+        """Check that the steps rise, and that the units are in range."""
         if any(type(number) is not int for pair in (*self.steps, self.units) for number in pair):
             raise ValueError("a cost certificate needs integers")
         rising = all(a[0] < b[0] and a[1] < b[1] for a, b in itertools.pairwise(self.steps))
@@ -64,9 +64,9 @@ class CostCertificate:
 
     @classmethod
     def of(cls, values: Iterable[tuple[int, int]], units: tuple[int, int]) -> CostCertificate:
-        """Return the certificate of ``(length, value)`` pairs in ascending order of length.
+        """Make a certificate from ``(length, value)`` pairs in ascending order of length.
 
-        A pair is dropped if its value is not above 0 and that of all shorter lengths: it begins no new step.
+        A pair is dropped if its value is 0, or no higher than that of a shorter length: it begins no new step.
         """
         steps: list[tuple[int, int]] = []
         for length, value in values:
@@ -87,7 +87,7 @@ class CostCertificate:
         ]
 
     def problem(self, capacity: int, squares: int, align: int = 1) -> str | None:
-        """Return why this certificate cannot be checked under these limits; None if it can.
+        """Return why this certificate cannot be checked under these limits, as text; None if it can.
 
         A pack holds at most `capacity` tokens, with each length rounded up to a multiple of `align`, and its squared
         lengths add up to at most `squares`.

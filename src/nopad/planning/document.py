@@ -1,6 +1,6 @@
-"""The JSON document of a plan file (`opened`), and the parts of a `Plan` out of it (`parsed`), strict about types.
+"""Read the JSON document of a plan file (`opened`), and the arguments of `Plan` in it (`parsed`), strict about types.
 
-Whether what the parts say is true is another question, which `nopad.planning.Plan.problems` answers.
+This module does not check whether the plan and its lower bound are right: `nopad.planning.Plan.problems` does.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def text_of(path: str | Path) -> str:
     """Return the text of a plan file of either kind.
 
     Raises:
-        FormatError: the file is missing, or cannot be read.
+        FormatError: the file is missing, cannot be read, or is not UTF-8.
     """
     try:
         return Path(path).read_text(encoding="utf-8")
@@ -51,7 +51,7 @@ def opened(text: str, name: str, kind: str, version: int) -> dict[str, Any]:
     """Return the JSON document of a plan file whose "format" is `kind`; `name` stands for the file in messages.
 
     Raises:
-        FormatError: the text is not JSON, of another format, or of another version.
+        FormatError: the text is not JSON, or has another format or version.
     """
     try:
         document = read_json(text)

@@ -1,11 +1,11 @@
 """ENNLSHP, extended NNLSHP: minimise the padding tokens, and leave no sequence without a slot.
 
-With A the packing matrix, x how often each strategy is used and b the number of sequences of each length, the slots too
-many, r = A x - b, become separate unknowns that must be at least 0: ``min |w (A x - b)|^2 + |W (A x - b - r)|^2`` for
-x, r >= 0, with w = length and W = 10^6. So every length is covered at least as often as it occurs (before rounding),
-and the sum of squares of the padding tokens is minimised. The matrix has twice the rows of NNLSHP's, and solving takes
-3 to 6 times as long. It needs more packs and time than ``optimal``, but fewer packs than NNLSHP: 0.11 % above
-``optimal`` on Wikipedia-512, 0.2 % on SQuAD-384 at depth 3.
+Let A be the packing matrix, x how often each strategy is used, and b the number of sequences of each length. The
+surplus slots, r = A x - b, become separate unknowns that must be at least 0:
+``min |w (A x - b)|^2 + |W (A x - b - r)|^2`` for x, r >= 0, with w = length and W = 10^6. So every length is covered at
+least as often as it occurs (before rounding), and the sum of squares of the padding tokens is minimised. The matrix has
+twice the rows of NNLSHP's, and solving takes 3 to 6 times as long. It needs more packs and time than ``optimal``, but
+fewer packs than NNLSHP: 0.11 % above ``optimal`` on Wikipedia-512, 0.2 % on SQuAD-384 at depth 3.
 
 The lower right block of equation 24 is a negative identity, as the equation says; listing 9 has a block of ones there,
 and is then worse than SPFHP (96.96 % instead of 98.61 % on SQuAD-384).

@@ -84,7 +84,9 @@ def strategy_count(capacity: int, depth: int, enough: int) -> int:
 
 
 def check_size(name: str, capacity: int, depth: int, granularity: int, copies: int) -> None:
-    """Refuse a matrix above `MATRIX_LIMIT_BYTES`, with `copies` times the rows of `packing_matrix`.
+    """Refuse a matrix of more than `MATRIX_LIMIT_BYTES`, with `copies` times as many rows as `packing_matrix`.
+
+    `name` is the algorithm's name, for the error message.
 
     Raises:
         OptionError: the matrix is too large; the message says which depth or granularity is within the limit.

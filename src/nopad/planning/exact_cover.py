@@ -18,12 +18,12 @@ __all__ = ["OverCover", "fill", "fit_remainder", "over_cover", "pad_remainder"]
 
 
 class OverCover(NamedTuple):
-    """The papers' figures for a rounded solution before its repair, while its slots do not match the sequences.
+    """The papers' figures for a rounded solution before its repair, when its slots do not match the sequences yet.
 
     Attributes:
-        missing: sequences without a slot.
-        over: slots without a sequence.
-        packs: packs of the solution, and one for each sequence without a slot.
+        missing: number of sequences without a slot.
+        over: number of slots without a sequence.
+        packs: number of packs: those of the solution, and one for each sequence without a slot.
         strategies: number of different strategies among these packs.
     """
 

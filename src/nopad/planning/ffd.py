@@ -3,7 +3,7 @@
 It runs on the histogram: equal packs that were opened one after the other form one class. Classes are kept in opening
 order in blocks that store their largest room, so that blocks without room for a length are skipped. O(k * sqrt(c)) for
 k distinct lengths and c classes, independent of the number of sequences. On Wikipedia-512 it needs as many packs as
-LPFHP, at depth 3 and without a limit.
+LPFHP, both at depth 3 and without a depth limit.
 
 Source: Johnson, "Near-optimal bin packing algorithms", MIT 1973; the papers' baseline FFD.
 """

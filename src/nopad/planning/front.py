@@ -38,23 +38,24 @@ def plan(
     seed: int = 0,
     **options: Any,
 ) -> Plan:
-    """Plan packs for a histogram, or for lengths.
+    """Plan which lengths share packs, from a histogram or from lengths.
 
     Args:
         histogram_or_lengths: a `Histogram`, or integer lengths ``[n]`` in tokens.
         capacity: most tokens a pack may hold.
         depth: most sequences a pack may hold; None: unlimited.
         algorithm: one of `ALGORITHMS`.
-        seed: random seed, used only where an arrival-order algorithm is given a histogram: it packs the sequences in a
-            random order, and a note of the plan says so.
+        seed: random seed, used only if an arrival-order algorithm is given a histogram: the algorithm then packs the
+            sequences in a random order, and a note of the plan says so.
         options: options of the algorithm, and conditions on packs: `align`, `max_squares` and `pack_multiple` with
-            every algorithm, `even` with "auto" and "optimal"; the algorithms' page lists them.
+            every algorithm, `even` with "auto" and "optimal"; `docs/algorithms.md` lists them.
 
     Raises:
-        LengthError: a length is < 1, not an integer, or above `capacity`; or more than 2^62 sequences have the same
-            length (with `max_squares` or `even`: than 2^62 sequences in all).
+        LengthError: a length is < 1, not an integer, or above `capacity`; or its square is above `max_squares`; or more
+            than 2^62 sequences have the same length (in all, if "auto" or "optimal" plan with `max_squares` or `even`).
         OptionError: capacity, depth, seed, algorithm or an option has an invalid value, or the algorithm has no such
-            option; or more than 2^22 of these sequences fit into one pack (a plan lists them: limit the depth).
+            option; or more than 2^22 of these sequences fit into one pack (a plan lists them: limit the depth); or an
+            arrival-order algorithm is given a histogram of more than 2^28 sequences.
 
     >>> import nopad
     >>> nopad.plan([5, 3, 4, 2, 8], capacity=8, algorithm="spfhp").packs

@@ -1,9 +1,9 @@
-"""Rounded lengths: plan on few lengths, rounded up to multiples, then put the real lengths in.
+"""Rounded lengths: plan few distinct lengths, rounded up to multiples of g, then put the real lengths in.
 
-For any algorithm: plan ``rounded_histogram(histogram, g, capacity)`` at capacity ``whole_capacity(g, capacity)``; then
-`real_strategies` gives every slot a real length. Packs that fit with rounded lengths also fit with real ones, even if
-each sequence of a pack begins at a multiple of g. O(k + strategies) for k distinct lengths. Rounding wastes (g - 1) / 2
-tokens per sequence on average, unless the free room is filled later.
+This works with any algorithm: plan ``rounded_histogram(histogram, g, capacity)`` at capacity
+``whole_capacity(g, capacity)``; then `real_strategies` gives every slot a real length. Packs that fit with rounded
+lengths also fit with real ones, even if each sequence of a pack begins at a multiple of g. O(k + strategies) for k
+distinct lengths. Rounding wastes (g - 1) / 2 tokens per sequence on average, unless the free room is filled later.
 
 Source: the supplement to arXiv 2107.02027, D.5.1, proposes even lengths to make depth 4 feasible.
 """
@@ -28,7 +28,7 @@ def whole_capacity(granularity: int, capacity: int) -> int:
 
 
 def rounded_histogram(histogram: Histogram, granularity: int, capacity: int) -> Histogram:
-    """Round lengths up to multiples of `granularity`; those above its last multiple within `capacity` down to that.
+    """Round lengths up to multiples of `granularity`, or down to the last multiple within `capacity` if above it.
 
     >>> rounded_histogram(Histogram.from_counts({3: 5, 8: 1, 9: 1, 18: 2}), 8, 20).to_dict()
     {8: 6, 16: 3}

@@ -1,7 +1,7 @@
 """greedy (next-fit): fill one pack in order of arrival; close it when a sequence does not fit, and open the next.
 
-The usual baseline, an arrival-order algorithm: one open pack, O(n), earlier packs are never used again. It reaches an
-efficiency of about 78 % on Wikipedia-512.
+This is the usual baseline, an arrival-order algorithm: one pack is open at a time, and earlier packs are never used
+again. It takes O(n) time, and reaches an efficiency of about 78 % on Wikipedia-512.
 
 Source: the papers' baseline GREEDY (arXiv 2107.02027, section 4).
 """

@@ -1,9 +1,10 @@
 """Harmonic-k: in order of arrival, each sequence shares packs only with sequences of its own size class.
 
 Class j < k holds the lengths in (capacity / (j + 1), capacity / j], j to a pack; class k holds all shorter lengths, by
-next-fit. One pack of each class is open at a time: O(n) time, O(k) memory beyond the result. It needs at most about
-1.692 times the optimum at the default k = 12 (1.691 for large k), up to a constant. It is poor where many lengths are
-above half the capacity, since each gets a pack alone (14.6 % more packs than LPFHP on Wikipedia-512, 31 % on SQuAD).
+next-fit. One pack of each class is open at a time: O(n) time, O(k) memory beyond the result. Up to a
+constant, it needs at most about 1.692 times as many packs as the optimum at the default k = 12 (1.691 for large k). It
+is poor where many lengths are above half the capacity, since each gets a pack alone (14.6 % more packs than LPFHP on
+Wikipedia-512, 31 % on SQuAD).
 
 Source: Lee, Lee, "A simple on-line bin-packing algorithm", Journal of the ACM 32(3), 1985.
 """
@@ -20,7 +21,7 @@ __all__ = ["harmonic"]
 
 
 def harmonic(lengths: NDArray[np.int32], capacity: int, depth: int | None, k: int = 12) -> Packs:
-    """Return the packs of `lengths` (int32 ``[n]``, each <= capacity), in order of opening.
+    """Return the packs of `lengths` (int32 ``[n]``, each <= capacity), in order of opening, with `k` size classes.
 
     >>> [p.tolist() for p in harmonic(np.array([5, 4, 3, 2, 2, 4], dtype=np.int32), 8, None)]
     [[0], [1, 2], [3, 4], [5]]

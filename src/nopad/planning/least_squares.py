@@ -2,7 +2,7 @@
 
 The only step that does not use integers is SciPy's solver. Its result is rounded with a margin, so that the last digits
 do not matter; yet where several solutions are equally good, another version of SciPy or another processor may find
-another one. Such plans are also valid, and differ by a few packs (up to 9 of 40,787 seen on SQuAD-384). The same
+another one. Such plans are also valid, and differ by a few packs (by up to 9 of 40,787 packs on SQuAD-384). The same
 machine and SciPy always give the same plan.
 """
 
@@ -53,8 +53,8 @@ class Choices:
 
     Attributes:
         rounding: how a fractional number of packs becomes whole: "nearest", "ceil" or "floor".
-        remainder: where sequences without a slot go: "pad": into packs of their own, with padding; "best_fit": wherever
-            they fit tightest.
+        remainder: where sequences without a slot go: with "pad", into packs of their own, with padding; with
+            "best_fit", into the fullest packs that have room.
         granularity: lengths are rounded up to multiples of this many tokens.
     """
 
@@ -75,7 +75,7 @@ def least_squares(
     """Plan by least squares; `system` makes the solver's matrix and target from the packing matrix and the demand.
 
     The solver's matrix has `copies` times the rows of the packing matrix (see `packing_matrix`); the first of its
-    unknowns are how often each strategy is used. `name` is the algorithm's, for messages.
+    unknowns are how often each strategy is used. `name` is the algorithm's name, for error messages.
 
     Raises:
         OptionError: there are too many strategies.

@@ -10,11 +10,12 @@ length that fits beside it; a pack without room for the two shortest small lengt
 5. the remaining lengths: first-fit decreasing into new packs
 
 A depth limit holds in every phase: with depth 2 no pack takes two small lengths. It runs on the histogram, with equal
-packs as one class: O((k + c) * d * log k) for k distinct lengths, c classes of packs, d distinct lengths in a pack;
-then FFD.
+packs as one class. The first four phases take O((k + c) * d * log k) for k distinct lengths, c classes of packs and d
+distinct lengths in a pack; the last one takes the time of FFD.
 
-It needs at most 71/60 of the optimum, up to a constant (FFD: 11/9), without a depth limit. In practice it is no better:
-on Wikipedia-512 and SQuAD it needs exactly as many packs as FFD and LPFHP, at depths 2, 3, 8 and without.
+Without a depth limit, it needs at most 71/60 times as many packs as the optimum, up to a constant (FFD: 11/9). In
+practice it is no better: on Wikipedia-512 and SQuAD it needs exactly as many packs as FFD and LPFHP, at depths 2, 3 and
+8, and without a depth limit.
 
 Source: Johnson, Garey, "A 71/60 theorem for bin packing", Journal of Complexity 1(1), 1985.
 """

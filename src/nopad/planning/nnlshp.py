@@ -1,9 +1,9 @@
 """NNLSHP, non-negative least squares histogram-packing: the mix of full packs that is nearest to the histogram.
 
-It lists every strategy whose slots sum to exactly the capacity, and solves ``min |w (A x - b)|`` for x >= 0, where x
-says how often to use each strategy, A (the packing matrix) how often each strategy holds each length, b how many
-sequences of each length there are, and w is a weight for each length. Short lengths get a smaller weight, because an
-empty short slot wastes little. The same machine and version of SciPy always give the same plan. It takes about
+The algorithm lists every strategy whose slots sum to exactly the capacity, and solves ``min |w (A x - b)|`` for x >= 0,
+where x says how often to use each strategy, A (the packing matrix) how often each strategy holds each length, b how
+many sequences of each length there are, and w is a weight for each length. Short lengths get a smaller weight, because
+an empty short slot wastes little. The same machine and version of SciPy always give the same plan. It takes about
 O(capacity^5) at depth 3: 6 s at capacity 384, 15 s at 512. It needs more packs than ``optimal`` (0.14 % on
 Wikipedia-512 and 1.45 % on SQuAD-384 at depth 3) and more time. It also needs more packs than ``lpfhp`` where counts
 are small or packs rarely reach the depth: rounding, and packing the sequences that remain, then cost more than the mix
@@ -51,16 +51,17 @@ def nnlshp(
     remainder: str = "pad",
     granularity: int = 1,
 ) -> Planned:
-    """Return packs that cover `histogram` exactly; `facts` hold numbers about the solver's solution and its repair.
+    """Return packs that cover `histogram` exactly; `facts` describe the solver's solution and its repair in figures.
 
     Args:
         histogram: the sequences, by length.
         capacity: most tokens of a pack.
         depth: most sequences of a pack; None: unlimited.
         rounding: how a fractional number of packs becomes whole: "nearest", "ceil" or "floor".
-        weighting: weight of lengths up to 8 tokens: "fixed": 0.09; "capacity": sqrt(8 / (2 * capacity)).
-        remainder: where sequences without a slot go: "pad": into packs of their own, with padding; "best_fit": wherever
-            they fit tightest.
+        weighting: the weight of lengths up to 8 tokens: 0.09 with "fixed", ``sqrt(8 / (2 * capacity))`` with
+            "capacity".
+        remainder: where sequences without a slot go: with "pad", into packs of their own, with padding; with
+            "best_fit", into the fullest packs that have room.
         granularity: lengths are rounded up to multiples of this many tokens, so that there are fewer strategies.
 
     Raises:

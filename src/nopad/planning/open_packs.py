@@ -40,7 +40,7 @@ class OpenPacks:
     """
 
     def __init__(self, capacity: int, depth: int | None) -> None:
-        """Start with no pack open."""
+        """Start with no pack open; a `depth` of None is unlimited."""
         self.capacity = capacity
         self.depth = depth if depth is not None else capacity
         self.closed: list[tuple[int, Content]] = []
@@ -97,7 +97,7 @@ class OpenPacks:
         self._summary |= 1 << word
 
     def best_fit(self, length: int, left: int, *, distribute: bool = True) -> None:
-        """Put `left` sequences of this length into the fullest packs they fit, and open new packs for the rest.
+        """Put `left` sequences of this length into the fullest packs with room, and the remaining ones into new packs.
 
         With `distribute` a pack takes as many copies as it can at once; otherwise it takes one copy at a time, and each
         copy that fits no open pack opens a pack.

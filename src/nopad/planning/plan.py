@@ -1,8 +1,8 @@
 """`Plan`: strategies with counts that cover a histogram exactly, and a lower bound on the number of packs.
 
 A strategy is a multiset of lengths that share one pack. A plan does not name sequences: `nopad.assign` assigns them to
-packs. A plan file (``*.plan.json``) is small, readable and diffable, with one strategy per line, and has everything
-that `Plan.problems` checks.
+packs. A plan file (``*.plan.json``) is small, readable and diffable, with one strategy per line. It holds all data that
+`Plan.problems` needs for its checks.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ FORMAT_VERSION = 1
 class Plan:
     """Which lengths are packed together, and how often, so that each sequence of a histogram is covered exactly once.
 
-    A strategy is the content of a pack, as lengths of sequences; it stands for `counts` equal packs.
+    A strategy is the multiset of sequence lengths in one pack; ``counts[s]`` equal packs have strategy s.
 
     Attributes:
         capacity: most tokens a pack may hold.
         depth: most sequences a pack may hold; None: unlimited.
         algorithm: name of the algorithm that made the plan.
         options: options of the algorithm and conditions, JSON-ready.
-        facts: further numbers that the algorithm reports, JSON-ready.
+        facts: further figures that the algorithm reports, by name, JSON-ready.
         indptr: strategy s holds ``lengths[indptr[s]:indptr[s + 1]]``; int64 ``[strategies + 1]``.
-        lengths: lengths in tokens, longest first within a strategy; int64.
+        lengths: lengths in tokens of all strategies, longest first within each; int64.
         counts: number of packs of each strategy, >= 1; int64 ``[strategies]``.
-        bound: the proven lower bound, and its proof.
+        bound: the proven lower bound on the number of packs, and its proof.
         notes: sentences for the user, such as "order drawn with seed 0".
 
     >>> import nopad
@@ -85,9 +85,10 @@ class Plan:
         facts: Mapping[str, Any] | None = None,
         notes: tuple[str, ...] = (),
     ) -> Plan:
-        """Build a plan from ``(count, lengths longest first)`` pairs; it has them sorted, and equal ones merged.
+        """Build a plan from ``(count, lengths longest first)`` pairs, sorted, with equal strategies merged.
 
-        `histogram` is what they cover; the lower bound is made from it and from the `certificate` of the algorithm.
+        `histogram` holds the sequences that the pairs cover. The lower bound is computed from it and from the
+        `certificate` of the algorithm.
         """
         merged: Counter[tuple[int, ...]] = Counter()
         for count, lengths in strategies:
@@ -177,17 +178,17 @@ class Plan:
 
     @property
     def gap(self) -> int:
-        """Packs above the lower bound, exactly; 0: the plan is proven optimal."""
+        """Number of packs above the lower bound; 0: the plan is proven optimal."""
         return self.packs - self.lower_bound
 
     @property
     def max_depth_used(self) -> int:
-        """Most sequences that any pack holds."""
+        """Largest number of sequences in any pack; 0 for an empty plan."""
         return int(np.diff(self.indptr).max()) if self.counts.size else 0
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the plan file's bytes."""
+        """SHA-256 of the plan file's bytes, in hex."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()
 
     def __eq__(self, other: object) -> bool:
@@ -199,7 +200,7 @@ class Plan:
         return hash(self.fingerprint)
 
     def summary(self) -> dict[str, Any]:
-        """Return packs, bound, efficiency and so on as a dict ready for JSON: a row of tables that compare plans."""
+        """Return algorithm, packs, efficiency, lower bound and other figures as a JSON-ready dict, for comparisons."""
         return {
             "algorithm": self.algorithm,
             "depth": self.depth,
@@ -217,13 +218,13 @@ class Plan:
         }
 
     def __repr__(self) -> str:
-        """Return algorithm, limits, number of packs and efficiency in one line."""
+        """Return one line with the algorithm, capacity, depth, number of packs and efficiency."""
         depth = "unlimited" if self.depth is None else self.depth
         what = f"{self.algorithm}, capacity {self.capacity}, depth {depth}"
         return f"Plan({what}: {self.packs:,} packs, {self.efficiency:.3%})"
 
     def __str__(self) -> str:
-        """Return a small table of the plan's main numbers."""
+        """Return a small table: limits, number of packs, lower bound, efficiency and notes, one per line."""
         above = f"{self.gap:,} above, {_percent(self.gap, self.lower_bound)}"
         state = f"this plan: {above if self.gap else 'proven optimal'}"
         rows = [
@@ -240,7 +241,11 @@ class Plan:
         return "\n".join(f"{name:<15}{value}" for name, value in rows)
 
     def problems(self) -> list[str]:
-        """Check the plan against its own limits, conditions and bound; return one sentence for each problem found."""
+        """Check the plan against its own limits, conditions and lower bound.
+
+        Returns:
+            One sentence for each problem found; an empty list if there is none.
+        """
         found = self.broken_limits()
         load = load_of(self.histogram, self.capacity, self.depth, *even_limits(self.options, self.capacity))
         found += broken_evenness(self.options, self.facts, self.notes, load, self.strategies)
@@ -258,7 +263,7 @@ class Plan:
     def broken_limits(self) -> list[str]:
         """Return one sentence for each limit that a strategy breaks: capacity, depth, and conditions other than `even`.
 
-        At most three sentences for each kind of limit.
+        There are at most three sentences for each kind of limit.
         """
         found = [f"strategy {s} is used {self.counts[s]} times" for s in np.flatnonzero(self.counts < 1)[:3]]
         sizes = np.diff(self.indptr)
@@ -300,7 +305,11 @@ class Plan:
         return f'{body},\n  "strategies": [' + ("\n" + ",\n".join(lines) + "\n  " if lines else "") + "]\n}\n"
 
     def save(self, path: str | Path) -> None:
-        """Write a plan file (``*.plan.json``)."""
+        """Write a plan file (``*.plan.json``).
+
+        Raises:
+            StorageError: the disk is full, or the write failed.
+        """
         write_atomic(Path(path), self.to_json().encode())
 
     @classmethod
@@ -308,8 +317,8 @@ class Plan:
         """Read a plan file.
 
         Raises:
-            FormatError: the file is missing, not JSON, no plan, has an unknown version, or its numbers contradict each
-                other.
+            FormatError: the file is missing, is not JSON or not a plan, has an unknown version, or its numbers
+                contradict each other.
         """
         return cls.from_json(text_of(path), name=str(path))
 
@@ -318,7 +327,8 @@ class Plan:
         """Return the plan whose `to_json` gave this text; `name` stands for the file in error messages.
 
         Raises:
-            FormatError: as `load`, but for the file.
+            FormatError: the text is not JSON or not a plan, has an unknown version, or its numbers contradict each
+                other.
         """
         document = opened(text, name, FORMAT, FORMAT_VERSION)
         try:

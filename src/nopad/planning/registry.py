@@ -1,6 +1,6 @@
 """The algorithms by name, and their options.
 
-There are two kinds, see `nopad.planning.algorithm`:
+There are two kinds of algorithm (see `nopad.planning.algorithm`):
 
 * histogram algorithms return strategies (lengths that share a pack, and how many packs); sequences are assigned later
 * arrival-order algorithms return packs of sequences; their plan is a summary of these packs
@@ -107,7 +107,7 @@ BY_COST = {"auto": 4, "optimal": 20}
 
 
 def check_algorithm(algorithm: str) -> None:
-    """Refuse a name that no algorithm has.
+    """Check that an algorithm has this name.
 
     Raises:
         OptionError: there is no such algorithm; the message gives similar names.

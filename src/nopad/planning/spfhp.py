@@ -1,6 +1,6 @@
-"""SPFHP, shortest-pack-first histogram-packing: longest length first, each onto the emptiest pack it fits.
+"""SPFHP, shortest-pack-first histogram-packing: longest length first, each into the emptiest pack it fits.
 
-All remaining sequences of a length go onto one class of equal packs, which is split if the counts differ, so there is
+All remaining sequences of a length go into one class of equal packs, which is split if the counts differ, so there is
 at most one strategy per distinct length. O(k log k) for k distinct lengths, independent of the number of sequences. It
 needs 0.3 % more packs than best-fit on Wikipedia-512 without a depth limit, with few sequences per pack (at most 16).
 

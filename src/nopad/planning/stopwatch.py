@@ -1,4 +1,4 @@
-"""`Stopwatch`: wall seconds of a block, without those in which compiled loops are compiled or loaded.
+"""`Stopwatch`: the wall seconds of a ``with`` block, less those in which loops are compiled or loaded.
 
 Numba compiles a loop at its first call with arguments of new types, or loads it from its cache. In both cases it holds
 its compiler lock, and reports for how long. Compiling takes seconds, once after an installation, and says nothing about
@@ -15,7 +15,9 @@ __all__ = ["Stopwatch"]
 
 
 class Stopwatch:
-    """A context manager that measures its block: `seconds` without compiling, and the seconds of `compiling`.
+    """A context manager that measures its block.
+
+    `compiling` is the time in which loops were compiled or loaded, `seconds` all other time; both in seconds.
 
     >>> with Stopwatch() as watch:
     ...     total = sum(range(10))

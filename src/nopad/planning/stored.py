@@ -1,4 +1,4 @@
-"""A plan file of either kind, for one capacity or several."""
+"""Read a plan file of either kind: for one capacity, or for several."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["load_plan"]
 
 
 def load_plan(path: str | Path) -> Plan | SeveralPlan:
-    """Read a plan file.
+    """Read a plan file of either kind.
 
     Raises:
-        FormatError: the file is missing, no plan, has an unknown version, or its numbers contradict each other.
+        FormatError: the file is missing or not a plan, has an unknown version, or its numbers contradict each other.
     """
     text, name = text_of(path), str(path)
     if re.search(rf'"format"\s*:\s*"{re.escape(FORMAT)}"', text):

@@ -31,7 +31,8 @@ def pack_arrivals(
 ) -> Packs:
     """Run an arrival-order algorithm, then make its packs meet the conditions; return the packs of `lengths`.
 
-    `lengths` are int32 ``[n]``; `own` are the algorithm's options, `conditions` those of `nopad.planning.conditions`.
+    `lengths` are int32 ``[n]``; `own` are the algorithm's options, `conditions` all conditions of
+    `nopad.planning.conditions`, by name.
     """
     align = conditions["align"]
     seen = -(-lengths // align) * align if align > 1 else lengths
@@ -83,7 +84,8 @@ def summarise(
 def checked(plan: Plan, histogram: Histogram) -> Plan:
     """Check the plan of any algorithm, and return it.
 
-    Every sequence is in it once, it keeps capacity, depth and all conditions but `even`, and is not below its bound.
+    A valid plan holds every sequence exactly once, keeps capacity, depth and all conditions but `even`, and has no
+    fewer packs than its lower bound.
 
     Raises:
         RuntimeError: the plan fails this check, which is a mistake of the algorithm.
@@ -102,10 +104,10 @@ def checked(plan: Plan, histogram: Histogram) -> Plan:
 def drawn_order(histogram: Histogram, algorithm: str, seed: int) -> NDArray[np.int32]:
     """Return the length of every sequence, int32 ``[n]``, in a random order that depends on `seed` alone.
 
-    `algorithm` is the name of the one that needs an order, for the error.
+    `algorithm` is the name of the algorithm that needs an order, for the error message.
 
     Raises:
-        OptionError: there are more than `MAX_DRAWN` sequences.
+        OptionError: there are more than `MAX_DRAWN` (2^28) sequences.
     """
     from nopad import _kernels
 

@@ -36,13 +36,13 @@ def within(
     exact: bool,
     by_tokens: Callable[[], Strategies] | None = None,
 ) -> Planned:
-    """Return the best plan found whose packs have at most `capacity` tokens, and `squares` as sum of squared lengths.
+    """Return the best plan found whose packs hold at most `capacity` tokens and a sum of squared lengths of `squares`.
 
     Each sequence takes its length rounded up to a multiple of `align` tokens. The search ends early at a plan of at
-    most ``1 + bound // 10,000`` packs above the lower bound, with `exact` only at the bound. Each method gets a share
-    of what is left of the `budget`, and no slower one begins once that is spent. `by_tokens` plans without the limit on
-    squares and then cuts packs to it, which is better where few packs need a cut; it charges the same budget itself.
-    The plan's facts name the method that made it.
+    most ``1 + bound // 10,000`` packs above the lower bound, or if `exact`, only at the bound. Each method gets a share
+    of the operations left in `budget`, and no slower method begins once the budget is spent. `by_tokens` plans without
+    the limit on squares and then cuts packs to it, which is better where few packs need a cut; it charges the same
+    budget itself. The plan's facts name the method that made it.
 
     >>> made = within(Histogram.from_lengths([5, 5, 2, 2, 2, 2]), 9, None, 33, budget=Budget(1), exact=True)
     >>> made.strategies

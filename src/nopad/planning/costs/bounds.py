@@ -26,7 +26,7 @@ def fewest(
     most: int,
     depth: int | None,
 ) -> int:
-    """Return a number of packs that no plan can go below.
+    """Return a lower bound on the number of packs of any plan.
 
     There are ``counts[i]`` sequences of ``sizes[i]`` tokens and a cost of ``costs[i]`` each; sizes and costs ascend. A
     pack holds `capacity` tokens, a cost of `most` and `depth` sequences (None: unlimited) at most; each sequence fits

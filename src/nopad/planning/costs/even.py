@@ -1,9 +1,9 @@
 """Even packs: nearly as few as possible, with no pack far above the mean in cost or in number of sequences.
 
 The cost of a pack is the sum of its squared lengths; a step of training waits for the pack with the highest cost. The
-search starts from a plan with few packs, and may use one pack in `_ALLOWED` more. By bisection it finds the smallest
-limit on cost, and then under that limit the smallest depth, for which a plan is found. A limit on cost is proven to be
-impossible if the lower bound under this limit is more than the packs allowed.
+search starts from a plan with few packs, and may add one pack for every `_ALLOWED` packs. By bisection it finds the
+smallest limit on cost, and then under that limit the smallest depth, for which a plan is found. A limit on cost is
+proven to be impossible if the lower bound under this limit is more than the packs allowed.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _FINE = 500  # the bisection ends when the limit on cost is known to one part in
 
 
 def packs_allowed(packs: int, sequences: int, multiple: int) -> int:
-    """Return the most packs that an even plan may have, if the plan before has `packs`: one in 1,000 more.
+    """Return the most packs that an even plan may have, one in 1,000 more than the `packs` of the plan before.
 
-    `packs` is first rounded up to a multiple of `multiple`; the result is such a multiple too, and at most `sequences`
-    where there is one between both. Otherwise it is `packs`: there is no plan with a multiple of packs.
+    `packs` is first rounded up to a multiple of `multiple`. The result is such a multiple too, of at most `sequences`.
+    If there is no such multiple from `packs` to `sequences`, the result is `packs`.
 
     >>> packs_allowed(5000, 10**6, 1), packs_allowed(5000, 10**6, 7), packs_allowed(3, 10, 2), packs_allowed(7, 8, 5)
     (5005, 5005, 4, 7)
@@ -42,7 +42,7 @@ def packs_allowed(packs: int, sequences: int, multiple: int) -> int:
 
 
 def least_cap(load: Load, packs: int) -> int:
-    """Return a cost that the costliest pack of any plan with at most `packs` packs cannot be below.
+    """Return a lower bound on the cost of the costliest pack in any plan with at most `packs` packs.
 
     >>> lengths = np.array([2, 4])
     >>> load = Load(lengths, lengths, lengths**2, np.array([4, 2]), np.array([8, 64, 9]))
@@ -140,9 +140,10 @@ def even_out(
     """Return the most even plan found that has at most one pack in 1,000 more than `start`, and facts for `described`.
 
     The number of packs allowed is a multiple of `multiple` (`packs_allowed`); if no other plan is found, `start` is
-    returned. The facts are ``most_packs``, the packs allowed; ``least_cap``, the cost that no plan of so many packs can
-    go below; ``before``, the `spreads` of `start`. `align`, `by_tokens` and `budget` are those of `_Search`; `slow`
-    attempts may solve linear programs while the limit on cost is searched, and again `slow` for the depth.
+    returned. The facts are ``most_packs``, the number of packs allowed; ``least_cap``, a lower bound on the highest
+    cost of a pack in a plan of so many packs; and ``before``, the `spreads` of `start`. `align`, `by_tokens` and
+    `budget` are those of `_Search`. At most `slow` attempts may solve linear programs while the limit on cost is
+    searched, and `slow` more while the depth is searched.
     """
     sequences = int(load.counts.sum())
     allowed = packs_allowed(sum(count for count, _ in start), sequences, multiple)
@@ -221,7 +222,7 @@ def broken_evenness(
 
     `options`, `facts`, `notes` and `strategies` are those of the plan. ``facts["even"]`` are those of `even_out` and,
     as ``after``, the `spreads` of the plan; they must equal what these strategies and the lower bounds for `load` give.
-    The plan before is not known any more: its numbers (``before``) only have to be possible, and agree with each other.
+    The plan before is no longer known: its figures (``before``) only have to be possible and to agree with each other.
     The note of `described` must be among the notes. A plan without the option `even` must have no such facts.
     """
     even: Any = facts.get("even")

@@ -1,10 +1,10 @@
 """Plans with limits on tokens and cost by column generation: a plan in rounded lengths, filled with real ones.
 
-The method for packs of few sequences each, where it matters most which sequences share a pack. A pack has a few hundred
-units of tokens and of cost; lengths and their squares are rounded to the nearest unit, so that errors cancel. The
-rounded lengths are the items of a linear program, whose patterns are found by an exact knapsack with both limits (and
-the depth, where it limits packs). The whole parts of the solution are packed, and the items left are solved again. The
-patterns are only a guide: each of their items is a slot for a real length, so the plan is exact.
+This method is for packs of few sequences each, where it matters most which sequences share a pack. A pack has a few
+hundred units of tokens and of cost; lengths and their squares are rounded to the nearest unit, so that errors cancel.
+The rounded lengths are the items of a linear program, whose patterns are found by an exact knapsack with both limits
+(and the depth, where it limits packs). The whole parts of the solution are packed, and the items left are solved again.
+The patterns are only a guide: each of their items is a slot for a real length, so the plan is exact.
 
 Source: as `nopad.planning.optimal.units`; the pricing is the two-constraint knapsack of Gilmore and Gomory,
 "Multistage cutting stock problems of two and more dimensions", 1965.
@@ -49,7 +49,7 @@ Pattern = tuple[int, ...]
 
 
 def fits_memory(load: Load) -> bool:
-    """Whether `fill` has memory for this load: by its capacity, and by its number of sequences."""
+    """Whether the capacity and the number of sequences of this load are small enough for the memory of `fill`."""
     return bool(load.limits[0] <= MOST_CAPACITY) and sum(load.counts.tolist()) <= MOST_FILLED
 
 
@@ -102,7 +102,7 @@ class Units:
         )
 
     def price(self, duals: NDArray[np.float64], table: NDArray[np.int64]) -> tuple[float, list[Pattern]]:
-        """Return the worth of the best pattern, and distinct patterns worth more than 1 (a pack), best first.
+        """Return the value of the best pattern, and distinct patterns with a value above 1 (a pack), best first.
 
         A pattern is a tuple of item numbers, largest first, worth the sum of its items' `duals` (float64 ``[k]``).
         `table` (int64) is overwritten by `_guide_kernels.knapsack`.
@@ -203,10 +203,10 @@ def guide(load: Load, budget: Budget) -> Guide | None:
 def certify(plan: Guide, load: Load, align: int, budget: Budget) -> CostCertificate | None:
     """Return a certificate made of the values of a plan; None if checking it would take more than the budget.
 
-    The operations of the check are charged here. None also if it could not be checked for another reason (`problem` of
-    the certificate). Its units are the finest that the budget allows. Between the mean lengths of the items, values are
-    interpolated. A certificate weighs lengths in units, rounded down; for a short length that is much less than its
-    share of a pack, so its value is lowered to this weight.
+    The operations of the check are charged to `budget`. The result is None, too, if the certificate cannot be checked
+    for another reason (its `problem`). Its units are the finest that the budget allows. Between the mean lengths of the
+    items, values are interpolated. A certificate weighs lengths in units, rounded down; for a short length that is much
+    less than its share of a pack, so its value is lowered to this weight.
     """
     capacity = int(load.limits[0])
     lengths = load.lengths
@@ -227,9 +227,9 @@ def certify(plan: Guide, load: Load, align: int, budget: Budget) -> CostCertific
 def fill(plan: Guide, load: Load, align: int, budget: Budget) -> Packed:
     """Return a plan of all sequences of `load` that follows a plan in units.
 
-    Sequences that found no slot are planned in units again, a few times; the last ones are placed by best-fit. Both are
-    charged here, `FILLING` by the caller. Best-fit always places all sequences; with no budget left it soon opens new
-    packs instead of looking for room (`_LEAST_LOOKS`).
+    Sequences that found no slot are planned in units again, a few times; the last ones are placed by best-fit. Both
+    steps are charged to `budget` here; the caller charges `FILLING`. Best-fit always places all sequences; with no
+    budget left it soon opens new packs instead of looking for room (`_LEAST_LOOKS`).
     """
     from nopad.planning.costs import _kernels
 

@@ -38,11 +38,11 @@ _MORE = (0.0, 1e-4, 2e-4, 3e-4, 5e-4, 7e-4, 1e-3, 1.5e-3, 2e-3, 3e-3, 5e-3, 7e-3
 
 @dataclass(frozen=True)
 class Load:
-    """The sequences to be packed, and the limits of a pack.
+    """The sequences to pack, and the limits of a pack.
 
     Attributes:
         lengths: distinct real lengths, ascending; int64 ``[k]``.
-        sizes: tokens that a sequence of each length takes, padding of its own included, ascending; int64 ``[k]``.
+        sizes: number of tokens that a sequence of each length takes, with its own padding, ascending; int64 ``[k]``.
         costs: cost of a sequence of each length, ascending; int64 ``[k]``.
         counts: number of sequences of each length, >= 0; int64 ``[k]``.
         limits: most tokens, most cost and most sequences of a pack; int64 ``[3]``.
@@ -67,7 +67,7 @@ def load_of(histogram: Histogram, capacity: int, depth: int | None, squares: int
 
 
 def bound_of(load: Load) -> int:
-    """Return a number of packs that no plan of this load can go below (`nopad.planning.costs.bounds`)."""
+    """Return a lower bound on the number of packs of any plan of this load (`nopad.planning.costs.bounds`)."""
     capacity, most, depth = load.limits.tolist()
     return fewest(load.sizes, load.costs, load.counts, capacity, most, None if depth == UNLIMITED else depth)
 
@@ -106,7 +106,7 @@ class Packed:
 def spread(load: Load, bound: int, enough: int, budget: Budget) -> Packed:
     """Return the best plan found; ends at a plan of at most `enough` packs, or when the budget is spent.
 
-    `bound` is a number of packs that no plan can go below. A spent budget still allows one plan.
+    `bound` is a lower bound on the number of packs. One plan is made even if the budget is spent.
     """
     least = np.cumsum(load.sizes * (load.counts / load.counts.sum()))
     starts = [int(np.searchsorted(least, share * least[-1])) if share else 0 for share in _SHARES]

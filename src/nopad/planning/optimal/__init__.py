@@ -4,8 +4,8 @@ Packing a histogram is the cutting-stock problem. Heuristics are tried first (mi
 with a depth limit `spread`, which opens all packs at the start. A plan with no more packs than a cheap lower bound is
 optimal. Otherwise column generation (`search`) solves a linear program over all patterns (multisets of lengths that fit
 into a pack). Its dual values prove a better bound, and its fractional solution is rounded to whole packs (`rounding`).
-Its items are the distinct lengths where the budget allows that, otherwise lengths rounded to a few hundred sizes
-(`units`); `gathering` then collects the free space of all packs in a few packs, until these can be emptied. The last
+Its items are the distinct lengths if the budget allows this; otherwise, lengths are rounded to a few hundred sizes
+(`units`). `gathering` then collects the free space of all packs in a few packs, until these can be emptied. The last
 packs above the bound are removed by an integer program (`closing`).
 
 The budget is counted in operations, so the plan is the same on every machine, unless a limit in seconds is set. `auto`
@@ -41,7 +41,8 @@ def optimal(
 
     `effort` is the budget: seconds of an ordinary core, counted as 10^9 operations each. No new step begins when
     `seconds` have passed on the clock (None: no time limit). A `budget` that other steps of planning share replaces
-    both. The plan's facts give the number of linear programs solved, all that the budget has counted included.
+    both. The plan's facts give the number of linear programs that the budget has counted, including those
+    of other steps.
 
     >>> made = optimal(Histogram.from_lengths([5, 5, 4, 4, 3, 3, 3, 3, 2]), 10, None)
     >>> sum(count for count, _ in made.strategies), made.facts
@@ -73,8 +74,9 @@ def auto(
 def nearly(histogram: Histogram, capacity: int, depth: int | None, *, budget: Budget, share: float) -> Strategies:
     """Return the first plan found that is near its lower bound, or the best one when the budget is spent.
 
-    Near: at most one pack above the bound, or this `share` of the cheap lower bound if that is more. Nothing is tried
-    at smaller depths, so a larger depth may cost a few packs; no bound is proven that takes a program of its own.
+    A plan is near if it is at most one pack above the bound, or at most this `share` of the cheap lower bound if that
+    is more. Smaller depths are not tried, so a larger depth may cost a few packs. No separate linear program is solved
+    to prove a bound.
     """
     search = Search(histogram, capacity, depth, budget, within=1, less=False)
     search.within = max(1, int(share * search.bound))

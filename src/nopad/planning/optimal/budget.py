@@ -1,4 +1,4 @@
-"""`Budget`: a limit on the operations of a search, counted alike on every machine, and optionally one in seconds."""
+"""`Budget`: a limit on the number of operations of a search, equal on every machine, and optionally on its time."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _PER_SECOND = 10**9  # operations; one is about a nanosecond of an ordinary core
 class Budget:
     """Counts operations, each about a nanosecond of an ordinary core; spent when none is left or the time is up.
 
-    The steps of planning charge what they take, and look whether the budget is spent before they begin.
+    Each step of planning charges the operations that it takes, and does not begin if the budget is spent.
 
     Attributes:
-        left: operations that are left; below 0 if the last step took more than was left.
+        left: number of operations left; below 0 if the last step took more than were left.
         programs: number of linear programs so far.
         out_of_time: whether the limit in seconds ended the search.
         trouble: why the solver ended the search; "" if it did not.
     """
 
     def __init__(self, effort: float, seconds: int | None = None) -> None:
-        """Allow 10^9 operations per second of `effort`; with `seconds`, no step begins later than that from now on."""
+        """Allow 10^9 operations per second of `effort`; no step begins later than `seconds` from now."""
         self.programs = 0
         self.left = int(effort * _PER_SECOND)
         self._deadline = None if seconds is None else time.monotonic() + seconds
@@ -41,14 +41,14 @@ class Budget:
 
     @property
     def most(self) -> int:
-        """The operations that the next step may take: what is left, here and in the budget that this is a child of."""
+        """Number of operations that the next step may take: the smaller of those left here and in the parent budget."""
         return self.left if self._of is None else min(self.left, self._of.most)
 
     def child(self, effort: float) -> Budget:
-        """Return a budget of its own for a search that is to run as if it were alone; this one is charged as well.
+        """Return a child budget for a search that is to run as if it were alone; this parent budget is charged too.
 
-        The steps of a search look at what is left of its budget. With a child they decide as with a fresh budget, and
-        are only cut short where this budget ends first.
+        The steps of a search depend on what is left of its budget. With a child they decide as with a fresh budget of
+        `effort` seconds, and are cut short only if the parent budget ends first.
         """
         child = Budget(effort)
         child._deadline, child._of = self._deadline, self
@@ -71,13 +71,13 @@ class Budget:
             self.left += aside
 
     def begin_program(self) -> None:
-        """Count a linear program, in the budget that this is a child of too."""
+        """Count a linear program, here and in the parent budget."""
         self.programs += 1
         if self._of is not None:
             self._of.begin_program()
 
     def charge(self, operations: int) -> None:
-        """Subtract the operations of a step from those left, in the budget that this is a child of too."""
+        """Subtract the operations of a step from those left, here and in the parent budget."""
         self.left -= operations
         if self._of is not None:
             self._of.charge(operations)

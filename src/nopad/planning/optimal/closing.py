@@ -81,8 +81,8 @@ def _loss(items: Items, target: int, values: NDArray[np.int64], most: int) -> tu
 def patterns_above(items: Items, values: NDArray[np.int64], least: int, budget: Budget) -> list[Pattern] | None:
     """Return all patterns that are worth at least `least` and hold no item more often than its demand.
 
-    A pattern is a tuple of item numbers, worth the sum of their `values` (int64 ``[k]``). None if there are more than
-    `_MOST_PATTERNS`, or listing them takes too long for the budget, or at all.
+    A pattern is a tuple of item numbers, worth the sum of their `values` (int64 ``[k]``). The result is None
+    if there are more than `_MOST_PATTERNS`, or if listing them takes too many operations.
     """
     from nopad.planning.optimal import _kernels
 
@@ -138,7 +138,8 @@ def _integer_program(patterns: list[Pattern], items: Items, target: int, budget:
 def pack_again(packs: Listed, capacity: int, depth: int | None, bound: int, budget: Budget) -> Listed | None:
     """Return the same sequences in one pack fewer; None if no way is found or the budget ends first.
 
-    `residuals` gives the choices of packs to pack again. None also for more than `NEAR` packs above the bound.
+    `residuals` gives the choices of packs to pack again. The result is None, too, if there are more than `NEAR` packs
+    above the bound.
     """
     if packs.packs > bound + NEAR:
         return None

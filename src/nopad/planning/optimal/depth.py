@@ -66,20 +66,20 @@ def shallower(histogram: Histogram, capacity: int, depth: int | None, packs: int
 class Search:
     """One search at one depth: its best plan and bound so far, and its budget.
 
-    It ends at a plan within `within` packs of the bound, or when its bound says that it can find no plan of fewer packs
-    than `fewer` (None: whatever it finds is of use).
+    The search ends at a plan at most `within` packs above the bound, or when its bound shows that it can find no plan
+    with fewer packs than `fewer` (None: every plan is of use).
 
     Attributes:
         less: whether the heuristics are tried at smaller depths too, so that more depth never costs packs.
-        bound: the lower bound proven so far; by `certificate`, or a cheap one if that is None.
+        bound: the lower bound proven so far, by `certificate`, or by a cheap bound if `certificate` is None.
         best: the best plan so far.
         notes: sentences for the user.
         master: the exact program (see `_exact`), None before it is first tried.
-        solved: whether that was solved to optimality.
-        dived: number of dives from it.
-        dives: the dives that may still follow in this round of all steps.
+        solved: whether the exact program was solved to optimality.
+        dived: number of dives from the exact program so far.
+        dives: number of dives that may still follow in this round of all steps.
         gathered: the plan that `_gather` returned last.
-        streamed: whether the packs of a stream were offered.
+        streamed: whether the packs of `streamed` were offered already.
     """
 
     histogram: Histogram
@@ -119,7 +119,7 @@ class Search:
         self.go_on()
 
     def guided(self) -> None:
-        """Plan in the finest units, and gather: soon near the bound where the exact program is out of reach."""
+        """Plan in the finest units, then gather free space: gets near the bound if the exact program takes too long."""
         if self.good() or self.budget.trouble or self.capacity > _MOST_CAPACITY:
             return
         from nopad.planning.optimal.solver import SolverError
@@ -145,7 +145,7 @@ class Search:
         return self.fewer is not None and self.bound >= self.fewer
 
     def offer(self, packs: Listed) -> None:
-        """Take these packs as the best plan if they are fewer."""
+        """Take `packs` as the best plan if they are fewer than those of the best plan so far."""
         if packs.packs < self.best.packs:
             if self.fewer is None:
                 self.budget.charge(_ENTRY_STEPS * max(0, packs.copies.size - self.best.copies.size))

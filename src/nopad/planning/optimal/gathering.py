@@ -35,10 +35,10 @@ _LISTING = 300  # operations per sequence, to set up the search and to read its 
 
 
 def gather(packs: Listed, capacity: int, depth: int | None, goal: int, budget: Budget) -> Listed:
-    """Return the same sequences in fewer packs, or as they are; the search ends when at most `goal` packs are left.
+    """Return the same sequences in fewer packs, or in the given packs; ends when at most `goal` packs are left.
 
     Packs with many copies are searched first, as if each stood for c of its copies, and the result is used c times.
-    What is left free then has c copies too; it is searched again with a smaller c, together with the packs that have
+    The free space left then has c copies too; it is searched again with a smaller c, together with the packs that have
     fewer copies, and so on until c is 1, or a level gets nowhere (`_PROGRESS`), or the budget is spent.
     """
     level = int(packs.copies[packs.tokens < capacity].max(initial=1))

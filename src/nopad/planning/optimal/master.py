@@ -91,7 +91,7 @@ class Master:
         self._highs.changeRowsBounds(demand.size, every, bounds, np.full(demand.size, highspy.kHighsInf))
 
     def add(self, patterns: Iterable[Pattern]) -> int:
-        """Add those patterns that the program does not have yet; return how many."""
+        """Add those patterns that the program does not have yet; return their number."""
         new = [p for p in dict.fromkeys(patterns) if p not in self._known]
         rows: list[int] = []
         starts, amounts = [], []
@@ -124,8 +124,8 @@ class Master:
         than the worth returned, so it proves a bound.
 
         A limit on depth multiplies the work of pricing, and rarely excludes a good pattern. So it is left out (`loose`
-        of `price`) until no new pattern is found without it. If `strict`, it is observed from then on; otherwise
-        nothing is added then, although patterns may be missing.
+        of `price`) until no new pattern is found without it. If `strict`, the limit is observed from then on;
+        otherwise no pattern is added then, although good patterns may be missing.
         """
         if self._loose:
             budget.charge(self.items.steps(loose=True))

@@ -1,8 +1,8 @@
 """Pricing: the most valuable pattern under given values of items, and the best pattern that contains each single item.
 
-A pattern is a multiset of items that fits into a pack; its value is the sum of theirs. Values are integers, so the
-result is exact, and so is the bound made from it. O(k * C) without a depth limit and O(depth * k * C) with one, for k
-items and a capacity of C.
+A pattern is a multiset of items that fits into a pack; its value is the sum of its items' values. Values are integers,
+so the result is exact, and so is the bound made from it. O(k * C) without a depth limit and O(depth * k * C) with one,
+for k items and a capacity of C.
 """
 
 from __future__ import annotations

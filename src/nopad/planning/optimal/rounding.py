@@ -1,4 +1,4 @@
-"""From fractions to whole packs by diving: fix what the linear program decides clearly, then solve the rest again.
+"""From fractions to whole packs by diving: fix the packs that the linear program decides, then solve it again.
 
 A linear program says how often to use each pattern (a multiset of items that fits into a pack), in fractions. Each step
 of a dive makes the packs of the whole parts of these numbers; if there are none, one pack each of the patterns with the
@@ -52,10 +52,10 @@ def dive(master: Master, times: NDArray[np.float64], bound: int, budget: Budget)
 def dive_through(
     master: Master, times: NDArray[np.float64], bound: int, budget: Budget, *, parts: int = _PARTS
 ) -> tuple[Packing, list[tuple[Packing, NDArray[np.int64]]]]:
-    """Do as `dive` does, and return ``(packing, stages)``.
+    """Turn a solved master into a packing, as `dive` does; return ``(packing, stages)``.
 
-    In a step where no pattern is used a whole time, ``1 + n // parts`` of the n patterns with a fraction are used once,
-    those with the largest fractions.
+    In a step in which no pattern is used a whole time, ``1 + n // parts`` of the n patterns with a fraction are used
+    once, those with the largest fractions.
 
     A stage is ``(packs made so far, demand left)`` after a step, if by the linear program of the demand left `bound`
     packs in all may still be enough. The stages are in the order of the steps; a demand is int64 ``[k]``. The master
@@ -150,7 +150,7 @@ def _fill(pattern: Pattern, copies: int, left: NDArray[np.int64], taken: Packing
 
 
 def best_fit(items: Items, left: NDArray[np.int64]) -> Packing:
-    """Return the packing of ``left[i]`` of each item i by best-fit decreasing."""
+    """Return a packing of ``left[i]`` sequences of each item i, by best-fit decreasing."""
     present = np.flatnonzero(left)
     sizes = items.sizes[present]
     number = dict(zip(sizes.tolist(), present.tolist(), strict=True))

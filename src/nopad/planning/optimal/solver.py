@@ -47,8 +47,8 @@ def columns_of(patterns: Sequence[Sequence[int]]) -> tuple[NDArray[np.int32], ND
 def solve_linear(model: highspy.Highs, budget: Budget, per_iteration: int) -> bool:
     """Solve a linear program by simplex iterations of `per_iteration` operations; False if the budget ends first.
 
-    A degenerate program may stall: hundreds of thousands of iterations that improve nothing. After far more of them
-    than programs usually take, it is solved on with HiGHS' perturbation, whatever the model's own options say of it.
+    A degenerate program may stall: hundreds of thousands of iterations that improve nothing. After far
+    more iterations than usual, the solver goes on with HiGHS' perturbation, even if the model's options turn it off.
 
     Raises:
         SolverError: HiGHS did not reach an optimum for another reason.
@@ -88,9 +88,9 @@ def _solved_within(model: highspy.Highs, budget: Budget, per_iteration: int, mos
 
 
 def run(model: highspy.Highs) -> None:
-    """Solve `model`; its model status says what came of it.
+    """Solve `model`; its model status then gives the outcome.
 
-    If HiGHS refuses the number of threads, the model gets that of the pool, and is solved again.
+    If HiGHS refuses the number of threads, the model is solved again with the number of threads of the pool.
     """
     status = model.run()
     if status == highspy.HighsStatus.kError and model.getModelStatus() == highspy.HighsModelStatus.kNotset:

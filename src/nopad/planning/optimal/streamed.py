@@ -2,7 +2,7 @@
 
 Best-fit decreasing uses up the short lengths that a good ending needs; a packer of streams keeps what it holds varied.
 With a depth limit it reaches plans that rounding a linear program misses. It is one pass over the sequences, in the
-order that a fixed seed gives; it proves no bound. It takes 40 bytes per sequence, 12 per token of capacity.
+order that a fixed seed gives; it proves no bound. It takes 40 bytes per sequence, and 12 bytes per token of capacity.
 
 Source: the packer is that of `nopad.online.stream`.
 """
@@ -25,7 +25,7 @@ _STEPS, _WORD_STEPS = 300, 2  # operations per sequence; and for every 64 tokens
 
 
 def streaming(histogram: Histogram, capacity: int) -> int:
-    """Return the operations of `streamed`."""
+    """Return the approximate number of operations of `streamed`."""
     return sum(part.sequences for _, part in _parts(histogram)) * (_STEPS + _WORD_STEPS * (capacity // 64))
 
 

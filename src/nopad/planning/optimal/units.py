@@ -85,7 +85,8 @@ def divide(histogram: Histogram) -> tuple[int, Histogram, Histogram]:
 
     A copy has about `_MOST_FILLED` sequences at most, or a few of each length, so its slots can be filled one sequence
     at a time. The rest has about one sequence in `_REST` of each length, and what the number of copies does not divide,
-    so it can be packed as well as the whole; it holds at most half of all sequences, and none if there is one copy.
+    so it can be packed as well as the full histogram; it holds at most half of all sequences, and none if there is one
+    copy.
     """
     copies = 1
     while histogram.sequences > copies * _MOST_FILLED:
@@ -162,8 +163,8 @@ def plan_in_units(
 def certify(solved: Solved, units: Units, capacity: int, depth: int | None, budget: Budget) -> Certificate | None:
     """Return a certificate from a linear program in tokens, where each item has the shortest length it stands for.
 
-    `solved` is the packing of `units`, whose patterns the program begins with. None if pricing in tokens would take too
-    long or too much memory, or the budget is spent.
+    `solved` is the packing of `units`, whose patterns the program begins with. The result is None if pricing in tokens
+    would take too long or too much memory, or if the budget is spent.
     """
     items = Items.of(units.edges[:-1], units.items.demand, capacity, depth)
     table = capacity * (2 if items.unlimited else items.depth + 1)

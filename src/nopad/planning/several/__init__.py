@@ -1,7 +1,7 @@
-"""Plans for several capacities with a price each, or for two kinds of size; or both.
+"""Plans for several capacities with a price each, for two kinds of size (such as tokens and images), or for both.
 
-`plan_several` minimises the price of all packs: column generation with one table of pricing for all capacities, a bound
-that is checked without the solver, and packs of each capacity. `docs/algorithms.md` tells the method.
+`plan_several` minimises the total price of all packs. It uses column generation with one pricing table for all
+capacities, and proves a lower bound that is checked without the solver. `docs/algorithms.md` describes the method.
 """
 
 from nopad.planning.several.certificate import PriceCertificate

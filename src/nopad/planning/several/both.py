@@ -1,10 +1,10 @@
-"""Two kinds into packs: patterns that ask for one kind or for classes, their slots dealt out evenly, then mended.
+"""Packs for two kinds of size: deal out sequences evenly to the slots of patterns, then mend packs over their limits.
 
-Patterns come from a plan of the tight kind alone, as lengths are planned (a slot asks for a size of that kind), or
-from the linear program (a slot asks for a class). Among the sequences that a slot may take, the largest go to the packs
+Patterns come from a plan of the tighter kind alone (a slot asks for a size of that kind), or from the linear program (a
+slot asks for a class). Among the sequences that a slot may take, the largest go to the packs
 that have least so far, compared with what was planned. Packs that then hold too much swap sequences with others, or
-give them away; those, with the ones that had no slot, go to the fullest pack, or the emptiest, that has room for them.
-`nopad.planning.costs.spread`, which deals out with both kinds in sight from the start, is tried too.
+give sequences away. These sequences, and those that had no slot, go to the fullest or to the emptiest pack that has
+room for them. `nopad.planning.costs.spread`, which considers both kinds from the start, is tried too.
 """
 
 from __future__ import annotations
@@ -35,12 +35,15 @@ _NEAR = 1e-4
 
 
 def dealing(task: Task) -> int:
-    """Return about how many operations dealing out these sequences, and listing their packs, takes."""
+    """Return the approximate number of operations for dealing out these sequences and listing their packs."""
     return (_DEALING + _LISTING) * min(task.sequences, MOST_DEALT)
 
 
 def pack_both(task: Task, j: int, budget: Budget) -> Packing:
-    """Return the fewer packs of capacity j of both ways; the second one only if the budget is not spent."""
+    """Return packs of capacity j, made in two ways; the result with fewer packs is kept.
+
+    The second way is tried only if the first is not near the bound and the budget is not spent.
+    """
     limits = task.capacities[j].clip(1)  # a limit of 0 holds sizes of 0, and nobody divides by it
     loads = [load / limit for load, limit in zip(task.loads, limits.tolist(), strict=True)]
     bound = max(1, -(-task.loads[0] // int(limits[0])), -(-task.loads[1] // int(limits[1])))

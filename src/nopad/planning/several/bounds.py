@@ -1,9 +1,10 @@
 """Lower bounds on the price of all packs that need no certificate, in exact integers.
 
-* sizes: with rates that no full pack exceeds (``rates . capacity <= price``), all sequences cost at least ``rates .
-  (sum of sizes)``; the best rates are at a corner of these inequalities, and every corner is tried
-* big sequences: those above half of every capacity never share a pack, and each needs one that holds it
-* one capacity and one kind: the bounds of `nopad.planning.bounds`, in packs
+* sizes: if ``rates . capacity <= price`` for every capacity, all sequences cost at least ``rates . (sum of sizes)``;
+  the best rates are at a corner of the region that these inequalities allow, and every corner is tried
+* big sequences: sequences above half of every capacity never share a pack, so each costs at least the price of the
+  cheapest capacity that holds it
+* one capacity and one kind of size: the bounds of `nopad.planning.bounds`, times the price of a pack
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ class PriceBound:
 
     Attributes:
         price: the bound as a multiple of the plan's unit; an integer.
-        proof: the name of what proves it: "sizes", "big sequences", "certificate", or a bound in packs.
-        certificate: the certificate, if it is what proves the bound.
+        proof: what proves it: "sizes", "big sequences", "certificate", or the name of a bound on the number of packs
+            (see `nopad.planning.lower_bound`).
+        certificate: the certificate that proves the bound; None if another proof does.
     """
 
     price: int
@@ -39,7 +41,7 @@ class PriceBound:
 
 
 def price_bound(task: Task, certificate: PriceCertificate | None = None) -> PriceBound:
-    """Return the best of the lower bounds, including that of a `certificate`; of equal bounds the simplest."""
+    """Return the best of the lower bounds, including that of a `certificate`; of equal bounds, the simplest."""
     if not task.counts.size:
         return PriceBound(0, "sizes")
     first, second = best_rates(task)
@@ -60,7 +62,7 @@ def _limits(task: Task) -> list[tuple[int, int]]:
 
 
 def best_rates(task: Task) -> tuple[Fraction, Fraction]:
-    """Return the rates of both sizes that prove most, exactly."""
+    """Return the rates of both sizes that prove the highest bound, as exact fractions."""
     one, other = task.loads
     return max(_corners(task), key=lambda rates: rates[0] * one + rates[1] * other)
 

@@ -1,13 +1,15 @@
-"""`PriceCertificate`: values of sequences that prove what every plan with several capacities costs at least.
+"""`PriceCertificate`: values of sequences that prove a lower bound on the price of any plan for several capacities.
 
-A sequence of sizes (a, b) is worth ``rates . (a, b)``, plus the highest extra ``(from a, from b, value)`` that it is
-no smaller than. Let ``best[j]`` be a value that no pack of capacity j exceeds. As a pack of price ``prices[j]`` is
-worth no more, all sequences together, worth W, cost at least ``min over j of W * prices[j] / best[j]``.
+A sequence of sizes (a, b) is worth ``rates . (a, b)``, plus the highest value of the extras ``(from a, from b, value)``
+with ``from a <= a`` and ``from b <= b``. Let ``best[j]`` be a value that no pack of capacity j exceeds, and W the total
+value of all sequences. A pack with price ``prices[j]`` is worth at most ``best[j]``, so any plan costs at least ``min
+over j of W * prices[j] / best[j]``.
 
-No solver is needed to compute `best`: the rates give at most ``rates . capacity``, since sizes add up; and what extras
-add is found by a knapsack recursion over the sizes at which they begin, one table for all capacities. To keep the table
-small, sizes are counted in units, rounded down for extras and capacities alike: sizes that fit into a capacity also fit
-so rounded, so the knapsack finds at least what any pack can be worth. All sums are exact integers.
+No solver is needed to compute `best`: the rates give at most ``rates . capacity``, since sizes add up. The most that
+extras add is found by a knapsack recursion over the sizes at which they begin, with one table for all capacities. To
+keep the table small, sizes are counted in units, and rounded down for extras and capacities alike. Sizes that fit into
+a capacity also fit after rounding, so the knapsack finds at least the highest value of any pack. All sums are exact
+integers.
 
 A certificate is refused if checking it takes more than `MAX_WORK` comparisons (a minute), a table of more than
 `MAX_TABLE` numbers, or sums beyond 64 bits.
@@ -39,16 +41,17 @@ _MAX_WORTH = 2**62
 
 @dataclass(frozen=True)
 class PriceCertificate:
-    """Values of sequences that prove a lower bound on the price of all packs; the module tells how.
+    """Values of sequences that prove a lower bound on the price of all packs, as the module describes.
 
     Attributes:
-        rates: what a unit of the first and of the second size is worth; two integers from 0 to 2^64.
-        extras: ``(from a, from b, value)``: what a sequence of sizes at least (a, b) is worth beyond its rates; if
-            several apply, the highest. Ascending, without repetition; values are integers from 1 to 2^50.
-        units: what both sizes are counted in, rounded down, in the table of the check; two integers from 1 to 2^31.
+        rates: value of one token (or other unit) of the first and of the second size; two integers from 0 to 2^64.
+        extras: ``(from a, from b, value)``: the value that a sequence of sizes at least (from a, from b) has beyond its
+            rates; if several apply, the highest counts. Ascending, without repetition; values are integers from 1 to
+            2^50.
+        units: the units in which the table of the check counts both sizes, rounded down; two integers from 1 to 2^31.
 
     Raises:
-        ValueError: a number is not an integer or out of range, or extras do not ascend.
+        ValueError: a number is not an integer or is out of range, or extras do not ascend.
 
     >>> proof = PriceCertificate((1, 0), ((5, 0, 2),))  # a token is worth 1, a sequence of 5 tokens or more 2 beyond
     >>> proof.best([(8, 0), (16, 0)])
@@ -62,7 +65,7 @@ class PriceCertificate:
     units: tuple[int, int] = (1, 1)
 
     def __post_init__(self) -> None:
-        """Refuse numbers out of range, and extras that are not in rising order of size."""
+        """Check that all numbers are in range, and that extras are in ascending order of size."""
         numbers = [*self.rates, *self.units, *(number for extra in self.extras for number in extra)]
         if any(type(number) is not int for number in numbers) or any(len(extra) != 3 for extra in self.extras):
             raise ValueError("a price certificate needs integers, three for each extra")
@@ -88,7 +91,7 @@ class PriceCertificate:
         return fitting, rooms, places
 
     def problem(self, capacities: Sequence[tuple[int, int]]) -> str | None:
-        """Return why this certificate cannot be checked for these capacities, given by both limits; None if it can."""
+        """Return why this certificate cannot be checked for these capacities (pairs of limits); None if it can."""
         fitting, rooms, places = self._table(capacities)
         if not fitting:
             return None
@@ -107,7 +110,7 @@ class PriceCertificate:
         return None
 
     def best(self, capacities: Sequence[tuple[int, int]]) -> list[int]:
-        """Return for each of these capacities, given by both limits, a value that no pack of it exceeds.
+        """Return for each of these capacities (pairs of limits) a value that none of its packs exceeds.
 
         Raises:
             FormatError: the certificate cannot be checked; `problem` says why.
@@ -127,14 +130,14 @@ class PriceCertificate:
         return [rate + int(worth[a // one, b // other]) for rate, (a, b) in zip(rates, capacities, strict=True)]
 
     def worth(self, sizes: NDArray[np.int64], counts: Sequence[int]) -> int:
-        """Return the value of ``counts[i]`` sequences of each of the sizes, int64 ``[k, 2]``, all together."""
+        """Return the total value of ``counts[i]`` sequences of each size ``sizes[i]``; `sizes` are int64 ``[k, 2]``."""
         extra = self.extras_of(sizes)
         one, other = self.rates
         rows = zip(sizes.tolist(), extra.tolist(), counts, strict=True)
         return sum((one * a + other * b + more) * count for (a, b), more, count in rows)
 
     def extras_of(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return what each size is worth beyond the rates; int64 ``[k]``."""
+        """Return the value of each size (int64 ``[k, 2]``) beyond the rates; int64 ``[k]``."""
         extra = np.zeros(len(sizes), dtype=np.int64)
         begins = np.array(self.extras, dtype=np.int64).reshape(-1, 3)
         if not begins[:, 1].any():  # extras by the first size alone
@@ -153,9 +156,10 @@ class PriceCertificate:
         capacities: Sequence[tuple[int, int]],
         prices: Sequence[int],
     ) -> int:
-        """Return a price that no plan for ``counts[i]`` sequences of each of the sizes (int64 ``[k, 2]``) goes below.
+        """Return a lower bound on the price of any plan for ``counts[i]`` sequences of each size ``sizes[i]``.
 
-        `capacities` are given by both limits; a pack of capacity j costs ``prices[j]``, an integer, as is the result.
+        `sizes` are int64 ``[k, 2]``, and `capacities` pairs of limits. A pack of capacity j costs ``prices[j]``. Prices
+        and the bound are integers.
 
         Raises:
             FormatError: the certificate cannot be checked; `problem` says why.

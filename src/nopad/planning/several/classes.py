@@ -1,10 +1,10 @@
-"""`Classes`: sizes grouped for the linear program, and what its table of pricing is counted in.
+"""`Classes`: sizes grouped for the linear program, and the units of its pricing table.
 
-A class stands for all sizes from its corner up to the next corners; what a sequence has beyond its corner counts as
-*sand*, which may be put anywhere. Sequences below the smallest corner are sand altogether. With every distinct size as
-a class of its own there is no sand, and the program is that of Gilmore and Gomory; with fewer classes it asks for less
-than any plan needs, so what it proves holds. Corners lie where fewer fit into a capacity: just above its halves, thirds
-and so on; and between them at even ratios.
+A class stands for all sizes from its corner up to the next corners; the part of a sequence beyond its corner counts as
+*sand*, which may be put anywhere. Sequences below the smallest corner are sand as a whole. With every distinct size as
+a class of its own there is no sand, and the program is that of Gilmore and Gomory. With fewer classes the program asks
+for less than any plan needs, so its bounds hold for every plan. Corners lie where fewer sequences fit into a capacity
+(just above its half, third and so on), and between these at even ratios.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class Classes:
 
     Attributes:
         corners: the sizes that classes begin at, in lexicographic order; int64 ``[m, 2]``.
-        of_size: the class of each distinct size of the task, -1 for sand; int64 ``[k]``.
+        of_size: the class of each distinct size of the task; -1: sand; int64 ``[k]``.
         demand: number of sequences of each class; float64 ``[m]``.
-        sand: both sizes of all sand.
-        units: units of the table of pricing.
-        exact: every distinct size is a class, and the table has units of 1.
+        sand: the total of each of the two sizes over all sand.
+        units: the units in which the pricing table counts both sizes; int64 ``[2]``.
+        exact: whether every distinct size is a class, and the table has units of 1.
     """
 
     corners: NDArray[np.int64]
@@ -50,16 +50,17 @@ class Classes:
 
     @classmethod
     def every(cls, task: Task) -> Classes:
-        """Return every distinct size as a class."""
+        """Return one class for each distinct size."""
         k = task.counts.size
         one = np.ones(2, dtype=np.int64)
         return cls(task.sizes, np.arange(k), task.counts.astype(np.float64), (0.0, 0.0), one, True)
 
     @classmethod
     def of(cls, task: Task, most: int, cells: int, *, kinds: tuple[int, ...] = (0, 1), middle: bool = False) -> Classes:
-        """Return about `most` classes by these kinds of size, for a table of at most `cells` numbers.
+        """Return about `most` classes, formed by these kinds of size, for a pricing table of at most `cells` numbers.
 
-        With `middle`, a class takes what its sequences take on average: a guide to good plans, that proves nothing.
+        With `middle`, the corner of a class is the mean of its sizes: the classes then guide to good plans, but prove
+        no bound.
         """
         limits = task.capacities.max(axis=0)
         units = _units(limits, min(cells, _MOST_TABLE))
@@ -86,9 +87,9 @@ class Classes:
 
     @classmethod
     def along(cls, task: Task, most: int, cells: int, proof: PriceCertificate) -> Classes:
-        """Return about `most` classes of one kind, each at its mean, with edges where the values of a proof rise most.
+        """Return about `most` classes of one kind, each at its mean, with edges where the values of `proof` rise most.
 
-        They are a guide to good plans, that proves nothing.
+        These classes guide to good plans, but prove no bound.
         """
         units = _units(task.capacities.max(axis=0), min(cells, _MOST_TABLE))
         rise = np.diff(proof.extras_of(task.sizes).astype(np.float64), prepend=0.0).clip(0)
@@ -118,7 +119,7 @@ class Classes:
         return cls(corners, of_size, demand, (one, other), units, False)
 
     def within(self, task: Task) -> Classes:
-        """Return the same classes, none larger than what this task's capacities hold."""
+        """Return the same classes, with corners lowered so that each fits into a capacity of this task."""
         limits = task.capacities // self.units * self.units
         least = np.full(len(self.corners), np.inf)
         corners = self.corners.copy()

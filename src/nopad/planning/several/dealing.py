@@ -20,10 +20,10 @@ __all__ = ["deal"]
 
 
 def deal(plan: SeveralPlan, sizes: ArrayLike, seed: int) -> list[Packs]:
-    """Return the packs of each capacity, in their order.
+    """Return the packs of each capacity of `plan`, in the order of its `capacities`.
 
     Raises:
-        PlanMismatchError, LengthError, OptionError: as `SeveralPlan.assign`.
+        PlanMismatchError, LengthError, OptionError: as for `SeveralPlan.assign`.
     """
     check_sizes(1, None, seed)
     given, kinds = two_columns(sizes)

@@ -1,8 +1,8 @@
-"""From the linear program with every size as a class to whole packs, one pattern after the other; an integer program.
+"""From the linear program with every size as a class to whole packs: by diving, then by an integer program.
 
-Each step takes the whole part of every column; where there is none, those with the largest fractions once. Then the
-program is solved again for what is left. After each step the rest is also packed by best-fit, and the cheapest plan so
-far is kept. In the end an integer program chooses among all columns that were found.
+Each step of a dive takes the whole part of every column; if all whole parts are 0, it takes the columns with the
+largest fractions once. Then the program is solved again for the sequences left. After each step these are also packed
+by best-fit, and the cheapest plan so far is kept. In the end an integer program chooses among all columns found.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _NODE_STEPS = 300  # operations per row and column, of each node
 
 
 def pack_rest(task: Task, left: NDArray[np.int64]) -> Packing:
-    """Pack ``left[i]`` sequences of each size quickly."""
+    """Pack ``left[i]`` sequences of each size i quickly, by best-fit."""
     chosen = np.flatnonzero(left)
     if not chosen.size:
         return Counter()
@@ -117,9 +117,9 @@ def every_column(task: Task) -> list[Column] | None:
 
 
 def choose(task: Task, columns: list[Column], budget: Budget) -> Packing | None:
-    """Choose among columns by an integer program so that every sequence is covered; None if it finds nothing.
+    """Choose among `columns` by an integer program so that every sequence is covered; None if it finds no packing.
 
-    If there are few enough columns at all, it chooses among all of them.
+    If `every_column` lists all possible columns, the program chooses among these instead.
     """
     if task.sequences > _MOST_CHOSEN or budget.spent():
         return None

@@ -1,8 +1,8 @@
-"""Best-fit decreasing into several capacities at once, for a few thousand sequences: a start, and what ends a dive.
+"""Best-fit decreasing into several capacities at once, for a few thousand sequences: used to start and to end a dive.
 
-Sequences come largest first. Each goes to the fullest open pack that has room for both of its sizes; if there is none,
-a pack of the preferred capacity is opened, or where the sequence is too large for it, of the cheapest that holds it.
-Every capacity is preferred once; in the end each pack is of the cheapest capacity that holds it. O(n x packs) in NumPy.
+Sequences come largest first. Each goes to the fullest open pack that has room for both of its sizes. If there is none,
+it opens a pack of the preferred capacity, or if it is too large for that, of the cheapest capacity that holds it. Every
+capacity is preferred once. In the end each pack gets the cheapest capacity that holds it. O(n x packs) in NumPy.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MOST_FITTED = 3000  # sequences
 
 
 def best_fit(task: Task, counts: NDArray[np.int64]) -> Packing:
-    """Return the cheapest packing of ``counts[i]`` sequences of each size, over all preferred capacities."""
+    """Return the cheapest packing of ``counts[i]`` sequences of each size i, over all preferred capacities."""
     return min((_prefer(task, counts, j) for j in task.by_price), key=task.price)
 
 

@@ -1,4 +1,4 @@
-"""The front door: `plan_several` and `pack_several`, arguments checked, results checked."""
+"""`plan_several` and `pack_several`, the entry points: they check the arguments and the result."""
 
 from __future__ import annotations
 
@@ -48,31 +48,36 @@ def plan_several(
     depth: int | None = None,
     effort: int = 3,
 ) -> SeveralPlan:
-    """Choose for every pack one of several capacities, so that all packs together have a low price.
+    """Plan packs of several capacities, so that the total price of all packs is low.
 
-    For training with several row lengths, where a long row costs more than a short one; or where a pack is limited in
-    two ways at once, such as tokens and images, or nodes and edges ("two kinds of size").
+    Use this for training with several row lengths, where a long row costs more than a short one; or if a pack has two
+    limits at once, such as tokens and images, or nodes and edges ("two kinds of size").
 
     Args:
         sizes: the length of each sequence in tokens, integers ``[n]`` of any int dtype, from 1 to 2^31 - 1; or a
-            `Histogram` of them. For two kinds of size integers ``[n, 2]``, of which the second may be 0.
-        capacities: the most that a pack may hold; integers ``[K]``, or pairs ``[K, 2]`` for two kinds; K up to 64.
-        prices: what one pack of each capacity costs, such as seconds per step; numbers ``[K]`` from 1e-100 to 1e100. A
-            float stands for the decimal that Python prints. None: a single capacity costs 1; of several, each costs as
-            much as it holds, so that the plan has as few slots as possible (with two kinds prices must be given).
-        counts: how many sequences there are of each of `sizes`; integers ``[n]`` from 0. None: one of each.
-        depth: most sequences that a pack may hold, with one kind of size; None: unlimited.
-        effort: how long to search, in seconds of an ordinary core; an integer from 0. It is counted in operations, so
-            the plan is the same on every machine.
+            `Histogram` of them. For two kinds of size, integers ``[n, 2]``; the second size may be 0.
+        capacities: the most that a pack of each capacity may hold; integers ``[K]``, or ``[K, 2]`` for two kinds of
+            size; K is at most 64.
+        prices: what one pack of each capacity costs, such as seconds per step; numbers ``[K]`` from 1e-100 to 1e100, at
+            most a factor of 10^9 apart. A float stands for the decimal that Python prints. None: a single capacity
+            costs 1; of several, the price of each is its capacity, so that the plan has few slots in all (several
+            capacities with two kinds of size need prices).
+        counts: how many sequences there are of each of `sizes`; integers ``[n]``, >= 0. None: one of each. Not allowed
+            with a `Histogram`.
+        depth: most sequences that a pack may hold; None: unlimited. Only for one kind of size.
+        effort: the budget of the search, in seconds of an ordinary core; an integer >= 0. It is counted in operations,
+            so the plan is the same on every machine.
 
     Returns:
         The cheapest plan that was found, with a proven lower bound on the price of any plan.
 
     Raises:
-        LengthError: a size or count is not an integer or out of range, or a sequence fits into no capacity.
-        OptionError: a value of capacities, prices, depth or effort is not allowed, or they do not go together.
+        LengthError: a size or count is not an integer or is out of range, there is not one count for each size,
+            `counts` are given with a `Histogram`, a sequence fits into no capacity, or there are too many sequences
+            (more than 2^62) or distinct sizes (more than 2^20 for several capacities or two kinds of size).
+        OptionError: capacities, prices, depth or effort have an invalid value, or do not match each other or `sizes`.
 
-    Source: Gilmore and Gomory 1961 (column generation); `docs/algorithms.md` tells the rest.
+    Source: Gilmore and Gomory 1961 (column generation); `docs/algorithms.md` describes the method.
 
     >>> import nopad
     >>> plan = nopad.plan_several([9, 7, 3, 2, 2], capacities=[8, 16], prices=[1, 2.5])
@@ -116,8 +121,8 @@ def pack_several(
 ) -> dict[Any, Packs]:
     """Plan and assign in one call: return ``{capacity: Packs}``, where packs hold positions in `sizes`.
 
-    Short for ``plan_several(...).assign(sizes, seed=seed)``: arguments and errors are those of `plan_several`, but
-    `sizes` must be an array, and of `SeveralPlan.assign`.
+    This is short for ``plan_several(...).assign(sizes, seed=seed)``; see `plan_several` and `SeveralPlan.assign` for
+    the arguments and errors. `sizes` must be an array, not a `Histogram`.
 
     >>> import nopad
     >>> packs = nopad.pack_several([9, 7, 3, 2, 2], capacities=[8, 16], prices=[1, 2.5])

@@ -1,4 +1,4 @@
-"""What the user gives: sizes, capacities, prices, depth; checked once, here."""
+"""Checks of the user's arguments: sizes, capacities, prices and depth."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ EFFORT = Option(default=3, low=0, help="budget, in seconds of an ordinary core, 
 
 
 def two_columns(sizes: ArrayLike, name: str = "sizes") -> tuple[NDArray[np.int64], int]:
-    """Return sizes as int64 ``[n, 2]`` (the second 0 where there is one kind), and the number of kinds.
+    """Return sizes as int64 ``[n, 2]``, and the number of kinds; with one kind, the second column is 0.
 
     Raises:
-        LengthError: they are not integers, of another shape, or out of range; the message gives the index.
+        LengthError: the sizes are not integers, have another shape than ``[n]`` or ``[n, 2]``, or are out of range.
     """
     array = np.ma.asarray(sizes) if isinstance(sizes, np.ma.MaskedArray) else _array(sizes, name)
     if array.ndim == 2 and array.shape[1] == 2:
@@ -75,7 +75,7 @@ def _array(values: ArrayLike, name: str) -> NDArray[Any]:
 
 
 def distinct(sizes: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the distinct rows in lexicographic order, and the number of each row among them."""
+    """Return the distinct rows in lexicographic order, and for each row of `sizes` its index among them."""
     found, at = np.unique(sizes[:, 0] * 2**31 + sizes[:, 1], return_inverse=True)
     return np.stack([found // 2**31, found % 2**31], axis=1), at.ravel()
 
@@ -96,10 +96,11 @@ def _listed(values: Any, name: str) -> list[Any]:
 
 
 def check_capacities(capacities: Any) -> tuple[Capacity, ...]:
-    """Return capacities as tuples of one limit or two.
+    """Return capacities as tuples of one limit, or of two for two kinds of size.
 
     Raises:
-        OptionError: a limit is not an integer or out of range, a capacity comes twice, or there are none or too many.
+        OptionError: a limit is not an integer or is out of range, a capacity is given twice, or there are none or more
+            than `MOST_CAPACITIES`.
     """
     given = _listed(capacities, "capacities")
     held = [tuple(_listed(one, "a capacity")) for one in given]
@@ -122,7 +123,7 @@ def check_capacities(capacities: Any) -> tuple[Capacity, ...]:
 
 
 def shown(capacity: Capacity) -> str:
-    """Return a capacity as text.
+    """Return a capacity as text for messages and tables.
 
     >>> shown((8192,)), shown((8192, 32))
     ('8,192', '8,192 x 32')
@@ -137,10 +138,11 @@ def _short(value: Any) -> str:
 
 
 def check_prices(prices: Any, capacities: tuple[Capacity, ...]) -> tuple[Price, ...]:
-    """Return one price for each capacity; by default 1 for a single one, else the capacities themselves.
+    """Return one price for each capacity; if `prices` is None, 1 for a single capacity, else the capacities themselves.
 
     Raises:
-        OptionError: there is not one for each, one is not a positive number, or they are too far apart.
+        OptionError: there are more or fewer prices than capacities, a price is not a positive number, prices are more
+            than a factor of `MOST_RATIO` apart, or several capacities of two kinds have no prices.
     """
     if prices is None:
         if len(capacities) > 1 and len(capacities[0]) > 1:
@@ -164,10 +166,10 @@ def check_prices(prices: Any, capacities: tuple[Capacity, ...]) -> tuple[Price, 
 
 
 def check_depth(depth: Any, kinds: int) -> int | None:
-    """Return the depth as a Python integer.
+    """Return the depth as a Python integer; None stays None.
 
     Raises:
-        OptionError: it is not an integer of at least 1, or given with two kinds.
+        OptionError: the depth is not an integer from 1 to 2^31 - 1, or there are two kinds of size.
     """
     if depth is None:
         return None
@@ -185,7 +187,9 @@ def task_of(
     prices: tuple[Price, ...],
     depth: int | None,
 ) -> Task:
-    """Return the task of packing distinct sizes ``[k, 2]`` in lexicographic order.
+    """Return the task of packing ``counts[i]`` sequences of each size ``sizes[i]``.
+
+    `sizes` are distinct and in lexicographic order; int64 ``[k, 2]``.
 
     Raises:
         LengthError: a sequence fits into no capacity, or there are too many sequences or distinct sizes.
@@ -221,5 +225,5 @@ def task_of(
 
 
 def histogram_columns(histogram: Histogram) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the distinct sizes ``[k, 2]`` and counts of a histogram of lengths."""
+    """Return the distinct sizes and the counts of a histogram of lengths, as int64 ``[k, 2]`` and ``[k]``."""
     return np.stack([histogram.lengths, np.zeros_like(histogram.lengths)], axis=1), histogram.counts

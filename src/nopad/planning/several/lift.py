@@ -1,9 +1,10 @@
 """A better certificate from the same linear program: values of single sizes are raised as far as packs allow.
 
-The program knows only as many values as it has classes. Above a class's corner there is less room beside a sequence, so
-it may be worth more: as much as the price of each capacity leaves after the most valuable contents of the rest. Sizes
-are raised one after the other, the most common first, and each is counted in the room of those after it. That is how
-dual feasible functions are made maximal; here it takes a pass over one table for each size.
+The program has only one value for each class. A sequence above its class's corner leaves less room for others, so it
+may be worth more: as much as, in every capacity, the price of a pack less the most valuable content of the remaining
+room. The values of sizes are raised one after the other, the most common size first, and each raised value counts when
+the next one is raised. Dual feasible functions are made maximal in the same way; here each size takes a pass over one
+table.
 
 Source: Alves, Clautiaux, Valério de Carvalho and Rietz, "Dual-Feasible Functions for Integer Programming and
 Combinatorial Optimization", 2016 (maximality).
@@ -25,10 +26,10 @@ _MOST = {1: 2000, 2: 500}  # sizes that are raised, where the table has one colu
 
 
 def lifting(cells: int, places: int) -> int:
-    """Return about how many operations `lifted` takes.
+    """Return the approximate number of operations of `lifted`.
 
-    `cells` is the number of cells of the table of pricing, `places` the number of its columns: 1 if only tokens are
-    limited, not a second size.
+    `cells` is the number of cells of the pricing table, `places` the number of its columns: 1 if only the first size is
+    limited.
     """
     return _MOST[1 if places == 1 else 2] * cells + 10**6
 
@@ -36,7 +37,7 @@ def lifting(cells: int, places: int) -> int:
 def lifted(task: Task, proof: PriceCertificate) -> PriceCertificate:
     """Return a certificate whose bound for `task` is at least that of `proof`, which must be one that can be checked.
 
-    Its extras are those of `proof`, and more of them at other sizes.
+    It has the extras of `proof` that are still needed, and extras at other sizes.
     """
     from nopad.planning.several import _kernels
 

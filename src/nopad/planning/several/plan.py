@@ -1,7 +1,7 @@
 """`SeveralPlan`: strategies for several capacities that cover all sequences, their price, and a lower bound on it.
 
-A plan does not name sequences: `SeveralPlan.assign` deals them out. Its file (``*.plan.json``) is small and readable,
-one strategy per line, and has everything that `SeveralPlan.verify` checks without the solver.
+A plan does not name sequences: `SeveralPlan.assign` assigns them to packs. A plan file (``*.plan.json``) is small and
+readable, with one strategy per line. It holds all data that `SeveralPlan.verify` needs; no solver is needed.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ _MOST_NAMED = 3
 class SeveralPlan:
     """Which sizes are packed together, how often, and in which capacity; it covers every sequence exactly once.
 
-    A strategy is the content of a pack, as sizes of sequences; it stands for `counts` equal packs. Plans are made by
-    `plan_several` and read by `load`; plans are equal if their files are.
+    A strategy is the multiset of sequence sizes in one pack; ``counts[s]`` equal packs have strategy s. `plan_several`
+    makes plans, and `load` reads them. Two plans are equal if their files are.
 
     Attributes:
-        capacities: K tuples of one limit each, or of two limits for two kinds of size, in the order given.
-        prices: the price of one pack of each capacity; K numbers.
+        capacities: K tuples, in the order given; each has one limit, or two limits for two kinds of size.
+        prices: price of one pack of each capacity; K numbers.
         depth: most sequences a pack may hold; None: unlimited.
         indptr: strategy s holds ``sizes[indptr[s]:indptr[s + 1]]``; int64 ``[strategies + 1]``.
-        sizes: size of each sequence of all strategies, largest first within one; int64 ``[slots, kinds]``.
+        sizes: size of each sequence of all strategies, largest first within a strategy; int64 ``[slots, kinds]``.
         counts: number of packs of each strategy, >= 1; int64 ``[strategies]``.
-        used: which of `capacities` each strategy uses, from 0; int64 ``[strategies]``.
+        used: index in `capacities` of the capacity that each strategy uses; int64 ``[strategies]``.
         bound: the proven lower bound on the price, as a multiple of `unit`, and what proves it.
-        notes: sentences for the user: what ended the search, and capacities that were of no use.
+        notes: sentences for the user, such as what ended the search, or which capacities are never worth using.
 
     >>> import nopad
     >>> plan = nopad.plan_several([7, 5, 2, 2], capacities=[8, 16], prices=[1, 1.8])
@@ -68,14 +68,14 @@ class SeveralPlan:
 
     @property
     def kinds(self) -> int:
-        """How many sizes each sequence has: 1 (its length), or 2 (such as tokens and images)."""
+        """Number of sizes that each sequence has: 1 (its length), or 2 (such as tokens and images)."""
         return len(self.capacities[0])
 
     @property
     def strategies(self) -> list[tuple[int, Any, Sizes]]:
-        """All strategies as ``(number of packs, capacity, sizes of its sequences)``.
+        """All strategies as ``(number of packs, capacity, sizes of the sequences in a pack)``.
 
-        A capacity and a size are integers, or with two kinds pairs of integers.
+        With one kind of size, a capacity and a size are integers; with two, they are pairs of integers.
         """
         limits, flat = [self._named(j) for j in range(len(self.capacities))], self.sizes.tolist()
         rows = [one[0] for one in flat] if self.kinds == 1 else [tuple(one) for one in flat]
@@ -94,12 +94,12 @@ class SeveralPlan:
 
     @property
     def unit(self) -> Fraction:
-        """The largest number that every price is a whole multiple of, exactly: 1/10 for prices of 1 and 4.3."""
+        """The largest number of which every price is a whole multiple, exactly: 1/10 for prices of 1 and 4.3."""
         return self._whole[1]
 
     @cached_property
     def task(self) -> Task:
-        """What this plan packs, from its own strategies."""
+        """The sequences, capacities and prices of this plan as a `Task`; the sequences are those of its strategies."""
         own = np.zeros((len(self.sizes), 2), dtype=np.int64)
         own[:, : self.kinds] = self.sizes
         found, at = distinct(own)
@@ -128,32 +128,32 @@ class SeveralPlan:
 
     @property
     def whole_price(self) -> int:
-        """The price of all packs, divided by `unit`: always an integer, so it is exact."""
+        """The price of all packs together as a multiple of `unit`: an exact integer."""
         return sum(price * count for price, count in zip(self._whole[0], self._packs, strict=True))
 
     @property
     def price(self) -> Price:
-        """The price of all packs together: an int where it is whole, else the float nearest to it."""
+        """The price of all packs together: an int if it is whole, otherwise the nearest float."""
         return number(self.whole_price * self.unit)
 
     @property
     def lower_bound(self) -> Price:
-        """A price that no plan for the same sequences and capacities goes below, proven; int or float as `price`."""
+        """The proven lower bound on the price of any plan of these sequences; an int if whole, otherwise a float."""
         return number(self.bound.price * self.unit)
 
     @property
     def gap(self) -> Price:
-        """`price` less `lower_bound`: 0 if the plan is proven optimal."""
+        """``price - lower_bound``, computed exactly; 0: the plan is proven optimal."""
         return number((self.whole_price - self.bound.price) * self.unit)
 
     @property
     def gap_share(self) -> float:
-        """The gap as a share of the lower bound: 0.001 is 0.1 % above it."""
+        """``gap / lower_bound``: 0.001 if the price is 0.1 % above the lower bound; 0.0 if the lower bound is 0."""
         return (self.whole_price - self.bound.price) / self.bound.price if self.bound.price else 0.0
 
     @cached_property
     def loads(self) -> list[tuple[int, ...]]:
-        """For each capacity the sum of the sizes in its packs, a tuple of one sum per kind of size."""
+        """For each capacity, the total size of the sequences in its packs: a tuple with one sum per kind of size."""
         repeats = np.repeat(self.counts, np.diff(self.indptr))
         where = np.repeat(self.used, np.diff(self.indptr))
         return [
@@ -163,7 +163,7 @@ class SeveralPlan:
 
     @property
     def efficiency(self) -> tuple[float, ...]:
-        """For each kind of size, the share of all room in the packs that sequences fill, from 0 to 1."""
+        """For each kind of size, the share of the total capacity of all packs that sequences fill, from 0 to 1."""
         room = [
             sum(c[kind] * n for c, n in zip(self.capacities, self._packs, strict=True)) for kind in range(self.kinds)
         ]
@@ -172,7 +172,7 @@ class SeveralPlan:
         )
 
     def summary(self) -> dict[str, Any]:
-        """Return price, bound, and a list with packs and efficiency of each capacity, as a dict ready for JSON."""
+        """Return price, lower bound, and the number of packs and efficiency of each capacity, as a JSON-ready dict."""
         rows = zip(self.capacities, self.prices, self._packs, self.loads, strict=True)
         return {
             "depth": self.depth,
@@ -197,14 +197,14 @@ class SeveralPlan:
         }
 
     def __repr__(self) -> str:
-        """Return capacities, price and gap in one line."""
+        """Return one line with the capacities, the number of packs of each, the price and the gap."""
         limits = ", ".join(shown(one) for one in self.capacities)
         packs = " + ".join(f"{count:,}" for count in self._packs)
         above = f"{self.gap_share:.4%} above the bound"
         return f"SeveralPlan(capacities {limits}: {packs} packs, price {self.price:,}, {above})"
 
     def __str__(self) -> str:
-        """Return a small table: a line for each capacity, then price, bound and notes."""
+        """Return a small table: one line for each capacity, then sequences, price, lower bound and notes."""
         state = f"{self.gap_share:.4%} above" if self.gap else "proven optimal"
         return "\n".join(
             [
@@ -236,7 +236,7 @@ class SeveralPlan:
         return hash(self.to_json())
 
     def verify(self) -> list[str]:
-        """Check every pack against its capacity and depth, and prove the bound again without the solver.
+        """Check every pack against its capacity and the depth, and prove the lower bound again, without the solver.
 
         Returns:
             One sentence for each problem; an empty list if there is none.
@@ -266,19 +266,19 @@ class SeveralPlan:
 
     @property
     def certificate(self) -> PriceCertificate | None:
-        """The values of sequences that prove the bound; None where simpler bounds prove as much."""
+        """The values of sequences that prove the lower bound; None if a simpler proof gives the same bound."""
         return self.bound.certificate
 
     def assign(self, sizes: ArrayLike, *, seed: int = 0) -> dict[Any, Packs]:
-        """Say which sequence goes into which pack: return ``{capacity: Packs}``, where packs hold positions in `sizes`.
+        """Assign each sequence to a pack: return ``{capacity: Packs}``, where packs hold indices into `sizes`.
 
-        `sizes` are those that were planned, ``[n]`` or ``[n, 2]``, in any order. Every sequence is in exactly one pack
-        over all capacities. Which of the sequences of equal size goes where, and the order of the packs of each
-        capacity, are random by `seed`.
+        `sizes` are the sizes that were planned, integers ``[n]`` or ``[n, 2]``, in any order. Every sequence is in
+        exactly one pack over all capacities. The places of sequences of equal size, and the order of the packs of each
+        capacity, are random choices by `seed`.
 
         Raises:
             PlanMismatchError: the plan does not cover exactly these sizes.
-            LengthError: a size is out of range.
+            LengthError: a size is not an integer or is out of range, or the sizes are not of the plan's kinds.
             OptionError: `seed` is not an integer from 0 to 2^64 - 1.
 
         >>> import nopad
@@ -298,7 +298,11 @@ class SeveralPlan:
         return written(self)
 
     def save(self, path: str | Path) -> None:
-        """Write a plan file (``*.plan.json``)."""
+        """Write a plan file (``*.plan.json``).
+
+        Raises:
+            StorageError: the disk is full, or the write failed.
+        """
         write_atomic(Path(path), self.to_json().encode())
 
     @classmethod
@@ -306,8 +310,8 @@ class SeveralPlan:
         """Read a plan file.
 
         Raises:
-            FormatError: the file is missing, not JSON, not a plan of several capacities, or its numbers contradict each
-                other.
+            FormatError: the file is missing, is not JSON or not a plan for several capacities, has an unknown version,
+                or its numbers contradict each other.
         """
         from nopad.planning.several.plan_file import parsed
 

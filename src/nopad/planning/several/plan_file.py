@@ -1,4 +1,4 @@
-"""The file of a plan for several capacities, written and read; strict about types, order and keys given twice."""
+"""Write and read the file of a plan for several capacities, strict about types, order and keys given twice."""
 
 from __future__ import annotations
 
@@ -63,10 +63,10 @@ def _in_line(found: re.Match[str]) -> str:
 
 
 def parsed(text: str, name: str) -> dict[str, Any]:
-    """Return the fields of a plan; `name` is used in messages.
+    """Return the fields of the `SeveralPlan` in the text of a plan file; error messages call the file `name`.
 
     Raises:
-        FormatError: the text is not JSON, not a plan of several capacities, of an unknown version, or its numbers
+        FormatError: the text is not JSON or not a plan for several capacities, has an unknown version, or its numbers
             contradict each other.
     """
     from nopad.planning.several.plan import SeveralPlan

@@ -1,10 +1,10 @@
-"""The linear program over packs of all capacities, by column generation: one table of pricing for all of them.
+"""The linear program over packs of all capacities, by column generation with one pricing table for all capacities.
 
 A column is a pattern (classes that share a pack), a capacity, and the room that is left for sand. Rows ask for every
 class as often as there are sequences of it, and for the room that all sand takes. The duals are values of classes and
-rates of sand; what a class is worth beyond the rates of its corner is its extra. A knapsack over extras, in one table
-up to the largest limits, prices the columns of every capacity at once. Each round's duals prove a bound, scaled so that
-no pack is worth more than its price.
+rates of sand; the extra of a class is its value beyond the rates of its corner. A knapsack over extras, in one table up
+to the largest limits, prices the columns of every capacity at once. The duals of each round, scaled so that no pack is
+worth more than its price, prove a bound.
 
 Source: Gilmore and Gomory, "A linear programming approach to the cutting-stock problem", 1961, with several stock
 lengths; the bound of a round as in Farley 1990.
@@ -41,12 +41,15 @@ _LONGEST = 4096  # classes of one pattern
 
 @dataclass(frozen=True)
 class Relaxed:
-    """A linear program, solved or given up: how often each column is used, duals, and the price they prove (about).
+    """The result of the linear program, at its optimum or when the budget ended.
 
     Attributes:
-        times: use of each column; float64.
-        rates, extras: duals of sand, and what classes are worth beyond; in parts of the dearest price.
-        price: the price of the program's optimum, in whole prices; `proven` what the duals prove, about.
+        times: how often each column is used; float64 ``[columns]``.
+        rates: the rates of sand for both sizes, as shares of the highest price; float64 ``[2]``.
+        extras: the value of each class beyond the rates of its corner, as a share of the highest price; float64
+            ``[m]``.
+        price: the price of the program's solution, in the unit of `Task.prices`.
+        proven: about the price that the duals prove, in the same unit.
     """
 
     times: NDArray[np.float64]
@@ -57,7 +60,7 @@ class Relaxed:
 
 
 class Master:
-    """The program over a growing set of columns."""
+    """The linear program over the columns added so far."""
 
     def __init__(self, task: Task, classes: Classes) -> None:
         """Create the rows, and columns that cover every class and all sand."""
@@ -79,12 +82,12 @@ class Master:
 
     @property
     def cells(self) -> tuple[int, int]:
-        """How many cells the table of pricing has, and how many columns."""
+        """Number of cells of the pricing table, and number of its columns."""
         return self._table.size, self._table.shape[1]
 
     @property
     def steps(self) -> int:
-        """Operations of pricing once."""
+        """Number of operations of one pricing round."""
         return int(self._table.size * len(self._corners) * _CELL_STEPS[self._table.shape[1] > 1]) + 10**5
 
     def _first(self) -> list[Column]:
@@ -100,7 +103,7 @@ class Master:
         return found
 
     def demand(self, demand: NDArray[np.float64], sand: tuple[float, float]) -> None:
-        """Set how often each class is asked for, and how much sand there is."""
+        """Set the number of sequences of each class (float64 ``[m]``), and the total sand of both sizes."""
         self._highs.setOptionValue("simplex_strategy", 1)  # the last solution stays dual feasible
         asked = np.append(demand, np.array(sand) / self._most)
         total = float(asked.sum())
@@ -110,7 +113,7 @@ class Master:
         self._highs.changeRowsBounds(asked.size, rows, asked * self._scale, np.full(asked.size, highspy.kHighsInf))
 
     def add(self, columns: Iterable[Column]) -> int:
-        """Add columns that are not known yet; return how many were new."""
+        """Add those columns that the program does not have yet; return their number."""
         new = [column for column in dict.fromkeys(columns) if column not in self._known]
         rows: list[int] = []
         amounts: list[float] = []
@@ -144,10 +147,12 @@ class Master:
         return len(new)
 
     def relax(self, budget: Budget, *, near: float = 1e-6, rounds: int = 10_000) -> Relaxed | None:
-        """Generate columns until the bound is within `near` of the optimum, or budget or `rounds` are spent.
+        """Generate columns until the bound is within `near` of the optimum, or `budget` or `rounds` are spent.
+
+        `near` is a share of the optimum. None is returned if the budget allows no round at all.
 
         Raises:
-            SolverError: HiGHS gave up.
+            SolverError: HiGHS did not reach an optimum.
         """
         best: Relaxed | None = None
         for _ in range(rounds):
@@ -232,7 +237,7 @@ class Master:
         return min(_LONGEST, int(limits[0] // first + limits[1] // second) + 1)
 
     def certificate(self, relaxed: Relaxed) -> PriceCertificate:
-        """Return the duals as a certificate."""
+        """Return a certificate made of the rates and extras of `relaxed`."""
         scale = float(MAX_VALUE // 2)
         corners, extras = self.classes.corners, np.floor(relaxed.extras * scale)
         kept = np.flatnonzero(extras >= 1)

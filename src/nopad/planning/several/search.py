@@ -1,11 +1,11 @@
-"""The search for a cheap plan and a proof: bounds, quick ways, the linear program, its split, and the last packs.
+"""The search for a cheap plan and a proof of a lower bound.
 
-1. One capacity and one kind is what `auto` plans.
-2. Quick ways: every sequence to the cheapest capacity that holds it; all to one capacity.
-3. Few distinct sizes: column generation with every size as a class, a dive, an integer program.
-4. Otherwise classes of sizes: the program over corners proves a bound; the one over means says which sequences go to
-   which capacity, where they are packed by themselves.
-5. The packs that waste most are packed again, by step 3, as long as that pays.
+1. A task with one capacity and one kind of size is planned by `auto`.
+2. Two quick splits are tried: every sequence to the cheapest capacity that holds it; all sequences to one capacity.
+3. With few distinct sizes: column generation with every size as a class, then a dive, then an integer program.
+4. With more, sizes are grouped into classes: the linear program over corners proves a bound. The program over means
+   says which sequences go to which capacity; each capacity is then packed by itself.
+5. The packs that waste most are packed again, by step 3, as long as that lowers the price.
 
 The budget is counted in operations, so the result is the same on every machine.
 """
@@ -58,7 +58,7 @@ _LOOSE = 1e-6  # of what a sequence is worth
 
 @dataclass(frozen=True)
 class Found:
-    """A packing of all sequences, and what proves the bound best; `notes` for the user."""
+    """A packing of all sequences, the certificate that proves the best bound (None: a simpler proof), and notes."""
 
     packing: Packing
     certificate: PriceCertificate | None

@@ -1,8 +1,8 @@
-"""From the linear program to packs: which sequences go to which capacity, then the packs of each by themselves.
+"""From the linear program to packs: deal out sequences to capacities, then pack each capacity by itself.
 
-The program says how many places of each class every capacity offers, and how much room for sand. Sequences are dealt
-out to capacities in these shares, so each gets its part of every size. What is left is packing into one capacity, which
-`auto` does nearly without loss for one kind, and `nopad.planning.costs.spread` for two.
+The program says how many places of each class every capacity offers, and how much room for sand. Sequences of every
+size are dealt out to capacities in these shares. Then each capacity is packed by itself: `auto` does this nearly
+without loss for one kind of size, `nopad.planning.costs.spread` for two.
 """
 
 from __future__ import annotations
@@ -34,14 +34,17 @@ _NEAR = 2e-5  # of the packs of a capacity, above their bound
 
 
 def split_alone(task: Task) -> NDArray[np.int64]:
-    """Return counts ``[k, K]``: every sequence goes to the cheapest capacity that holds it."""
+    """Return how many sequences of each size go to each capacity, if each goes to the cheapest that holds it.
+
+    The result is int64 ``[k, K]``.
+    """
     counts = np.zeros((task.counts.size, len(task.prices)), dtype=np.int64)
     counts[np.arange(task.counts.size), task.cheapest(task.sizes)] = task.counts
     return counts
 
 
 def shares(task: Task, classes: Classes, columns: list[Column], times: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return counts ``[k, K]``: how many sequences of each size go to each capacity, by a solved linear program."""
+    """Return how many sequences of each size go to each capacity in a solved linear program; int64 ``[k, K]``."""
     places, room = np.zeros((len(classes.corners), len(task.prices))), np.zeros((len(task.prices), 2))
     for (j, held), time in zip(columns, times.tolist(), strict=False):
         if time > 0:
@@ -86,11 +89,12 @@ def _whole(task: Task, share: NDArray[np.float64]) -> NDArray[np.int64]:
 
 
 def ease(task: Task, counts: NDArray[np.int64], loose: NDArray[np.bool_], budget: Budget) -> NDArray[np.int64]:
-    """Return the counts ``[k, K]`` after exchanges that make packs easier to fill, of one kind.
+    """Return `counts` after exchanges that make packs easier to fill; for one kind of size, int64 ``[k, K]``.
 
-    `loose` sequences may be in packs of any capacity at no loss. Each capacity but the one that has most of them gets a
-    few more of the smallest, which fill what room is left in packs, against larger ones; and in all a little less than
-    its whole packs hold. How many is tried, as the budget allows.
+    `loose` says which sizes may be in packs of any capacity at no loss; bool ``[k]``. The capacity that has most of
+    these gives a few of its smallest sequences to each other capacity, in exchange for larger ones: small sequences
+    fill the room left in packs. Each other capacity then has, in all, a little less than its whole packs hold. As many
+    numbers of exchanges are tried as the budget allows.
     """
     counts = counts.copy()
     lengths = task.sizes[:, 0].astype(np.float64)
@@ -148,10 +152,10 @@ def _part(counts: NDArray[np.int64], chosen: NDArray[np.bool_], share: float) ->
 
 
 def pack_each(task: Task, counts: NDArray[np.int64], budget: Budget, *, quick: bool = False) -> Packing:
-    """Pack what each capacity is given, ``counts[:, j]`` sequences of each size; `quick` by best-fit alone.
+    """Pack ``counts[:, j]`` sequences of each size into packs of capacity j, for every j; `quick`: by best-fit alone.
 
-    Each capacity may take an equal part of what is left of the budget. Those whose tokens are dearest come first; what
-    room is left in their packs is filled with sequences that were given to the others.
+    Each capacity may take an equal part of the budget that is left. Capacities with the highest price per token come
+    first; the room left in their packs is filled with sequences that were given to the others.
     """
     counts, packing = counts.copy(), Counter[Pack]()
     rates = [price / limit for price, limit in zip(task.prices, task.capacities[:, 0].tolist(), strict=True)]

@@ -1,9 +1,9 @@
 """`Task`: what is packed into which capacities at which prices, in exact integers.
 
-Inside this room every sequence has two sizes and every capacity two limits. The second is a second kind (images,
-edges), or the number of sequences where there is a depth (each sequence counts one), or 0 throughout. Prices are
-decimal numbers: a float stands for the decimal that Python prints, 4.3 for exactly 43/10. They are brought to whole
-numbers without a common divisor, so that the price of a plan, and a bound on it, are whole numbers too.
+In this package every sequence has two sizes and every capacity two limits. The second size is a second kind (images,
+edges); or 1 for every sequence if the depth limits packs, so that it counts sequences; or otherwise 0. Prices are
+decimal numbers: a float stands for the decimal that Python prints, 4.3 for exactly 43/10. They are converted to whole
+numbers without a common divisor, so that the price of a plan, and a lower bound on it, are whole numbers too.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ Packing = Counter[Pack]
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """What is packed, and into what.
+    """The sequences to pack, the capacities and their prices.
 
     Attributes:
         sizes: distinct sizes, in lexicographic order; int64 ``[k, 2]``, the first at least 1.
         counts: number of sequences of each size, >= 1; int64 ``[k]``.
         capacities: both limits of each capacity; int64 ``[K, 2]``.
-        prices: price of a pack of each capacity, whole numbers without a common divisor.
-        unit: what a price of 1 stands for.
-        kinds: 1 or 2 kinds of size.
-        depth: most sequences in a pack, which is then the second limit; None: unlimited.
+        prices: price of a pack of each capacity, as a multiple of `unit`: K integers without a common divisor.
+        unit: the user's price that a price of 1 here stands for.
+        kinds: number of kinds of size, 1 or 2.
+        depth: most sequences in a pack; None: unlimited. If it can limit a pack, it is the second limit.
     """
 
     sizes: NDArray[np.int64]
@@ -50,7 +50,7 @@ class Task:
 
     @cached_property
     def loads(self) -> tuple[int, int]:
-        """The sums of both sizes over all sequences."""
+        """The sum of each of the two sizes over all sequences."""
         first, second = (exact_dot(self.counts, self.sizes[:, kind]) for kind in (0, 1))
         return first, second
 
@@ -61,7 +61,10 @@ class Task:
 
     @cached_property
     def by_price(self) -> list[int]:
-        """The capacities that are worth using, cheapest first: no other one holds as much and costs no more."""
+        """The indices of the capacities worth using, cheapest first.
+
+        A capacity is worth using unless another one holds as much and costs no more.
+        """
         held = self.capacities.tolist()
         order = sorted(range(len(held)), key=lambda j: (self.prices[j], [-limit for limit in held[j]], j))
         kept: list[int] = []
@@ -71,18 +74,18 @@ class Task:
         return kept
 
     def cheapest(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the number of the cheapest capacity that holds each of these sizes ``[m, 2]``; -1: none does."""
+        """Return the index of the cheapest capacity that holds each of these sizes ``[m, 2]``; -1 if none does."""
         found = np.full(len(sizes), -1, dtype=np.int64)
         for j in reversed(self.by_price):
             found[(sizes <= self.capacities[j]).all(axis=1)] = j
         return found
 
     def capacity_of(self, packs: Sequence[Pack]) -> NDArray[np.int64]:
-        """Return the number of the cheapest capacity that holds each pack."""
+        """Return the index of the cheapest capacity that holds each pack; int64 ``[packs]``."""
         return self.cheapest(self.sums(packs))
 
     def sums(self, packs: Sequence[Pack]) -> NDArray[np.int64]:
-        """Return both sizes of each pack; int64 ``[packs, 2]``."""
+        """Return the total of both sizes in each pack; int64 ``[packs, 2]``."""
         held = np.fromiter((len(pack) for pack in packs), dtype=np.int64, count=len(packs))
         if not held.size:
             return np.zeros((0, 2), dtype=np.int64)
@@ -90,20 +93,20 @@ class Task:
         return np.add.reduceat(self.sizes[flat], np.append(0, np.cumsum(held)[:-1]), axis=0)
 
     def price(self, packing: Packing) -> int:
-        """Return the price of all packs, each of the cheapest capacity that holds it."""
+        """Return the total price of all packs, each in the cheapest capacity that holds it."""
         packs = list(packing)
         used = self.capacity_of(packs).tolist()
         return sum(self.prices[j] * packing[pack] for j, pack in zip(used, packs, strict=True))
 
     def part(self, chosen: NDArray[np.int64], counts: NDArray[np.int64]) -> Task:
-        """Return the task of packing this many sequences of each chosen size, all others left out."""
+        """Return the task of packing ``counts[i]`` sequences of size number ``chosen[i]``, without all other sizes."""
         return Task(
             self.sizes[chosen], counts, self.capacities, self.prices, self.unit, kinds=self.kinds, depth=self.depth
         )
 
 
 def whole_prices(prices: Sequence[int | float]) -> tuple[tuple[int, ...], Fraction]:
-    """Return prices as whole numbers without a common divisor, and what 1 of them stands for.
+    """Return prices as whole numbers without a common divisor, and the price that 1 stands for.
 
     >>> whole_prices([1, 4.3]), whole_prices([2048, 8192])
     (((10, 43), Fraction(1, 10)), ((1, 4), Fraction(2048, 1)))
@@ -116,7 +119,7 @@ def whole_prices(prices: Sequence[int | float]) -> tuple[tuple[int, ...], Fracti
 
 
 def number(value: Fraction) -> int | float:
-    """Return an exact value as an int where it is one, else as the nearest float.
+    """Return an exact value as an int if it is whole, otherwise as the nearest float.
 
     >>> number(Fraction(6, 2)), number(Fraction(43, 10))
     (3, 4.3)
