@@ -1,9 +1,9 @@
-"""Balance: which rank gets what, so that no rank waits for another.
+"""Balance: which rank gets which sequences or packs, so that no rank waits long for another.
 
-Pure functions on arrays. A *unit* is what is dealt: a sequence, or a pack of several. Each unit has a cost, an integer
-(`costs`). `Shape` says how many units a step takes and on how many ranks; `Balance` says by which method. `draw` orders
-the units of an epoch, once; `deal` gives the units of one step to the ranks. Both are functions of their arguments
-alone: every rank computes the whole assignment, and nothing is communicated.
+A *unit* is a sequence, or a pack of several. Each unit has a cost, an integer (`costs`). `Shape` says how many units a
+step takes and on how many ranks; `Balance` names the method by which they are dealt. `draw` orders the units of an
+epoch, once; `deal` gives the units of one step to the ranks. The results of both depend on their arguments alone, so
+every rank computes the whole assignment, and nothing is communicated.
 
 >>> import numpy as np
 >>> shape = Shape(world_size=2, node_size=2, accumulation=1, per_rank=2)

@@ -183,8 +183,8 @@ def deal_capped(
 ) -> bool:
     """Set the rank of each unit, with at most `cap` tokens per rank; return whether a way was found.
 
-    Ways are tried until one is found: the costliest first, the longest first (where most, then where least room is
-    left), as they come. `most_looks` limits the search for improvements.
+    Four ways are tried until one works: the costliest units first; the longest first, each where most room is left; the
+    longest first, each where least room is left; units as they come. `most_looks` limits the search for improvements.
     """
     n = costs.shape[0]
     spare_costs = np.empty(n, dtype=np.int64)
@@ -252,12 +252,12 @@ def _fit_as_they_come(sizes: NDArray[Any], parts: int, loads: NDArray[Any], cap:
 def cut_capped(
     sizes: NDArray[Any], parts: int, bins: int, most: int, cap: int, room: int, tries: int, bounds: NDArray[Any]
 ) -> int:
-    """Cut units into steps that `deal_capped` can deal to so many bins; return the number of steps.
+    """Cut units into steps that `deal_capped` can deal to `bins` bins; return the number of steps.
 
-    Unit u has the sizes ``sizes[u * parts : (u + 1) * parts]``, and all bins have room for `room` tokens. A
-    step takes up to `most` units: as many as find room sorted by size, of which `tries` numbers are tried from the
-    largest on, or as they come. ``bounds[s + 1]`` is set to where step s ends. If a unit finds no room in an empty
-    step, minus its number, minus 1, is returned.
+    Unit u has the sizes ``sizes[u * parts : (u + 1) * parts]``, and all bins together have room for `room` tokens. A
+    step takes up to `most` units. The largest number of units that find room sorted by size is looked for in `tries`
+    numbers, from the largest on; if none fits, the step takes the units that find room as they come. ``bounds[s + 1]``
+    is set to where step s ends. If unit u finds no room in an empty step, ``-u - 1`` is returned.
     """
     units, begin, steps = sizes.shape[0] // parts, 0, 0
     loads = np.zeros(bins, dtype=np.int64)
@@ -293,7 +293,7 @@ def cut_capped(
 
 @njit(cache=True, nogil=True)
 def first_unfit(sizes: NDArray[Any], parts: int, bins: int, cap: int) -> int:
-    """Return the first unit that finds no room in so many bins by itself, or -1; units as in `cut_capped`."""
+    """Return the first unit that finds no room in `bins` empty bins, or -1; units as in `cut_capped`."""
     loads = np.zeros(bins, dtype=np.int64)
     spare = np.empty((4, parts), dtype=np.int64)
     for unit in range(sizes.shape[0] // parts):

@@ -1,6 +1,6 @@
 """The compiled loops of balance: sorting by cost, dealing to equal numbers, dealing under a cap.
 
-Conventions as in `nopad._kernels`. Costs are int64 and not negative, and their sum does not pass 64 bits.
+Conventions as in `nopad._kernels`. Costs are int64 and not negative, and their sum fits into int64.
 """
 
 from __future__ import annotations
@@ -88,11 +88,11 @@ def derive(key: np.uint64, part: int) -> np.uint64:
 def arrange_windows(
     costs: NDArray[Any], units: NDArray[Any], window: int, levels: int, piece: int, key: np.uint64
 ) -> None:
-    """Arrange `units` so that each piece is of units alike in cost, in place; `costs` are theirs, and are sorted too.
+    """Arrange `units` in place so that each piece holds units alike in cost; `costs` are theirs.
 
-    A step is `levels` pieces of `piece` units. The units of so many steps, a window, are sorted by cost and cut into
-    pieces; each step gets one from each of `levels` equal runs of them. Where a piece goes is random, and so is the
-    order within it.
+    A step is `levels` pieces of `piece` units. The units of `window` steps are sorted by cost and cut into pieces, and
+    the pieces into `levels` equal runs; each step gets one piece from each run. Which step gets a piece, its place in
+    the step, and the order within it are random. `costs` are sorted within each window.
     """
     n = units.shape[0]
     per_step = levels * piece
@@ -140,12 +140,12 @@ def deal_raster(units: NDArray[Any], snake: bool, parts: NDArray[Any]) -> None:
 
 @njit(cache=True, nogil=True)
 def deal_karmarkar_karp(costs: NDArray[Any], units: NDArray[Any], parts: NDArray[Any]) -> None:
-    """Deal units in equal numbers, by largest differencing.
+    """Deal the same number of units to each rank, by largest differencing.
 
     Units, ascending by cost, are cut into rows of one unit per rank. Again and again the two rows of the largest spread
-    are joined, the cheap end of one to the costly end of the other, and sorted anew, until one row is left: the
-    ranks' sums. Each join keeps how it was sorted; walking back gives every unit its rank. `costs` are those of the
-    units; `units` and `parts` are those of `deal_raster`.
+    are joined, the cheap end of one to the costly end of the other, and sorted anew, until one row is left: the ranks'
+    total costs. Each join records how it was sorted; walking back gives every unit its rank. `costs` are the units'
+    costs; `units` and `parts` are as in `deal_raster`.
     """
     ranks, rows = parts.shape
     sums = np.empty((rows, ranks), dtype=np.int64)

@@ -1,8 +1,9 @@
-"""Deal units to ranks in any numbers, and keep every rank under a limit of tokens.
+"""Deal units to ranks, not always the same number to each, and keep every rank under a limit of tokens.
 
-`deal_under_cap` deals one step. `cut_under_cap` cuts the units of an epoch into steps that can be dealt, and
-`deal_step_under_cap` deals these, over micro-steps too; what was cut is always dealt. O(n log ranks) to cut n units,
-and where a limit is tight six sorts of a step more.
+`deal_under_cap` deals one step. `cut_under_cap` cuts the units of an epoch into steps that can be dealt under the
+limit, and `deal_step_under_cap` deals such a step over ranks and micro-steps; it never fails on a step that
+`cut_under_cap` made. Cutting n units takes O(n log ranks), and up to six sorts of each step's units where the limit is
+tight.
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ _TRIES = 6  # numbers of units of a step, between what fits as it comes and what
 
 
 def deal_under_cap(costs: ArrayLike, tokens: ArrayLike, world_size: int, cap: int) -> NDArray[np.int64]:
-    """Deal units to ranks in any numbers, with no rank above `cap` tokens; return the rank of each unit, int64 ``[n]``.
+    """Deal units to ranks with no rank above `cap` tokens; return the rank of each unit, int64 ``[n]``.
 
-    Looks for the lowest largest cost: units from the costliest on, each to the rank of the lowest cost that has room;
-    then units of the costliest rank are moved or swapped while that helps, until it is within 1 in 4,096 of the least
-    possible. Where the cap is so tight that this finds no place for a unit, units are dealt by tokens first. Every rank
-    gets a unit.
+    Ranks may get different numbers of units, but each gets at least one. The cost of the costliest rank is kept low:
+    from the costliest on, each unit goes to the cheapest rank that has room; then units of the costliest rank are moved
+    or swapped while that helps, until its cost is within 1 part in 4,096 of the least possible. If the cap is so tight
+    that a unit finds no place in this way, units are placed by number of tokens, the largest first, or as given.
 
     Args:
         costs: cost of each unit, integers; ``[n]``.
-        tokens: tokens of each unit, rounded up where they are aligned (`round_up`), integers; ``[n]``.
+        tokens: number of tokens of each unit, rounded up if sequences are aligned (`round_up`), integers; ``[n]``.
         world_size: number of ranks.
         cap: most tokens a rank may get.
 
@@ -77,17 +78,18 @@ def _ranks(
 def cut_under_cap(tokens: ArrayLike, shape: Shape, cap: int, parts: int = 1) -> NDArray[np.int64]:
     """Cut units, in their order, into steps in which no rank's micro-step has more than `cap` tokens.
 
-    A step takes ``shape.per_step`` units, or as many as a way was found to deal. Return where each begins, and where
-    the last one ends; int64 ``[steps + 1]``.
+    A step takes ``shape.per_step`` units, or fewer if no way was found to deal as many under the cap. Return where each
+    step begins, and where the last one ends; int64 ``[steps + 1]``.
 
     Args:
-        tokens: tokens of each unit, in the order of `draw`; ``[n]``; with `parts`, of each part, ``[n * parts]``.
-        shape: the most units of a step, and the micro-steps of all ranks that share them.
-        cap: most tokens of a rank's micro-step.
-        parts: how many parts each unit has, which share the step and may go to different ranks.
+        tokens: number of tokens of each unit, in the order of `draw`, ``[n]``; with `parts` above 1, of each part,
+            ``[n * parts]``.
+        shape: the most units of a step, and the ranks and micro-steps that share them.
+        cap: most tokens per rank and micro-step.
+        parts: number of parts of each unit. The parts share the step, but may go to different ranks.
 
     Raises:
-        BalanceError: a unit alone does not fit into a step; the message has its place in the order.
+        BalanceError: a unit does not fit into a step even alone; the message names its place in the order.
 
     >>> cut_under_cap([3, 3, 1, 4, 2, 2], Shape(2, 1, 1, 2), cap=4).tolist()
     [0, 3, 6]
@@ -103,7 +105,10 @@ def cut_under_cap(tokens: ArrayLike, shape: Shape, cap: int, parts: int = 1) -> 
 
 
 def first_over_cap(tokens: ArrayLike, shape: Shape, cap: int, parts: int = 1) -> int | None:
-    """Return the first unit that does not fit into a step by itself, or None; arguments as of `cut_under_cap`."""
+    """Return the index of the first unit that does not fit into a step even alone, or None if all do.
+
+    The arguments are those of `cut_under_cap`.
+    """
     sizes, cap = _sized(tokens, cap)
     if parts == 1:
         over = sizes > cap
@@ -115,22 +120,22 @@ def first_over_cap(tokens: ArrayLike, shape: Shape, cap: int, parts: int = 1) ->
 def deal_step_under_cap(
     costs: ArrayLike, tokens: ArrayLike, shape: Shape, balance: Balance, cap: int
 ) -> NDArray[np.int64]:
-    """Deal the units of a step, none of a rank's micro-steps above `cap` tokens; int64 ``[world, accumulation, most]``.
+    """Deal the units of a step with at most `cap` tokens per rank and micro-step.
 
-    The result holds indices into `costs`, each once, and -1 where a rank has fewer units than another. What `deal`
-    gives stands if it keeps to the cap. Otherwise, or where a step has not ``shape.per_step`` units, as many parts as
-    there are micro-steps of all ranks are made under the cap (`deal_under_cap`), as equal in cost as can be, and dealt
-    by their costs.
+    Return int64 ``[world_size, accumulation, most]``: indices into `costs`, each once, and -1 where a micro-step has
+    fewer units than another. If the result of `deal` keeps to the cap, it is returned. Otherwise, or if the step does
+    not have ``shape.per_step`` units, the units are divided under the cap into ``world_size * accumulation`` parts of
+    nearly equal cost (`deal_under_cap`), and these parts are dealt to ranks and micro-steps by their costs.
 
     Args:
         costs: cost of each unit, integers; ``[n]``.
-        tokens: tokens of each unit; ``[n]``.
+        tokens: number of tokens of each unit; ``[n]``.
         shape: the ranks that share the step.
         balance: the method.
-        cap: most tokens of a rank's micro-step.
+        cap: most tokens per rank and micro-step.
 
     Raises:
-        BalanceError: no way was found; not if `cut_under_cap` made the step.
+        BalanceError: no way was found to keep to the cap; this cannot happen for a step that `cut_under_cap` made.
 
     >>> deal_step_under_cap([3, 2, 2, 1], [3, 2, 2, 1], Shape(2, 1, 1, 2), Balance.named("none"), cap=4).tolist()
     [[[0, 3]], [[1, 2]]]

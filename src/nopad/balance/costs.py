@@ -1,8 +1,8 @@
-"""The cost of a sequence: what its rank has to do for it, as an exact 64-bit integer.
+"""The cost of a sequence: how much work it is for its rank, as an exact 64-bit integer.
 
-A cost model is a subclass of `CostModel` with one method. Costs are compared and added, so their unit does not matter,
-but all of an epoch are in the same unit. `Tokens` counts tokens. `Attention` adds the attention of each token to the
-tokens before it, which at long context is most of the work. `Measured` is fitted to timings of real steps.
+A cost model is a subclass of `CostModel` with one method, `of`. Costs are compared and added, so their unit does not
+matter, as long as all costs of an epoch have the same unit. `Tokens` counts tokens. `Attention` adds the attention of
+tokens to one another, which at long context is most of the work. `Measured` is fitted to timings of real steps.
 """
 
 from __future__ import annotations
@@ -28,14 +28,17 @@ _PROBED = 1024  # lengths of a fingerprint
 
 
 class CostModel(ABC):
-    """What a sequence costs, by its length. A subclass defines `of`.
+    """The cost of a sequence as a function of its length. A subclass defines `of`.
 
-    A cost is an integer in a unit of the model's own choice: only ratios of costs matter.
+    A cost is an integer in a unit that the subclass chooses: only ratios of costs matter.
     """
 
     @abstractmethod
     def of(self, seq_lengths: ArrayLike) -> NDArray[np.int64]:
-        """Return the cost of each sequence, int64 ``[n]``, not negative, from lengths in tokens ``[n]``.
+        """Return the cost of each sequence, int64 ``[n]``, at least 0.
+
+        Args:
+            seq_lengths: lengths in tokens; ``[n]``.
 
         Raises:
             BalanceError: a cost does not fit into 64 bits.
@@ -43,10 +46,11 @@ class CostModel(ABC):
         """
 
     def checked(self, seq_lengths: ArrayLike) -> NDArray[np.int64]:
-        """Return what `of` returns, after checking it: call this on a cost model that is not nopad's own.
+        """Return the result of `of` after checking it; call this if the cost model may not be one of nopad's own.
 
         Raises:
-            BalanceError: it is not one integer of at least 0 for each length, or one does not fit into 64 bits.
+            BalanceError: `of` did not return one integer of at least 0 for each length, or one does not fit into 64
+                bits.
         """
         found = np.asarray(self.of(seq_lengths))
         n = np.size(seq_lengths)
@@ -65,7 +69,8 @@ class CostModel(ABC):
         """Return the cost of each pack, int64 ``[packs]``: the sum over its sequences.
 
         Args:
-            indptr: where packs begin and end: pack p has ``seq_lengths[indptr[p]:indptr[p + 1]]``; ``[packs + 1]``.
+            indptr: where packs begin and end: pack p holds the sequences of lengths
+                ``seq_lengths[indptr[p]:indptr[p + 1]]``; ``[packs + 1]``.
             seq_lengths: lengths of the sequences, pack by pack.
 
         Raises:
@@ -100,11 +105,11 @@ class Tokens(CostModel):
 class Attention(CostModel):
     """Tokens and attention: ``6 * hidden_size * length + length**2``.
 
-    A transformer layer with a feed-forward part four times as wide as its hidden size H takes 24 H^2 operations per
-    token for its matrices, and 4 H length for its attention to the sequence: in the ratio of 6 H to length.
+    In a transformer layer whose feed-forward part is four times as wide as its hidden size H, a token takes 24 H^2
+    operations for the matrices and ``4 * H * length`` for attention. The ratio of the two is ``6 * H : length``.
 
     Attributes:
-        hidden_size: width of the model. For a layer of other proportions, see `of_model`.
+        hidden_size: width of the model; `of_model` finds it for a layer of other proportions.
 
     Raises:
         OptionError: the hidden size is not an integer of at least 1.
@@ -120,23 +125,24 @@ class Attention(CostModel):
         object.__setattr__(self, "hidden_size", checked)
 
     def of(self, seq_lengths: ArrayLike) -> NDArray[np.int64]:
-        """Return ``6 * hidden_size * length + length**2`` of each length."""
+        """Return ``6 * hidden_size * length + length**2`` for each length."""
         return _polynomial(seq_lengths, 6 * self.hidden_size, 1)
 
     @classmethod
     def of_model(cls, config: Any, *, causal: bool | None = None) -> Attention:
         """Return the cost model of a model, from its transformers config or anything with the same attributes.
 
-        Only one thing about a layer matters here: how much work its attention is beside its matrices. That ratio is
-        computed for the layer of the config, with its heads for keys and values, the width of its feed-forward part,
-        gated or not (SiLU, or `hidden_activation`), and as many experts as a token visits; a causal layer attends to
-        half as many tokens. The result is `Attention` with the `hidden_size` that gives this ratio, mostly not the
-        config's own. Sliding windows and linear attention are counted as full attention, which costs more.
+        The cost depends only on the ratio of a layer's attention work to the work of its matrices. This ratio is
+        computed from the config's number of heads for keys and values, the width of the feed-forward part, whether that
+        part is gated (SiLU, or a `hidden_activation`), and the number of experts per token; a causal layer attends to
+        half as many tokens. The result is `Attention` with the `hidden_size` that gives this ratio, which mostly
+        differs from the config's own. Sliding windows and linear attention are counted as full attention, so their
+        cost is overstated.
 
         Args:
-            config: the config; of a model of several kinds of input, its `text_config` counts.
-            causal: whether tokens attend only to those before them; None: if the config says so, by `is_decoder` or
-                the name of an architecture.
+            config: the model's config; for a model of several kinds of input, its `text_config` is used.
+            causal: whether tokens attend only to the tokens before them. None: True if the config has `is_decoder`, or
+                an architecture whose name ends in ``CausalLM`` or ``LMHeadModel``.
 
         Raises:
             OptionError: the config has no hidden size.
@@ -175,9 +181,9 @@ class Measured(CostModel):
     """Costs fitted to timings, in nanoseconds.
 
     Attributes:
-        ns_per_token: what a token takes.
-        ns_per_square: what each of the ``length**2`` pairs of tokens of a sequence takes.
-        ns_per_batch: what a batch takes whatever it holds; no part of the cost of a sequence.
+        ns_per_token: nanoseconds per token.
+        ns_per_square: nanoseconds for each of the ``length**2`` pairs of tokens of a sequence.
+        ns_per_batch: nanoseconds per batch, whatever it holds; not part of the cost of a sequence.
 
     Raises:
         OptionError: a value is negative or not finite.
@@ -193,7 +199,7 @@ class Measured(CostModel):
                 raise OptionError(f"{name} is {value!r}; it is a number of nanoseconds, at least 0")
 
     def of(self, seq_lengths: ArrayLike) -> NDArray[np.int64]:
-        """Return the nanoseconds that each sequence takes, rounded, at least 1."""
+        """Return the nanoseconds that each sequence takes, rounded, at least 1; int64 ``[n]``."""
         lengths = _lengths(seq_lengths)
         nanoseconds = self.ns_per_token * lengths + self.ns_per_square * lengths.astype(np.float64) ** 2
         if nanoseconds.size and not float(nanoseconds.max()) < _MOST:
@@ -202,15 +208,15 @@ class Measured(CostModel):
 
     @classmethod
     def fit(cls, seq_lengths: Sequence[ArrayLike], seconds: ArrayLike) -> Measured:
-        """Fit the costs to timings, by least squares with no negative share.
+        """Fit the costs to timings, by least squares; no coefficient becomes negative.
 
         Args:
             seq_lengths: for each timed batch, the lengths of its sequences.
             seconds: how long each batch took; float ``[batches]``.
 
         Raises:
-            OptionError: there are not as many times as batches, fewer than three batches, times that are not finite
-                and positive, or batches too much alike to tell tokens from attention.
+            OptionError: there are fewer than three batches, or not one time for each; a time is not finite and
+                positive; or the batches are too much alike to tell the cost of tokens from that of attention.
 
         >>> model = Measured.fit([[100], [200], [100, 300], [400]], [1.1e-3, 2.4e-3, 5.0e-3, 5.6e-3])
         >>> model.of([1000]).tolist()
@@ -235,12 +241,12 @@ class Measured(CostModel):
 
 
 def fingerprint(model: CostModel, longest: int) -> str:
-    """Return the name of a cost model and a digest of its costs, at up to 1,024 lengths from 1 to `longest`.
+    """Return the class name of a cost model and a digest of its costs at up to 1,024 lengths from 1 to `longest`.
 
-    Models of equal costs have equal fingerprints, in all processes, whatever they are.
+    Models of the same class name with equal costs have equal fingerprints, in every process.
 
     Raises:
-        BalanceError: as `CostModel.checked`.
+        BalanceError: as in `CostModel.checked`.
 
     >>> fingerprint(Tokens(), 512) == fingerprint(Tokens(), 512) != fingerprint(Attention(hidden_size=1), 512)
     True
@@ -251,9 +257,9 @@ def fingerprint(model: CostModel, longest: int) -> str:
 
 
 def round_up(seq_lengths: ArrayLike, multiple: int) -> NDArray[np.int64]:
-    """Return lengths rounded up to a multiple: what they take of a token cap where each sequence is aligned.
+    """Return lengths rounded up to a multiple of `multiple`, int64 ``[n]``: the slots that aligned sequences take.
 
-    Context parallelism over c ranks wants multiples of 2 c. int64 ``[n]``.
+    Context parallelism over c ranks needs multiples of ``2 * c``.
 
     >>> round_up([1, 8, 9], 8).tolist()
     [8, 8, 16]
@@ -267,7 +273,7 @@ def check_costs(costs: ArrayLike) -> NDArray[np.int64]:
     """Return costs as int64 ``[n]``.
 
     Raises:
-        BalanceError: a cost is negative, or the sum of all does not fit into 64 bits.
+        BalanceError: a cost is negative, or the sum of all costs does not fit into 64 bits.
         LengthError: costs are not integers, or not one-dimensional.
     """
     array = integers(costs)
@@ -309,10 +315,10 @@ def _overflow(what: str, value: int) -> str:
 
 
 def cost_model(text: str) -> CostModel:
-    """Return the cost model that a text names: ``tokens``, or ``attention:HIDDEN_SIZE``.
+    """Return the cost model that `text` names: ``tokens``, or ``attention:HIDDEN_SIZE``.
 
     Raises:
-        OptionError: it is neither.
+        OptionError: `text` is neither of the two.
 
     >>> cost_model("attention:1024")
     Attention(hidden_size=1024)

@@ -1,7 +1,7 @@
 """Deal the units of one step to the ranks, the same number to each.
 
-16,384 units go to 1,024 ranks in less than a millisecond, all ranks' parts included. `nopad.balance.cap` keeps each
-rank under a limit of tokens.
+Dealing 16,384 units to 1,024 ranks takes less than a millisecond. `nopad.balance.cap` deals under a limit of tokens per
+rank.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ __all__ = ["deal"]
 def deal(costs: ArrayLike, shape: Shape, balance: Balance) -> NDArray[np.int64]:
     """Deal a step's units to the ranks; return each rank's units, int64 ``[world_size, accumulation, per_rank]``.
 
-    The result holds indices into `costs`, each exactly once. Where ranks wait at each micro-step, the units are sorted
-    and cut into micro-steps of similar cost, and each micro-step is dealt by itself; the order of micro-steps within a
-    step does not change what is learnt. Where ranks wait once per step, a rank's units are balanced in sum, and spread
-    over its micro-steps.
+    The result holds indices into `costs`, each exactly once. If ranks wait at each micro-step (`Balance.wait`), the
+    units are sorted and cut into micro-steps of similar cost, and each micro-step is dealt by itself; the order of
+    micro-steps within a step does not change what is learnt. If ranks wait once per step, the total cost of a rank's
+    units is balanced, and its units are spread over its micro-steps.
 
     Args:
         costs: cost of each unit of the step, integers, in the order of `draw`; ``[shape.per_step]``.
-        shape: how many units, on how many ranks.
+        shape: the number of units of the step, and the ranks that share it.
         balance: the method.
 
     Raises:
-        BalanceError: there are not ``shape.per_step`` costs, one is negative, or their sum does not fit into 64 bits.
+        BalanceError: there are not ``shape.per_step`` costs, a cost is negative, or their sum does not fit into 64
+            bits.
 
     >>> deal([4, 1, 3, 2], Shape(2, 2, 1, 2), Balance.named("global_presort")).tolist()
     [[[0, 1]], [[2, 3]]]

@@ -1,8 +1,8 @@
-"""Draw the units of an epoch: their order, once.
+"""Draw the order in which an epoch takes its units, once per epoch.
 
 Step k takes ``order[k * per_step : (k + 1) * per_step]``. Within a step the units of the first rank come first, then
-those of the second, and so those of a node are side by side; `deal` gives them to the ranks. What does not make a whole
-step is at the end, and which units these are is random too. O(n) time; 16 million units take about a second.
+those of the second, so the units of a node are side by side; `deal` gives them to the ranks. The units that do not make
+a whole step are at the end; which ones they are is random too. O(n) time; 16 million units take about a second.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ _STRATA = 4  # how many, where no edges are given
 def draw(costs: ArrayLike, shape: Shape, balance: Balance, key: int) -> NDArray[Any]:
     """Return the order in which an epoch takes its units: a permutation, int32 ``[n]`` (int64 from 2^31 units on).
 
-    With draw "stratified" the quotas use up one stratum before the others: the units left over follow in random order,
-    after the steps that keep to the quotas.
+    With draw "stratified", the quotas use up one stratum before the others. The units that are left over follow in
+    random order, after the steps that keep to the quotas.
 
     Args:
         costs: cost of each unit, integers; ``[n]``.
-        shape: how many units a step takes, on how many ranks.
+        shape: the number of units that a step takes, and the ranks that share it.
         balance: the method.
         key: a random key, such as ``nopad.random.key(seed, nopad.random.STREAM_LEG, epoch, leg)``.
 
     Raises:
-        BalanceError: there are fewer units than ranks, a stratum with a quota is empty, quotas do not add up to the
-            units per rank, these are too few for a quota of each stratum, a cost is negative, or the sum of all does
-            not fit into 64 bits.
+        BalanceError: there are fewer units than ranks; a stratum with a quota is empty; the quotas do not add up to
+            ``shape.per_rank``, or this is too small to give every stratum a quota; a cost is negative; or the sum of
+            all costs does not fit into 64 bits.
 
     >>> order = draw(range(10), Shape(2, 1, 1, 2), Balance.named("karmarkar_karp"), key=0)
     >>> sorted(order.tolist()) == list(range(10))
@@ -71,13 +71,13 @@ def _proven(order: NDArray[Any], units: int) -> NDArray[Any]:
 
 
 def whole_steps(costs: ArrayLike, shape: Shape, balance: Balance) -> int:
-    """Return how many steps `draw` fills by the rules of the method; after them come the units that are left over.
+    """Return how many steps `draw` fills by the rules of the method; the units that are left over follow them.
 
-    That is ``n // shape.per_step``, but fewer with draw "stratified": quotas of 6:3:2:5 leave over 6 % of
-    Wikipedia-512.
+    The result is ``n // shape.per_step`` for n units. With draw "stratified" it can be lower: with quotas of 6:3:2:5,
+    6 % of Wikipedia-512 is left over.
 
     Raises:
-        BalanceError: as `draw`.
+        BalanceError: as in `draw`.
 
     >>> whole_steps([1, 2, 9, 1, 1, 1], Shape(1, 1, 1, 2), Balance.named("stratified", edges=(5,), quotas=(1, 1)))
     1

@@ -1,8 +1,8 @@
-"""How even a deal is, and how even it could be.
+"""How evenly units are dealt to ranks, and how evenly they could be dealt.
 
-A step takes as long as its costliest rank. No deal makes that cheaper than the mean of all ranks, nor than the
-costliest unit alone, which is on one rank whatever one does: the *floor*. Only splitting a sequence over several ranks
-(context parallelism) gets below it.
+A step takes as long as its costliest rank. However units are dealt, the cost of this rank is at least the mean of all
+ranks, and at least the cost of the costliest unit, since one rank must take it. This bound is the *floor*. Only
+splitting a sequence over several ranks (context parallelism) gets below it.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ __all__ = ["Report", "floor", "needs_context_parallelism", "report"]
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """How evenly the ranks of a run's steps work: each number is the mean over the steps.
+    """How evenly ranks share the work of steps; every attribute but `steps` is a mean over the steps.
 
     `least`, `most` and `mean` are costs, in the unit of the cost model; `waste`, `abr` and `floor` are fractions.
 
     Attributes:
         steps: number of steps.
         least: cost of a step's cheapest rank.
-        most: cost of a step's costliest rank: what the step takes.
-        mean: cost of a step's ranks on average.
-        waste: the costliest rank over the mean, minus 1: the share by which steps are longer than they need be.
-        abr: 1 - mean / costliest: the share of all ranks' time that is spent waiting. The attention balance ratio of
-            "Hierarchical Balance Packing" (arXiv 2503.07680), of whatever the cost counts.
-        floor: the lowest waste that any deal of these units could have; None if the units are not known.
+        most: cost of a step's costliest rank, for which all ranks wait.
+        mean: mean cost of a step's ranks.
+        waste: ``costliest / mean - 1``: the fraction by which a step takes longer than if all ranks had equal costs.
+        abr: ``1 - mean / costliest``: the fraction of all ranks' time that is spent waiting. It is the attention
+            balance ratio of "Hierarchical Balance Packing" (arXiv 2503.07680), for any cost model.
+        floor: the lowest waste that these units allow, however they are dealt; None if the units are not known.
     """
 
     steps: int
@@ -46,7 +46,7 @@ class Report:
 
 
 def floor(costs: ArrayLike, world_size: int) -> float:
-    """Return the lowest waste that a deal of these units to `world_size` ranks could have.
+    """Return the lowest waste with which these units could be dealt to `world_size` ranks.
 
     It is ``max(costliest unit, mean of the ranks) / mean of the ranks - 1``; the mean in the numerator is rounded up,
     since costs are integers.
@@ -67,9 +67,18 @@ def floor(costs: ArrayLike, world_size: int) -> float:
 
 
 def needs_context_parallelism(costs: ArrayLike, world_size: int, above: float = 0.10) -> NDArray[np.int64]:
-    """Return the units that alone cost a rank more than ``1 + above`` times the mean, costliest first; int64 ``[k]``.
+    """Return the indices of units that cost more than ``1 + above`` times the mean rank, costliest first.
 
-    No deal can help here: these sequences would have to be split over several ranks.
+    The result is int64 ``[k]``. Dealing units in another way does not help: these sequences would have to be split over
+    several ranks.
+
+    Args:
+        costs: cost of each unit that is dealt between two points where ranks wait; ``[n]``.
+        world_size: number of ranks.
+        above: the fraction by which a unit may exceed the mean rank.
+
+    Raises:
+        BalanceError: as in `floor`.
 
     >>> needs_context_parallelism([1, 6, 1, 5, 1], world_size=4).tolist()
     [1, 3]
@@ -84,12 +93,12 @@ def report(costs_of_ranks: ArrayLike, floors: ArrayLike | None = None) -> Report
     """Return how even steps are, from the cost of each rank in each step.
 
     Args:
-        costs_of_ranks: cost that each rank got; ``[steps, ranks]``, or where ranks wait at each micro-step
-            ``[steps, micro-steps, ranks]``: then the costliest ranks of a step's micro-steps add up.
-        floors: the `floor` of each step, ``[steps]``; None: not known.
+        costs_of_ranks: total cost of each rank's units; ``[steps, ranks]``. If ranks wait at each micro-step:
+            ``[steps, micro-steps, ranks]``; the step then costs the sum over its micro-steps' costliest ranks.
+        floors: the `floor` of each step, ``[steps]``; None: `Report.floor` is None.
 
     Raises:
-        BalanceError: there are no steps, or no rank has anything to do in one of them.
+        BalanceError: there are no steps, `costs_of_ranks` has another shape, or a step has cost 0 on every rank.
 
     >>> result = report([[4, 2], [3, 3]])
     >>> round(result.waste, 4), round(result.abr, 4), result.most

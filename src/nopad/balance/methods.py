@@ -1,4 +1,4 @@
-"""The methods of balance, as combinations of a way to draw, a way to deal, and the place where ranks wait.
+"""The methods of balance: each combines a way to draw units, a way to deal them, and the point where ranks wait.
 
 | name | drawn | dealt | from |
 |---|---|---|---|
@@ -15,8 +15,8 @@
 | karmarkar_karp_node | at random | Karmarkar-Karp within a node | |
 | karmarkar_karp | at random | Karmarkar-Karp over all ranks | |
 
-The default is karmarkar_karp: its draw is plainly random, and where costs do not differ too much (up to some thousand
-tokens) it leaves less imbalance than any other. At long context sorted_windows does.
+The default is karmarkar_karp. Its draw is fully random, and while costs do not differ too much (lengths up to some
+thousand tokens) it leaves less imbalance than any other method. At long context, sorted_windows leaves the least.
 """
 
 from __future__ import annotations
@@ -45,21 +45,21 @@ class Balance:
 
     Attributes:
         draw: how the units of a step are chosen: "random"; "sorted" (units alike in cost share a step, or a micro-step
-            if ranks wait there); "stratified" (every rank gets a fixed number of units, its quota, from each
-            range of costs, a stratum); "quantile" (units sorted by cost are cut into as many strata of equally many
-            units as a rank or node takes per step, and it takes one unit from each).
-        deal: how a step's units are given to ranks: "none" (as drawn); "raster" (sorted by cost, row by row);
-            "snake" (the same with every second row reversed); "karmarkar_karp" (largest differencing with equal
+            if ranks wait there); "stratified" (costs are divided into ranges, the strata, and every rank gets a fixed
+            number of units, its quota, from each); "quantile" (units are sorted by cost and cut into equally large
+            strata, as many as the units that a rank or node takes per step, and it takes one unit from each).
+        deal: how a step's units are given to ranks: "none" (in the order drawn); "raster" (sorted by cost, row by
+            row); "snake" (the same with every second row reversed); "karmarkar_karp" (largest differencing with equal
             numbers of units).
-        within: among whom units are dealt: the ranks of a "node", or all ranks, the "world". For draw "quantile" also
-            for whom strata are made: a node, the world, or with "rank" each rank.
+        within: which ranks units are dealt among: those of a "node", or all ranks, the "world". For draw "quantile"
+            also what strata are made for: each node, the world, or with "rank" each rank.
         wait: where ranks wait for one another: once per optimiser "step" (DDP with no_sync), or at each "micro" step
             (FSDP2, expert or pipeline parallelism).
         window: with draw "sorted", the number of steps that are sorted together; None: the whole epoch.
-        edges: with draw "stratified", the largest cost of each stratum but the last, ascending; None: quarters of
-            the largest cost.
-        quotas: with draw "stratified", units per rank per micro-step from each stratum; None: by the strata's
-            shares of all units.
+        edges: with draw "stratified", the largest cost of each stratum but the last, ascending; None: four strata,
+            with edges at a quarter, half and three quarters of the largest cost.
+        quotas: with draw "stratified", the number of units per rank and micro-step from each stratum; None: in
+            proportion to the number of units in each stratum.
 
     Raises:
         OptionError: a value is not allowed, or values contradict each other.
@@ -105,10 +105,12 @@ class Balance:
 
     @classmethod
     def named(cls, name: str | Balance, **changes: Any) -> Balance:
-        """Return the method of this name (or `name` itself if it is a `Balance`), with `changes` of its attributes.
+        """Return the method called `name` (a key of `METHODS`), with `changes` to its attributes.
+
+        If `name` is a `Balance`, the changes are made to a copy of it.
 
         Raises:
-            OptionError: there is no method of this name, or a change is not allowed.
+            OptionError: there is no method called `name`, or a change is not allowed.
         """
         if isinstance(name, Balance):
             return replace(name, **changes)

@@ -17,10 +17,10 @@ class Shape:
     """The ranks that share a step, and the units that each of them takes.
 
     Attributes:
-        world_size: number of ranks that share the data (those that get identical batches count once).
-        node_size: number of ranks of a node; divides the world size.
-        accumulation: number of micro-steps in an optimiser step.
-        per_rank: units per rank per micro-step.
+        world_size: number of ranks that share the data (ranks that get identical batches count once).
+        node_size: number of ranks of a node; divides `world_size`.
+        accumulation: number of micro-steps per optimiser step.
+        per_rank: number of units per rank and micro-step.
 
     Raises:
         OptionError: a value is not an integer of at least 1, or the node size does not divide the world size.
@@ -50,15 +50,15 @@ class Shape:
 
     @property
     def per_rank_step(self) -> int:
-        """Units per rank per optimiser step."""
+        """Number of units per rank and optimiser step."""
         return self.accumulation * self.per_rank
 
     @property
     def per_micro_step(self) -> int:
-        """Units of all ranks per micro-step."""
+        """Number of units per micro-step, on all ranks together."""
         return self.world_size * self.per_rank
 
     @property
     def per_step(self) -> int:
-        """Units of all ranks per optimiser step."""
+        """Number of units per optimiser step, on all ranks together."""
         return self.world_size * self.per_rank_step

@@ -1,6 +1,6 @@
 """Packed batches: `PackedBatch` is built from sequences, rows or features, with a layout and a guard mask.
 
-`device` puts a layout on a torch device; everything else is NumPy.
+The module `device` puts a layout on a torch device; the other modules compute with NumPy.
 """
 
 from nopad.batch.form import Flat, Rows

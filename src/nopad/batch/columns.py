@@ -1,7 +1,7 @@
-"""Turn what a user gives (lists, rows of a packed dataset, or dicts) into `Sequences`: one flat array per column.
+"""Turn lists, rows of a packed dataset, or dicts into `Sequences`: one flat array per column.
 
-Per-token columns, ``input_ids`` among them, hold numbers; integers become int64. Per-sequence columns are NumPy arrays,
-and strings are object arrays.
+Per-token columns, such as ``input_ids``, hold numbers; integers become int64. Per-sequence columns are NumPy arrays;
+strings are in object arrays.
 """
 
 from __future__ import annotations
@@ -35,13 +35,14 @@ Records = Mapping[str, NDArray[Any]]  # where each sequence of a packed dataset 
 
 
 def from_sequences(sequences: Sequence[Any], columns: Mapping[str, Any], *, name: str = "input_ids") -> Sequences:
-    """Concatenate the sequences, and the columns that have a list or a single value per sequence.
+    """Concatenate the sequences; a column has a list (one value per token) or a single value for each sequence.
 
-    `name` is what error messages call the sequences.
+    Error messages call the sequences `name`.
 
     Raises:
         LengthError: a sequence has no token.
-        BatchError: a column does not have one entry per sequence, or a list is not as long as its sequence.
+        BatchError: ids are not integers, a column does not have one entry per sequence, or a list is not as long as its
+            sequence.
     """
     ids, lens = _flat(_listed(sequences, name), name)
     if not lens.all():
@@ -71,10 +72,10 @@ def from_sequences(sequences: Sequence[Any], columns: Mapping[str, Any], *, name
 def from_features(features: Sequence[Mapping[str, Any]]) -> tuple[Sequences, Records]:
     """Turn dicts into columns; each dict is one sequence, or one row of a packed dataset.
 
-    The second result says where each sequence of a packed dataset comes from; it is empty where dicts are sequences. A
-    list holds one value per token, a single value belongs to the whole sequence. Padding is removed by
-    ``attention_mask``, and ``position_ids`` are dropped, since the layout computes them. If there are no ``labels``,
-    ``label`` or ``label_ids`` is renamed to ``labels``, as transformers' collators do.
+    The second result says where each sequence of a packed dataset comes from; it is empty if the dicts are sequences. A
+    list holds one value per token; a single value belongs to the whole sequence. Tokens whose ``attention_mask`` is 0
+    are padding and are removed; ``position_ids`` are dropped, since the layout computes them. If there are no
+    ``labels``, ``label`` or ``label_ids`` is renamed to ``labels``, as transformers' collators do.
 
     Raises:
         BatchError: a dict has other keys than the first one or no ``input_ids``, a mask has a hole, lengths differ, or
@@ -243,9 +244,10 @@ def from_rows(rows: Sequence[PackedRow]) -> tuple[Sequences, Records, NDArray[np
 
 
 def from_columns(sequences: Sequences) -> tuple[Sequences, Records]:
-    """Return sequences in columns as a batch takes them: concatenated, integers as int64, ``labels`` by that name.
+    """Return sequences in columns as a batch takes them, with integers as int64 and labels in the column ``labels``.
 
-    The second result says where each sequence comes from, as far as the values do.
+    The second result holds those values that say where each sequence comes from: ``seq_index``, ``seq_start`` and
+    ``seq_source``.
 
     Raises:
         BatchError: there is no sequence, or there are no ``input_ids``.

@@ -4,10 +4,10 @@ transformers passes an attention mask on unchanged when it has four dimensions. 
 that holds each slot's sequence number, and attaches the `Placement` to this tensor as an attribute, for the backends
 that need the lengths on the host. Gradient checkpointing passes the same tensor on when it recomputes a layer.
 
-The attribute is lost where a mask is copied, and in compiled layers. The mask's dtype then says how its numbers may be
-used: with `NUMBERS`, slots of the same number see each other; `DENSE` numbers are the full mask of who sees whom; with
-`OPAQUE` the numbers mean nothing (rows filled end to end, cross attention), and attention without the `Placement`
-raises an error.
+The attribute is lost where a mask is copied, and in compiled layers. The mask's dtype then says how its values may be
+used. With `NUMBERS`, slots of the same number see each other. With `DENSE`, the values are the full mask of which slot
+sees which. With `OPAQUE`, the values mean nothing (rows filled end to end, cross attention), and attention without the
+`Placement` raises an error.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Placement:
 
     @property
     def cu_seqlens(self) -> Tensor:
-        """Where sequences begin in the stream, in stream order; int32 ``[S + 1]``."""
+        """Where sequences begin in the stream, in stream order, and where the last one ends; int32 ``[S + 1]``."""
         return self._tensor("cu", lambda at: at.cu_seqlens)
 
     @property
@@ -137,8 +137,8 @@ class Placement:
     def mask(self, opaque: bool = False) -> Tensor:
         """Return the attention mask that a model gets, ``[R, 1, 1, L]``, with this placement attached.
 
-        It holds sequence numbers; or zeros with `opaque`, for attention modules that cannot read these numbers, and
-        where rows are filled end to end.
+        It holds sequence numbers. It holds zeros if rows are filled end to end, or with `opaque`, for attention modules
+        that cannot read the numbers.
         """
         numbers = torch.zeros_like(self.ids, dtype=OPAQUE) if opaque or self.layout.crossing else self.ids
         carrier = numbers[:, None, None, :]
@@ -178,19 +178,19 @@ class Cross:
         return self._kept
 
     def mask(self) -> Tensor:
-        """Return a decoder's mask for its encoder's states: zeros ``[R, 1, 1, L]``, with this object attached."""
+        """Return a decoder's mask for the encoder's states: zeros ``[R, 1, 1, L]``, with this object attached."""
         carrier = torch.zeros_like(self.keys.ids, dtype=OPAQUE)[:, None, None, :]
         setattr(carrier, ATTRIBUTE, self)
         return carrier
 
 
 def lasting() -> Any:
-    """Return a context without inference mode: tensors made in that mode could not be used in training later."""
+    """Return a context that turns inference mode off: tensors made in that mode could not be used in training later."""
     return torch.inference_mode(False)
 
 
 def carried_by(mask: Tensor | None) -> Placement | Cross | None:
-    """Return the placement attached to a mask, or None."""
+    """Return the `Placement` or `Cross` attached to a mask, or None."""
     return getattr(mask, ATTRIBUTE, None)
 
 

@@ -33,28 +33,29 @@ ROWS = Option(default=None, none=True, high=MAX_LENGTH, help="rows of a batch")
 
 @dataclass(frozen=True)
 class Flat:
-    """One stream without padding; the sequences are in the order given."""
+    """One row without padding, ``[1, T]`` for T tokens; the sequences are in the order given."""
 
     def layout(self, seq_lengths: NDArray[np.int32]) -> Layout:
         """Return the layout of sequences of these lengths."""
         return Layout.flat(seq_lengths)
 
     def keep(self, seq_lengths: NDArray[np.int32], per_row: NDArray[np.int64]) -> Layout:
-        """Return the layout of sequences that come in rows, `per_row` in each; the flat form ignores the rows."""
+        """Return the layout of sequences that come in rows; the flat form ignores `per_row`."""
         return Layout.flat(seq_lengths)
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of one width with padding at their ends; best fit decreasing decides which sequences share a row.
+    """Rows of one width with padding at their ends; best-fit decreasing decides which sequences share a row.
 
     Attributes:
         capacity: slots per row; None: the capacity of `packs`.
         depth: most sequences per row; None: unlimited.
-        packs: which sequences share a row, and in which order; replaces best fit decreasing.
-        rows: number of rows; missing ones are added empty at the end. None: as many as are needed.
-        align: every sequence takes a multiple of this many slots, the last of them padding, as context parallelism (2 x
-            its ranks) and FP8 kernels want it; `Layout.cu_seqlens_padded` says where each begins.
+        packs: which sequences share a row, and in which order (`nopad.pack` gives them); replaces best-fit decreasing.
+        rows: number of rows; empty rows are added at the end to reach it. None: as many rows as the sequences take.
+        align: every sequence takes a multiple of this many slots, padded at its end; divides the capacity. Context
+            parallelism needs 2 x its number of ranks, and FP8 kernels need a multiple too. `Layout.cu_seqlens_padded`
+            says where each sequence begins.
         end_to_end: fill every row to its end, so that a sequence may go on in the next row (PopRT's fixed grid).
 
     Raises:
@@ -108,7 +109,7 @@ class Rows:
 
         Raises:
             LengthError: a sequence is longer than the capacity.
-            OptionError: more rows are needed than `rows`, or `packs` were made for other sequences.
+            OptionError: the sequences take more rows than `rows`, or `packs` hold another number of sequences.
         """
         assert self.capacity is not None
         if self.end_to_end:
@@ -134,11 +135,14 @@ class Rows:
         return self._placed(seq_lengths, np.diff(packs.indptr), packs.sequence.astype(np.int64))
 
     def keep(self, seq_lengths: NDArray[np.int32], per_row: NDArray[np.int64]) -> Layout:
-        """Return the layout of sequences that come in rows, `per_row` in each; every sequence stays in its row.
+        """Return the layout of sequences that come in rows; every sequence stays in its row.
+
+        `per_row` is the number of sequences in each row, int64 ``[rows]``.
 
         Raises:
             LengthError: a row has more tokens than the capacity.
-            OptionError: an option would move sequences to other rows.
+            OptionError: `depth`, `packs` or `end_to_end` is given, which would move sequences to other rows, or there
+                are more rows than `rows`.
         """
         if self.depth is not None or self.packs is not None or self.end_to_end:
             raise OptionError("rows of a dataset stay the rows they are; give no depth, packs or end_to_end")
@@ -172,7 +176,7 @@ def check_form(form: Any) -> Form:
 def pack_few(lengths: Sequence[int], capacity: int, depth: int | None) -> list[list[int]]:
     """Return which sequences share a row, by best-fit decreasing: the packs of ``nopad.pack`` ("bfd", order "source").
 
-    O(n log n) for n lengths, each from 1 to `capacity`.
+    Takes O(n log n) for n lengths, each from 1 to `capacity`.
 
     >>> pack_few([3, 1, 2, 2], 4, None)
     [[0, 1], [2, 3]]

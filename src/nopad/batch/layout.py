@@ -1,9 +1,9 @@
-"""Where the tokens of several sequences lie in a batch: in rows of one width, or in one stream. Holds numbers only.
+"""`Layout`: where the tokens of several sequences lie in a batch: in rows of one width, or in one stream.
 
 All offsets, positions and sequence numbers follow from the lengths and the rows. Arrays per sequence are in the *order
-given*, whatever row a sequence lies in. Tokens lie in *stream order*: row after row, and within a row sequence after
-sequence; only `order`, `stream_lengths` and `cu_seqlens` list sequences in stream order. Every array is computed in
-O(tokens) without a Python loop over sequences.
+given*, in whatever row a sequence lies. Tokens lie in *stream order*: row after row, and within a row sequence after
+sequence; only `order`, `stream_lengths`, `cu_seqlens` and `cu_seqlens_padded` list sequences in stream order. Every
+array is computed in O(tokens) without a Python loop over sequences.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ __all__ = ["Layout", "checked"]
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """The places of S sequences with T tokens in all, in a batch of R rows of L slots.
+    """The places of S sequences, T tokens in total, in a batch of R rows of L slots.
 
     Attributes:
         form: "rows", or "flat": one row of T slots and no padding.
         shape: (R, L).
         seq_lengths: length of each sequence in tokens, in the order given; int32 ``[S]``.
         starts: where each sequence begins in the concatenated rows, in the order given; its tokens are contiguous
-            there, also where the sequence crosses into the next row; int64 ``[S]``.
+            there, even if the sequence goes on in the next row; int64 ``[S]``.
         order: the sequences in stream order, each by its number in the order given; int64 ``[S]``.
         crossing: whether a sequence may go on in the next row ("end to end": PopRT's fixed grid without gaps).
         causal: whether the labels of first tokens were left out: a causal language model predicts no first token.
         records: where each sequence of a packed dataset comes from, in the order given: ``seq_index``, and
-            ``seq_start`` and ``seq_source`` if the dataset has them; ``[S]`` each; of a stand-in ``[0]``.
-        row_tokens: tokens of each row, int64 ``[R]``, where rows take the sequences in the order given, without gaps
-            between them; else None.
-        stand_in: whether the batch only keeps a rank in step that has no sequence left; it has the weight 0.
+            ``seq_start`` and ``seq_source`` if the dataset has them; ``[S]`` each, or ``[0]`` in a stand-in.
+        row_tokens: number of tokens of each row, int64 ``[R]``, if rows take the sequences in the order given, without
+            gaps between them; else None.
+        stand_in: whether the batch is a stand-in for a rank that has no sequence left (`PackedBatch.weight` is 0).
     """
 
     form: Literal["rows", "flat"]
@@ -55,7 +55,10 @@ class Layout:
 
     @classmethod
     def flat(cls, seq_lengths: NDArray[Any]) -> Layout:
-        """Return the layout of one stream without padding, in the order given.
+        """Return the layout of one row without padding, with sequences of these lengths in the order given.
+
+        Raises:
+            LengthError: a length is below 1 or not an integer.
 
         >>> Layout.flat(np.array([3, 1])).position_ids.tolist()
         [[0, 1, 2, 0]]
@@ -76,8 +79,16 @@ class Layout:
     ) -> Layout:
         """Return the layout of rows of `width` slots, with `per_row` sequences in each and padding at their ends.
 
-        `order`: numbers of the sequences, first row first; None: the order given. `align`: every sequence takes a
-        multiple of this many slots, the last of them padding. Raises LengthError where a row takes more than `width`.
+        Args:
+            seq_lengths: length of each sequence in tokens, in the order given; ``[S]``.
+            per_row: number of sequences in each row; ``[R]``.
+            width: slots per row.
+            order: numbers of the sequences as the rows take them, row after row; ``[S]``; None: the order given.
+            align: every sequence takes a multiple of this many slots, padded at its end.
+
+        Raises:
+            LengthError: a row takes more than `width` slots, or a length is below 1 or not an integer.
+            OptionError: `per_row` does not add up to the number of sequences.
 
         >>> Layout.rows(np.array([3, 1, 2]), np.array([2, 1]), 4).sequence_ids.tolist()
         [[1, 1, 1, 2], [3, 3, 0, 0]]
@@ -106,8 +117,15 @@ class Layout:
     def end_to_end(cls, seq_lengths: NDArray[Any], width: int, rows: int | None = None) -> Layout:
         """Return the layout of rows of `width` slots filled to the last slot: a sequence may go on in the next row.
 
-        `rows`: number of rows; None: as many as are needed. All padding is at the end of the last rows. Raises
-        LengthError if the tokens need more rows.
+        All padding is at the end of the last rows.
+
+        Args:
+            seq_lengths: length of each sequence in tokens, in the order given; ``[S]``.
+            width: slots per row.
+            rows: number of rows; None: as many as the tokens take.
+
+        Raises:
+            LengthError: the tokens take more than `rows` rows, or a length is below 1 or not an integer.
 
         >>> Layout.end_to_end(np.array([3, 2]), 4).sequence_ids.tolist()
         [[1, 1, 1, 2], [2, 0, 0, 0]]
@@ -157,7 +175,7 @@ class Layout:
 
     @cached_property
     def index(self) -> NDArray[np.int64]:
-        """Where each token lies in the concatenated rows; int64 ``[T]``, in stream order, so ascending."""
+        """Where each token lies in the concatenated rows, in stream order and therefore ascending; int64 ``[T]``."""
         if self.form == "flat" or self.crossing:
             return np.arange(self.tokens)
         # Place in the stream, shifted by the padding before the token's sequence: no loop over sequences.
@@ -180,7 +198,7 @@ class Layout:
     def cu_seqlens_padded(self) -> NDArray[np.int32]:
         """Where each sequence begins in the concatenated rows, padding included, in stream order; int32 ``[S + 1]``.
 
-        From 0 to R x L: padding belongs to the sequence before it, as Megatron's THD layout has it.
+        The last value is R x L. Padding belongs to the sequence before it, as in Megatron's THD layout.
         """
         out = np.full(self.sequences + 1, self.slots, dtype=np.int32)
         out[:-1] = self.starts[self.order]
@@ -188,7 +206,7 @@ class Layout:
 
     @cached_property
     def max_seqlen(self) -> int:
-        """Length of the longest sequence; 0 when there is none."""
+        """Number of tokens of the longest sequence; 0 if there is no sequence."""
         return int(self.seq_lengths.max(initial=0))
 
     @cached_property
@@ -218,7 +236,7 @@ class Layout:
         """Number of each token's sequence in its row, from 1, and 0 in padding; int32 ``[R, L]``.
 
         Raises:
-            BatchError: rows are filled end to end, and a sequence that goes on in the next row has no number there.
+            BatchError: rows are filled end to end: a sequence that goes on in the next row has no number there.
         """
         if self.crossing:
             raise BatchError("rows filled end to end have no numbers of sequences by row; use sequence_ids")
@@ -228,7 +246,7 @@ class Layout:
         return self.scatter(numbers.repeat(self.seq_lengths), 0)
 
     def same_places(self, other: Layout) -> bool:
-        """Whether another layout has each sequence where this one has it."""
+        """Whether `other` places every sequence where this layout does."""
         return np.array_equal(self.starts, other.starts) and np.array_equal(self.seq_lengths, other.seq_lengths)
 
     def scatter(self, tokens: NDArray[Any], fill: Any) -> NDArray[Any]:
@@ -252,7 +270,7 @@ class Layout:
         return rows
 
     def marked(self, **changed: Any) -> Layout:
-        """Return the same places with other `causal`, `records` or `stand_in`; what is computed already is kept."""
+        """Return a copy with other values of `causal`, `records` or `stand_in`; arrays already computed are kept."""
         made = object.__new__(Layout)
         vars(made).update(vars(self), **changed)
         return made
@@ -294,7 +312,7 @@ def checked(seq_lengths: NDArray[Any]) -> NDArray[np.int32]:
     """Return the lengths of S sequences as int32 ``[S]``; there may be no sequence at all.
 
     Raises:
-        LengthError: they are not integers in one dimension, or a sequence is empty.
+        LengthError: the lengths are not integers in one dimension, or one is below 1.
     """
     lens = np.asarray(seq_lengths)
     if lens.ndim != 1 or (lens.size and lens.dtype.kind not in "iu"):

@@ -1,4 +1,4 @@
-"""The names by which others know what a batch holds: Grain's, as NumPy arrays."""
+"""A batch's columns under the names that other libraries give them: those of Grain, as NumPy arrays."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TARGETS = ("decoder_input_ids", "labels")
 
 
 def grain_arrays(batch: PackedBatch, fields: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, NDArray[Any]]:
-    """Return a batch as Grain's packing gives one; see `PackedBatch.as_grain`. `fields`: the batch's own arrays."""
+    """Return a batch under the names of Grain's packing (`PackedBatch.as_grain`); `fields` are the batch's arrays."""
     odd = [name for name in names if name not in fields or name == "position_ids"]
     if odd:
         known = ", ".join(name for name, value in fields.items() if not isinstance(value, PackedMask))

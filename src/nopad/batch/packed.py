@@ -1,4 +1,4 @@
-"""`PackedBatch`: several sequences in rows or in one stream, with all that a model needs to keep them apart.
+"""`PackedBatch`: several sequences in rows or in one stream, with the layout by which a model keeps them apart.
 
 A batch is built in NumPy from sequences, rows of a packed dataset, or the features that a Hugging Face collator gets;
 its items are read as torch tensors. It is a mapping, so ``model(**batch)`` works. Its ``attention_mask`` is a guard
@@ -43,22 +43,22 @@ class PackedBatch(MutableMapping[str, Any]):
 
     As a mapping, a batch holds the arguments of ``model(**batch)``: ``input_ids`` and ``position_ids`` ``[R, L]``,
     every column that was given (``[R, L]`` for a value per token, ``[S]`` for a value per sequence), and the guard as
-    ``attention_mask``. Items are torch tensors when they are read. Values per sequence are in the order given; for rows
-    of a packed dataset, that is row after row.
+    ``attention_mask``. Reading an item gives a torch tensor. Values per sequence are in the order in which the
+    sequences were given; for rows of a packed dataset, that is row after row.
 
     Attributes:
         layout: where the tokens lie (`Layout`); in a batch with targets, the layout of the sources.
-        sources, targets: the two sides of a batch for an encoder-decoder model, each as a batch.
-        seq_lengths: lengths in the order given; int32 ``[S]``, on the host.
+        sources, targets: the encoder's and the decoder's side of a batch for an encoder-decoder model, each as a batch.
+        seq_lengths: length of each sequence in tokens, in the order given; int32 ``[S]``, on the host.
         cu_seqlens: where sequences begin in the stream without padding, row after row, and where the last one ends;
             int32 ``[S + 1]``, on the host.
-        max_seqlen: length of the longest sequence.
+        max_seqlen: number of tokens of the longest sequence.
         records: where each sequence of a packed dataset comes from: ``seq_index``, and ``seq_start`` and ``seq_source``
-            if the dataset has them; ``[S]`` each, on the host, but ``[0]`` in a stand-in (`weight` 0), whose sequence
-            is not one of the data. Records are not items, so a model never gets them.
+            if the dataset has them; ``[S]`` each, on the host. In a stand-in (`weight` 0) they are empty, since its
+            sequence is not part of the data. Records are not items, so a model never gets them.
         position_ids, sequence_ids: one number per slot, see `Layout`.
-        weight: 1, or 0 for a stand-in: a loader's batch for a rank that has no sequence left in the last step of an
-            epoch. Its labels are -100 (NaN where they are not integers), and its sequence counts nowhere.
+        weight: 1, or 0 for a stand-in: the batch that a loader gives to a rank with no sequence left in the last step
+            of an epoch. Its labels are -100 (NaN if they are not integers), and no count includes its sequence.
 
     >>> from nopad import PackedBatch, Rows
     >>> batch = PackedBatch.from_sequences([[7, 8, 9], [5], [1, 2]], Rows(4))
@@ -69,7 +69,11 @@ class PackedBatch(MutableMapping[str, Any]):
     """
 
     def __init__(self, fields: Mapping[str, Any]) -> None:
-        """Take the fields of another batch, changed or not; `from_sequences` builds a new batch."""
+        """Make a batch of another batch's fields, changed or not; `from_sequences` builds a new batch.
+
+        Raises:
+            BatchError: `fields` lack the ``attention_mask`` of a packed batch.
+        """
         mask = fields.get(MASK) if isinstance(fields, Mapping) else None
         if not isinstance(mask, PackedMask):
             raise BatchError("a PackedBatch is made of the fields of another one; build it with from_sequences")
@@ -92,18 +96,20 @@ class PackedBatch(MutableMapping[str, Any]):
         Args:
             sequences: ids of each sequence; n lists or integer arrays ``[length]``.
             form: `nopad.Flat()`, one stream without padding, or `nopad.Rows(capacity)`.
-            columns: further columns by name: n lists of one value per token, or n single values.
+            columns: further columns by name: either n lists with one value per token, or n single values, one per
+                sequence.
             sequence_columns: columns with one array per sequence, all of one shape, such as multi-label targets
                 ``[n, C]``.
             pad_id: id of the padding in ``input_ids``.
-            fill: padding value of other per-token columns, by name; default 0, and -100 for names that end in
-                ``labels``.
+            fill: padding value of each other per-token column, by name; default: -100 for names that end in
+                ``labels``, 0 for other names.
 
         Raises:
             LengthError: a sequence is empty or longer than the capacity.
-            OptionError: `form` is invalid or does not fit these sequences, or `fill` names no column.
-            BatchError: a column has wrong lengths or holds no numbers, or the layout itself provides it
-                (attention_mask, position_ids).
+            OptionError: `form` is invalid or does not fit these sequences, `fill` names no per-token column, or the
+                column cannot hold the padding value.
+            BatchError: a column has wrong lengths or holds no numbers, or is one that the batch provides itself
+                (input_ids, attention_mask, position_ids).
         """
         form = check_form(form)
         columns, sequence_columns = named("columns", columns), named("sequence_columns", sequence_columns)
@@ -132,8 +138,11 @@ class PackedBatch(MutableMapping[str, Any]):
     ) -> PackedBatch:
         """Build a batch of rows of a packed dataset (`nopad.open_packed`); every sequence stays in its row.
 
-        `form`: `nopad.Rows(capacity)`, with the capacity of the dataset, or `nopad.Flat()`; `pad_id` and `fill` as in
-        `from_sequences`.
+        Args:
+            rows: the rows, as indexing the dataset gives them.
+            form: `nopad.Rows(capacity)`, with the capacity of the dataset, or `nopad.Flat()`.
+            pad_id: as in `from_sequences`.
+            fill: as in `from_sequences`.
 
         Raises:
             LengthError: a row has more tokens than the capacity.
@@ -154,25 +163,24 @@ class PackedBatch(MutableMapping[str, Any]):
         pad_id: int = 0,
         fill: Mapping[str, Any] | None = None,
     ) -> PackedBatch:
-        """Build a batch from dicts, one per sequence, as Hugging Face datasets give them; use it as a collator.
+        """Build a batch from dicts, as Hugging Face datasets give them; use it as a collator.
 
-        Padding is removed where ``attention_mask`` is 0. Rows of a packed dataset, which have ``seq_lengths``, are
-        split into sequences. ``label`` and ``label_ids`` become ``labels``.
+        Tokens whose ``attention_mask`` is 0 are padding and are removed. Rows of a packed dataset, which have
+        ``seq_lengths``, are split into sequences. ``label`` and ``label_ids`` become ``labels``.
 
         Args:
-            features: the dicts.
+            features: one dict per sequence, or per row of a packed dataset, with ``input_ids``; all have the same keys.
             form: `nopad.Flat()`, one stream without padding, or `nopad.Rows(capacity)`.
-            causal: for causal language models: the label of each first token becomes -100, since nothing predicts it
-                and training loops must not count it.
-            pad_id: id of the padding in ``input_ids``.
-            fill: padding value of other per-token columns, by name; default 0, and -100 for names that end in
-                ``labels``.
+            causal: for causal language models: the label of each sequence's first token becomes -100, since no token
+                predicts it and training loops must not count it.
+            pad_id: as in `from_sequences`.
+            fill: as in `from_sequences`.
 
         Raises:
             LengthError: a sequence is empty or longer than the capacity.
-            OptionError: `form` is invalid or does not fit these sequences, or `fill` names no column.
-            BatchError: a dict has other keys than the first one or no ``input_ids``, a mask has a hole, lengths differ,
-                or ``position_ids`` do not count from 0 in each sequence.
+            OptionError: `form` is invalid or does not fit these sequences, or `fill` is invalid.
+            BatchError: dicts have different keys or no ``input_ids``, a mask has a 0 between ones, a list is not as
+                long as its ``input_ids``, or ``position_ids`` do not count from 0 in each sequence.
         """
         form = check_form(form)
         stacked, records = from_features(features)
@@ -193,8 +201,9 @@ class PackedBatch(MutableMapping[str, Any]):
         """Build a batch of sequences in columns, as a loader gathers them.
 
         Args:
-            sequences: the sequences; their values may say where each comes from (``seq_index``, ...: `records`).
-            form: `nopad.Flat()`, or `nopad.Rows(capacity)`.
+            sequences: the sequences; values ``seq_index``, ``seq_start`` and ``seq_source`` become the batch's
+                `records`.
+            form: `nopad.Flat()`, one stream without padding, or `nopad.Rows(capacity)`.
             per_row: how many of the sequences share each row, int64 ``[R]``, in the order given; None: `form` decides.
             causal: as in `from_features`.
             pad_id: as in `from_sequences`.
@@ -223,16 +232,15 @@ class PackedBatch(MutableMapping[str, Any]):
     ) -> PackedBatch:
         """Build a batch of sequences whose tokens are vectors: patches of images, frames of sound, any embeddings.
 
-        The batch has ``inputs_embeds`` ``[R, L, H]`` in place of ``input_ids``, of the embeddings' dtype and on their
-        device; padding is 0. Gradients flow back through it to the embeddings.
+        The batch has ``inputs_embeds`` ``[R, L, H]`` in place of ``input_ids``, with the embeddings' dtype and device;
+        padding is 0. Gradients flow back through ``inputs_embeds`` to the embeddings.
 
         Args:
             embeddings: one float tensor ``[length, H]`` per sequence, all of one dtype and on one device.
             form: `nopad.Flat()`, one stream without padding, or `nopad.Rows(capacity)`.
-            columns: further columns by name: n lists of one value per token, or n single values.
-            sequence_columns: columns with one array per sequence, all of one shape, such as multi-label targets
-                ``[n, C]``.
-            fill: padding value of per-token columns, by name; default 0, and -100 for names that end in ``labels``.
+            columns: as in `from_sequences`.
+            sequence_columns: as in `from_sequences`.
+            fill: as in `from_sequences`.
 
         Raises:
             LengthError: a sequence is empty or longer than the capacity.
@@ -289,7 +297,7 @@ class PackedBatch(MutableMapping[str, Any]):
         return cls({**fields, **stacked.values, MASK: PackedMask(layout)})
 
     def __getitem__(self, name: str) -> Any:
-        """Return an item as the model gets it: numbers as a torch tensor."""
+        """Return an item as the model gets it: a column of numbers is a torch tensor."""
         value = self._fields[name]
         if isinstance(value, np.ndarray) and value.dtype != object:
             import torch
@@ -353,9 +361,9 @@ class PackedBatch(MutableMapping[str, Any]):
     def segment_ids(self) -> NDArray[np.int32]:
         """Number of each slot's sequence in its row, from 1; 0 in padding; int32 ``[R, L]``, on the host.
 
-        Some models read such numbers as their mask. They are not an item of the batch, so no model gets them by
-        mistake: a stock model would take 1, 2, 3 for "no padding", and let sequences see each other. Minus 1, they are
-        `seq_idx`.
+        Some models read such numbers as their mask. They are not an item of the batch, so that no model gets them by
+        mistake: a stock model would take 1, 2, 3 for "no padding" and let sequences see each other. In the flat form,
+        these numbers minus 1 are the `seq_idx` of `as_flash_kwargs`.
 
         Raises:
             BatchError: rows are filled end to end.
@@ -364,12 +372,12 @@ class PackedBatch(MutableMapping[str, Any]):
 
     @property
     def seq_lengths(self) -> NDArray[np.int32]:
-        """Lengths in the order given; int32 ``[S]``, on the host."""
+        """Length of each sequence in tokens, in the order given; int32 ``[S]``, on the host."""
         return self.layout.seq_lengths
 
     @property
     def cu_seqlens(self) -> NDArray[np.int32]:
-        """Where each sequence begins in the unpadded stream, and the last ends; int32 ``[S + 1]``, on the host."""
+        """Where sequences begin in the stream without padding, and its end; int32 ``[S + 1]``, on the host."""
         return self.layout.cu_seqlens
 
     @property
@@ -382,7 +390,7 @@ class PackedBatch(MutableMapping[str, Any]):
 
     @property
     def max_seqlen(self) -> int:
-        """Length of the longest sequence."""
+        """Number of tokens of the longest sequence."""
         return self.layout.max_seqlen
 
     @property
@@ -391,10 +399,10 @@ class PackedBatch(MutableMapping[str, Any]):
         return int(not self.layout.stand_in)
 
     def as_stand_in(self) -> PackedBatch:
-        """Return this batch with weight 0, with nothing to learn from it; its `records` are empty.
+        """Return this batch as a stand-in: with weight 0, empty `records`, and labels that losses leave out.
 
-        A rank that has no sequence left takes it, so that all ranks take part in the step. Labels become -100, or NaN
-        where they are not integers, so that a loss that does not know of stand-ins becomes NaN, and not a little wrong.
+        A rank that has no sequence left takes a stand-in, so that all ranks take part in the step. Labels become -100,
+        or NaN if they are not integers: a loss that ignores `weight` then becomes NaN instead of slightly wrong.
         """
         records = {name: values[:0] for name, values in self.records.items()}
         layout = self.layout.marked(stand_in=True, records=records)
@@ -403,12 +411,12 @@ class PackedBatch(MutableMapping[str, Any]):
 
     @property
     def sources(self) -> PackedBatch:
-        """This batch without its targets (`with_decoder`): the batch of the encoder and of its outputs."""
+        """This batch without its targets (`with_decoder`); its layout is that of the encoder's outputs."""
         return PackedBatch({name: value for name, value in self._fields.items() if name not in TARGETS})
 
     @property
     def targets(self) -> PackedBatch:
-        """The targets (`with_decoder`) as a separate batch: the batch of the decoder and of its outputs.
+        """The targets (`with_decoder`) as a separate batch; its layout is that of the decoder's outputs.
 
         Raises:
             BatchError: this batch has no targets.
@@ -454,8 +462,8 @@ class PackedBatch(MutableMapping[str, Any]):
             One array ``[length, ...]`` per sequence.
 
         Raises:
-            BatchError: `values` is not an array, its shape does not begin with ``[R, L]``, or it has the shape of the
-                targets, whose batch is `batch.targets`.
+            BatchError: `values` is not an array; its shape does not begin with ``[R, L]``; or it has the shape of the
+                batch's targets, which lie elsewhere: call `unpack_tokens` of `targets` or of `sources`.
         """
         at = self.layout
         given, target = tuple(shape_of(values)[:2]), self._fields.get(f"decoder_{MASK}")
@@ -488,7 +496,8 @@ class PackedBatch(MutableMapping[str, Any]):
             ``[R, L, ...]``, with 0 in padding.
 
         Raises:
-            BatchError: there is not one array per sequence, as long as the sequence, or they differ in what follows.
+            BatchError: there is not one array for each sequence, an array is not as long as its sequence, or the
+                arrays differ in type or in the dimensions after the first.
         """
         at = self.layout
         stream = joined(values, at)
@@ -521,9 +530,15 @@ class PackedBatch(MutableMapping[str, Any]):
         """Return this batch with targets for an encoder-decoder model, one per sequence, in the order given.
 
         ``decoder_input_ids`` are the targets shifted right by one token, with `start_id` first; ``labels`` are the
-        targets. The decoder's sequences are packed separately, by `form`. `batch.targets` is their batch: it splits the
-        decoder's outputs, and losses take it. `batch.sources` is the batch of the encoder. With the backend `mask`, a
+        targets. Targets are packed separately from the sources. `batch.targets` is the decoder's batch: it splits the
+        decoder's outputs, and losses take it. `batch.sources` is the encoder's batch. With the backend `mask`, a
         sequence and its target must be in the same row.
+
+        Args:
+            targets: ids of each target; S lists or integer arrays ``[length]``.
+            start_id: the id that every decoder sequence begins with, mostly ``model.config.decoder_start_token_id``.
+            form: how the targets are laid out: `nopad.Flat()` or `nopad.Rows(capacity)`.
+            pad_id: id of the padding in ``decoder_input_ids``.
 
         Raises:
             BatchError: there is not one target per sequence, or a target is not a list of ids or has padding.
@@ -553,11 +568,11 @@ class PackedBatch(MutableMapping[str, Any]):
         return PackedBatch({**self._fields, **added, "decoder_attention_mask": decoder._fields[MASK]})
 
     def as_flash_kwargs(self, *, seq_idx: bool = False) -> dict[str, Any]:
-        """Return the arguments by which transformers' own flash attention keeps sequences apart, without a mask.
+        """Return the arguments with which transformers' own flash attention keeps sequences apart, without a mask.
 
-        They are ``cu_seq_lens_q``, ``cu_seq_lens_k``, ``max_length_q`` and ``max_length_k`` beside the batch's columns.
-        This works only for the flat form and only for models on flash attention: other attention silently ignores these
-        arguments and lets sequences see each other.
+        They are the batch's columns and ``cu_seq_lens_q``, ``cu_seq_lens_k``, ``max_length_q`` and ``max_length_k``.
+        This works only for the flat form and only for models with flash attention: other attention silently ignores
+        these arguments and lets sequences see each other.
 
         Args:
             seq_idx: add ``seq_idx``, the number of each token's sequence from 0, int32 ``[1, T]``, which the
@@ -580,12 +595,14 @@ class PackedBatch(MutableMapping[str, Any]):
     def as_grain(self, names: Mapping[str, str] | None = None) -> dict[str, NDArray[Any]]:
         """Return NumPy arrays under the names that Grain's packing gives them, as JAX models read them.
 
-        Each column with a value per token comes with ``<column>_segment_ids``, the number of the sequence in its row
-        from 1, and ``<column>_positions``, both 0 in padding; int32 ``[R, L]``. Labels are where their tokens are, not
-        shifted. Columns per sequence stay ``[S, ...]``. A stand-in (`weight` 0) is all padding. Torch is not imported.
+        Each column with a value per token comes with ``<column>_segment_ids``, the number of each token's sequence in
+        its row, from 1, and ``<column>_positions``, its position in the sequence, from 0; both are int32 ``[R, L]`` and
+        0 in padding. Labels lie where their tokens lie, not shifted. Columns per sequence stay ``[S, ...]``. A stand-in
+        (`weight` 0) is all padding. Torch is not imported.
 
         Args:
-            names: other names of columns, such as ``{"input_ids": "inputs"}``.
+            names: new names of columns, by their names in the batch, such as ``{"input_ids": "inputs"}``; columns that
+                are not in it keep their names.
 
         Raises:
             BatchError: rows are filled end to end.

@@ -1,4 +1,4 @@
-"""What users hand to a batch: arrays of any library, dicts by column, values of padding; checked before use."""
+"""Checks of what users give to a batch: NumPy or torch arrays, dicts by column, padding values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["check_embeddings", "check_fill", "ignored", "index_like", "joined", 
 
 
 def index_like(stream: Any, index: NDArray[np.int64]) -> Any:
-    """Return `index` in the library of `stream` (NumPy or torch), and on its device."""
+    """Return `index` as an array of the same library as `stream` (NumPy or torch), on the same device."""
     if isinstance(stream, np.ndarray):
         return index
     import torch
@@ -43,7 +43,7 @@ def shape_of(values: Any) -> Any:
 
 
 def ignored(labels: Any) -> Any:
-    """Return labels of the same shape and dtype that losses leave out: -100, or NaN where they are not integers."""
+    """Return labels of the same shape and dtype that losses leave out: -100, or NaN if `labels` are not integers."""
     if isinstance(labels, np.ndarray):
         return np.full_like(labels, -100 if labels.dtype.kind in "iu" else np.nan)
     import torch
@@ -66,7 +66,7 @@ def check_fill(name: str, value: Any, dtype: np.dtype[Any]) -> None:
     """Refuse a padding value that a column of this dtype cannot hold.
 
     Raises:
-        OptionError: `value` is not a number, or not within the dtype.
+        OptionError: `value` is not a number, or the dtype cannot hold it.
     """
     if type(value) is int and value == 0:
         return
@@ -85,7 +85,7 @@ def check_embeddings(given: Any) -> None:
 
     Raises:
         LengthError: a sequence has no token.
-        BatchError: the embeddings are anything else.
+        BatchError: `given` is not a list of such tensors, or it is empty.
     """
     import torch
 
@@ -107,10 +107,11 @@ def check_embeddings(given: Any) -> None:
 
 
 def joined(values: Any, layout: Layout) -> Any:
-    """Return one array per sequence, in the order given, as one stream ``[T, ...]`` in the order of the layout.
+    """Concatenate one array per sequence, in the order given, to one stream ``[T, ...]`` in the layout's stream order.
 
     Raises:
-        BatchError: there is not one array per sequence, as long as the sequence, or they differ in what follows.
+        BatchError: there is not one array for each sequence, an array is not as long as its sequence, or the arrays
+            differ in type or in the dimensions after the first.
     """
     if not isinstance(values, Sequence) or isinstance(values, str | bytes) or len(values) != layout.sequences:
         said = f"{len(values)} of them" if isinstance(values, Sequence) else _told(values)

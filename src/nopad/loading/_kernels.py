@@ -33,7 +33,7 @@ def sizes_of(indptr: NDArray[Any], chosen: NDArray[Any], sizes: NDArray[Any]) ->
 
 @njit(cache=True, nogil=True)
 def members_of(indptr: NDArray[Any], values: NDArray[Any], chosen: NDArray[Any], members: NDArray[Any]) -> None:
-    """Write the values of the chosen lists to `members`, list after list; no values: those of place p are p."""
+    """Write the values of the chosen lists to `members`, list after list; if `values` is empty, value p is p."""
     at = 0
     for chosen_list in chosen:
         for place in range(indptr[chosen_list], indptr[chosen_list + 1]):
@@ -52,7 +52,7 @@ def sum_at(values: NDArray[Any], numbers: NDArray[Any]) -> int:
 
 @njit(cache=True, nogil=True)
 def are_at(values: NDArray[Any], numbers: NDArray[Any], found: NDArray[Any]) -> bool:
-    """Whether ``found[i]`` is ``values[numbers[i]]`` for each i; they are as many."""
+    """Whether ``found[i]`` is ``values[numbers[i]]`` for each i; `numbers` and `found` have the same size."""
     different = 0
     for i in range(numbers.shape[0]):
         different += np.int64(values[numbers[i]]) != np.int64(found[i])
@@ -61,9 +61,9 @@ def are_at(values: NDArray[Any], numbers: NDArray[Any], found: NDArray[Any]) -> 
 
 @njit(cache=True, nogil=True)
 def total_of_runs(begins: NDArray[Any], lengths: NDArray[Any], size: int, short: NDArray[Any]) -> int:
-    """Return the tokens of runs in a column of `size` values, or -1 if one lies outside; copy the lengths to `short`.
+    """Return the total length of runs in a column of `size` values, or -1 if a run lies outside of it.
 
-    `short` is int32, and a length beyond it counts as outside.
+    The lengths are copied to `short`, which is int32; a run whose length does not fit into int32 counts as outside.
     """
     total = 0
     for i in range(begins.shape[0]):
@@ -118,8 +118,8 @@ def lists_in_chunks(
 ) -> bool:
     """Set begin and length of each row's list in a flat view; return whether all lie within their chunks.
 
-    The values of chunk c begin at ``at[c]``, and are ``sizes[c]``. Its offsets begin at ``offsets_at[c]`` of `offsets`;
-    with a `width` above 0, all lists have that length, and its first list is list ``offsets_at[c]`` of its values.
+    Chunk c has ``sizes[c]`` values, from ``at[c]`` on. Its offsets begin at ``offsets_at[c]`` of `offsets`. With a
+    `width` above 0, all lists have that length, and the chunk's first list is list ``offsets_at[c]`` of its values.
     """
     outside = 0
     for i in range(rows.shape[0]):

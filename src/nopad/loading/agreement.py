@@ -1,7 +1,7 @@
-"""Ranks that disagree are told so before the first step, not by a hang in the middle of an epoch.
+"""A check that all ranks load the same data in the same way, so that a mistake does not hang in the middle of an epoch.
 
 Every rank sends the facts that all must share (data, plan, seed, step, world size, position), once, when it begins to
-iterate. Only a program that uses torch.distributed can exchange them; others deal without communication and unchecked.
+iterate. This takes torch.distributed; in a program without it, ranks are not checked.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Exchange = Callable[[Any], Sequence[Any]]  # sends one object, and returns those
 
 
 def exchange_of(ranks: Ranks) -> Exchange | None:
-    """Return what exchanges an object among these ranks; None: torch.distributed is not in use."""
+    """Return a function that gathers an object from all ranks; None for one rank, or without torch.distributed."""
     distributed = getattr(sys.modules.get("torch"), "distributed", None)
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
@@ -40,7 +40,7 @@ def check_agreement(ranks: Ranks, facts: Mapping[str, Any], exchange: Exchange |
     """Compare facts and rank numbers with those of all other ranks.
 
     Raises:
-        OptionError: a fact differs, or the ranks are not each number once; the message is the same on all of them.
+        OptionError: a fact differs, or the ranks do not have each number once; the message is the same on all ranks.
     """
     if exchange is None:
         return

@@ -14,9 +14,9 @@ _END = object()
 
 
 def ahead(items: Generator[Item, None, None], count: int, name: str) -> Generator[Item, None, None]:
-    """Yield the items, up to `count` of them made ahead in a thread of this name; 0: none, and no thread.
+    """Yield the items, up to `count` of them made ahead in a thread called `name`; 0: no thread.
 
-    An error of `items` is raised in its turn. Where the iterator is closed, `items` is closed and the thread ends.
+    An error from `items` is raised after the items before it. Closing the iterator closes `items` and ends the thread.
     """
     if not count:
         try:

@@ -1,4 +1,4 @@
-"""The arguments of `PackedLoader` that say what a step is: checked, and brought to one form."""
+"""Checks of the arguments of `PackedLoader` that say what a step is."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ _TORCHS = {
 
 
 def refuse_torchs(options: Mapping[str, Any]) -> None:
-    """Refuse options of torch's `DataLoader`, which have other names here."""
+    """Refuse options of torch's `DataLoader`, which have other names in `PackedLoader`."""
     for name in _TORCHS.keys() & options.keys():
         raise OptionError(f"{name} is an option of torch's DataLoader, and not of PackedLoader: {_TORCHS[name]}")
 
 
 def refuse_dealing(**given: Any) -> None:
-    """Refuse what says how an epoch is dealt, for a stream, of which only the beginning is known."""
+    """Refuse, for a stream, the arguments that say how an epoch is dealt: only the beginning of a stream is known."""
     usual = {"balance": "karmarkar_karp", "cost": None, "seed": 0, "groups": None, "together": "rank", "align": 1}
     usual["host_dir"] = None
     odd = [name for name, value in given.items() if value is not usual[name] and value != usual[name]]
@@ -80,14 +80,14 @@ def aligned(align: int, capacity: int | None, options: dict[str, Any]) -> int:
 
 
 def fitting(form: Form, align: int, *, packed: bool) -> Form:
-    """Return `form` if it aligns sequences as the packs are planned."""
+    """Return `form` after checking that it aligns sequences as the packs are planned."""
     if packed and getattr(form, "align", 1) != align:
         raise OptionError(f"align is {align}, and {form} does not align sequences so; leave form out, or let it")
     return form
 
 
 def capped(token_cap: int | None, form: Form | None, *, unpacked: bool, stream: bool) -> int | None:
-    """Return the limit of tokens per rank and micro-step after checking that there is something to limit."""
+    """Return the limit of tokens per rank and micro-step after checking that the other arguments allow one."""
     cap = TOKEN_CAP.check("token_cap", token_cap)
     if cap is None:
         return None

@@ -1,4 +1,4 @@
-"""How a loader's sequences become a batch, where `PackedBatch.from_columns` alone does not do."""
+"""Functions that make a batch of a loader's sequences, for use as `collate` in place of `PackedBatch.from_columns`."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ LABELS = frozenset({"label", "label_ids", "labels"})
 def causal(sequences: Sequences, form: Form, per_row: NDArray[np.int64]) -> PackedBatch:
     """Make a batch for a causal language model, as the `collate` of a `PackedLoader`.
 
-    Without a column of labels, the labels are the tokens themselves. The first label of each sequence becomes -100: no
-    token predicts it, and training loops must not count it.
+    If there is no column ``labels``, the labels are a copy of ``input_ids``. The first label of each sequence becomes
+    -100: no token predicts it, and training loops must not count it.
 
     Raises:
-        BatchError: there is one label per sequence.
+        BatchError: ``labels`` has one value per sequence instead of one per token.
 
     >>> import nopad
     >>> loader = nopad.PackedLoader([[7, 8, 9], [5, 6]], 5, rows=1, collate=nopad.loading.causal)

@@ -1,6 +1,6 @@
-"""Which units an epoch has, which leg of it is under way, and where the next batch leaves a loader.
+"""`Epochs`: the units of an epoch, its current leg, and the position of a loader after its next batch.
 
-The next epoch is dealt in the background while the last tenth of the one before is read.
+The next epoch is dealt in the background while the last tenth of the current one is read.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ class Epochs:
     """The epochs of a feed, one at a time.
 
     Attributes:
-        feed: what is dealt.
-        cost: what is balanced.
-        last: what happens with units that make no whole step.
+        feed: gives the units.
+        cost: the cost model by which ranks are balanced.
+        last: what happens to units that make no whole step, as in `PackedLoader`.
     """
 
     def __init__(self, feed: Feed, cost: CostModel, last: Last, shared: HostArrays | None = None) -> None:
-        """Deal nothing yet; `shared`: where the ranks of this host keep what all of them need; None: in memory.
+        """Deal nothing yet; `shared` holds the arrays that the ranks of this host share; None: each has its own.
 
         Raises:
             OptionError: `cost` is not a cost model.
@@ -98,7 +98,7 @@ class Epochs:
         """Return the leg that is under way at this position.
 
         Raises:
-            OptionError: the units left do not make whole steps, and that is not allowed.
+            OptionError: the units left do not make whole steps, and `last` is "refuse".
         """
         which = _which(at)
         kept = self._course  # a reference of its own, as in `units`
@@ -142,7 +142,7 @@ class Epochs:
         """Refuse a position that the epoch does not have.
 
         Raises:
-            FormatError: more steps were taken than there are.
+            FormatError: the position counts more steps than the epoch has.
         """
         taken = sum(leg.steps * leg.shape.per_step for leg in at.past if leg.token_cap is None)
         if taken > len(self.units(at.epoch)):
@@ -155,7 +155,7 @@ class Epochs:
         """Return the position after one more batch of the same epoch.
 
         Raises:
-            OptionError: the epoch has no more.
+            OptionError: the epoch has no more batches.
         """
         if self.is_over(at):
             raise OptionError(f"epoch {at.epoch} has no batch after its {at.leg.steps} steps")

@@ -1,4 +1,4 @@
-"""Feeds: what a loader deals, behind one seam. Packs over stored tokens, single sequences, rows of a packed dataset.
+"""Feeds: the interface to what a loader deals: packs over stored tokens, single sequences, rows of a packed dataset.
 
 A feed gives the units of an epoch and, for any of them, their sequences in columns. Packs over stored tokens ("virtual
 packs") are an index: one plan, dealt anew every epoch in O(sequences), each sequence exactly once; capacity, depth,
@@ -33,17 +33,17 @@ __all__ = ["Feed", "StoredRows", "StoredTokens", "check_fits", "planned"]
 
 
 class Feed(ABC):
-    """What a loader deals.
+    """Gives the units that a loader deals.
 
     Attributes:
         unit: what a unit is called in messages and summaries: "pack", "sequence" or "group".
-        group_size: how many sequences a unit has that is a group of sequences; 1 for others.
+        group_size: number of sequences of a unit that is a group of sequences; 1 for other units.
         capacity: most tokens of a unit.
         sequences: number of sequences.
         seed: the seed of all random choices.
         apart: whether the sequences of a unit are dealt one by one.
-        steady: whether every epoch has as many units.
-        phased: whether the order of units is part of what they are, and no other one may be drawn.
+        steady: whether every epoch has the same number of units.
+        phased: whether the order of units is fixed and must not be drawn anew.
     """
 
     apart: bool = False
@@ -64,7 +64,7 @@ class Feed(ABC):
         """Return the units of an epoch: the same on every rank."""
 
     def notes(self, epoch: int) -> tuple[str, ...]:
-        """Return what else a summary says of an epoch."""
+        """Return further lines of an epoch's summary."""
         return ()
 
     @abstractmethod
@@ -74,7 +74,7 @@ class Feed(ABC):
         Values have ``seq_index``: the number of each sequence, or the one that it has in the data.
 
         Raises:
-            CorruptError, SourceError: the data is not what it was when the feed was opened.
+            CorruptError, SourceError: the data changed since the feed was opened.
         """
 
     @abstractmethod
@@ -82,7 +82,7 @@ class Feed(ABC):
         """Refuse data that changed since the feed was opened; called at the beginning of every epoch.
 
         Raises:
-            SourceError, CorruptError: it changed.
+            SourceError, CorruptError: the data changed.
         """
 
 
@@ -173,8 +173,8 @@ def planned(
 ) -> Plan:
     """Return the plan for the sequences of `source`: `plan` if it is given, or a new one (`nopad.plan`).
 
-    With `groups`, it is a plan for the groups, each as long as all its sequences; with `align`, every sequence has room
-    for a multiple of so many tokens.
+    With `groups`, it is a plan for the groups, each as long as all its sequences together; with `align`, every sequence
+    takes a multiple of `align` slots.
 
     Raises:
         LengthError: a sequence or group is longer than `capacity`; the message counts them.
@@ -203,10 +203,10 @@ def planned(
 
 
 def check_fits(lengths: NDArray[Any], capacity: int, what: str) -> None:
-    """Refuse lengths above the capacity; `what` has them, for the message.
+    """Refuse lengths above the capacity; `what` names the things of these lengths in the message.
 
     Raises:
-        LengthError: one is longer; the message counts them.
+        LengthError: a length is above the capacity; the message counts them.
     """
     over = int(np.count_nonzero(lengths > capacity))
     if over:
@@ -218,7 +218,7 @@ def check_fits(lengths: NDArray[Any], capacity: int, what: str) -> None:
 
 
 class StoredRows(Feed):
-    """Rows of a packed dataset, as they are; an epoch reads them row group by row group, in a random order of both."""
+    """Rows of a packed dataset as stored; an epoch takes row groups, and the rows in each, in random order."""
 
     unit = "pack"
 
@@ -242,7 +242,7 @@ class StoredRows(Feed):
         return {"unit": "row", "seed": self.seed, "data": _of_shards(self._dataset)}
 
     def units(self, epoch: int) -> Units:
-        """Return the rows in a random order that is fast to read."""
+        """Return the rows in a random order in which row groups are read one after the other."""
         return Units(seq_lengths=self._lengths, indptr=self._indptr, order=self._dataset.order(self.seed, epoch))
 
     def gather(self, taken: Taken) -> Sequences:
@@ -253,7 +253,7 @@ class StoredRows(Feed):
         return sequences
 
     def check_unchanged(self) -> None:
-        """Refuse a dataset that another one has replaced; what is read is held against its manifest in any case."""
+        """Refuse a dataset that another one has replaced; its manifest checks rows when they are read."""
         if Manifest.load(self._dataset.path) != self._dataset.manifest:
             raise CorruptError(f"{self._dataset.path} holds another dataset than when it was opened; open it again")
 

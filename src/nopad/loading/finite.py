@@ -32,8 +32,8 @@ class EpochSupply(Supply):
         """Serve batches of these epochs.
 
         Raises:
-            OptionError: the units do not make a single step, or no whole steps where these are asked for.
-            LengthError: a unit does not fit under the cap.
+            OptionError: the units do not make a single step, or do not make whole steps and `last` is "refuse".
+            LengthError: a unit does not fit under the token cap.
         """
         self._epochs, self._serving = epochs, serving
         shape = Shape(
@@ -56,13 +56,13 @@ class EpochSupply(Supply):
         return at.at_start_of(epoch)
 
     def described(self) -> str:
-        """Return what is dealt, and what a rank takes of it."""
+        """Return in words what is dealt, and what a rank takes of it."""
         feed = self._epochs.feed
         packs = f" in packs of at most {feed.capacity:,} tokens" if feed.unit == "pack" else ""
         return f"{feed.sequences:,} sequences{packs}, {self._serving.takes(feed.unit)} per rank and micro-step"
 
     def facts(self) -> dict[str, Any]:
-        """Return the facts of the feed and of what makes batches, and the cost model."""
+        """Return the facts of the feed, of `Serving` and of the cost model."""
         return {**self._serving.facts(), **self._epochs.feed.facts(), "cost": self._cost}
 
     def agreed(self, at: Position) -> dict[str, Any]:
@@ -81,11 +81,11 @@ class EpochSupply(Supply):
         }
 
     def length(self, at: Position) -> int:
-        """Return the batches of the whole epoch; after a change of ranks, of what this change left of it."""
+        """Return the number of batches of the whole epoch; after a change of ranks, of those since the change."""
         return self._epochs.course(at).steps * at.leg.shape.accumulation
 
     def steps_in(self, at: Position, epoch: int) -> int:
-        """Return the steps of a whole epoch. O(units), where epochs may differ."""
+        """Return the number of steps of a whole epoch; takes O(units) if epochs may differ in length."""
         same = self._epochs.feed.steady and at.leg.token_cap is None
         return self._epochs.course(at.at_start_of(at.epoch if same else epoch)).steps
 
@@ -98,7 +98,7 @@ class EpochSupply(Supply):
         return summarise(epochs.course(at), epochs.units(at.epoch), feed.unit, takes, epochs.cost, capacity, notes)
 
     def state(self, at: Position, batches: int) -> dict[str, Any]:
-        """Return the state after `batches` more batches; the end of an epoch is the beginning of the next."""
+        """Return the state after `batches` more batches; at the end of an epoch, the beginning of the next."""
         for _ in range(batches):
             at = self._epochs.after(at)
         return self.settled(at).state(self.facts())
@@ -108,9 +108,9 @@ class EpochSupply(Supply):
         return at.at_start_of(at.epoch + 1) if self._epochs.is_over(at) else at
 
     def placed(self, state: Any) -> Position:
-        """Return the place of a state, in a new leg if the ranks are others.
+        """Return the place of a state, in a new leg if the ranks changed.
 
-        If what is left of the epoch makes no step of theirs, the next one begins, with a warning in the log.
+        If the units left of the epoch make no step for the new ranks, the next epoch begins, with a warning in the log.
         """
         position, facts = read_state(state)
         check_same(facts, self.facts())
@@ -128,7 +128,7 @@ class EpochSupply(Supply):
         """Any number of processes can build batches."""
 
     def batches(self, at: Position, worker: int = 0, workers: int = 1) -> Iterator[tuple[Position, PackedBatch]]:
-        """Yield batches of what is left of the epoch, built ahead, each with the position after it."""
+        """Yield the batches that are left of the epoch, each with the position after it; they are built ahead."""
         self._epochs.feed.check_unchanged()
         pairs = islice(self._pairs(at, deal_ahead=workers == 1), worker, None, workers)
         if not self._serving.prefetch:

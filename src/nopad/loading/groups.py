@@ -1,6 +1,7 @@
-"""Sequences that stay together: preference pairs, answers to one prompt. One size per group where ranks take a count.
+"""Groups of sequences that stay together: preference pairs, answers to one prompt.
 
-A group is dealt as one: to one step, to one rank, or into one pack. O(sequences) to sort them by group.
+A group is dealt as one: to one step, to one rank, or into one pack. If ranks take a fixed number of sequences, all
+groups must have the same size. Sorting the sequences by group takes O(sequences).
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Groups:
             sequences: number of sequences.
 
         Raises:
-            OptionError: there is not one number per sequence, or k does not divide the sequences.
+            OptionError: there is not one number per sequence, or k does not divide the number of sequences.
         """
         dtype = index_dtype(sequences)
         if isinstance(given, int | np.integer) and not isinstance(given, bool):
@@ -74,22 +75,22 @@ class Groups:
 
     @property
     def sizes(self) -> NDArray[Any]:
-        """Sequences in each group; ``[groups]``."""
+        """Number of sequences in each group; ``[groups]``."""
         return np.diff(self.indptr)
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of which sequences are together, in hex."""
+        """SHA-256, in hex, of which sequences share a group."""
         digest = hashlib.sha256(b"nopad.groups.v1\0")
         for array in (self.indptr, self.sequence):
             digest.update(array.astype("<i8").tobytes())
         return digest.hexdigest()
 
     def one_size(self) -> int:
-        """Return how many sequences each group has.
+        """Return the number of sequences that every group has.
 
         Raises:
-            OptionError: they differ.
+            OptionError: groups differ in size.
         """
         sizes = self.sizes
         least, most = int(sizes.min()), int(sizes.max())
@@ -101,7 +102,7 @@ class Groups:
         return most
 
     def slots(self, seq_lengths: NDArray[np.int32], align: int = 1) -> NDArray[np.int64]:
-        """Return the slots of each group, of which each sequence takes a multiple of `align`; int64 ``[groups]``."""
+        """Return the slots that each group takes if sequences take multiples of `align` slots; int64 ``[groups]``."""
         slots = round_up(seq_lengths, align)[self.sequence]
         sums: NDArray[np.int64] = np.add.reduceat(slots, self.indptr[:-1])
         return sums

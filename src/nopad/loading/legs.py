@@ -1,8 +1,8 @@
-"""Legs: the parts of an epoch that were dealt to one number of ranks each, and the steps of the one under way.
+"""Legs: the parts of an epoch, each dealt to one number of ranks, and the steps of the current leg.
 
 An epoch is one leg, unless training stops in the middle and goes on with other ranks, nodes or accumulation: then a new
-leg begins with exactly the units that no earlier leg has taken. Nothing but a few integers per leg is needed to know
-which those are, since a leg's order is a function of (seed, epoch, number of the leg, units left) and computed again.
+leg begins with exactly the units that no earlier leg has taken. A few integers per leg are enough to know these units,
+since a leg's order depends only on seed, epoch, number of the leg and units left, and is computed again.
 
 Cost: O(units) when a leg begins, and once more for every earlier leg; O(units of a step) per step.
 """
@@ -36,10 +36,10 @@ class Leg:
     """A part of an epoch that was dealt to one number of ranks.
 
     Attributes:
-        shape: how many units a step has, and for which ranks.
+        shape: the number of units of a step, and the ranks that share it.
         balance: how units are drawn and dealt.
-        steps: how many whole steps it took.
-        token_cap: most tokens of a rank's micro-step; None: no limit.
+        steps: number of whole steps that the leg took.
+        token_cap: most tokens per rank and micro-step; None: no limit.
     """
 
     shape: Shape
@@ -48,12 +48,12 @@ class Leg:
     token_cap: int | None = None
 
     def deals_as(self, other: Leg) -> bool:
-        """Whether both deal the same units to the same steps and ranks."""
+        """Whether this leg and `other` deal the same units to the same steps and ranks."""
         return replace(self, steps=0) == replace(other, steps=0)
 
 
 class Course:
-    """The leg under way: which units each rank gets in each step, computed alike on every rank.
+    """The current leg: which units each rank gets in each step; every rank computes the same.
 
     Attributes:
         steps: number of steps from the beginning of this leg to the end of the epoch.
@@ -69,11 +69,12 @@ class Course:
 
         Args:
             units: the units of the epoch.
-            order: those that are left, in the order in which this leg takes them; None: all, as they are numbered.
+            order: the units that are left, in the order in which this leg takes them; None: all units, in the order of
+                their numbers.
             leg: shape and balance of the steps.
-            cost: what is balanced.
-            last: what happens with units that make no whole step.
-            resumed: whether earlier legs took some units, so that a leg without a step is not a mistake.
+            cost: the cost model by which ranks are balanced.
+            last: what happens to units that make no whole step, as in `PackedLoader`.
+            resumed: whether earlier legs took some units; then a leg without a step is not an error.
 
         Raises:
             OptionError: the units do not make whole steps and `last` is "refuse", or not a single step can be made.
@@ -102,13 +103,13 @@ class Course:
 
     @property
     def cut_short(self) -> int:
-        """How many steps take fewer units than a step may, since more would not fit under the cap."""
+        """Number of steps that take fewer units than a step may, since more would not fit under the cap."""
         if self._cuts is None:
             return 0
         return int((np.diff(self._cuts[: self.steps + 1]) < self.shape.per_step).sum()) - bool(self.empty)
 
     def step(self, number: int) -> Taken:
-        """Return what step `number` of this leg takes, fewer units in a filled step. The last few are kept.
+        """Return what step `number` of this leg takes on all ranks; the results of the last few steps are cached.
 
         Raises:
             IndexError: the leg has no such step.
@@ -125,12 +126,12 @@ class Course:
         return found
 
     def seen(self, number: int) -> tuple[int, int]:
-        """Return how many sequences and tokens step `number` takes on all ranks."""
+        """Return the number of sequences and of tokens that step `number` takes on all ranks together."""
         step = self.step(number)
         return step.sequences.size, _kernels.sum_at(self._units.seq_lengths, step.sequences)
 
     def part(self, step: int, rank: int, micro: int) -> Taken:
-        """Return what a rank takes in a micro-step of step number `step`; nothing, in a filled step, at times."""
+        """Return what a rank takes in a micro-step of step `step`; in a filled last step, this can be nothing."""
         if self.shape.per_step == self.shape.per_rank and not self._units.apart:  # a single rank, without accumulation
             return self.step(step)
         kept = self._dealt  # a reference of its own, since another thread may replace the attribute
@@ -140,11 +141,11 @@ class Course:
         return self._units.taken(chosen[chosen >= 0])
 
     def dealt(self, step: int) -> NDArray[np.int64]:
-        """Return what step number `step` deals, by rank, micro-step and place, or -1 where a place stays empty.
+        """Return the units that step `step` deals, by rank, micro-step and place; -1 where a place stays empty.
 
-        These are units, or sequences if the units' sequences are dealt apart; int64 ``[world_size, accumulation,
-        per_rank]``, or under a cap as many places as the most that a rank gets. Places are in the order of the epoch,
-        empty ones last.
+        If the units' sequences are dealt apart, these are sequences. The result is int64 ``[world_size, accumulation,
+        per_rank]``; under a cap, the last dimension is the largest number that a rank gets. Places are in the order of
+        the epoch, empty places last.
         """
         taken = self.step(step)
         if self._units.apart:
@@ -177,7 +178,7 @@ def ordered(
 ) -> NDArray[Any] | None:
     """Return the units that the legs in `past` left, in the order in which `leg` takes them; ``[units left]``.
 
-    None: all units, as they are numbered. O(units) for every leg.
+    None: all units, in the order of their numbers. Takes O(units) for every leg.
     """
     left = units.order
     for number, other in enumerate((*past, leg)):
@@ -198,12 +199,12 @@ def ordered(
 
 
 def check_cap(units: Units, leg: Leg, unit: str) -> None:
-    """Refuse a cap under which one of all units, also of those that this epoch does not have, could never be dealt.
+    """Refuse a cap under which some unit could never be dealt, even one that this epoch does not take.
 
-    `unit` is what one is called in the message.
+    `unit` is the name of a unit in the message.
 
     Raises:
-        LengthError: there is one; the message names it.
+        LengthError: a unit does not fit under the cap; the message names it.
     """
     if leg.token_cap is None:
         return

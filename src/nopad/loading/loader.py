@@ -1,12 +1,12 @@
 """`PackedLoader`: from stored tokens, or a stream, to the batches of one rank.
 
-Of stored tokens, every rank computes which units (packs or sequences) each step takes and which rank gets which, from
-lengths, seed and epoch alone: nothing is communicated, and every rank takes the same number of steps. A state is a few
-integers: a loader that loads it gives the batches that were still to come, or, on another number of ranks, the
-sequences that were still to come. `nopad.loading.streams` says how streams are read.
+For stored tokens, every rank computes which units (packs or sequences) each step takes, and which rank gets which
+unit, from lengths, seed and epoch alone: nothing is communicated, and every rank takes the same number of steps. A
+state is a few integers. A loader that loads it gives the batches that were still to come or, with another number of
+ranks, the sequences that were still to come. `nopad.loading.streams` says how streams are read.
 
-Cost: O(sequences) when an epoch begins, computed ahead while the epoch before ends; O(units of a step) per step, for
-all ranks; O(tokens) per batch. Batches are built ahead in a thread.
+Cost: O(sequences) per epoch, computed in the background while the epoch before it ends; O(units of a step) per step,
+for all ranks; O(tokens) per batch. Batches are built ahead in a thread.
 """
 
 from __future__ import annotations
@@ -53,58 +53,61 @@ _NUMBER = Option(default=0, low=0, help="of an epoch, or of batches")
 
 
 class PackedLoader:
-    """Batches of one rank, epoch after epoch, or from a stream. The module docstring says how, and what it costs.
+    """The batches of one rank, epoch after epoch, or from a stream.
 
-    ``for batch in loader`` gives what is left of the epoch under way; after it comes the next epoch. ``len(loader)`` is
-    how many batches a rank takes in a whole epoch.
+    ``for batch in loader`` gives the batches that are left of the current epoch; the next such loop gives the next
+    epoch. ``len(loader)`` is the number of batches that a rank takes in a whole epoch.
 
     Args:
         data: a packed dataset or its folder; tokens already stored, in any form that
             `nopad.loading.sources.open_tokens` takes; a `nopad.loading.Mixture` of several of
             these; or a stream (see `options`).
-        capacity: most tokens per pack; the sequences are packed anew every epoch. None: the rows of a packed dataset
-            stay as they are, or sequences are not packed.
-        rows: packs per rank and micro-step.
-        tokens: most tokens per rank and micro-step: one pack, as one flat row without padding, ``[1, tokens]``; instead
-            of `rows` and `capacity`.
-        sequences: sequences per rank and micro-step, as one flat row without padding; instead of `rows` and `capacity`.
+        capacity: with `rows`, most tokens per pack; the sequences are packed anew every epoch. None: the rows of a
+            packed dataset are used as stored.
+        rows: number of packs per rank and micro-step. Give exactly one of `rows`, `tokens` and `sequences`.
+        tokens: most tokens per rank and micro-step: one pack, as one flat row without padding; replaces `rows` and
+            `capacity`.
+        sequences: number of sequences per rank and micro-step, not packed, as one flat row without padding; replaces
+            `rows` and `capacity`.
         token_cap: only with `sequences`: most tokens per rank and micro-step. If `sequences` sequences on each rank
-            would exceed it, ranks get different numbers of sequences; if a whole step's do not fit even so, the step
-            takes fewer, and the rest go to the next step. None: no limit.
+            would exceed it, ranks get different numbers of sequences; if the sequences of a step still do not fit, the
+            step takes fewer, and those left over go to the next step. None: no limit.
         accumulation: micro-steps per optimiser step.
-        last: what happens at the end of an epoch to units (packs, or single sequences or groups) too few for a whole
-            step: "drop" them (counted in `summary`), "fill" the step with empty rows (a rank without any sequence gets
-            a stand-in of weight 0), or "refuse" with an OptionError.
-        balance: how units are drawn and dealt to ranks; a `nopad.balance.Balance` or the name of one.
-        cost: how much work a sequence is, so that ranks get equal work: a `nopad.balance.CostModel`; None: its number
-            of tokens.
+        last: what happens at the end of an epoch to the units (packs, single sequences or groups) that are too few for
+            a whole step. "drop" leaves them out (`summary` counts them); "fill" completes the step with empty rows (a
+            rank without any sequence gets a stand-in of weight 0); "refuse" raises OptionError.
+        balance: how units are drawn and dealt to ranks: a `nopad.balance.Balance`, or a name in
+            `nopad.balance.METHODS`.
+        cost: how much work each sequence takes, so that ranks get equal work: a `nopad.balance.CostModel`. None: a
+            sequence costs its number of tokens.
         seed: the seed of all random choices.
-        align: every sequence takes a multiple of this many slots of its row, the last of them padding (2 x the ranks of
-            context parallelism; FP8 kernels). Packs are planned for it.
+        align: every sequence takes a multiple of this many slots of its row, padded at its end. Context parallelism
+            needs 2 x its number of ranks; FP8 kernels need a multiple too. Packs are planned for it.
         groups: the group of each sequence, integers ``[n]``, for sequences that stay together (preference pairs,
-            answers to one prompt); or a number k: every k sequences are a group.
-        together: what the sequences of a group share. In packs: always a "pack", whatever is given. Not packed: a
-            "rank", in the same micro-step; or only the "step".
-        form: how a batch lies in memory; None: `Rows` for packs of a capacity, `Flat` for others.
+            answers to one prompt); or an integer k: every k consecutive sequences are a group. None: no groups.
+        together: what the sequences of a group share when they are not packed: "rank", the same rank and micro-step; or
+            "step", only the same step. Where sequences are packed, a group always shares a pack.
+        form: how a batch lies in memory: `nopad.Rows(capacity)` or `nopad.Flat()`. None: `Rows` with the argument
+            `rows`, or with `align` above 1; else `Flat`.
         collate: a function that makes the `PackedBatch`; it gets the sequences (`nopad.sequences.Sequences`), `form`,
             and how many of the sequences lie in each row, int64 ``[rows]``; or `nopad.loading.EpochCollate`, which
             makes other batches in every epoch. None: `PackedBatch.from_columns`.
-        rank, world_size, node_size, group: this process's place (`Ranks.found`); None: from torch.distributed, or the
-            environment.
-        prefetch: batches that are built ahead in a thread; 0: none.
-        host_dir: a folder where the ranks of a host share what all of them need, so that memory does not grow with the
-            number of ranks; None: a temporary folder if the host has two or more ranks and the data about a million
-            sequences (2**20) or more, else nothing is shared.
-        options: of the plan: depth, algorithm, effort, ... (see `nopad.plan`); or ``plan``, one that exists. Of a
-            stream: ``tokenizer``; ``exhausted``, "repeat" or "stop"; ``shuffle_buffer``, how many sequences wait for a
-            random turn (by `seed`) before they are packed; depth, buffer, patience and buffer_tokens of
-            `nopad.StreamPacker`; and those of `nopad.CorpusOptions`. Data are a stream if they are texts
-            (`nopad.open_source`), a function that returns an iterator of dicts, an iterable dataset, or if
-            ``tokenizer`` or ``exhausted`` is given; then batches never end, or end where the source does
-            (`docs/loading.md`).
+        rank, world_size, node_size, group: this process's data-parallel rank among how many, as in `Ranks.found`. None:
+            from torch.distributed, or else from the environment.
+        prefetch: number of batches that a thread builds ahead; 0: no thread.
+        host_dir: a folder where the ranks of a host share the arrays that describe the epoch, so that memory does not
+            grow with the number of ranks. None: a temporary folder if the host has two or more ranks and the data have
+            2**20 (about a million) sequences or more; else nothing is shared.
+        options: for stored tokens, the options of the plan: depth, algorithm, effort, ... (see `nopad.plan`); or
+            ``plan``, a plan made before. For a stream: ``tokenizer``; ``exhausted``, "repeat" or "stop";
+            ``shuffle_buffer``, the number of sequences that wait for a random turn (by `seed`) before they are packed;
+            depth, buffer, patience and buffer_tokens, as in `nopad.StreamPacker`; and the options of
+            `nopad.CorpusOptions`. Data are a stream if they are texts (`nopad.open_source`), a function that returns an
+            iterator of dicts or an iterable dataset, or if ``tokenizer`` or ``exhausted`` is given. The batches of a
+            stream never end with "repeat", and end where the source ends with "stop" (`docs/loading.md`).
 
     Attributes:
-        ranks: this process's place.
+        ranks: this process's data-parallel rank and the number of ranks (`Ranks`).
 
     Raises:
         OptionError: an argument is invalid, two contradict each other, or the units do not make a single step.
@@ -207,29 +210,29 @@ class PackedLoader:
 
     @property
     def epoch(self) -> int:
-        """Number of the epoch under way, from 0; of a stream, how many passes over the source are over."""
+        """Number of the current epoch, from 0; for a stream, the number of finished passes over its source."""
         return self._at.epoch
 
     @property
     def steps_seen(self) -> int:
-        """Whole steps taken since the first epoch; the same on all ranks."""
+        """Number of whole optimiser steps taken since the first epoch; the same on all ranks."""
         return self._at.steps_seen
 
     @property
     def sequences_seen(self) -> int:
-        """Sequences in the whole steps taken since the first epoch (`steps_seen`), on all ranks.
+        """Number of sequences in the steps that `steps_seen` counts, on all ranks together.
 
         Raises:
-            OptionError: the data are a stream, and a rank of several knows only its own number.
+            OptionError: the data are a stream and there are several ranks: each knows only its own number.
         """
         return self._at.sequences_seen
 
     @property
     def tokens_seen(self) -> int:
-        """Tokens in the whole steps taken since the first epoch (`steps_seen`), on all ranks.
+        """Number of tokens in the steps that `steps_seen` counts, on all ranks together.
 
         Raises:
-            OptionError: the data are a stream, and a rank of several knows only its own number.
+            OptionError: the data are a stream and there are several ranks: each knows only its own number.
         """
         return self._at.tokens_seen
 
@@ -240,7 +243,7 @@ class PackedLoader:
 
     @property
     def capacity(self) -> int | None:
-        """Most tokens per pack; None where sequences are not packed."""
+        """Most tokens per pack; None if sequences are not packed."""
         return self._capacity
 
     @property
@@ -250,12 +253,12 @@ class PackedLoader:
 
     @property
     def per_rank(self) -> int:
-        """Rows or sequences per rank and micro-step; 1 where a step is a number of tokens."""
+        """Number of rows or sequences per rank and micro-step; 1 for a loader made with `tokens`."""
         return self._per_rank
 
     @property
     def rows(self) -> int:
-        """Most rows of a batch: 1 where all its sequences lie in one flat row."""
+        """Most rows of a batch; 1 if all its sequences lie in one flat row."""
         return self._rows
 
     def __repr__(self) -> str:
@@ -266,7 +269,7 @@ class PackedLoader:
         )
 
     def __getitem__(self, index: Any) -> NoReturn:
-        """Refuse: batches have no numbers.
+        """Refuse access by number: a loader gives its batches in order only.
 
         Raises:
             OptionError: always.
@@ -277,26 +280,28 @@ class PackedLoader:
         )
 
     def __len__(self) -> int:
-        """Batches that a rank takes in the whole epoch; after a change of ranks, in what this change left of it.
+        """Number of batches that a rank takes in the whole epoch.
+
+        If training went on with other ranks within this epoch, only the batches since then count.
 
         Raises:
-            TypeError: nobody knows, since the data are a stream.
+            TypeError: the data are a stream, whose length is not known.
         """
         return self._supply.length(self._at)
 
     def steps_in(self, epoch: int) -> int:
-        """Return how many optimiser steps the whole epoch of this number has.
+        """Return how many optimiser steps the whole of epoch number `epoch` has.
 
-        Every epoch has the same number, except in mixtures and with a `token_cap`; there the epoch must be dealt to
-        know it, which takes O(sequences).
+        Every epoch has the same number of steps, except in mixtures and with a `token_cap`; there the steps must be
+        dealt to be counted, which takes O(sequences).
 
         Raises:
-            TypeError: nobody knows, since the data are a stream.
+            TypeError: the data are a stream, whose length is not known.
         """
         return self._supply.steps_in(self._at, _NUMBER.check("epoch", epoch))
 
     def summary(self) -> Summary | StreamSummary:
-        """Return a summary of the epoch under way: steps, sequences, tokens, what is left out, how evenly ranks work.
+        """Return a summary of the current epoch: steps, sequences, tokens, units left out, how evenly ranks work.
 
         >>> import nopad
         >>> data = [[1, 2, 3], [4], [5, 6], [7, 8]]
@@ -310,7 +315,7 @@ class PackedLoader:
         return found
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the beginning of epoch number `epoch`; nothing happens if it is the one under way.
+        """Go to the beginning of epoch number `epoch`; if it is the current epoch, the loader stays where it is.
 
         Raises:
             OptionError: `epoch` is not an integer of at least 0.
@@ -329,10 +334,10 @@ class PackedLoader:
         return self._supply.facts()
 
     def state_dict(self, *, batches: int = 0) -> dict[str, Any]:
-        """Return where the loader stands, or will stand after that many further batches of this epoch.
+        """Return the loader's state, or the state that it will have after `batches` more batches of this epoch.
 
-        The result is plain JSON. A batch counts as seen from when the loop gets it; after the last one of an epoch, the
-        loader stands at the beginning of the next.
+        The result is plain JSON. A batch counts as seen as soon as the training loop gets it. After the last batch of
+        an epoch, the loader stands at the beginning of the next epoch.
 
         Raises:
             OptionError: this epoch has fewer batches left.
@@ -342,16 +347,17 @@ class PackedLoader:
     def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Move this loader to where the loader that gave `state` stood.
 
-        With the same ranks, step and balance, the next batch is the one that would have come next. With others, the
-        epoch goes on with exactly the units that it has not seen yet; a step of which only a part was taken counts as
-        not seen, since its gradient was never applied.
+        With the same ranks, step and balance, the next batch is the one that would have come next. If any of these
+        differs, the epoch goes on with exactly the units that it has not seen yet; a step that was taken only in part
+        counts as not seen, since its gradient was never applied.
 
-        A rank of a stream needs the state that it gave itself, or, if the number of ranks changed, those of all ranks
-        that were there, as a list.
+        For a stream, each rank loads the state that it saved itself; if the number of ranks changed, each rank loads a
+        list of the states of all former ranks.
 
         Raises:
-            FormatError: this is not a state of a loader, or one of a newer nopad, or states of ranks are missing.
-            PlanMismatchError: the state is of other data, another plan, cost model or seed; the message names it.
+            FormatError: `state` is not the state of a loader, is from a newer nopad, or lacks the states of some ranks.
+            PlanMismatchError: the state is for other data, or another plan, cost model or seed; the message names what
+                differs.
         """
         self._at = self._supply.placed(state)
         self._begin_again()
@@ -360,21 +366,24 @@ class PackedLoader:
         """Iterate over the batches that are left of this epoch.
 
         Raises:
-            OptionError: the ranks disagree (checked once, where torch.distributed is in use), or another iteration of
-                this loader began meanwhile.
+            OptionError: the ranks have different data or options (checked once, if torch.distributed is in use), or
+                another iteration of this loader began meanwhile.
             CorruptError: the tokens changed since the loader was made.
         """
         return self._moved_on(lambda: self._supply.batches(self._at))
 
     def dataloader(self, *, num_workers: int = 0, **options: Any) -> TorchLoader:
-        """Return a torch `DataLoader` of these batches, which `num_workers` processes build; 0: this process.
+        """Return a torch `DataLoader` that gives these batches.
 
-        Iterating over it moves this loader on as well, so this loader's `state_dict` is the one to save. `options` are
-        the DataLoader's: pin_memory, prefetch_factor, timeout, ...
+        Iterating over it moves this loader on as well, so save this loader's `state_dict`.
+
+        Args:
+            num_workers: number of processes that build batches; 0: this process builds them.
+            options: further arguments of the DataLoader: pin_memory, prefetch_factor, timeout, ...
 
         Raises:
             MissingExtraError: torch is not installed.
-            OptionError: an option would change which batches there are.
+            OptionError: an option would change the batches or their order.
         """
         from nopad.loading.torch import TorchLoader
 
@@ -382,14 +391,16 @@ class PackedLoader:
         return TorchLoader(self, num_workers=num_workers, **options)
 
     def share(self, worker: int, workers: int) -> Iterator[PackedBatch]:
-        """Yield batch number `worker` of those that are left of this epoch, and every `workers`-th after it.
+        """Yield the batches that worker process number `worker` of `workers` builds; the loader stays where it is.
 
-        For worker processes; the loader itself stays where it is.
+        Of the batches left of this epoch, counted from 0, these are number `worker` and every `workers`-th after it.
         """
         return (batch for _, batch in self._supply.batches(self._at, worker, workers) if batch is not None)
 
     def follow(self, batches: Callable[[], Iterator[PackedBatch]]) -> Iterator[PackedBatch]:
-        """Iterate over what is left of this epoch, with batches that other processes build (`share`), in order.
+        """Iterate over the batches that are left of this epoch, while other processes build them (`share`).
+
+        `batches` is called once; it returns an iterator over these batches in order.
 
         Raises:
             OptionError: as `__iter__`; or the other processes gave too few batches.

@@ -1,4 +1,4 @@
-"""The feed of a `Mixture`: what an epoch has of each source is chosen and planned anew every epoch."""
+"""The feed of a `Mixture`: the sequences of each source are chosen and planned anew for every epoch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["MixedTokens"]
 
 
 class MixedTokens(Feed):
-    """Sequences of several sources, packed together or each by itself."""
+    """The sequences of several sources, packed together, or each sequence as a unit of its own."""
 
     steady = False
 
@@ -44,16 +44,16 @@ class MixedTokens(Feed):
         self.phased = mixture.exhausted == "drop"
 
     def facts(self) -> dict[str, Any]:
-        """Return the fingerprints and shares of the sources, capacity, options of plans and the seed."""
+        """Return the fingerprints and shares of the sources, the capacity, the plan's options and the seed."""
         packing = {} if self._capacity is None else {"capacity": self._capacity, "plan options": repr(self._options)}
         return {"unit": self.unit, "seed": self.seed, **self._mixture.facts(), **packing}
 
     def notes(self, epoch: int) -> tuple[str, ...]:
-        """Return what each source gives to an epoch."""
+        """Return one line for each source, saying what it gives to an epoch."""
         return self._mixture.chosen(self.seed, epoch).notes
 
     def units(self, epoch: int) -> Units:
-        """Choose what the epoch takes of each source, plan it, and deal it to packs; phase by phase."""
+        """Choose the epoch's sequences of each source, plan them, and deal them to packs; phase by phase."""
         lengths, chosen = self._mixture.seq_lengths, self._mixture.chosen(self.seed, epoch)
         dtype = index_dtype(max(lengths.size, chosen.numbers.size))
         bounds: list[NDArray[Any]] = [np.zeros(1, dtype=dtype)]

@@ -1,8 +1,8 @@
-"""`Mixture`: several sources of stored tokens in one epoch, each with a share of its tokens.
+"""`Mixture`: several sources of stored tokens in one epoch, each with a share of the epoch's tokens.
 
-Shares are met by choosing which sequences an epoch has, not by leaving data out for good: every source is read in
-passes, each in a random order of its own, and an epoch takes from each as many tokens as its share, from where the last
-epoch stopped. Which sequences these are is a function of (seed, epoch). O(sequences) per epoch.
+An epoch reaches the shares by choosing sequences; no data is left out for good. Every source is read in passes, each in
+a random order of its own. An epoch takes from each source as many tokens as its share, from where the last epoch
+stopped. Which sequences these are depends only on seed and epoch. O(sequences) per epoch.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class Chosen:
     """What one epoch takes of a mixture.
 
     Attributes:
-        numbers: sequence numbers in the whole mixture; a repeated sequence is there several times; ``[n]``.
-        phases: where each phase begins in `numbers`, and where the last one ends; ``[phases + 1]``. Within a phase the
-            shares of the sources stay the same; a phase ends where a source has run out.
-        notes: a line of the summary for each source.
+        numbers: sequence numbers in the whole mixture; a repeated sequence occurs several times; ``[n]``.
+        phases: where each phase begins in `numbers`, and where the last one ends; ``[phases + 1]``. Within a phase, the
+            shares of the sources stay the same; a phase ends when a source has run out.
+        notes: one line for each source, for the summary.
     """
 
     numbers: NDArray[Any]
@@ -44,22 +44,23 @@ class Chosen:
 
 
 class Mixture:
-    """Named sources of stored tokens with shares of the tokens of every epoch; give it to `PackedLoader` as its data.
+    """Named sources of stored tokens, each with a share of the tokens of every epoch; the `data` of a `PackedLoader`.
 
     Args:
-        sources: whatever `nopad.loading.sources.open_tokens` takes, by name.
-        weights: the share of each source, as any positive numbers; None: as many tokens as each has.
+        sources: a dict of sources by name, in any form that `nopad.loading.sources.open_tokens` takes.
+        weights: the share of each source, by name: positive numbers, of which only the ratios matter. None: in
+            proportion to the number of tokens of each source.
         exhausted: what happens when a source has been read once. "repeat": it is read again, and the epoch ends when
-            every source has given as many tokens as it has. "stop": the epoch ends when the first source has been read;
-            the others go on in the next epoch where they stopped. "drop": the others go on without it, with the same
-            shares among themselves, until all have been read once.
+            every source has given as many tokens as it holds. "stop": the epoch ends when the first source has been
+            read; the others go on in the next epoch where they stopped. "drop": the others go on without it, with the
+            same shares among themselves, until all have been read once.
 
     Attributes:
-        names: names of the sources, in the order given: the order of ``seq_source`` in the records of a batch.
+        names: names of the sources, in the order given; ``seq_source`` in a batch's records is an index into them.
 
     Raises:
-        OptionError: a weight names no source, is missing or not above 0, `exhausted` is none of the three, the
-            sources do not have the same columns, or an epoch would have more than 2^31 sequences.
+        OptionError: a weight names no source, is missing or not above 0; `exhausted` is none of the three; the sources
+            do not have the same columns; or an epoch would have more than 2^31 sequences.
 
     >>> import nopad
     >>> from nopad.loading import Mixture
@@ -110,18 +111,18 @@ class Mixture:
         """Refuse tokens that changed since they were opened.
 
         Raises:
-            SourceError: they did.
+            SourceError: a source changed.
         """
         for source in self._sources:
             source.check_unchanged()
 
     def release(self) -> None:
-        """Free arrays with a value per sequence, which are computed again when they are asked for."""
+        """Free the arrays with one value per sequence; they are computed again at their next use."""
         for source in self._sources:
             source.release()
 
     def chosen(self, seed: int, epoch: int) -> Chosen:
-        """Return which sequences an epoch takes. O(sequences of a source) per pass that the epoch touches."""
+        """Return which sequences an epoch takes; O(sequences of a source) for each pass of it in the epoch."""
         if self.exhausted == "drop":
             return self._each_once(seed, epoch)
         parts, notes = [], []
@@ -176,9 +177,9 @@ class Mixture:
         return Chosen(np.concatenate(parts).astype(index_dtype(len(self))), bounds, notes)
 
     def gather(self, numbers: NDArray[np.int64]) -> Sequences:
-        """Return the sequences with these numbers, in this order; their values have ``seq_source``.
+        """Return the sequences with these numbers, in this order; ``seq_source`` is one of their values.
 
-        Columns are as `TokenSource.gather` gives them, integers per token as int64.
+        Columns are as from `TokenSource.gather`; per-token columns of integers are int64.
         """
         of = np.searchsorted(self._begin, numbers, side="right") - 1
         by_source = np.argsort(of, kind="stable")

@@ -1,4 +1,4 @@
-"""What a user hands to a loader -> the feed that it deals."""
+"""Open a loader's data as the feed that it deals."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def open_feed(
     together: Together = "rank",
     **options: Any,
 ) -> Feed:
-    """Return what deals `data`: stored rows, virtual packs of `capacity`, or, if `unpacked`, single sequences.
+    """Return the feed of `data`: stored rows, virtual packs of `capacity`, or, if `unpacked`, single sequences.
 
     Raises:
         OptionError: `data` is not a packed dataset and no capacity is given; options of a plan are given without one;

@@ -1,8 +1,8 @@
-"""Which part of every step is this process's: its data-parallel rank among how many, and how many share a node.
+"""`Ranks`: this process's data-parallel rank, the number of ranks, and how many of them share a node.
 
 Tensor- and pipeline-parallel peers compute on the same batches, so they have the same data-parallel rank: give the
 process group (or the one-dimensional `DeviceMesh`) of the ranks that take different data. Torch is not imported; it is
-asked only where the program uses it already.
+asked only if the program has imported it already.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Ranks:
     """This process's place among the processes that take different data.
 
     Attributes:
-        rank: number of this process, from 0.
-        world_size: number of processes.
+        rank: number of this process among them, from 0.
+        world_size: number of processes that take different data.
         node_size: number of consecutive ranks that share a node; divides `world_size`.
         group: process group of these ranks; None: all processes of the program.
 
@@ -78,10 +78,12 @@ class Ranks:
         node_size: int | None = None,
         group: Any = None,
     ) -> Ranks:
-        """Return what is given, or what torch.distributed or the environment states, or a single rank.
+        """Return this process's place, from the arguments, torch.distributed or the environment.
 
-        Looked for in this order: `rank` and `world_size`; `group`; the default process group, if it is initialised;
-        ``RANK`` and ``WORLD_SIZE``. A node has as many ranks as ``LOCAL_WORLD_SIZE`` states, or else all of them.
+        The first of these that is there is used: `group`; `rank` and `world_size`; the default process group of
+        torch.distributed, if it is initialised; ``RANK`` and ``WORLD_SIZE`` in the environment; else a single rank.
+        Without `node_size` and `group`, a node has ``LOCAL_WORLD_SIZE`` ranks if that is set and divides the number of
+        ranks; otherwise all ranks count as one node.
 
         Args:
             rank: number of this process; needs `world_size`.
@@ -90,7 +92,8 @@ class Ranks:
             group: a torch process group or a `DeviceMesh` of one dimension.
 
         Raises:
-            OptionError: only one of `rank` and `world_size` is given, a number is invalid, or `group` is not a group.
+            OptionError: only one of `rank` and `world_size` is given, a number is invalid, `group` is not a group or
+                does not contain this process, or `rank` and `world_size` differ from those in `group`.
         """
         if (rank is None) != (world_size is None):
             raise OptionError("rank and world_size go together; give both, or neither")

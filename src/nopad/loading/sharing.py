@@ -1,10 +1,10 @@
 """Arrays that the ranks of a host make once and map, so that their memory does not grow with the number of ranks.
 
-The ranks find one another by a folder whose name is a digest of what all of them have in common. Whoever needs an array
-first makes it under a lock; the others wait, and map the file. Files are never changed, only removed, which does not
-touch what is mapped already. The last process that uses a folder removes it; folders that a killed job left behind are
-removed, unread, when the next one begins. Where somebody else removes files meanwhile (a cleaner of temporary files),
-arrays are made again, and each process has its own once the folder is gone.
+The ranks find one another by a folder whose name is a digest of the facts that all of them share. The process that
+needs an array first makes it under a lock; the others wait, and map the file. Files are never changed, only removed,
+which does not affect processes that have mapped them. The last process that uses a folder removes it; folders that a
+killed job left behind are removed, unread, when the next job begins. If another program removes files meanwhile (such
+as a cleaner of temporary files), arrays are made again; once the folder is gone, each process has its own arrays.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ class HostArrays:
     """Arrays by name, made by one process of this host and mapped from files by all others with the same facts.
 
     Args:
-        facts: what all processes that share have in common; JSON values. Their digest names the folder.
-        root: where that folder is made; None: this user's folder below that for temporary files.
+        facts: the facts that are the same in all processes that share arrays; JSON values. Their digest names the
+            folder.
+        root: where that folder is made; None: in this user's folder below the system's folder for temporary files.
 
     Attributes:
         folder: the folder of the arrays' files.
@@ -72,7 +73,7 @@ class HostArrays:
     def arrays(self, name: str, make: Callable[[], Arrays]) -> dict[str, NDArray[Any]]:
         """Return the arrays of this name, mapped from files; `make` returns them if no process has made them yet.
 
-        What is written to the result stays in this process.
+        Writing to the returned arrays does not change them in other processes.
 
         Raises:
             StorageError: the disk is full, or a read or write failed.
@@ -94,7 +95,7 @@ class HostArrays:
             return {path.stem: np.asarray(np.load(path, mmap_mode="c")) for path in sorted(place.glob("*.npy"))}
 
     def forget(self, pattern: str) -> None:
-        """Remove the files of all arrays whose names match; processes that have mapped them keep them."""
+        """Remove the files of all arrays whose names match `pattern`; processes that have mapped them keep them."""
         if not self.folder.is_dir():
             return
         with locked(self.folder / "lock"):

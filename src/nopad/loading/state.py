@@ -1,7 +1,7 @@
 """Where a loader stands: a few integers, and the facts that must be the same when a run goes on from there.
 
-A state names the legs of the epoch under way (`nopad.loading.legs`), how far the last one is, what was seen in all, and
-the fingerprints of data and plan. It is plain JSON.
+A state holds the legs of the current epoch (`nopad.loading.legs`), how far the last leg is, the number of steps,
+sequences and tokens seen, and the fingerprints of data and plan. It is plain JSON.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ class Position:
     Attributes:
         epoch: number of the epoch, from 0.
         past: finished legs of this epoch.
-        leg: the leg under way, with the whole steps that it has taken.
-        batches: micro-batches of the next step that each rank has taken already.
-        steps_seen, sequences_seen, tokens_seen: whole steps, and what was in them, on all ranks since the first epoch.
+        leg: the current leg, with the number of whole steps that it has taken.
+        batches: number of micro-batches of the next step that each rank has taken already.
+        steps_seen, sequences_seen, tokens_seen: number of whole steps since the first epoch, and of sequences and
+            tokens in them on all ranks together.
     """
 
     epoch: int = 0
@@ -46,7 +47,7 @@ class Position:
         return replace(self, epoch=epoch, past=(), leg=replace(self.leg, steps=0), batches=0)
 
     def after_step(self, sequences: int, tokens: int) -> Position:
-        """Return the position after a whole step, with the sequences and tokens that it has on all ranks."""
+        """Return the position after a whole step of so many sequences and tokens on all ranks together."""
         return Position(
             epoch=self.epoch,
             past=self.past,
@@ -59,7 +60,7 @@ class Position:
     def resumed(self, leg: Leg) -> Position:
         """Return this position for a loader whose leg is `leg`: in the same leg, or at the beginning of a new one.
 
-        A step that was not finished is taken again by a new leg: its gradient was never applied.
+        A new leg takes an unfinished step again, since its gradient was never applied.
         """
         if leg.deals_as(self.leg):
             return self
@@ -91,7 +92,7 @@ def read_state(state: Any) -> tuple[Position, dict[str, Any]]:
     """Return the position and the facts in a state.
 
     Raises:
-        FormatError: it is not a state of a loader, of a newer version, or has values that cannot be.
+        FormatError: `state` is not a state of a loader, is from a newer version, or has impossible values.
     """
     if not isinstance(state, Mapping) or state.get("format") != _FORMAT:
         raise FormatError("this is no state of a nopad.PackedLoader; give what its state_dict() returned")
@@ -157,7 +158,7 @@ def _count(state: Mapping[str, Any], name: str) -> int:
 
 
 def check_same(there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
-    """Refuse a state of other data, another plan or another seed; the message names each fact that differs.
+    """Refuse a state for other data, another plan or another seed; the message names each fact that differs.
 
     Raises:
         PlanMismatchError: a fact differs.

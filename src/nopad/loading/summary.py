@@ -1,4 +1,4 @@
-"""What an epoch will be, before it begins: steps, sequences and tokens, packed and not, and how evenly ranks work."""
+"""`Summary`: the steps, sequences and tokens of an epoch before it begins, and how evenly its ranks work."""
 
 from __future__ import annotations
 
@@ -22,26 +22,27 @@ _NAMED = 5  # sequences that a message names
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """What an epoch (or what is left of it for a new number of ranks) will be; print it.
+    """The size of an epoch, or of its remainder for a new number of ranks; print it to read it.
 
     Attributes:
         unit: what is dealt: "pack", "sequence" or "group".
         takes: what a rank takes in a micro-step, in words, such as "8 packs".
         shape, balance, cost: how a step is dealt.
-        steps: optimiser steps.
-        sequences, tokens: in these steps, on all ranks.
-        slots: places for tokens in these steps; None: as many as tokens.
-        steps_not_packed: optimiser steps of the same sequences, one per row; None: rows are not a measure.
-        left_out: (units, sequences, tokens) that make no whole step in this epoch.
-        empty: places for units that stay empty in the last step.
-        balanced: how even the ranks' costs are, between two points where they wait; over up to 32 steps.
-        token_cap: most tokens of a rank's micro-step; None: no limit.
-        most_tokens: the most tokens of a rank's micro-step in the steps looked at, where there is a cap; else 0.
-        cut_short: steps that take fewer units than a step may, since more would not fit under the cap.
-        notes: what else there is to say, line by line: what each source of a mixture gives.
-        too_long: sequences of these steps, but for a step with empty places, that alone cost a rank over 10 % more than
-            the mean rank, the longest first, as (sequence, tokens): no balance helps, only context parallelism.
-        longest: tokens of the longest sequence of the epoch.
+        steps: number of optimiser steps.
+        sequences, tokens: number of sequences and tokens in these steps, on all ranks together.
+        slots: number of slots in these steps, tokens and padding together; None: units have no capacity.
+        steps_not_packed: number of optimiser steps that the same sequences would take with one sequence per row; None:
+            units have no capacity.
+        left_out: number of (units, sequences, tokens) that make no whole step in this epoch.
+        empty: number of places for units that stay empty in the last step.
+        balanced: how even the ranks' costs are between two points where they wait, measured over up to 32 steps.
+        token_cap: most tokens per rank and micro-step; None: no limit.
+        most_tokens: the largest number of tokens of a rank's micro-step in the steps measured; 0 if there is no cap.
+        cut_short: number of steps that take fewer units than a step may, since more would not fit under the cap.
+        notes: further lines of the summary, such as what each source of a mixture gives.
+        too_long: sequences that alone cost a rank over 10 % more than the mean rank, in the steps measured without
+            empty places, the longest first, as (sequence, tokens): only context parallelism helps, no balance does.
+        longest: number of tokens of the longest sequence of the epoch.
     """
 
     unit: str
@@ -114,14 +115,14 @@ def summarise(
     capacity: int | None,
     notes: tuple[str, ...] = (),
 ) -> Summary:
-    """Summarise what is left of an epoch, which has at least one step. O(units), and a deal of up to 32 steps.
+    """Summarise the remainder of an epoch, of at least one step; takes O(units), and deals up to 32 steps.
 
     Args:
-        course: how it is dealt.
-        units: what is dealt.
+        course: how the units are dealt.
+        units: the units of the epoch.
         unit: as in `Summary`.
         takes: as in `Summary`.
-        cost: what is balanced.
+        cost: the cost model by which ranks are balanced.
         capacity: slots per unit; None: a unit has as many slots as tokens.
         notes: as in `Summary`.
     """

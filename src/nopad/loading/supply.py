@@ -1,7 +1,7 @@
-"""The seam between `PackedLoader` and where its batches come from: epochs over stored tokens, or a stream.
+"""The interface between `PackedLoader` and the source of its batches: epochs over stored tokens, or a stream.
 
-A supply is asked about *places*: where a loader stands, as an immutable value. It keeps none itself, so that batches
-may be built ahead of the training loop, and the loader alone says how far the loop is.
+The methods of a supply take a *place*: an immutable value that says where a loader stands. A supply keeps no place
+itself, so that batches can be built ahead of the training loop while the loader alone knows how far the loop is.
 """
 
 from __future__ import annotations
@@ -29,25 +29,28 @@ Collate = Callable[[Sequences, Form, NDArray[np.int64]], PackedBatch]
 class EpochCollate(ABC):
     """A `Collate` that makes other batches of the same sequences in every epoch, such as masks drawn anew.
 
-    What it draws must be a function of the epoch and of the numbers of the sequences (``seq_index`` in their values)
-    alone. Then ranks, worker processes and resuming change nothing.
+    A subclass defines `at` and `facts`. Random draws must depend only on the epoch and on the numbers of the sequences
+    (``seq_index`` in their values). Then ranks, worker processes and resuming do not change them.
     """
 
     @abstractmethod
     def at(self, epoch: int) -> Collate:
-        """Return the `Collate` of an epoch; of a stream, that of a pass over its source."""
+        """Return the `Collate` for epoch number `epoch`, from 0; for a stream, for that pass over its source."""
 
     def facts(self) -> Mapping[str, Any]:
-        """Return what its batches depend on, by name, as JSON values; a saved run goes on only with the same."""
+        """Return the settings that its batches depend on, by name, as JSON values.
+
+        A saved run goes on only if they are the same.
+        """
         return {}
 
     def __call__(self, sequences: Sequences, form: Form, per_row: NDArray[np.int64]) -> PackedBatch:
-        """Make a batch as in epoch 0."""
+        """Make a batch as in epoch 0; the arguments are those of a `Collate`."""
         return self.at(0)(sequences, form, per_row)
 
 
 class Place(Protocol):
-    """Where a loader stands; see the properties of `PackedLoader` by these names."""
+    """Where a loader stands; the attributes are described by the properties of `PackedLoader` of the same names."""
 
     @property
     def epoch(self) -> int: ...  # noqa: D102
@@ -64,15 +67,15 @@ class Place(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Serving:
-    """For which rank batches are built, and how.
+    """The rank for which batches are built, and how they are built.
 
     Attributes:
-        ranks: this process's place.
-        accumulation: micro-steps per optimiser step.
-        per_rank: units per rank and micro-step.
-        rows: whether a unit is a row of a capacity.
-        tokens: most tokens per rank and micro-step, where that is the step; None: it is a number of units.
-        token_cap: most tokens per rank and micro-step, where the step is a number of units; None: no limit.
+        ranks: this process's rank and the number of ranks.
+        accumulation: number of micro-steps per optimiser step.
+        per_rank: number of units per rank and micro-step.
+        rows: whether a unit is a row of fixed capacity.
+        tokens: most tokens per rank and micro-step, if the loader was made with `tokens`; else None.
+        token_cap: most tokens per rank and micro-step, if a step is a number of units; None: no limit.
         form: how a batch lies in memory.
         collate: makes a batch.
         prefetch: batches that are built ahead in a thread.
@@ -89,7 +92,7 @@ class Serving:
     prefetch: int
 
     def takes(self, unit: str) -> str:
-        """Return what a rank takes in a micro-step, in words; `unit` is what a unit is called."""
+        """Return in words what a rank takes in a micro-step, such as "8 packs"; `unit` is the name of a unit."""
         if self.tokens is not None:
             return f"{self.tokens:,} tokens"
         return f"{self.per_rank:,} {unit}s" + (
@@ -97,14 +100,14 @@ class Serving:
         )
 
     def facts(self) -> dict[str, Any]:
-        """Return what batches depend on beside the sequences in them, by name; JSON values."""
+        """Return the settings that batches depend on besides their sequences, by name; JSON values."""
         return dict(self.collate.facts()) if isinstance(self.collate, EpochCollate) else {}
 
     def batch(self, sequences: Sequences, per_row: NDArray[np.int64], epoch: int) -> PackedBatch:
-        """Make a batch of sequences in rows, in an epoch.
+        """Make a batch of an epoch; `per_row` is the number of sequences in each row, int64 ``[rows]``.
 
         Raises:
-            OptionError: `collate` gave something else, or more tokens than the cap.
+            OptionError: `collate` did not return a `PackedBatch`, or one with more tokens than the cap.
         """
         collate = self.collate.at(epoch) if isinstance(self.collate, EpochCollate) else self.collate
         batch = collate(sequences, self.form, per_row)
@@ -128,7 +131,7 @@ class Supply(ABC):
 
     @abstractmethod
     def described(self) -> str:
-        """Return what is dealt and what a rank takes of it in a micro-step, in a few words."""
+        """Return in a few words what is dealt, and what a rank takes of it in a micro-step."""
 
     @abstractmethod
     def facts(self) -> dict[str, Any]:
@@ -136,43 +139,43 @@ class Supply(ABC):
 
     @abstractmethod
     def agreed(self, at: Any) -> dict[str, Any]:
-        """Return what must be the same on all ranks when they iterate from this place, by name."""
+        """Return the facts that must be the same on all ranks when they iterate from this place, by name."""
 
     @abstractmethod
     def length(self, at: Any) -> int:
         """Return how many batches a rank takes in the epoch of this place.
 
         Raises:
-            TypeError: nobody can know.
+            TypeError: the length of a stream is not known.
         """
 
     def steps_in(self, at: Any, epoch: int) -> int:
-        """Return the steps of a whole epoch, for a loader that stands at `at`.
+        """Return the number of steps of a whole epoch, for a loader that stands at `at`.
 
         Raises:
-            TypeError: nobody can know.
+            TypeError: the length of a stream is not known.
         """
         raise TypeError("a stream has epochs of no known length")
 
     @abstractmethod
     def summary(self, at: Any) -> Any:
-        """Return what is known of the epoch of this place, to print."""
+        """Return a summary of the epoch of this place, to print."""
 
     @abstractmethod
     def state(self, at: Any, batches: int) -> dict[str, Any]:
         """Return the state of a loader that stands at `at` and then takes `batches` more batches; plain JSON.
 
         Raises:
-            OptionError: the epoch has fewer batches left; or it is a stream, where only `batches` = 0 is known.
+            OptionError: the epoch has fewer batches left; or the data are a stream, and `batches` is not 0.
         """
 
     @abstractmethod
     def placed(self, state: Any) -> Any:
-        """Return the place of a state.
+        """Return the place that a state holds.
 
         Raises:
             FormatError: this is not a state of such a loader.
-            PlanMismatchError: it is of other data, or other options.
+            PlanMismatchError: the state is for other data or other options.
         """
 
     @abstractmethod
@@ -185,20 +188,20 @@ class Supply(ABC):
 
     @abstractmethod
     def batches(self, at: Any, worker: int = 0, workers: int = 1) -> Iterator[tuple[Any, PackedBatch | None]]:
-        """Yield every `workers`-th batch of what is left of the epoch, from number `worker` on, built ahead.
+        """Yield every `workers`-th batch that is left of the epoch, from number `worker` on; batches are built ahead.
 
-        Each comes as (place after it, batch). Where the place does not tell that the epoch is over (the end of a
-        stream), a last item is (beginning of the next epoch, None). Closing the iterator ends its threads.
+        Each item is (place after the batch, batch). If a place does not say that the epoch is over (at the end of a
+        stream), the last item is (beginning of the next epoch, None). Closing the iterator ends its threads.
         """
 
     @abstractmethod
     def places(self, at: Any) -> Iterator[Any]:
-        """Yield the place after each batch that is left of the epoch, and build none: other processes do."""
+        """Yield the place after each batch that is left of the epoch, without building it: other processes do."""
 
     @abstractmethod
     def check_workers(self, workers: int) -> None:
         """Refuse this number of worker processes if they cannot build these batches.
 
         Raises:
-            OptionError: they cannot; the message says what to do.
+            OptionError: worker processes cannot build these batches; the message says what to do.
         """

@@ -1,12 +1,13 @@
-"""A loader as torch knows one: an `IterableDataset`, and a `DataLoader` whose worker processes build its batches.
+"""A `PackedLoader` as a torch `IterableDataset`, and a `DataLoader` whose worker processes build its batches.
 
 Worker w of k builds the batches w, w + k, ...; torch takes them in turn, so workers never change the order. The loader
-in the main process stands where the training loop is, not where the workers are, so its state is exact. Torch's own
-random generator is left alone, so that a resumed run draws the same numbers as an uninterrupted one.
+in the main process stands where the training loop is, not where the workers are, so its state is exact. Torch's
+default random generator is not used, so that a resumed run draws the same numbers as an uninterrupted one.
 
-The loader's batches are batches: a DataLoader that would put several into one is refused, instead of an error of torch
-about types. They are one rank's part already, too: what would share them out among ranks again is refused, accelerate's
-`prepare`, and with it transformers' own Trainer. (Lightning leaves loaders of an `IterableDataset` as they are.)
+A DataLoader that would put several of the loader's batches into one is refused, with a clearer message than the type
+error from torch. The batches are already one rank's share: accelerate's `prepare`, and therefore transformers' own
+Trainer, would share them out among ranks again and are refused. Lightning does not change loaders of an
+`IterableDataset`.
 """
 
 from __future__ import annotations
@@ -46,8 +47,9 @@ class TorchDataset(IterableDataset[PackedBatch]):
         """Iterate over this process's share of the batches that are left of the epoch.
 
         Raises:
-            OptionError: a DataLoader would put several batches into one; this is a worker process of one that does
-                not tell the loader what was read; or accelerate would share the batches out among ranks again.
+            OptionError: a DataLoader would put several batches into one; this is a worker process of a DataLoader
+                that `PackedLoader.dataloader` did not make; or accelerate would share the batches out among ranks
+                again.
         """
         reader = sys._getframe(1).f_locals.get("self")
         if get_worker_info() is None:
@@ -68,7 +70,7 @@ class TorchDataset(IterableDataset[PackedBatch]):
         yield from self.loader.share(worker.id, worker.num_workers)
 
     def __len__(self) -> int:
-        """Batches of an epoch."""
+        """Number of batches that a rank takes in a whole epoch."""
         return len(self.loader)
 
     def set_epoch(self, epoch: int) -> None:
@@ -77,13 +79,13 @@ class TorchDataset(IterableDataset[PackedBatch]):
 
 
 class TorchLoader(DataLoader[PackedBatch]):
-    """A `DataLoader` over the batches of a `PackedLoader`, which it moves on; `PackedLoader.dataloader` makes one."""
+    """A `DataLoader` over the batches of a `PackedLoader`, made by its `dataloader`; iterating moves that loader on."""
 
     def __init__(self, loader: PackedLoader, *, num_workers: int = 0, **options: Any) -> None:
         """Build batches in `num_workers` processes; `options` are the DataLoader's: pin_memory, prefetch_factor, ...
 
         Raises:
-            OptionError: an option would change which batches there are.
+            OptionError: an option would change the batches or their order.
         """
         for name in (
             "batch_size",
@@ -114,7 +116,7 @@ class TorchLoader(DataLoader[PackedBatch]):
         return self.packed_loader.follow(super().__iter__)
 
     def __len__(self) -> int:
-        """Batches that a rank takes in a whole epoch."""
+        """Number of batches that a rank takes in a whole epoch."""
         return len(self.packed_loader)
 
     def set_epoch(self, epoch: int) -> None:

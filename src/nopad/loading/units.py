@@ -1,7 +1,7 @@
-"""`Units`: what an epoch deals to ranks, as an index over sequences: packs, single sequences, or groups of them.
+"""`Units`: what an epoch deals to ranks, as an index over sequences: packs, single sequences, or groups of sequences.
 
-A unit is in one step, and one rank gets all of it, unless its sequences are dealt apart. The index takes 4 bytes per
-sequence and 4 per pack, up to 2^31 sequences, and the lengths 1 to 4 bytes per sequence.
+A unit is in one step, and one rank gets all of it, unless its sequences are dealt apart. For up to 2^31 sequences, the
+index takes 4 bytes per sequence and 4 per pack; the lengths take 1 to 4 bytes per sequence.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class Taken(NamedTuple):
     """Some units of an epoch, and the sequences in them.
 
     Attributes:
-        units: unit numbers; sequence numbers, where these are dealt one by one (`Units.apart`); int64 ``[units]``.
-        sequences: the sequences that they hold, unit after unit; int64 ``[k]``.
-        sizes: how many sequences each unit holds; int64 ``[units]``.
+        units: unit numbers, or sequence numbers if sequences are dealt one by one (`Units.apart`); int64 ``[units]``.
+        sequences: numbers of the sequences that the units hold, unit after unit; int64 ``[k]``.
+        sizes: number of sequences of each unit; int64 ``[units]``.
     """
 
     units: NDArray[np.int64]
@@ -38,13 +38,13 @@ class Units:
     """The units of one epoch.
 
     Attributes:
-        seq_lengths: length of each sequence in tokens; unsigned ``[sequences]``, as narrow as they allow.
+        seq_lengths: length of each sequence in tokens; ``[sequences]``, of the narrowest unsigned type.
         indptr: where each unit begins in `sequence`; ``[units + 1]``; None: unit u is sequence u.
         sequence: sequence numbers, unit after unit; ``[sequences]``; None: ascending, so that unit u holds the
             sequences ``indptr[u]`` to ``indptr[u + 1]``.
         order: the units in the epoch's random order; ``[units]``; None: they are numbered in that order.
-        phased: whether the order is part of what the units are (a mixture that a source leaves), and no other is drawn.
-        apart: whether ranks get the sequences of a step's units one by one, and not whole units.
+        phased: whether the order is fixed and must not be drawn anew: a source of a mixture runs out during the epoch.
+        apart: whether ranks get the sequences of a step's units one by one instead of whole units.
 
     >>> lengths = np.array([5, 3, 4], np.int32)
     >>> units = Units(seq_lengths=lengths, indptr=np.array([0, 2, 3]), sequence=np.array([0, 2, 1]))
@@ -72,7 +72,7 @@ class Units:
 
     @property
     def parts(self) -> int:
-        """How many sequences of a unit are dealt apart, the same number for all units; 1 where units are dealt."""
+        """Number of sequences of every unit, if these are dealt apart; 1 if whole units are dealt."""
         return self.members(np.zeros(1, dtype=np.int64))[0].size if self.apart else 1
 
     def arrays(self) -> dict[str, NDArray[Any]]:
@@ -81,7 +81,7 @@ class Units:
         return {name: array for name, array in found.items() if array is not None}
 
     def members(self, chosen: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the sequences of the chosen units and how many each holds; int64 ``[k]`` and ``[chosen]``."""
+        """Return the sequences of the chosen units, int64 ``[k]``, and how many each unit holds, int64 ``[chosen]``."""
         if self.indptr is None:
             return chosen, np.ones(chosen.size, dtype=np.int64)
         sizes = np.empty(chosen.size, dtype=np.int64)
@@ -90,32 +90,32 @@ class Units:
         return numbers, sizes
 
     def taken(self, dealt: NDArray[np.int64]) -> Taken:
-        """Return what a rank takes that was dealt these units, or, where `apart`, these single sequences."""
+        """Return what a rank takes if it was dealt these units, or, with `apart`, these single sequences."""
         if self.apart:
             return Taken(dealt, dealt, np.ones(dealt.size, dtype=np.int64))
         return Taken(dealt, *self.members(dealt))
 
     def check_lengths(self, taken: Taken, seq_lengths: NDArray[np.int32]) -> None:
-        """Refuse sequences that have other lengths than those by which they were dealt.
+        """Refuse sequences whose lengths are not those by which they were dealt.
 
         Raises:
-            CorruptError: there are more or fewer, or a length differs.
+            CorruptError: there are more or fewer sequences, or a length differs.
         """
         same = seq_lengths.size == taken.sequences.size
         if not (same and _kernels.are_at(self.seq_lengths, taken.sequences, seq_lengths)):
             raise CorruptError("the data gave other sequences than were dealt: lengths differ; open it again")
 
     def tokens(self, chosen: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return how many tokens each of the chosen units has; int64 ``[chosen]``."""
+        """Return the number of tokens of each chosen unit; int64 ``[chosen]``."""
         numbers, sizes = self.members(chosen)
         if numbers is chosen:
             return self.seq_lengths[numbers].astype(np.int64)
         return _sums(self.seq_lengths[numbers].astype(np.int64), sizes)
 
     def sizes_dealt(self, chosen: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the tokens of what is dealt of the chosen units: of each of them, or, where `apart`, of each sequence.
+        """Return the number of tokens of each chosen unit or, with `apart`, of each of its sequences.
 
-        int64 ``[chosen * parts]``.
+        The result is int64 ``[chosen * parts]``.
         """
         if self.apart:
             return self.seq_lengths[self.members(chosen)[0]].astype(np.int64)
@@ -125,12 +125,12 @@ class Units:
         """Return the cost of each of the chosen units under `model`; int64 ``[chosen]``.
 
         Raises:
-            BalanceError: a cost is beyond 64 bits, or no integer.
+            BalanceError: a cost does not fit into 64 bits, or is not an integer.
         """
         return self.costs_of(*self.members(chosen), model)
 
     def costs_of(self, numbers: NDArray[np.int64], sizes: NDArray[np.int64], model: CostModel) -> NDArray[np.int64]:
-        """Return what `costs` does, from what `members` returned for the units."""
+        """Return the costs of units from the result of `members` for them; see `costs`."""
         if numbers.size == sizes.size:  # one sequence each
             return model.checked(self.seq_lengths[numbers])
         bounds = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(sizes)])

@@ -1,4 +1,4 @@
-"""Tokens by number: the seam `TokenSource`, and its implementations behind `open_tokens`."""
+"""Sequences of tokens by number: the interface `TokenSource`, and its implementations, which `open_tokens` opens."""
 
 from nopad.loading.sources.discover import open_tokens
 from nopad.loading.sources.source import TokenSource

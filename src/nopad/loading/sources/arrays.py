@@ -1,7 +1,7 @@
 """Flat arrays as a source of tokens: a mapped folder of ``.npy`` files, or arrays in memory.
 
-Sequence i is ``ids[offsets[i]:offsets[i + 1]]``. A gathering copies its tokens once, in the type in which they are
-stored, at two to three times the speed of NumPy's own gathering; nothing else is read but two offsets per sequence.
+Sequence i is ``ids[offsets[i]:offsets[i + 1]]``. Gathering copies the tokens once, in the type in which they are
+stored, two to three times as fast as NumPy's indexing; apart from tokens, it reads only two offsets per sequence.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ArrayTokens(TokenSource):
     """Flat columns and the offsets of the sequences in them, mapped or in memory.
 
     Raises:
-        SourceError: there are no ids, or they are not integers; offsets fall, or rise by more than a sequence can hold.
+        SourceError: there are no ids, ids are not integers, or offsets fall or rise by more than a sequence can hold.
         LengthError: a sequence has no token, and `empty` is "refuse".
     """
 
@@ -121,7 +121,7 @@ def memory_tokens(
 
 
 def lengths_of(offsets: NDArray[Any], name: str) -> NDArray[np.int32]:
-    """Return the lengths between offsets; int32 ``[n]`` of ``[n + 1]``.
+    """Return the lengths between `offsets` ``[n + 1]``; int32 ``[n]``.
 
     Raises:
         SourceError: an offset is below the one before it, or above it by more than a sequence can hold.

@@ -1,8 +1,8 @@
-"""Arrow tables as a source of tokens: a `datasets.Dataset`, or uncompressed Arrow files, used where they lie.
+"""Arrow tables as a source of tokens: a `datasets.Dataset`, or uncompressed Arrow files, without a copy of them.
 
-A table on disk is mapped by Arrow, in thousands of chunks. Nothing is copied but what is gathered: for each column
-the addresses of its chunks are listed once (about 20 µs per chunk and column), and one flat view over all of them lets
-the compiled loop copy runs from any chunk. Booleans per sequence are the exception: they are unpacked, one byte each.
+A table on disk is mapped by Arrow, in thousands of chunks. Only gathered sequences are copied: for each column the
+addresses of its chunks are listed once (about 20 µs per chunk and column), and one flat view over all chunks lets the
+compiled loop copy runs from any of them. Booleans per sequence are the exception: they are unpacked, one byte each.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class _Table:
 
 
 def dataset_tokens(dataset: Any, options: ReaderOptions, *, empty: str = "refuse") -> ArrowTokens:
-    """Return the rows of a `datasets.Dataset` as a source; what ``select`` or ``shuffle`` chose, in that order.
+    """Return the rows of a `datasets.Dataset` as a source: those that ``select`` or ``shuffle`` chose, in that order.
 
-    The dataset itself, and the format in which it shows its rows, stay as they are.
+    The dataset and its format (``set_format``) are not changed.
 
     Raises:
         SourceError: the dataset has a transform, streams, or is a dict of splits; or its columns cannot be used.

@@ -1,7 +1,7 @@
-"""Whatever `nopad.corpus` reads ready-made ids from, as a source of tokens: Parquet, JSON Lines, lists, dicts.
+"""The inputs from which `nopad.corpus` reads ready-made ids, as a source of tokens: Parquet, JSON Lines, lists, dicts.
 
-Records are decoded and validated once, as for packing: ids must be integers, lists of a row equally long, padding is
-cut off where ``attention_mask`` marks it. What that gives is copied (`nopad.loading.sources.spool`).
+Records are decoded and validated once, as for packing: ids must be integers, the lists of a row must be equally long,
+and tokens whose ``attention_mask`` is 0 are cut off. The result is copied (`nopad.loading.sources.spool`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def corpus_tokens(
     """Return the records of a source of ready-made ids, one sequence each; strings are left out.
 
     Raises:
-        SourceError: it holds text, a file is damaged or changes while it is read, or there is no sequence.
+        SourceError: `source` holds text, a file is damaged or changes while it is read, or there is no sequence.
         RecordError: a record is bad; the message names it.
         LengthError: a record has no token, and `empty` is "refuse".
         StorageError: the copy cannot be written.

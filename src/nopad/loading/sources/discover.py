@@ -1,4 +1,4 @@
-"""`open_tokens`: from what a user gives, a path or an object, to a source of tokens."""
+"""`open_tokens`: open a path or an object as a source of tokens."""
 
 from __future__ import annotations
 
@@ -38,27 +38,28 @@ def open_tokens(
     source: Any = None,
     spool: str | os.PathLike[str] | None = None,
 ) -> TokenSource:
-    """Open stored tokens as a source that gathers any sequences by number.
+    """Open stored tokens as a source from which sequences are gathered by number.
 
     Args:
-        inputs: a folder of ``ids.npy`` and ``offsets.npy``; a Megatron pair, by ``NAME``, ``NAME.bin`` or ``NAME.idx``;
-            a `datasets.Dataset`, one that was saved, or Arrow files; a packed dataset of nopad; or whatever
-            `nopad.open_source` reads ready-made ids from (Parquet, JSON Lines, lists of ids, lists of dicts), or what
-            it returned for them.
-        options: which columns are read, of tables and records.
-        empty: what to do with sequences that have no token: "refuse", or "skip" (`TokenSource.skipped` counts them).
-        unit: what a number of a Megatron pair counts: "sequences" or "documents".
-        source: the source of an index-only dataset: anything that this function opens.
-        spool: the folder for copies of what has no access by number (Parquet, JSON Lines, a packed dataset); None:
-            ``$XDG_CACHE_HOME/nopad/tokens``, and up to 4 million tokens stay in memory. With a folder, Arrow files are
-            copied too, which cuts off padding.
+        inputs: a folder with ``ids.npy`` and ``offsets.npy``; a Megatron pair, by ``NAME``, ``NAME.bin`` or
+            ``NAME.idx``; a `datasets.Dataset`, the folder of a saved one, or Arrow files; a packed dataset of nopad;
+            anything from which `nopad.open_source` reads ready-made ids (Parquet, JSON Lines, lists of ids, lists of
+            dicts), or a source that it returned.
+        options: which columns of tables and records are read; None: the defaults of `ReaderOptions`.
+        empty: what to do with sequences that have no token: "refuse" raises LengthError; "skip" leaves them out
+            (`TokenSource.skipped` counts them).
+        unit: what one numbered sequence of a Megatron pair is: one of its "sequences" or of its "documents".
+        source: for an index-only dataset, the source of its tokens: anything that this function opens.
+        spool: the folder for copies of data without access by number (Parquet, JSON Lines, a packed dataset). None:
+            ``$XDG_CACHE_HOME/nopad/tokens``, and up to 4 million tokens stay in memory instead. With a folder, Arrow
+            files are copied too, which cuts off padding.
 
     Raises:
-        SourceError: the input is missing, damaged, or not of a kind that is read.
-        FormatError, CorruptError: a Megatron pair, or a packed dataset, is not what it claims to be.
+        SourceError: the input is missing, damaged, or of a kind that cannot be read.
+        FormatError, CorruptError: a Megatron pair or a packed dataset has a wrong format or is damaged.
         RecordError: a record is bad.
         LengthError: a sequence has no token, and `empty` is "refuse".
-        OptionError: an option has an invalid value, or is not for this input.
+        OptionError: an option has an invalid value, or does not apply to this input.
 
     >>> from nopad.loading.sources import open_tokens
     >>> tokens = open_tokens([[7, 8, 9], [5], [1, 2]])

@@ -1,13 +1,13 @@
-"""Files mapped into memory, and proven to be the ones that were opened.
+"""Files mapped into memory, with checks that they are still the files that were opened.
 
-A mapped file is read at the speed of memory, and processes share its pages. Two things can go wrong with it: a file
-that is cut short kills the process that reads behind its new end, and one that is written to changes under its reader.
-So size, time of the last write and inode are noted when the file is found; `prove_size` compares the size before a
-read, `prove` size and time after it (1 µs for both), and `prove_path` those of the file that has the name by now. A
-file that is removed, or replaced by a new one of the same name, stays readable as it was by all that have it open.
+A mapped file is read at the speed of memory, and processes share its pages. Two things can go wrong: a file that is cut
+short kills the process that reads beyond its new end, and a file that is written to changes while it is read. So the
+size, time of the last write and inode are noted when the file is found. `prove_size` compares the size before a read,
+`prove` compares size and time after it (1 µs for both), and `prove_path` compares the file that has the name now. A
+file that is removed, or replaced by a new one of the same name, stays readable for all processes that have it open.
 
-What this cannot see: a file cut short within the microseconds of one read (the process is killed), a write within the
-same tick of the file system's clock as the opening (up to 10 ms), and a write whose time was set back.
+These checks miss a file cut short within the microseconds of one read (the process is killed), a write within the same
+tick of the file system's clock as the opening (up to 10 ms), and a write whose time was set back.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class MappedFile:
         size: its size in bytes.
 
     Raises:
-        SourceError: the file is missing, no regular file or unreadable; or, when it is mapped, changed since then.
+        SourceError: the file is missing, unreadable or not a regular file; or it changed before it was mapped.
     """
 
     def __init__(self, path: Path) -> None:
-        """Look up the size and stamp of the file (time of the last write, inode), to be compared when it is mapped."""
+        """Note the size, time of the last write and inode of the file, to compare them when it is mapped."""
         found = InputFile.found(path, path.name)
         self.path, self.size, self._stamp = path.absolute(), found.size, found.stamp
 
@@ -102,7 +102,7 @@ class MappedFile:
         """Refuse a file that was written to, replaced or removed since it was found.
 
         Raises:
-            SourceError: there is no file of that name, or another one.
+            SourceError: there is no file at `path`, or it is not the same file.
         """
         with reading(self.path):
             self._compare(os.stat(self.path), inode=True)

@@ -2,9 +2,9 @@ r"""A Megatron pair ``NAME.bin`` and ``NAME.idx`` as a source of tokens, read on
 
 The layout, from its public description: ``.idx`` begins with the magic ``MMIDIDX\0\0``, the version 1 (uint64), a
 code for the type of the ids (uint8), the number n of sequences and the number d of document bounds (uint64 each). Then
-come the lengths in tokens (int32 ``[n]``), the places in ``.bin`` in bytes (int64 ``[n]``), the documents, each the
-sequences from one bound to the next (int64 ``[d]``), and in multimodal data one mode per sequence (int8 ``[n]``). All
-numbers are little-endian, and nothing is aligned. ``.bin`` holds nothing but ids.
+come the lengths in tokens (int32 ``[n]``), the places in ``.bin`` in bytes (int64 ``[n]``), the document bounds (int64
+``[d]``; a document is the sequences from one bound to the next), and in multimodal data one mode per sequence (int8
+``[n]``). All numbers are little-endian, and nothing is aligned. ``.bin`` holds only ids.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ def megatron_prefix(path: Path) -> Path | None:
 
 
 class MegatronTokens(TokenSource):
-    """The sequences of a Megatron pair, or its documents, each the sequences from one bound to the next.
+    """The sequences of a Megatron pair, or its documents: the sequences from one bound to the next, concatenated.
 
     A multimodal pair has a per-sequence column ``mode``; it is left out where documents are counted.
 
     Raises:
-        FormatError: ``.idx`` has a wrong magic, version, type or size, or says what does not fit ``.bin``.
+        FormatError: ``.idx`` has a wrong magic, version, type or size, or does not fit ``.bin``.
         SourceError: a file is missing or cannot be read.
         LengthError: a sequence or document has no token, and `empty` is "refuse".
     """

@@ -1,7 +1,7 @@
-"""The sequences of a packed dataset as a source of tokens: pack after pack as stored, or those of an index.
+"""The sequences of a packed dataset, or of an index-only dataset, as a source of tokens.
 
 Shards are Parquet, so their sequences are copied once (`nopad.loading.sources.spool`). An index-only dataset says
-which part of which record each sequence is; its tokens are gathered from the source beside it.
+which part of which record each sequence is; the tokens are gathered from the source of these records.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def packed_tokens(path: Path, *, spool: str | os.PathLike[str] | None = None) ->
 
     Raises:
         FormatError, CorruptError: the folder is not a packed dataset, is unfinished or damaged.
-        SourceError: it is an index only; give its source too.
+        SourceError: the dataset is an index without tokens; `open_tokens` needs its `source` too.
         StorageError: the copy cannot be written.
     """
     dataset = open_packed(path)
@@ -53,10 +53,11 @@ def _parts(dataset: PackedDataset, strings: tuple[str, ...]) -> Iterator[Sequenc
 class IndexTokens(TokenSource):
     """The sequences of an index-only dataset, gathered from the source whose records they are part of.
 
-    Columns are those of the source, and ``seq_index``, the record of each sequence.
+    Columns are those of the source, and ``seq_index``, the number of each sequence's record.
 
     Raises:
-        PlanMismatchError: the source has fewer records than the index names, or one is shorter than it says.
+        PlanMismatchError: the source has fewer records than the index names, or a record is shorter than the index
+            says.
         FormatError, CorruptError: the index is unfinished or damaged.
     """
 
@@ -98,7 +99,7 @@ class IndexTokens(TokenSource):
         return lengths
 
     def located(self, numbers: NDArray[np.int64]) -> Located:
-        """Return where the parts of records lie."""
+        """Return where the stored sequences, which are parts of records, lie."""
         records = numbers if self._index.record is None else self._index.record[numbers]
         whole = self._source.located(records)
         starts = np.zeros(numbers.size, np.int64) if self._index.start is None else self._index.start[numbers]

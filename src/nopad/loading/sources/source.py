@@ -1,8 +1,8 @@
-"""`TokenSource`: the seam between stored tokens and the loader, which gathers any sequences by number.
+"""`TokenSource`: the interface between stored tokens and the loader, which gathers sequences by number.
 
-What every source promises is checked here once, in `gather`: numbers in range, files unchanged before and after, no
-empty sequence, runs within their columns, ids from 0 to 2^31 - 1, no padding. A source adds only where its sequences
-lie; tokens are copied here, once, in the type in which they are stored.
+The promises of every source are checked here, in `gather`: numbers in range, files unchanged before and after, no empty
+sequence, runs within their columns, ids from 0 to 2^31 - 1, no padding. A subclass says only where its sequences lie;
+tokens are copied here, once, in the type in which they are stored.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class Located(NamedTuple):
 
     Attributes:
         lengths: their lengths in tokens; int64 ``[k]``.
-        tokens: per-token columns by name, ``input_ids`` among them: a flat array, and where each sequence begins in it,
-            int64 ``[k]``.
+        tokens: per-token columns by name, such as ``input_ids``: for each a flat array, and where each sequence begins
+            in it, int64 ``[k]``.
         values: per-sequence columns by name; ``[k]``.
     """
 
@@ -70,7 +70,7 @@ class Located(NamedTuple):
     values: Mapping[str, NDArray[Any]]
 
     def gathered(self, name: str, *, wide: bool = False) -> Sequences:
-        """Copy the tokens; `name` is that of the source. With `wide`, integers per token become int64.
+        """Copy the tokens; errors call the source `name`. With `wide`, per-token columns of integers become int64.
 
         Raises:
             SourceError: a run lies outside of its column, or an id is negative or above `MAX_ID`.
@@ -106,7 +106,7 @@ class TokenSource(ABC):
     """n sequences of tokens, gathered by number. Threads may share a source; worker processes get it pickled.
 
     Attributes:
-        name: what messages call the source.
+        name: name of the source in messages.
         skipped: number of sequences without a token that were left out; the others are numbered from 0.
         left_out: names of columns that are not gathered: neither numbers nor lists of numbers.
     """
@@ -160,7 +160,7 @@ class TokenSource(ABC):
         return self._stored - self.skipped
 
     def __repr__(self) -> str:
-        """Return name and size, in one line."""
+        """Return the source's name and size, in one line."""
         return f"{type(self).__name__}({self.name!r}, {len(self):,} sequences)"
 
     @property
@@ -169,7 +169,7 @@ class TokenSource(ABC):
         return self._arrays()[1]
 
     def release(self) -> None:
-        """Free the arrays of n values, which are computed again when they are asked for."""
+        """Free the arrays of n values; they are computed again at their next use."""
         self._held = None
 
     @property
@@ -177,10 +177,10 @@ class TokenSource(ABC):
         """SHA-256 of the content, in hex, the same however the tokens are stored; computed at its first use.
 
         It covers all lengths, the names and kinds of the columns, and the tokens and values of up to 4,096 sequences
-        spread evenly over the source, the first and the last among them, as far as they have 4 million tokens: all
-        sequences of a small source. So it tells other data, another order, other lengths; it does not tell data in
-        which only tokens of other sequences were changed, one for one. Writes while the source is open are noticed by
-        `gather` and `check_unchanged` whatever they change.
+        with up to 4 million tokens, spread evenly over the source and including the first and the last: in a small
+        source, all sequences. So it detects other data, another order and other lengths. It does not detect tokens
+        replaced one for one in sequences that it does not cover. Any write while the source is open is detected by
+        `gather` and `check_unchanged`.
         """
         if self._fingerprint is None:
             digest = hashlib.sha256(f"nopad tokens 1\0{len(self)}\0".encode())
@@ -205,13 +205,14 @@ class TokenSource(ABC):
     def gather(self, numbers: ArrayLike, *, wide: bool = False) -> Sequences:
         """Return the sequences with these numbers, in this order, with all columns; per-token ones are concatenated.
 
-        `numbers`: integers from 0 to n - 1, ``[k]``; a number may come more than once. ``input_ids`` and other columns
-        have the type in which they are stored; with `wide`, integers per token are int64, as batches need them, which
-        saves a second copy.
+        Args:
+            numbers: integers from 0 to n - 1, ``[k]``; a number may come more than once.
+            wide: whether per-token columns of integers become int64, as batches need them, which saves a second copy;
+                else columns have the type in which they are stored.
 
         Raises:
             OptionError: a number is not an integer or out of range.
-            SourceError: a file changed since it was opened, or what it holds is not a sequence of ids without padding.
+            SourceError: a file changed since it was opened, or a sequence has padding or ids that are out of range.
         """
         chosen = self._chosen(numbers)
         for file in self._files:
@@ -266,7 +267,7 @@ class TokenSource(ABC):
 
     @abstractmethod
     def located(self, numbers: NDArray[np.int64]) -> Located:
-        """Return where stored sequences lie; numbers, int64 ``[k]``, are in range and count the empty ones too."""
+        """Return where stored sequences lie; `numbers`, int64 ``[k]``, are in range and count empty sequences too."""
 
 
 def _spread(lengths: NDArray[np.int32]) -> NDArray[np.int64]:

@@ -1,13 +1,13 @@
-"""Tokens that cannot be gathered where they lie are copied once: into memory if few, else to a folder that is mapped.
+"""Copies of tokens that have no access by number: in memory if they are few, else in a folder that is mapped.
 
-Parquet and JSON Lines have no access by number: one sequence costs the decoding of a whole row group or file. So what
-they hold is decoded once, in order, validated by `nopad.corpus` as for packing (padding is cut off, too), and written
-as flat arrays: ids in 2 bytes where all fit, else in 4. Up to 4 million tokens stay in memory.
+In Parquet and JSON Lines, reading one sequence takes decoding a whole row group or file. So their records are decoded
+once, in order, validated by `nopad.corpus` as for packing (padding is cut off, too), and written as flat arrays: ids in
+2 bytes each if all fit, else in 4. Up to 4 million tokens stay in memory.
 
-A folder of copies is named by what was copied: the files' paths, sizes and times of writing, and how they are read. The
-next process finds it and maps it; processes that come at the same time wait for the first (a lock on a file beside it).
-The copy appears under its name only when it is whole, so a kill leaves nothing that could be taken for one. Its
-``spool.json`` carries the fingerprint of the tokens, which is compared when it is opened.
+The name of a copy's folder comes from the files' paths, sizes and times of writing, and from how they are read. The
+next process finds the folder and maps it; processes that come at the same time wait for the first (a lock on a file
+beside it). The copy gets its name only when it is complete, so a killed process leaves nothing that looks like a copy.
+Its ``spool.json`` holds the fingerprint of the tokens, which is compared when the copy is opened.
 """
 
 from __future__ import annotations
@@ -61,11 +61,13 @@ def spooled(
     Args:
         parts: a function that yields all sequences, in order, concatenated; columns are NumPy arrays of numbers, the
             same in each part. It is called only if there is no copy yet.
-        identity: what the copy is a copy of, ready for JSON; None: it is not kept, and stays in memory.
+        identity: a description of what is copied, as JSON values, by which a later process finds the copy; None: the
+            tokens stay in memory.
         name: the source's name in messages.
-        folder: the folder for copies; None: ``$XDG_CACHE_HOME/nopad/tokens``, and few tokens stay in memory.
+        folder: the folder for copies; None: ``$XDG_CACHE_HOME/nopad/tokens``, and up to 4 million tokens stay in
+            memory.
         empty: what to do with sequences that have no token; the copy holds them too.
-        left_out: names of columns that the parts leave out.
+        left_out: names of columns that the parts do not have, for `TokenSource.left_out`.
 
     Raises:
         LengthError: a sequence has no token, and `empty` is "refuse".

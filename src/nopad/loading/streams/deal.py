@@ -1,9 +1,8 @@
-"""Which records of a stream are a rank's own: a count that every rank makes alike, without communication.
+"""Which records of a stream belong to a rank: every rank counts them in the same way, without communication.
 
-Record after record goes to one rank after the other. When a run goes on with other ranks, the records that its ranks
-had read reach to different places, one per rank. What they left is dealt anew: a record that an earlier deal gave to a
-rank that had come that far is passed over, and the others are counted. An earlier deal is forgotten once its furthest
-place is behind.
+Records go to the ranks in turn, one record each. When a run goes on with another number of ranks, every former rank had
+read up to a different record. The records that they left are dealt anew: a record that its former rank had read is
+passed over, and the others are counted. An earlier deal is forgotten once reading has passed its furthest record.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ __all__ = ["Deal", "Left"]
 
 @dataclass(frozen=True, kw_only=True)
 class Left:
-    """What an earlier deal left.
+    """The records that the ranks of an earlier deal had not read.
 
     Attributes:
-        world_size: among how many ranks it dealt.
+        world_size: number of ranks of that deal.
         count: the rank to which it gives the next record.
         reached: number of the first record that each rank had not read; ``[world_size]``.
     """

@@ -21,7 +21,7 @@ __all__ = ["Flow"]
 
 
 class Flow:
-    """The units of one rank that follow a place, in order."""
+    """The units of one rank from a place on, in order."""
 
     def __init__(self, place: StreamPlace, reader: Reader, packing: Packing, shuffling: Shuffling) -> None:
         """Stand at `place`; reading, and tokenising ahead, begin with the first call of `take`."""
@@ -41,7 +41,7 @@ class Flow:
         return replace(self._place, ready=tuple(self._ready))
 
     def take(self, units: int) -> list[Pack]:
-        """Return the next units, fewer only where a stream ends; their sequences are held until `given`."""
+        """Return the next units, fewer only at the end of a stream; their sequences are held until `given`."""
         while len(self._ready) < units and self._read():
             pass
         return [self._ready.popleft() for _ in range(min(units, len(self._ready)))]

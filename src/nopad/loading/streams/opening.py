@@ -1,4 +1,4 @@
-"""What a user hands to a loader -> a stream, if it is one."""
+"""Tell whether a loader's data are a stream, and open it."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _OWN = (*_MAKE_STREAM, "shuffle_buffer", *_PACKING, *_CORPUS)
 
 
 def is_stream(data: Any, options: Mapping[str, Any]) -> bool:
-    """Whether this is a stream: texts, a function, an iterable dataset, or anything with a tokenizer or `exhausted`.
+    """Whether the data are a stream: texts, a function, an iterable dataset, or `tokenizer` or `exhausted` is given.
 
     Raises:
-        OptionError: it is none, and another option of a stream is given, such as `over_long`.
+        OptionError: the data are not a stream, and another option of a stream is given, such as `over_long`.
     """
     if any(name in options for name in _MAKE_STREAM) or _never_stored(data):
         return True
@@ -57,12 +57,12 @@ def _is_iterable_dataset(data: Any) -> bool:
 def open_stream(
     data: Any, capacity: int | None, options: Mapping[str, Any], *, unpacked: bool, seed: int = 0
 ) -> tuple[Reader, Packing, Shuffling]:
-    """Return what reads `data`, how it is packed and how shuffled.
+    """Return the reader of `data`, and how its sequences are packed and shuffled.
 
-    `capacity`: most tokens of a pack; `unpacked`: there are no packs; `seed`: of the shuffling.
+    `capacity`: most tokens of a pack; `unpacked`: whether sequences are not packed; `seed`: the seed of the shuffling.
 
     Raises:
-        OptionError: an option is unknown or invalid, there is no tokenizer for texts, or one for ready-made ids.
+        OptionError: an option is unknown or invalid, texts come without a tokenizer, or ready-made ids with one.
         SourceError: `data` is not a source, or can be read only once.
     """
     unknown = [name for name in options if name not in (*_OWN, "depth")]

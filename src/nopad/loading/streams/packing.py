@@ -25,8 +25,8 @@ class Packing:
     Attributes:
         capacity: most tokens per pack; None: each sequence is a unit by itself.
         depth, buffer, patience: as in `StreamPacker`.
-        buffer_tokens: as in `StreamPacker`; None: 16 packs' worth, and at least 65,536, so that the first batch comes
-            soon however long the sequences are.
+        buffer_tokens: as in `StreamPacker`; None: the tokens of 16 packs, but at least 65,536, so that the first batch
+            comes soon, however long the sequences are.
 
     Raises:
         OptionError: an option has an invalid value.
@@ -47,7 +47,7 @@ class Packing:
 
     @property
     def unit(self) -> str:
-        """What a unit is called."""
+        """Name of a unit in messages: "pack" or "sequence"."""
         return "sequence" if self.capacity is None else "pack"
 
     def packer(self) -> Packer:
@@ -90,10 +90,10 @@ class Packer:
         return [] if self._inner is None else _numbers(self._inner.finish())
 
     def restore(self, arrived: int, numbers: NDArray[np.int64], lengths: NDArray[np.int32]) -> None:
-        """Hold the sequences with these numbers and lengths, of so many that arrived.
+        """Hold the sequences with these numbers and lengths, after `arrived` sequences have arrived in total.
 
         Raises:
-            FormatError: there cannot be such a packer.
+            FormatError: no packer can be in this state.
         """
         self._arrived = arrived
         if self._inner is not None:

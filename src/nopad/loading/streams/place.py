@@ -1,7 +1,7 @@
 """Where a loader over a stream stands: how far the source is read, and every sequence that is in no batch yet.
 
-A place is the beginning of a step, and how many of its micro-steps were taken already. So a run can also go on with
-other ranks: a step that was not finished is taken again, since its gradient was never applied.
+A place is the beginning of a step and the number of its micro-steps that were taken already. So a run can also go on
+with another number of ranks: a step that was not finished is taken again, since its gradient was never applied.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["Held", "StreamPlace", "dealt_again"]
 
 @dataclass(frozen=True, eq=False)
 class Held:
-    """Sequences that were read and are in no finished step yet: those in memory that are `alive`.
+    """The sequences that were read and are in no finished step yet: those in memory that are `alive`.
 
     Attributes:
         sequences: the sequences in memory; None: none.
@@ -38,7 +38,7 @@ class Held:
 
     @classmethod
     def none(cls) -> Held:
-        """Return no sequence."""
+        """Return an instance that holds no sequence."""
         return cls(None, np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.bool_))
 
     def __len__(self) -> int:
@@ -79,7 +79,7 @@ class Held:
         return np.searchsorted(self.numbers, numbers)
 
     def without(self, numbers: NDArray[np.int64]) -> Held:
-        """Return the same after a step has taken these: they are no longer alive."""
+        """Return the same after a step has taken the sequences with these numbers: they are no longer alive."""
         alive = self.alive.copy()
         alive[self.places(numbers)] = False
         return Held(self.sequences, self.numbers, alive)
@@ -99,11 +99,12 @@ class StreamPlace:
         ready: complete packs of held sequences, in the order in which batches take them; the others still wait in the
             packer.
         arrived: how many sequences have come to the packer since numbering began.
-        accumulation, per_rank: micro-steps of a step, and units per micro-step.
-        batches: micro-batches of the next step that were taken already.
-        steps_seen: whole steps.
-        sequences_here, tokens_here: sequences and tokens of these steps, on this rank.
-        left_sequences, left_tokens: sequences and tokens that this rank read and left out at the ends of passes.
+        accumulation, per_rank: number of micro-steps per step, and of units per rank and micro-step.
+        batches: number of micro-batches of the next step that were taken already.
+        steps_seen: number of whole steps.
+        sequences_here, tokens_here: number of sequences and tokens in these steps, on this rank.
+        left_sequences, left_tokens: number of sequences and tokens that this rank read and left out at the ends of
+            passes.
         counts: what happened to the records that this rank read.
     """
 
@@ -124,24 +125,24 @@ class StreamPlace:
 
     @property
     def epoch(self) -> int:
-        """How often this rank has read the source to its end, or, where ranks stop there, how often they stopped."""
+        """How often this rank has read the source to its end; with `exhausted` "stop", how often the ranks stopped."""
         return self.cursor.passes
 
     @property
     def sequences_seen(self) -> int:
-        """Sequences in whole steps.
+        """Number of sequences in whole steps.
 
         Raises:
-            OptionError: there are other ranks, of which this one knows nothing.
+            OptionError: there are other ranks, whose numbers this rank does not know.
         """
         return self._alone(self.sequences_here, "sequences")
 
     @property
     def tokens_seen(self) -> int:
-        """Tokens in whole steps.
+        """Number of tokens in whole steps.
 
         Raises:
-            OptionError: there are other ranks, of which this one knows nothing.
+            OptionError: there are other ranks, whose numbers this rank does not know.
         """
         return self._alone(self.tokens_here, "tokens")
 
@@ -155,7 +156,7 @@ class StreamPlace:
 
     @property
     def waiting(self) -> NDArray[np.bool_]:
-        """Which of the sequences in memory the packer holds; bool ``[n]``."""
+        """Whether the packer holds each of the sequences in memory; bool ``[n]``."""
         waiting = self.held.alive.copy()
         waiting[self.held.places(np.array([n for pack in self.ready for n in pack], dtype=np.int64))] = False
         return waiting

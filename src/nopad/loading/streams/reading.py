@@ -5,8 +5,8 @@ the interpreter's lock), some groups ahead. A group is what `GROUP_BYTES` of thi
 begin depends on nothing but where reading began, and every group comes with the cursor from which reading goes on after
 it. An error comes after the groups before it.
 
-Cost: every rank reads all blocks, and decodes them (hundreds of MB/s), except the lines and whole documents of others;
-it tokenises its own records only. Memory: a block decoded, and `AHEAD` groups.
+Cost: every rank reads all blocks and decodes them (hundreds of MB/s), except for the lines and whole documents of other
+ranks; it tokenises its own records only. Memory: one decoded block, and `AHEAD` groups.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ class Cursor:
     Attributes:
         passes: how often the source was read to its end.
         began: number of the first record of this pass; records are counted over all passes.
-        at: the block in which the next record is (`Block.at`, or its number); (): the first one.
+        at: the block that holds the next record (`Block.at`, or its number); (): the first block.
         first: number, in this pass, of the first record of that block.
         record: number, in this pass, of the next record.
-        mark: a digest of the block; "": none.
-        length: records of a pass; None: no pass has ended.
+        mark: a digest of the block; "": no digest.
+        length: number of records of a pass; None: no pass has ended.
         ended: whether the source is at its end, and is not read again.
-        deal: whose the records from here on are.
+        deal: which records from here on belong to this rank.
     """
 
     passes: int = 0
@@ -96,10 +96,10 @@ class Reader:
     """Reads a source for one rank.
 
     Attributes:
-        source: what is read.
-        tokenizer: None: the records are ready-made ids.
+        source: the source that is read.
+        tokenizer: tokenises the texts; None: the records are ready-made ids.
         options: what happens to records that are bad, too long or empty.
-        repeat: whether the source begins again at its end.
+        repeat: whether the source is read again from its beginning after its end.
     """
 
     source: Source
@@ -108,9 +108,9 @@ class Reader:
     repeat: bool
 
     def groups(self, cursor: Cursor) -> Iterator[Read]:
-        """Yield the groups from here on; where the iterator is closed, its threads end.
+        """Yield the groups from `cursor` on; closing the iterator ends its threads.
 
-        The first one is empty, and comes while the next are tokenised: whoever has something to get ready does it then.
+        The first group is empty, and comes while the next ones are tokenised, so that the caller can prepare meanwhile.
 
         Raises:
             RecordError: a record is bad, too long or empty, and the options do not allow it.

@@ -1,8 +1,8 @@
 """A buffer in which a stream's sequences wait for a random turn before they are packed.
 
-Whoever arrives joins those that wait; while there are more than the buffer holds, one of them, drawn at random, goes
-on. At the end of a stream all of them go on like that. Draw k of a rank is a function of (seed, number of ranks, rank,
-k), see `nopad.random`, and a place holds all sequences that wait: so a run that goes on draws what it would have drawn.
+A sequence that arrives joins those that wait; while more wait than the buffer holds, one of them, drawn at random, goes
+on. At the end of a stream, all of them go on in random order. Draw k of a rank depends only on seed, number of ranks,
+rank and k (`nopad.random`), and a place holds all sequences that wait, so a resumed run makes the same draws.
 
 Cost: O(tokens), each copied about twice. Memory: at most twice the tokens that wait.
 """
@@ -33,7 +33,7 @@ class Shuffling:
     """How a stream is shuffled.
 
     Attributes:
-        size: how many sequences wait for a random turn; 0: none, so that the order stays.
+        size: number of sequences that wait for a random turn; 0: the stream is not shuffled.
         seed: the seed of the draws.
     """
 
@@ -68,7 +68,7 @@ class Buffer:
 
     @classmethod
     def of_epoch(cls, epoch: int) -> Buffer:
-        """Return the empty buffer with which an epoch begins; each has draws of its own, however it is come to."""
+        """Return the empty buffer with which an epoch begins; its draws depend on the number of the epoch."""
         return cls.of(drawn=epoch % _EPOCHS * _DRAWS)
 
     def __len__(self) -> int:

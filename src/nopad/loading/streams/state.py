@@ -1,7 +1,7 @@
 """The state of a rank that loads from a stream, as JSON: a few integers, and the sequences that are in no batch yet.
 
-Tokens are base64 of the smallest integers that hold them: about 2.7 bytes per token of a vocabulary below 65,536, else
-5.3. A packer holds at most `buffer` sequences, and `shuffle_buffer` of them wait for a random turn.
+Tokens are base64 of the smallest integers that hold them: about 2.7 bytes per token if all ids are below 65,536, else
+5.3. A packer holds at most `buffer` sequences; up to `shuffle_buffer` more wait for a random turn.
 """
 
 from __future__ import annotations
@@ -105,7 +105,8 @@ def read_state(state: Any, packing: Packing) -> tuple[StreamPlace, dict[str, Any
     """Return the place and the facts in a state.
 
     Raises:
-        FormatError: it is not a state of a loader over a stream, of a newer version, or has values that cannot be.
+        FormatError: `state` is not a state of a loader over a stream, is from a newer version, or has impossible
+            values.
     """
     if not isinstance(state, Mapping) or state.get("format") != _FORMAT:
         raise FormatError("this is no state of a nopad.PackedLoader over a stream; give what its state_dict() returned")

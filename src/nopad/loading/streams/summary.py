@@ -1,4 +1,4 @@
-"""What is known of a stream: what a step is, what this rank has read, and how full its packs were."""
+"""`StreamSummary`: what a step of a stream is, what this rank has read, and how full its packs were."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ __all__ = ["StreamSummary"]
 
 @dataclass(frozen=True, kw_only=True)
 class StreamSummary:
-    """What a loader knows of a stream; print it. How long it is, and what other ranks do, is not known beforehand.
+    """What a loader knows of a stream; print it to read it. The length of the stream, and other ranks, are not known.
 
     Attributes:
         takes: what a rank takes in a micro-step, in words, such as "8 packs".
-        world_size, accumulation: how many ranks, and micro-steps, a step has.
-        exhausted: "repeat" or "stop".
+        world_size, accumulation: number of ranks, and of micro-steps per step.
+        exhausted: "repeat" or "stop", as in `PackedLoader`.
         passes: how often this rank has read the source to its end.
-        records: records of a pass; None: no pass has ended.
-        steps, sequences, tokens: whole steps, and what was in them on this rank.
-        slots: places for tokens in these steps on this rank; None: as many as tokens.
-        held_sequences, held_tokens: what this rank has read and has put into no finished step yet.
-        left_out: (sequences, tokens) that this rank read and left out at the ends of passes.
+        records: number of records of a pass; None: no pass has ended.
+        steps, sequences, tokens: number of whole steps, and of sequences and tokens in them on this rank.
+        slots: number of slots in these steps on this rank, tokens and padding together; None: as many as tokens.
+        held_sequences, held_tokens: number of sequences and tokens that this rank has read, and that are in no finished
+            step yet.
+        left_out: number of (sequences, tokens) that this rank read and left out at the ends of passes.
         counts: what happened to the records that this rank read.
     """
 

@@ -57,11 +57,11 @@ class StreamSupply(Supply):
     """The batches of one rank of a stream; a place is a `StreamPlace`.
 
     Attributes:
-        reader: reads and tokenises.
+        reader: reads and tokenises the source.
         packing: how sequences become units.
-        shuffling: whether they wait for a random turn before.
-        serving: for whom.
-        last: what happens with units that make no whole step, where ranks stop at the end.
+        shuffling: how sequences wait for a random turn before they are packed.
+        serving: the rank for which batches are built, and how.
+        last: what happens to units that make no whole step, if ranks stop at the end of the source.
     """
 
     reader: Reader
@@ -177,7 +177,7 @@ class StreamSupply(Supply):
         """Return the state of this rank: its place, and the sequences that it holds.
 
         Raises:
-            OptionError: batches ahead are asked for, which nobody has read.
+            OptionError: `batches` is not 0: later batches have not been read.
         """
         if batches:
             raise OptionError(
@@ -191,7 +191,7 @@ class StreamSupply(Supply):
 
         Raises:
             FormatError: these are not states of a stream, not of all ranks, or not of one moment.
-            PlanMismatchError: they are of other data, another tokenizer, or other options.
+            PlanMismatchError: the states are for other data, another tokenizer or other options.
         """
         states = [state] if isinstance(state, Mapping) or not isinstance(state, Sequence) else list(state)
         if not states:
@@ -214,7 +214,7 @@ class StreamSupply(Supply):
         """Refuse worker processes: each of them would read the whole stream again.
 
         Raises:
-            OptionError: there are some.
+            OptionError: `workers` is not 0.
         """
         if workers:
             raise OptionError(
