@@ -190,7 +190,7 @@ class Optimizer:
     foreach: bool | None = None
 
     def switches(self) -> dict[str, Any]:
-        """Return the options of `nopad.training.Lamb` that this table sets."""
+        """Return this table's options of `nopad.training.Lamb`, by name."""
         return {name: value for name, value in asdict(self).items() if name != "name"}
 
 

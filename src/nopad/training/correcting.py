@@ -13,7 +13,7 @@ __all__ = ["corrected"]
 
 
 def corrected(made: Loaders, data: Any) -> tuple[Loaders, Scaled | None]:
-    """Return loaders for the corrected hyper-parameters, and the correction; None: no correction is asked for.
+    """Return loaders for the corrected hyper-parameters, and the correction, None if the configuration asks for none.
 
     The packing factor is measured on an epoch's loader with ``accumulation=1``.
 
