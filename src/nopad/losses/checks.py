@@ -1,7 +1,7 @@
-"""Checks of the arguments of losses and metrics, before any arithmetic: tensors, shapes, labels that are classes.
+"""Checks of the arguments of losses and metrics, before any arithmetic: types, devices, and labels that are classes.
 
-Values are checked on the CPU only: on an accelerator the check would wait for the device, whose own kernels report
-invalid labels.
+Label values are checked on the CPU only. On an accelerator the check would have to wait for the device, whose own
+kernels report invalid labels.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ IGNORED = -100
 
 
 def check_tensors(**given: Any) -> None:
-    """Refuse arguments that are not tensors, or not all on one device; their names are used in messages.
+    """Refuse arguments that are not tensors, or not all on one device; messages use the arguments' names.
 
     Raises:
         BatchError: an argument is not a tensor, or is on another device than the others.
@@ -54,7 +54,7 @@ def check_floating(**given: Tensor) -> None:
 
 
 def check_batch(batch: Any) -> None:
-    """Refuse a batch that is not a `PackedBatch`, or has targets: sources and targets have a layout each.
+    """Refuse a batch that is not a `PackedBatch`, or that has targets, which have a layout of their own.
 
     Raises:
         BatchError: the batch has another type, or has targets.
@@ -79,9 +79,9 @@ def check_per(per: str) -> None:
 
 
 def check_classes(labels: Tensor, classes: int, name: str = "labels", *, anywhere: bool = False) -> None:
-    """Refuse labels that are not classes; -100, which losses ignore, is allowed.
+    """Refuse labels that are not classes from 0 to `classes` - 1; -100, which losses ignore, is allowed.
 
-    `anywhere`: check the values on an accelerator too.
+    `anywhere`: check the values on an accelerator too, which waits for the device.
 
     Raises:
         BatchError: labels are not integers, or one is below 0 or above the last class.
@@ -102,7 +102,7 @@ def check_classes(labels: Tensor, classes: int, name: str = "labels", *, anywher
 
 
 def check_places(**given: Tensor) -> None:
-    """Refuse positions of tokens that are not integers.
+    """Refuse token positions that are not integers.
 
     Raises:
         BatchError: an argument does not hold integers.

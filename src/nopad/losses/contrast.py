@@ -1,12 +1,12 @@
-"""The contrastive loss over pairs of a whole batch and all ranks: it couples sequences on purpose, by their vectors.
+"""The contrastive loss over the pairs of a batch on all ranks: it couples sequences on purpose, by their vectors.
 
-Each anchor is to be nearer to its positive than to all other positives, and all hard negatives, of the batch on all
-ranks: cross-entropy of scaled similarities (multiple negatives ranking, InfoNCE). The model keeps sequences apart; only
-their vectors meet here. Ranks may hold different numbers of sequences. Vectors are gathered with gradients: that of a
-vector is the sum over what all ranks' losses make of it.
+The loss is the cross-entropy of scaled similarities (multiple negatives ranking, InfoNCE): each anchor should be nearer
+to its positive than to the other positives and the hard negatives of the batch, on all ranks. The model keeps sequences
+apart; only their vectors meet here. Ranks may hold different numbers of sequences. Vectors are gathered with gradients:
+the gradient of a vector is the sum of its gradients from the losses of all ranks.
 
-Two equal texts in a batch are not negatives of each other: `contents`, a number per text, says which are equal, and
-these are left out of the sums of an anchor (`same="mask"`).
+Two equal texts in a batch are not negatives of each other. `contents`, a number per text, says which texts are equal;
+with `same="mask"`, texts equal to an anchor or its positive are left out of that anchor's candidates.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class Pairs:
     """Which sequences are anchors and positives of each other, and which are hard negatives.
 
     Attributes:
-        anchors: numbers of p anchors among the sequences; int64 ``[p]``.
-        positives: number of the positive of each anchor; int64 ``[p]``.
-        negatives: numbers of all hard negatives; int64 ``[q]``.
+        anchors: indices of the p anchors among the sequences; int64 ``[p]``.
+        positives: index of each anchor's positive; int64 ``[p]``.
+        negatives: indices of all q hard negatives; int64 ``[q]``.
     """
 
     anchors: Tensor
@@ -42,16 +42,16 @@ class Pairs:
 
 
 def paired(roles: Tensor, pairs: Tensor, where: Tensor) -> Pairs:
-    """Find the positive of each anchor, by the numbers of their pairs and of the batches in which they are.
+    """Find the positive of each anchor: the one with the same pair number in the same batch.
 
     Args:
         roles: 0 for an anchor, 1 for a positive, 2 for a hard negative; int64 ``[S]``.
-        pairs: the same number for an anchor and its positive; where a pair comes twice, the first anchor belongs to the
-            first positive; int64 ``[S]``.
-        where: number of the batch of each sequence; int64 ``[S]``.
+        pairs: pair number of each sequence, the same for an anchor and its positive; int64 ``[S]``. If a pair occurs
+            twice, its first anchor belongs to its first positive.
+        where: number of the batch that each sequence is in; int64 ``[S]``.
 
     Raises:
-        BatchError: an anchor's positive is not in its batch, or the other way round.
+        BatchError: an anchor has no positive in its batch, or a positive no anchor.
 
     >>> import torch
     >>> found = paired(torch.tensor([0, 1, 0, 1]), torch.tensor([7, 5, 5, 7]), torch.zeros(4, dtype=torch.long))
@@ -88,14 +88,14 @@ def contrastive_sum(
     """Return the sum of the anchors' cross-entropies; a scalar, in float32 or wider.
 
     Args:
-        vectors: of all sequences of all ranks; ``[S, H]``.
-        found: which are pairs.
-        contents: equal for sequences of equal tokens; int64 ``[S]``.
-        mine: whose cross-entropies are summed, among the pairs; bool ``[p]``.
+        vectors: the vectors of all sequences of all ranks; ``[S, H]``.
+        found: which sequences are anchors, positives and hard negatives.
+        contents: a number per sequence, equal for sequences with equal tokens; int64 ``[S]``.
+        mine: for which of the p pairs cross-entropies are summed; bool ``[p]``.
         scale: factor of the similarities, which are dot products.
-        symmetric: the mean of both directions: positives against all anchors too.
-        same: what happens to candidates that are not negatives, since they equal the anchor, its positive, or are the
-            positive of an equal anchor: "mask" leaves them out, "keep" takes them for negatives.
+        symmetric: average the loss of anchors against candidates with that of positives against all anchors.
+        same: what happens to candidates that equal the anchor or its positive, or are the positive of an equal anchor:
+            "mask" leaves them out, "keep" takes them for negatives.
     """
     vectors = vectors.float() if vectors.dtype.itemsize < 4 else vectors
     wanted = mine.nonzero()[:, 0]
@@ -127,9 +127,9 @@ def _sum(left: Tensor, right: Tensor, wanted: Tensor, equal: Tensor, scale: floa
 
 
 def gathered(mine: Tensor, group: Any = None) -> tuple[Tensor, Tensor]:
-    """Gather rows of all ranks, in order of ranks, without gradients: ``([N, ...], the rank of each row [N])``.
+    """Gather the rows of all ranks, in order of ranks, without gradients.
 
-    Without a process group, the rows are this process's own.
+    Returns ``([N, ...], the rank of each row [N])``. Without a process group, the rows are this process's own.
     """
     if not _ranks(group):
         return mine, mine.new_zeros(mine.shape[0], dtype=torch.long)
@@ -140,9 +140,9 @@ def gathered(mine: Tensor, group: Any = None) -> tuple[Tensor, Tensor]:
 
 
 def gathered_rows(mine: Tensor, group: Any = None) -> Tensor:
-    """Gather rows ``[n, H]`` of all ranks with gradients: ``[N, H]``; every rank must run the backward pass.
+    """Gather the rows ``[n, H]`` of all ranks as ``[N, H]``, with gradients; every rank must run the backward pass.
 
-    The gradient of a rank's rows is the sum over the gradients that all ranks have for them.
+    The gradient of a rank's rows is the sum of the gradients that all ranks compute for them.
     """
     if not _ranks(group):
         return mine

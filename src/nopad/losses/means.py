@@ -1,14 +1,14 @@
 """Losses of packed batches that equal those of the unpacked sequences, in value and gradient.
 
-A mean needs a denominator, and the number of packs must not be one: packs hold different numbers of tokens and
-sequences. So every loss here is a sum over labelled tokens or sequences, divided by their number: in the batch, or in
-whatever the caller counts (`denominator`: all batches of a step, on all ranks). This makes gradient accumulation and
+A mean needs a denominator. The number of packs is the wrong one, since packs hold different numbers of tokens and
+sequences. So every loss here is a sum over labelled tokens or sequences, divided by their number in the batch, or by
+`denominator`: their number in all batches of a step, on all ranks. This makes gradient accumulation and training on
 many ranks exact.
 
 ``per="token"`` (the default): every labelled token has the same weight, as in transformers' losses of padded batches,
 so packing does not change the loss. ``per="sequence"``: the mean over each sequence's labelled tokens first, then over
 sequences, so that a short sequence weighs as much as a long one: the loss of the packing papers (arXiv 2107.02027,
-section 3.3). With either, `weights` are weights of sequences. Needs the extra ``nopad[torch]``.
+section 3.3). In both cases, `weights` has a weight per sequence. Needs the extra ``nopad[torch]``.
 
 `token_loss` is for masked and causal language models and token classification; `sequence_loss` for sequence
 classification, regression and next-sentence prediction; `span_loss` for question answering. BERT's pre-training loss
@@ -71,11 +71,11 @@ def token_loss(
         per: "token": all labelled tokens have the same weight; "sequence": all sequences have the same weight (see
             the module).
         causal: the logits of a token predict the label of the next token; a sequence's first label is not predicted.
-        smoothing: the share of a label that goes to all classes alike, as transformers' ``label_smoothing_factor``.
-        dynamic: weigh each token's loss by the probability that its label has, which gets no gradient: dynamic
-            fine-tuning (arXiv 2508.05629), TRL's ``loss_type="dft"``.
-        weights: weights of sequences, ``[S]``, in the order in which sequences were given; None: all 1.
-        denominator: divide by this number, and not by `token_denominator` of this batch; compute it with the same
+        smoothing: share of a label that is spread evenly over all classes, as transformers' ``label_smoothing_factor``.
+        dynamic: weigh each token's loss by the model's probability of its label, taken as a constant (no gradient):
+            dynamic fine-tuning (arXiv 2508.05629), TRL's ``loss_type="dft"``.
+        weights: a weight per sequence, ``[S]``, in the order in which sequences were given; None: all 1.
+        denominator: divide by this number instead of this batch's `token_denominator`; compute it with the same
             `per`, `causal` and `weights`.
 
     Returns:
@@ -109,11 +109,12 @@ def token_denominator(
 ) -> Tensor:
     """Return the denominator of `token_loss`: the number of labelled tokens, or of sequences with a label.
 
-    Each counts with the weight of its sequence. The result is a float64 scalar, on the labels' device.
+    Each token or sequence counts with its sequence's weight. The result is a float64 scalar on the labels' device.
 
-    transformers calls this number ``num_items_in_batch``; here it is that of one batch. For gradient accumulation and
-    many ranks, sum the denominators (over ranks by `over_ranks`), pass the sum to every call as `denominator`, and sum
-    the losses; with DDP, which averages gradients, multiply by the number of ranks.
+    transformers calls this number ``num_items_in_batch``; here it is the number for one batch. For gradient
+    accumulation and several ranks, sum the denominators of all batches of a step (over ranks with `over_ranks`), pass
+    the sum to every `token_loss` as `denominator`, and sum the losses. With DDP, which averages gradients, multiply the
+    loss by the number of ranks.
     """
     number, wanted = labelled(labels, batch, causal)
     return slot_weights(number, wanted, batch, per, weights).sum()
@@ -133,9 +134,9 @@ def sequence_loss(
         labels: their dtype and shape decide which of transformers' three problem types this is. Integers ``[S]`` are
             classes, with -100 for sequences that the loss ignores: cross-entropy. Floats ``[S, C]`` say for each class
             whether it applies: binary cross-entropy, averaged over classes. Floats ``[S]`` or ``[S, 1]``, with one
-            logit, are values of a regression: squared error. To ignore a sequence with floats, give it the weight 0.
-        weights: weights of sequences, ``[S]``; None: all 1.
-        denominator: divide by this number, and not by `sequence_denominator`.
+            logit, are regression targets: squared error. To ignore a sequence with float labels, give it the weight 0.
+        weights: a weight per sequence, ``[S]``; None: all 1.
+        denominator: divide by this number instead of `sequence_denominator`.
 
     Returns:
         A scalar, in float32 or wider; NaN if no sequence has a label.
@@ -180,18 +181,19 @@ def span_loss(
     weights: Tensor | None = None,
     denominator: float | Tensor | None = None,
 ) -> Tensor:
-    """Cross-entropy of where answers begin and end (question answering): the mean of both.
+    """Loss of question answering: the mean of the cross-entropies of answer starts and answer ends.
 
     Args:
         start_logits: ``[S, longest]``, minus infinity after a sequence's end, as a pack-safe question-answering model
             gives them.
         end_logits: the same for the ends.
-        starts: positions of first tokens in their sequences, integers ``[S]``.
-        ends: positions of last tokens, inclusive; a sequence counts only if both positions lie in it. (transformers
-            takes negative positions as 0, and counts a start or an end even where the other lies outside.)
+        starts: position of each answer's first token in its sequence, integers ``[S]``.
+        ends: position of each answer's last token (inclusive), integers ``[S]``. A sequence counts only if both
+            positions lie in it. (transformers takes negative positions as 0, and counts a start or an end even if the
+            other one lies outside.)
         batch: the batch of these sequences.
-        weights: weights of sequences, ``[S]``; None: all 1.
-        denominator: divide by this number, and not by `span_denominator`.
+        weights: a weight per sequence, ``[S]``; None: all 1.
+        denominator: divide by this number instead of `span_denominator`.
 
     Returns:
         A scalar, in float32 or wider; NaN if no sequence contains its answer.
@@ -238,9 +240,10 @@ def over_ranks(count: Tensor) -> Tensor:
 
 
 def labelled(labels: Tensor, batch: PackedBatch, causal: bool) -> tuple[Tensor, Tensor]:
-    """Return each slot's sequence number, from 1, 0 in padding, and its label, -100 if ignored; int64 ``[R x L]`` each.
+    """Return the sequence number and the label of each slot; int64 ``[R x L]`` each.
 
-    `labels` are ``[R, L]``; with `causal`, the first label of each sequence is ignored.
+    Sequence numbers begin at 1, and are 0 in padding; ignored labels are -100. `labels` are ``[R, L]``; with `causal`,
+    the first label of each sequence is ignored.
     """
     check_tensors(labels=labels)
     check_batch(batch)
@@ -277,7 +280,7 @@ def slot_weights(number: Tensor, wanted: Tensor, batch: PackedBatch, per: str, w
 
 
 def wide(logits: Tensor) -> Tensor:
-    """Return logits, or rewards, in float32 or wider, as transformers computes losses."""
+    """Return logits or rewards in float32 or wider, the precision in which transformers computes losses."""
     check_floating(logits=logits)
     return logits.float() if logits.dtype.itemsize < 4 else logits
 
@@ -345,7 +348,7 @@ def _check_sequences(logits: Tensor, labels: Tensor) -> None:
 
 
 def check_logits(logits: Tensor, labels: Tensor, batch: PackedBatch) -> None:
-    """Refuse logits that are not ``[R, L, C]``, and labels that are none of C classes.
+    """Refuse logits that are not ``[R, L, C]``, and labels that are not one of the C classes.
 
     Raises:
         BatchError: the logits have another shape, or a label is not a class.

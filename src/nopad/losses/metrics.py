@@ -1,8 +1,8 @@
 """Metrics over packed batches that equal those over the unpacked sequences.
 
-Averaging the metric over batches is wrong: packs hold different numbers of tokens and sequences. So each class here
-sums counts (tensors on one device) over batches, and over ranks (`over_ranks`), and divides at the end. Needs the extra
-``nopad[torch]``.
+To average a metric over batches would be wrong, since packs hold different numbers of tokens and sequences. So each
+class here sums counts (tensors on one device) over batches, and over ranks (`over_ranks`), and divides at the end.
+Needs the extra ``nopad[torch]``.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class _Counts:
 class Accuracy(_Counts):
     """Accuracy of tokens: masked and causal language models, token classification.
 
-    With ``per="token"`` all labelled tokens weigh the same; with ``per="sequence"`` the result is the mean over each
-    sequence's labelled tokens, then over sequences.
+    With ``per="token"`` all labelled tokens weigh the same. With ``per="sequence"`` accuracy is computed over each
+    sequence's labelled tokens first, then averaged over sequences.
 
     >>> import nopad, torch
     >>> from nopad.losses import Accuracy
@@ -83,7 +83,7 @@ class Accuracy(_Counts):
 
 
 class Confusion(_Counts):
-    """Confusion matrix of a classification of sequences or tokens, for accuracy and F1.
+    """Confusion matrix of sequence or token classes, for accuracy, F1 and Matthews correlation.
 
     >>> import torch
     >>> from nopad.losses import Confusion
@@ -119,9 +119,9 @@ class Confusion(_Counts):
 
     @property
     def matthews(self) -> float:
-        """Matthews correlation of predictions and labels, of any number of classes; 0 where either is constant.
+        """Matthews correlation of predictions and labels, for any number of classes; 0 if either is constant.
 
-        It is the correlation coefficient R_K of Gorodkin (2004); of two classes, the usual one.
+        It is Gorodkin's correlation coefficient R_K (2004), which for two classes is the usual Matthews correlation.
         """
         found = self.counts
         total, right = found.sum(), found.trace()
@@ -146,8 +146,8 @@ class Confusion(_Counts):
 class Spans(_Counts):
     """Question answering: exact matches and F1 of answer tokens, with the same weight for each sequence.
 
-    Answers are positions in a sequence here. SQuAD's scores compare normalised texts with several correct answers: cut
-    the texts out by `best_spans`, and use a library for those scores.
+    Answers are compared as token positions, with one correct answer each. SQuAD's scores compare normalised texts with
+    several correct answers; `nopad.tasks.Answers.scores` computes those.
 
     >>> import torch
     >>> from nopad.losses import Spans
@@ -194,12 +194,12 @@ class Spans(_Counts):
 
 
 def best_spans(start_logits: Tensor, end_logits: Tensor, longest: int = 30) -> tuple[Tensor, Tensor]:
-    """Return each sequence's most likely answer of 1 to `longest` tokens.
+    """Return each sequence's most likely answer that has 1 to `longest` tokens.
 
     Args:
         start_logits: ``[S, L]``, minus infinity after a sequence's end.
         end_logits: the same for the ends.
-        longest: most tokens of an answer.
+        longest: largest number of tokens of an answer.
 
     Returns:
         First and last position of each answer, int64 ``[S]`` each.

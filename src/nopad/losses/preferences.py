@@ -1,10 +1,10 @@
-"""Losses of pairs, a chosen and a rejected answer each: of reward models, and of language models against a reference.
+"""Losses of pairs of a chosen and a rejected answer: for reward models, and for language models against a reference.
 
-They take one number per sequence and where the two of each pair are, so packs change nothing. As all losses here they
-are sums, divided by what the caller counts: pairs. The definitions are those of TRL 1.16: Bradley-Terry with a margin
-and centred rewards (arXiv 2307.09288, 2312.09244); DPO (arXiv 2305.18290), IPO per token (arXiv 2310.12036), robust DPO
-(arXiv 2403.00409). With "sigmoid", ``label_smoothing`` makes it conservative DPO, as in earlier versions of TRL; 1.16
-passes over it.
+They take one number per sequence, for the chosen and the rejected answers in the same order, so packing does not change
+them. Like all losses here they are sums, divided by a number that the caller can give: by default, the number of pairs.
+The definitions are those of TRL 1.16: Bradley-Terry with a margin and centred rewards (arXiv 2307.09288, 2312.09244);
+DPO (arXiv 2305.18290), IPO per token (arXiv 2310.12036), robust DPO (arXiv 2403.00409). With "sigmoid",
+``label_smoothing`` gives conservative DPO, as in earlier versions of TRL; TRL 1.16 ignores it.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ def label_logprobs(logits: Tensor, labels: Tensor, batch: PackedBatch) -> tuple[
     """Return, for each sequence, the log-probability of its labelled tokens under a causal language model.
 
     Args:
-        logits: ``[R, L, C]``; those of a token predict the next token's label.
-        labels: ``[R, L]``, -100 for tokens that do not count. The first token of a sequence never does.
-        batch: the batch whose layout these have.
+        logits: ``[R, L, C]``; the logits of a token predict the next token's label.
+        labels: ``[R, L]``, -100 for tokens that do not count. The first token of a sequence never counts.
+        batch: the batch whose layout logits and labels have.
 
     Returns:
-        Sum of log-probabilities, and number of labelled tokens, of each sequence in the order given; ``[S]`` each, in
-        float32 or wider.
+        Each sequence's sum of log-probabilities, and its number of labelled tokens; ``[S]`` each, in the order in which
+        sequences were given, in float32 or wider.
 
     Raises:
         BatchError: a shape does not fit the batch, or a label is not a class.
@@ -64,18 +64,18 @@ def reward_loss(
     center: float | None = None,
     denominator: Denominator = None,
 ) -> Tensor:
-    """Bradley-Terry loss: minus the log-probability, by both rewards, that the chosen answer is the better one.
+    """Bradley-Terry loss: the negative log-probability, given both rewards, that the chosen answer is the better one.
 
     Args:
         chosen: rewards of the chosen answers, ``[P]``.
-        rejected: those of the rejected ones.
-        margin: by how much the first is to exceed the second, ``[P]``; None: 0.
+        rejected: rewards of the rejected answers, ``[P]``.
+        margin: by how much the chosen reward should exceed the rejected one, ``[P]``; None: 0.
         center: weight of the squared sum of both rewards, which keeps their mean near 0 (TRL's
             ``center_rewards_coefficient``); None: 0.
-        denominator: divide by this number, and not by P.
+        denominator: divide by this number instead of P.
 
     Returns:
-        The sum of the pairs' losses, divided; a scalar, in float32 or wider.
+        The sum of the pairs' losses, divided by P or `denominator`; a scalar, in float32 or wider.
 
     Raises:
         BatchError: the shapes differ.
@@ -104,19 +104,19 @@ def preference_loss(
     label_smoothing: float = 0.0,
     denominator: Denominator = None,
 ) -> Tensor:
-    """DPO: how far the model has moved from the reference towards chosen and away from rejected answers.
+    """DPO loss, which moves the model towards chosen and away from rejected answers, relative to the reference.
 
     Args:
-        chosen: log-probability of each chosen answer minus that of the reference model, ``[P]``.
-        rejected: the same of the rejected ones.
-        counts: tokens of the chosen answers, and of the rejected ones, ``[P]`` each; "ipo" divides by them.
+        chosen: the model's log-probability of each chosen answer minus the reference model's, ``[P]``.
+        rejected: the same for the rejected answers, ``[P]``.
+        counts: numbers of tokens of the chosen and of the rejected answers, ``[P]`` each; "ipo" divides by them.
         beta: how strongly the model is held to the reference.
         kind: "sigmoid", "ipo" or "robust".
-        label_smoothing: share of pairs whose answers are taken to be swapped; below 0.5, and 0 with "ipo".
-        denominator: divide by this number, and not by P.
+        label_smoothing: share of pairs whose answers are assumed to be swapped; below 0.5, and 0 with "ipo".
+        denominator: divide by this number instead of P.
 
     Returns:
-        The sum of the pairs' losses, divided; a scalar, in float32 or wider.
+        The sum of the pairs' losses, divided by P or `denominator`; a scalar, in float32 or wider.
 
     Raises:
         BatchError: the shapes differ.

@@ -1,4 +1,4 @@
-"""What people do with a model on packs: tasks, from records to predictions, and what is learned from a batch."""
+"""Tasks of a model on packs, from records to predictions, and the objectives that are learned from batches."""
 
 from nopad.errors import MissingExtraError
 

@@ -1,9 +1,9 @@
-"""Answers to questions, as spans of a context: SQuAD 1.1 and 2.0, and whatever has their columns.
+"""Answers to questions, as spans of a context: SQuAD 1.1 and 2.0, and other data sets with the same columns.
 
-A question and its context are one sequence; a long context gives several, windows that share `stride` tokens, and the
-question is never cut. A window's target is where its answer begins and ends, as positions in the sequence; a window
-without the (whole) answer has the position of ``[CLS]`` for both, as in BERT's own recipe and transformers' run_qa. A
-prediction is the best span within the context over all windows of a question, as the context's own text.
+A question and its context are one sequence. A long context gives several sequences, called windows, which share
+`stride` tokens; the question is never cut. A window's target is where its answer begins and ends, as positions in the
+sequence. In a window without the whole answer, both are the position of ``[CLS]``, as in BERT's own recipe and
+transformers' run_qa. A prediction is the best span of the context over all windows of a question, as text.
 """
 
 from __future__ import annotations
@@ -49,22 +49,23 @@ class Answers(Task):
     """The answer to a question, as a span of a context.
 
     Args:
-        tokenizer: the model's tokenizer, which knows offsets (a fast one).
-        question, context, answers: columns. Answers are a dict with ``text`` and ``answer_start`` (the first
-            character), lists of the same length; the first answer is learned, all of them are right. `read_squad` reads
-            SQuAD's own files.
-        max_length: most tokens of a window, with its question.
-        stride: how many tokens of the context two windows share; None: a third of `max_length`, at most 128.
-        over_long: what happens to longer ones; None: "split" into windows. "truncate" keeps the first window.
+        tokenizer: the model's tokenizer; it must be a fast one, which gives offsets.
+        question, context, answers: names of the columns. Answers are a dict with ``text`` and ``answer_start`` (number
+            of the first character), lists of the same length. The first answer is learned; scores accept any of them.
+            `read_squad` reads SQuAD's own files.
+        max_length: most tokens of a window, with its question; None: no limit.
+        stride: number of context tokens that two consecutive windows share; None: a third of `max_length`, at most 128.
+        over_long: what happens to sequences longer than `max_length`: "split" into windows, "truncate" to the first
+            window, "error" or "drop"; None: "split" if there is a `max_length`.
         absent: what windows without the answer learn: the position of [CLS] ("cls"), or nothing ("ignore").
-        threshold: None: every question has an answer (SQuAD 1.1). A number: a question has none if ``[CLS]`` scores
-            higher than the best span by more than this (SQuAD 2.0; 0 is usual).
+        threshold: None: every question has an answer (SQuAD 1.1). A number: a question has no answer if ``[CLS]``
+            scores higher than the best span by more than this (SQuAD 2.0; 0 is usual).
         max_answer: most tokens of a predicted answer.
-        n_best: how many candidates of each window are kept.
+        n_best: number of candidate spans that are kept of each window.
 
-    Predictions are per record: ``text``, ``start`` (its first character in the context; None without an answer),
-    ``score`` (its probability among the candidates) and, with a threshold, ``no_answer``: the score for the absence of
-    an answer minus that of the best span, and ``best_text``, the best span's text, whatever the threshold.
+    A prediction has ``text``, ``start`` (number of its first character in the context; None without an answer) and
+    ``score`` (its probability among the candidates). With a threshold, it also has ``no_answer``, the score for the
+    absence of an answer minus that of the best span, and ``best_text``, the best span's text whatever the threshold.
 
     Raises:
         OptionError: an option has an invalid value.
@@ -123,9 +124,9 @@ class Answers(Task):
     def encode(self, records: Iterable[Mapping[str, Any]], *, labels: bool = True) -> Examples:
         """Turn records into windows, with the columns ``start_positions`` and ``end_positions``; see `Task.encode`.
 
-        A column ``context``, int64 ``[n, 3]``, holds where the context begins and ends (exclusive) in each sequence,
-        and the position of ``[CLS]``. The details of a window are ``context``, the record's text, and ``offsets``, the
-        first and last character (exclusive) of each of its tokens.
+        The column ``context``, int64 ``[n, 3]``, holds the positions in each sequence where the context begins and ends
+        (exclusive), and that of ``[CLS]``. The details of a window are ``context``, the record's text, and ``offsets``,
+        the first and last character (exclusive) of each context token.
         """
         questions, contexts, spans = self._read(records, labels)
         ids: list[list[int]] = []
@@ -198,12 +199,12 @@ class Answers(Task):
     def results(self, outputs: Any, batch: PackedBatch) -> list[dict[str, Any]]:
         """Return, per window, its best ``spans``, and ``null``, the score for the absence of an answer.
 
-        A span is a list of its first token, its last token (inclusive) and its score. Tokens count from the context's
-        first one in the window, and a score is the start logit of the first plus the end logit of the last token;
-        ``null`` is that sum at ``[CLS]``.
+        A span is a list of its first token, its last token (inclusive) and its score. Tokens are counted from the
+        context's first token in the window. The score is the start logit of the first token plus the end logit of the
+        last one; ``null`` is the sum of both logits at ``[CLS]``.
 
         Raises:
-            BatchError: the logits are NaN; or the batch was not made by this task.
+            BatchError: the logits are NaN or infinite; or the batch was not made by this task.
         """
         if _CONTEXT not in batch:
             raise BatchError(
@@ -236,10 +237,10 @@ class Answers(Task):
         ]
 
     def merged(self, results: Sequence[dict[str, Any]], examples: Examples) -> list[dict[str, Any] | None]:
-        """Return the answer to each question, of the best spans of its windows; see the class.
+        """Return the answer to each question, chosen from the best spans of its windows; see the class.
 
-        A span that two windows have counts once, with the higher score. The score for the absence of an answer is the
-        lowest of all windows.
+        A span found in two windows counts once, with the higher score. The score for the absence of an answer is the
+        lowest ``null`` of the question's windows.
         """
         spans: dict[int, dict[tuple[int, int], float]] = {}
         nulls: dict[int, float] = {}
@@ -273,11 +274,12 @@ class Answers(Task):
     def scores(
         self, predictions: Sequence[dict[str, Any] | None], records: Iterable[Mapping[str, Any]]
     ) -> dict[str, float]:
-        """Return exact matches and F1 of texts, as SQuAD's script compares them (`nopad.tasks.squad`), from 0 to 1.
+        """Return exact match and F1 of the predicted texts, from 0 to 1, as SQuAD's script has them.
 
-        Where only some questions have answers, there are those of each kind as well. A record without a prediction is
-        wrong. With a threshold, also the best scores that any threshold gives, and the smallest that gives them
-        (``best_exact``, ``best_exact_threshold``, ``best_f1``, ``best_f1_threshold``).
+        If only some questions have answers, the result also has the scores of questions with and without an answer
+        (`nopad.tasks.squad`). A record without a prediction is wrong. With a threshold, the result also has the best
+        scores over all thresholds, and the smallest thresholds that give them (``best_exact``,
+        ``best_exact_threshold``, ``best_f1``, ``best_f1_threshold``).
         """
         texts, right = [], []
         for number, record, prediction in paired(predictions, records):

@@ -1,8 +1,9 @@
-"""Causal language models: on texts, and on chats, of which only what the assistant says is learned.
+"""Causal language models on texts, and on chats, where only the assistant's turns are learned.
 
-`CausalLM` turns each text into one sequence with the tokenizer's special tokens before it and its end-of-sequence token
-behind it, or into several (``over_long="split"``). `Chat` takes the formats of `nopad.corpus.conversations`, and learns
-what `nopad.corpus.chats` says. A prediction holds the log-probability of what would be learned from the record.
+`CausalLM` turns each text into one sequence, or into several (``over_long="split"``), with the tokenizer's special
+tokens before it and its end-of-sequence token behind it. `Chat` takes the formats of `nopad.corpus.conversations`;
+`nopad.corpus.chats` decides which tokens are learned. A prediction holds the log-probability of the tokens that would
+be learned from the record.
 """
 
 from __future__ import annotations
@@ -32,27 +33,27 @@ _AT_ONCE = 1000  # texts; the tokenizer works on them in parallel
 
 
 class Likely(Task):
-    """What tasks of causal language models share: the head, the batch, and what a prediction says."""
+    """Base of the tasks of causal language models: their head, batches and predictions."""
 
     auto: ClassVar[str] = "AutoModelForCausalLM"
 
     @property
     def collate(self) -> Collate:
-        """Batches in which the first label of each sequence is -100."""
+        """The `collate` that sets the first label of each sequence to -100."""
         return causal
 
     def results(self, outputs: Any, batch: PackedBatch) -> list[dict[str, Any]]:
         """Return, per sequence, its log-probability under the model.
 
-        ``logprob`` is the sum over its labelled tokens (in a batch without labels: all tokens but the first),
-        ``tokens`` their number, and ``mean_logprob`` the mean; None without any.
+        ``logprob`` is the sum over its labelled tokens (in a batch without labels: over all tokens but the first),
+        ``tokens`` the number of these tokens, and ``mean_logprob`` the mean, or None if there are no such tokens.
         """
         labels = batch["labels"] if "labels" in batch else batch["input_ids"]
         sums, counts = label_logprobs(outputs["logits"], labels, batch)
         return [_likely(one, int(count)) for one, count in zip(sums.tolist(), counts.tolist(), strict=True)]
 
     def merged(self, results: Sequence[dict[str, Any]], examples: Examples) -> list[dict[str, Any] | None]:
-        """Return one prediction per record: of several sequences of a record, the sum and the mean over all tokens."""
+        """Return one prediction per record; if it has several sequences, sum and mean are over the tokens of all."""
         found: list[dict[str, Any] | None] = [None] * examples.records
         for record, result in zip(examples.record.tolist(), results, strict=True):
             before = found[record]
@@ -74,8 +75,9 @@ class CausalLM(Likely):
     Args:
         tokenizer: the model's tokenizer, with an end-of-sequence token.
         text: column of the text.
-        max_length, over_long: see `Task`; "split" makes several sequences of a long text, of `max_length` tokens but
-            for the last one. What is truncated or split ends without the end-of-sequence token, but for the last part.
+        max_length, over_long: see `Task`; "split" makes several sequences of a long text, each of `max_length` tokens
+            except the last. Truncated texts, and all parts of a split text except the last, have no end-of-sequence
+            token.
 
     Raises:
         OptionError: an option has an invalid value.
@@ -120,20 +122,20 @@ class CausalLM(Likely):
 
 
 class Chat(Likely):
-    """A causal language model on chats, of which it learns what the assistant says.
+    """A causal language model on chats, which learns the assistant's turns.
 
     A record has ``messages``, ``conversations``, or ``prompt`` and ``completion`` (`nopad.corpus.conversations`).
 
     Args:
         tokenizer: the model's tokenizer, with a chat template.
-        last_only: learn from the last of the assistant's turns only.
-        rewriting: what happens where the template rewrites earlier turns: "error", or "expand" such a chat to one
+        last_only: learn only the last of the assistant's turns.
+        rewriting: what happens if the template rewrites earlier turns: "error", or "expand" such a chat into one
             sequence for each of the assistant's turns.
-        end_of_turn: "require" a special token at the end of each turn that is learned, or take "any" end.
+        end_of_turn: "require" a special token at the end of each learned turn, or accept "any" end.
         template: arguments of the chat template, such as ``{"enable_thinking": False}``.
         roles: further names of roles, such as ``{"bot": "assistant"}``.
-        max_length, over_long: see `Task`. A chat that is truncated loses its end; if nothing of the assistant is left,
-            it is dropped, and counted so.
+        max_length, over_long: see `Task`. A truncated chat loses its end; if none of the assistant's tokens are left,
+            it is dropped, and counted as dropped.
 
     Raises:
         OptionError: an option has an invalid value.
@@ -173,7 +175,8 @@ class Chat(Likely):
     def encode(self, records: Iterable[Mapping[str, Any]], *, labels: bool = True) -> Examples:
         """Turn chats into sequences, with the column ``labels``; see `Task.encode`.
 
-        The labels are part of every chat, so `labels` changes nothing: predictions are of what would be learned.
+        The labels are made from the chat itself, so `labels` has no effect: predictions are for the tokens that would
+        be learned.
         """
         encoder = ChatEncoder(self.tokenizer, **self.choices)
         found: list[Answered] = []
@@ -195,10 +198,10 @@ class Chat(Likely):
 def answered(
     found: Sequence[Answered], record: Sequence[int], records: int, counts: Mapping[str, int], **options: Any
 ) -> Examples:
-    """Return sequences of which a part is learned as examples, with the column ``labels``; `options`: of `Examples`.
+    """Return answered chats as examples, with the column ``labels``; `options` are those of `Examples`.
 
     Raises:
-        LengthError: there is none.
+        LengthError: there are no chats.
     """
     _check_left(found, records, counts)
     made = stacked([one.ids for one in found], tokens={"labels": [one.labels for one in found]})

@@ -1,7 +1,7 @@
-"""Classification of texts and pairs of texts: one class, several, or a number; with the columns of GLUE's nine sets.
+"""Classification and regression of texts and pairs of texts: one class, several classes, or a number.
 
-A record has one text or two, and a label; they become one sequence with the tokenizer's special tokens and token types,
-as transformers' own examples build it. The columns of GLUE: `glue`.
+A record has one or two texts, and a label. The texts become one sequence with the tokenizer's special tokens and token
+types, built as in transformers' own examples. `glue` makes the tasks of GLUE's nine sets.
 """
 
 from __future__ import annotations
@@ -84,8 +84,9 @@ class Classification(_OfTexts):
 
     Args:
         tokenizer: the model's tokenizer.
-        labels: names of the classes, or how many there are. A record's label is a number from 0, or a name.
-        text, pair: columns of the text and, for pairs, of the second one; None: single texts.
+        labels: names of the classes, or their number. A record's label is a class number from 0, or a name.
+        text: column of the text.
+        pair: column of the second text; None: records have one text.
         label: column of the label.
         max_length, over_long: see `Task`.
 
@@ -107,11 +108,11 @@ class Classification(_OfTexts):
         self.objective = OfSequences("classes", len(self.names))
 
     def target(self, value: Any, number: int) -> int:
-        """Return the number of a class."""
+        """Return the class number of a record's label."""
         return number_of(value, self.names, f"record {number}: {self.label}")
 
     def text_columns(self) -> tuple[str, ...]:
-        """Return the columns of texts; names of classes that look like numbers, and are not, are texts too."""
+        """Return the columns that hold texts; also the label's, if names of classes are other numbers than theirs."""
         odd = any(_NUMERIC.fullmatch(name) for name in self.names) and self.names != names_of(len(self.names))
         return (*super().text_columns(), *([self.label] if odd else []))
 
@@ -120,7 +121,7 @@ class Classification(_OfTexts):
         return _named(self.names, "single_label_classification")
 
     def results(self, outputs: Any, batch: PackedBatch) -> list[dict[str, Any]]:
-        """Return, per sequence, ``label`` (name of the likeliest class) and ``probabilities`` (of all classes)."""
+        """Return, per sequence, ``label`` (name of the most likely class) and ``probabilities`` (of all classes)."""
         each = torch.softmax(outputs["logits"].double(), -1).tolist()
         return [{"label": self.names[max(range(len(one)), key=one.__getitem__)], "probabilities": one} for one in each]
 
@@ -128,12 +129,12 @@ class Classification(_OfTexts):
 class SeveralLabels(_OfTexts):
     """Any number of classes per text.
 
-    Args as in `Classification`, and:
+    It takes the arguments of `Classification`, and:
 
     Args:
-        labels_as: what a record's label is: a list of the "classes" that apply, by name or number, or of "flags", a 0
-            or 1 for each class. None: classes; with two classes, ``[0, 1]`` and ``[1, 0]``, which could be either,
-            are refused.
+        labels_as: form of a record's label: "classes", a list of the names or numbers of the classes that apply; or
+            "flags", a list with a 0 or 1 for each class. None: "classes", but with two classes, ``[0, 1]`` and
+            ``[1, 0]`` are refused, since they could be either.
 
     Raises:
         OptionError: an option has an invalid value.
@@ -157,7 +158,7 @@ class SeveralLabels(_OfTexts):
         self.objective = OfSequences("several", len(self.names))
 
     def target(self, value: Any, number: int) -> list[float]:
-        """Return a 1 for each class that applies, else a 0."""
+        """Return a list with a 1 for each class that applies, and a 0 for each other class."""
         where = f"record {number}: {self.label}"
         if not isinstance(value, list | tuple | np.ndarray):
             raise RecordError(f"{where} is {value!r}; it is a list of classes, by name or number")
@@ -214,13 +215,13 @@ class Regression(_OfTexts):
         self.objective = OfSequences("numbers", 1)
 
     def target(self, value: Any, number: int) -> float:
-        """Return the number."""
+        """Return the number that a record has as its label."""
         if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not math.isfinite(value):
             raise RecordError(f"record {number}: {self.label} is {value!r}; it is a finite number")
         return float(value)
 
     def model_options(self) -> dict[str, Any]:
-        """Return that there is one number."""
+        """Return the settings of a model with one output, for regression."""
         return {"num_labels": 1, "problem_type": "regression"}
 
     def results(self, outputs: Any, batch: PackedBatch) -> list[dict[str, Any]]:
@@ -229,10 +230,10 @@ class Regression(_OfTexts):
 
 
 def names_of(labels: Sequence[str] | int) -> list[str]:
-    """Return the names of classes; their numbers where only how many there are is given.
+    """Return the names of classes; if only the number of classes is given, their numbers as text.
 
     Raises:
-        OptionError: fewer than two classes, or two of one name.
+        OptionError: there are fewer than two classes, or two have the same name.
     """
     if isinstance(labels, int) and not isinstance(labels, bool):
         labels = [str(number) for number in range(labels)]
@@ -246,7 +247,8 @@ def number_of(value: Any, names: Sequence[str], where: str) -> int:
     """Return the number of a class that is given by name, or by number from 0.
 
     Raises:
-        RecordError: it is neither, or a number that is also the name of another class; `where` begins the message.
+        RecordError: `value` is neither, or is a number that is also the name of another class; `where` begins the
+            message.
     """
     if isinstance(value, str) and value in names:
         return names.index(value)

@@ -1,10 +1,10 @@
-"""Training embeddings on pairs: each text nearer to its positive than to what other records of the batch hold.
+"""Training embeddings on pairs: each anchor nearer to its positive than to the texts of other records in the batch.
 
-A record is an anchor and a positive, and hard negatives if it has some; each text is a sequence of its own, and those
+A record is an anchor and a positive, and may have hard negatives. Each text is a sequence of its own, and the sequences
 of a record stay together (`Examples.group`). The candidates of an anchor are all positives and hard negatives of the
-micro-step on all ranks (`nopad.losses.contrast`), so packs change nothing but which records share a micro-step. With
-gradient accumulation, the micro-steps of a step see only their own negatives, whatever the library; for more negatives,
-take more rows per rank, not more micro-steps.
+micro-step on all ranks (`nopad.losses.contrast`), so packing only changes which records share a micro-step. With
+gradient accumulation, each micro-step sees only its own negatives, as in any library; for more negatives, take more
+rows per rank, not more micro-steps.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ class InBatch(Vectors):
 
     Args:
         pooling: see `nopad.tasks.embed`.
-        normalize: similarities are cosines; else dot products.
+        normalize: True: similarities are cosines; False: dot products.
         scale: factor of the similarities: 1 / temperature.
         symmetric: average the loss of anchors against candidates with that of positives against anchors.
-        same: what becomes of candidates that equal an anchor or its positive, or are the positive of an equal anchor:
-            "mask" leaves them out of its negatives, "keep" takes them for negatives.
-        group: the process group whose ranks share negatives; None: all.
+        same: what happens to candidates that equal an anchor or its positive, or are the positive of an equal anchor:
+            "mask" leaves them out of the anchor's negatives, "keep" takes them for negatives.
+        group: the process group whose ranks share negatives; None: all ranks.
 
-    Every rank must call `step` as often as the others, and run the backward pass where one does.
+    All ranks must call `step` equally often, and if one of them runs the backward pass, all must.
 
     Raises:
         OptionError: an option has an invalid value.
@@ -95,13 +95,13 @@ class InBatch(Vectors):
         return total / denominator.to(total)
 
     def nothing(self, outputs: Any, batch: PackedBatch) -> Tensor:
-        """Return the loss of a stand-in, 0; its rank takes part in the exchange of vectors and of their gradients."""
+        """Return 0, the loss of a stand-in; the rank still takes part in exchanging vectors and their gradients."""
         gathered(torch.stack([batch[name] for name in self.targets], 1)[:0], self.group)
         vectors = gathered_rows(outputs["embeddings"][:0], self.group)
         return super().nothing({**outputs, "gathered": vectors}, batch)
 
     def meter(self) -> Meter:
-        """Return a meter of how near positives are among all candidates of the evaluated records."""
+        """Return a meter of the positives' accuracy at 1 and mean reciprocal rank, among candidates of all records."""
         return _Nearness(self)
 
     def _rank(self) -> int:
@@ -168,24 +168,24 @@ class _Nearness(Meter):
 
 
 class Contrastive(Task):
-    """Embeddings trained on pairs of texts, with the negatives of the batch and, where records have some, hard ones.
+    """Embeddings trained on pairs of texts, with the negatives of the batch and the hard negatives of records.
 
-    A prediction has ``embedding``, that of the anchor's column.
+    A prediction has ``embedding``, the vector of the anchor's text.
 
     Args:
         tokenizer: the model's tokenizer.
         anchor: column of the anchor: a question, a title.
         positive: column of the text that belongs to it.
-        negative: column of a hard negative, or of a list of them, as many in all records; where the first record has no
-            such column, none has. None: the column is not read.
+        negative: column of a hard negative, or of a list of them with the same length in all records. If the first
+            record does not have this column, no record is taken to have it. None: no hard negatives are read.
         prompt: text to put before each anchor.
         positive_prompt: text to put before each positive and negative.
-        pooling: see `InBatch`; for models that read to the left only, "last".
+        pooling: see `InBatch`; give "last" for models with causal attention.
         normalize: see `InBatch`.
         scale: see `InBatch`.
         symmetric: see `InBatch`.
         same: see `InBatch`.
-        options: `max_length` and `over_long`; see `Task`. A record with a text that is dropped is dropped whole.
+        options: `max_length` and `over_long`; see `Task`. If one text of a record is dropped, the record is dropped.
 
     Raises:
         OptionError: an option has an invalid value.
@@ -230,7 +230,7 @@ class Contrastive(Task):
     objective: InBatch
 
     def encode(self, records: Iterable[Mapping[str, Any]], *, labels: bool = True) -> Examples:
-        """Turn records into sequences: anchor, positive, hard negatives; without labels the anchors only."""
+        """Turn records into sequences: anchor, positive and hard negatives; without `labels` only the anchors."""
         if not labels:
             anchors = [field_of(record, self.anchor, number) for number, record in numbered(records)]
             return encoded(self, [self.prompt + text for text in anchors])
@@ -290,7 +290,7 @@ class Contrastive(Task):
         return [{"embedding": vector} for vector in outputs["embeddings"].float().tolist()]
 
     def model(self, name: Any, **options: Any) -> Any:
-        """Load a base model without the pooler that it may have, whose weights would get no gradient."""
+        """Load a base model without a pooler, whose weights would get no gradient; see `Task.model`."""
         return base_model(super().model, name, **options)
 
 

@@ -1,4 +1,4 @@
-"""`Examples`: records of a task as sequences in columns, and from which record each sequence came."""
+"""`Examples`: records of a task as sequences in columns, with the number of each sequence's record."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ class Examples:
 
     Attributes:
         sequences: the sequences, with ``input_ids`` and the task's columns; `nopad.PackedLoader` reads them.
-        record: number of the record of each sequence, ascending; int64 ``[n]``.
+        record: index of each sequence's record, ascending; int64 ``[n]``.
         records: number of records, r.
-        group: number of consecutive sequences that belong together (2: a chosen and a rejected answer), and stay in one
-            step.
-        counts: how many records were cut, dropped or skipped, by name; names without a count are left out.
-        details: what a task keeps for its predictions, one entry per sequence, by name (where words begin in texts).
+        group: number of consecutive sequences that belong together and stay in one step (2: a chosen and a rejected
+            answer).
+        counts: number of records that were cut, dropped or skipped, by reason; reasons with a count of 0 are left out.
+        details: lists by name, with an entry per sequence, which a task keeps for its predictions (such as where words
+            begin in texts).
     """
 
     sequences: Sequences

@@ -1,8 +1,8 @@
-"""Whether a model is one for a task: its head, what it gives, and what its configuration says of labels.
+"""Checks that a model fits a task: its head, its outputs, and the labels in its configuration.
 
-A model of another head, with more classes or with the classes in another order, trains all the same, and learns
-something else. So an objective's `step` holds every model against it, and a trainer holds the configuration against the
-task before the first step.
+A model with another head, more classes, or its classes in another order trains without an error, and learns something
+else. So an objective's `step` checks the model, and a trainer checks the model's configuration against the task before
+the first step.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _HEADS = {
 
 
 def check_head(objective: Objective, model: Any) -> None:
-    """Refuse a pack-safe model whose head is another one than the objective's; models that hide theirs pass.
+    """Refuse a pack-safe model whose head is not one of the objective's; models whose head is not known pass.
 
     Raises:
-        OptionError: it has another head.
+        OptionError: the model has another head.
     """
     head = _head(model)
     if head is not None and objective.heads and (name := head.name) not in objective.heads:
@@ -55,10 +55,11 @@ def _head(model: Any) -> Head | None:
 
 
 def check_outputs(objective: Objective, outputs: Any) -> None:
-    """Refuse outputs that lack what the objective reads, have another number of classes, or a loss that it leaves out.
+    """Refuse outputs that do not fit the objective.
 
     Raises:
-        OptionError: the outputs are one of these.
+        OptionError: the outputs have no names, lack one that the objective reads, have another number of classes, or
+            (while gradients are enabled) have a loss of the model's own.
     """
     if not isinstance(outputs, Mapping):
         raise OptionError(
@@ -109,9 +110,9 @@ def check_rows(model: Any, rows: int, tokenizer: Any = None) -> None:
 
 
 def fit(task: Task, model: Any) -> None:
-    """Hold a model's configuration against a task, and let it say what the task's classes are called.
+    """Check a model's configuration against a task, and write the names of the task's classes into it.
 
-    So a checkpoint says what its model was trained on. Classes that were only counted leave the model's names.
+    Checkpoints then have these names. If the task has only a number of classes, the model's names are kept.
 
     Raises:
         OptionError: the model has another number of labels, another kind of problem, or the same classes in another

@@ -1,4 +1,4 @@
-"""Masked language models: texts whose tokens are partly hidden, and what the model would put in their place."""
+"""Masked language models, which predict masked tokens of texts."""
 
 from __future__ import annotations
 
@@ -31,21 +31,22 @@ _TOP = Option(default=5, help="tokens to fill in")
 
 
 class MaskedLM(Task):
-    """Predict tokens that are hidden; masks are those of `nopad.tasks.Masking`.
+    """Predict masked tokens; `nopad.tasks.Masking` draws the masks.
 
     Args:
-        tokenizer: the model's tokenizer, with a mask token, which knows offsets (a fast one).
+        tokenizer: the model's tokenizer; it must have a mask token, and be a fast one, which gives offsets.
         text: column of the text.
-        rate: the share of the tokens that is to be predicted.
-        whole_words: all tokens of a word (`nopad.tasks.pieces.words_in`) are chosen, or none.
-        copies: None: masks are drawn anew in every epoch, when batches are made. A number: every sequence is there so
-            often, with masks that stay, as the first epochs would have drawn them; so evaluations can be compared.
+        rate: share of the tokens that is predicted.
+        whole_words: choose all tokens of a word (`nopad.tasks.pieces.words_in`), or none of them.
+        copies: None: draw masks anew in every epoch, when batches are made. A number: encode every sequence this many
+            times, with fixed masks, those that the first epochs would have drawn. With fixed masks, evaluations can be
+            compared.
         seed: the seed of the masks.
-        top: how many tokens a prediction has for each ``[MASK]`` of its text.
-        max_length, over_long: see `Task`; "split" gives a record several sequences.
+        top: number of candidate tokens that a prediction has for each ``[MASK]`` of its text.
+        max_length, over_long: see `Task`; "split" makes several sequences of a long record.
 
-    Predictions are per record: ``fill``, a list per ``[MASK]`` in the text of dicts with ``token``, ``id`` and
-    ``score``, the probability, best first.
+    A prediction has ``fill``: for each ``[MASK]`` in the record's text, a list of dicts with ``token``, ``id`` and
+    ``score`` (the probability), best first.
 
     Raises:
         OptionError: an option has an invalid value, or the tokenizer has no mask token.
@@ -83,14 +84,15 @@ class MaskedLM(Task):
 
     @property
     def collate(self) -> Collate:
-        """The `Masking` that masks sequences which have no masks yet."""
+        """The `Masking` that masks sequences when batches are made, if they were not masked in `encode`."""
         return self.masking
 
     def encode(self, records: Iterable[Mapping[str, Any]], *, labels: bool = True) -> Examples:
         """Turn records into sequences; see `Task.encode`.
 
-        With `labels` they are masked and have a column ``labels`` (`copies`), or have a column ``maskable``, by which
-        `collate` masks them. Without `labels`, for predictions, ``[MASK]`` in a text is what is to be filled in.
+        With `labels` and `copies`, the sequences are masked and have a column ``labels``. With `labels` alone, they
+        have a column ``maskable``, by which `collate` masks them. Without `labels`, for predictions, each ``[MASK]`` in
+        a text is to be filled in.
         """
         texts = [field_of(record, self.text, number) for number, record in numbered(records)]
         ids: list[list[int]] = []
@@ -139,7 +141,7 @@ class MaskedLM(Task):
         return replace(every, values={})
 
     def results(self, outputs: Any, batch: PackedBatch) -> list[dict[str, Any]]:
-        """Return, per sequence, ``fill``: for each ``[MASK]`` its likeliest tokens, with token, id and score."""
+        """Return, per sequence, ``fill``: for each ``[MASK]`` its most likely tokens, with token, id and score."""
         found = filled(outputs["logits"], batch, self.masking.mask_id, self.top, self.tokenizer)
         return [{"fill": fill} for fill in found]
 

@@ -1,8 +1,8 @@
 """Masks for masked language models, drawn anew in every epoch, when batches are made.
 
-What is masked is said by `nopad.corpus.masks`. Masks are a function of seed, epoch and the sequence's number in its
-data (with source, and where in its record it begins, if the data have them), so ranks, rows, worker processes and
-resuming change nothing.
+`nopad.corpus.masks` has the rules by which tokens are chosen. Masks depend only on the seed, the epoch and the
+sequence's number in its data (and, if the data have them, on its source and where it begins in its record). So they do
+not change with ranks, rows, worker processes or resuming.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ _NAMES = ("seq_source", "seq_index", "seq_start")
 
 
 class Masking(EpochCollate):
-    """Draws masks anew in every epoch, as the `collate` of a `PackedLoader`, of packed datasets and streams too.
+    """Draws masks anew in every epoch: the `collate` of a `PackedLoader`, also for packed datasets and streams.
 
     Args:
         tokenizer: the model's tokenizer, with a mask token.
-        rate: the share of the tokens that is chosen.
+        rate: share of the tokens that is chosen.
         seed: the seed of the masks.
-        max_predictions: most chosen tokens of a sequence, chosen as BERT does; None: each token by itself.
-        marked: mask only sequences with a column ``maskable`` per token, which says what of them may be chosen (0:
-            never, 1: goes on with the word of the token before, 2: begins a word); others stay as they are. Without
-            it, all sequences are masked.
+        max_predictions: largest number of chosen tokens per sequence, chosen as BERT does; None: each token is chosen
+            independently.
+        marked: True: mask only sequences with a column ``maskable`` per token, which says which tokens may be chosen
+            (0: never, 1: continues the word of the token before, 2: begins a word), and leave others unchanged. False:
+            mask all sequences.
 
     Raises:
         OptionError: the tokenizer has no mask token, or an option has an invalid value.
@@ -63,7 +64,7 @@ class Masking(EpochCollate):
         self.mask_id, self.marked = self.masks.mask_id, marked
 
     def facts(self) -> dict[str, Any]:
-        """Return what masks depend on beside the sequences: seed, rate, how many at most, and ids."""
+        """Return the settings that masks depend on beside the sequences: seed, rate, largest number, and token ids."""
         how = self.masks
         ids = hashlib.sha256(np.concatenate([[how.mask_id], how.special, [-1], how.ordinary]).tobytes())
         return {
@@ -86,7 +87,7 @@ class Masking(EpochCollate):
         """Return the sequences with masks, and a column ``labels``.
 
         Raises:
-            BatchError: they have labels, or no numbers (``seq_index``).
+            BatchError: the sequences have labels already, or no sequence numbers (``seq_index``).
         """
         if "labels" in sequences.tokens:
             raise BatchError("the sequences have labels, so their tokens are masked already; leave out the collate")

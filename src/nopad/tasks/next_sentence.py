@@ -1,7 +1,7 @@
-"""What is learned from pairs for pre-training: masked tokens, and whether the second side follows the first.
+"""The objective of BERT's pre-training: masked tokens, and whether the second side of a pair follows the first.
 
 The loss is the sum of two means, as in transformers' ``BertForPreTraining`` and in the packing papers: one over masked
-tokens (or over sequences of the mean over each one's), one over sequences. So there are two denominators.
+tokens (or over each sequence's masked tokens, then over sequences), one over sequences. So it has two denominators.
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
-"""The seam of training: what is learned from a packed batch, and how well.
+"""The interface of training: objectives, which say what is learned from a packed batch, and meters of their metrics.
 
-An `Objective` knows which items of a batch are targets, runs the model without them, and computes the loss itself, as a
-sum over what is labelled, divided by a denominator that the caller counts: over all micro-batches of a step, on all
-ranks. So a loss over packs is the loss of the same sequences without packs, in value and gradient, however they were
-dealt. A `Meter` adds up what a metric is made of, over batches and ranks, and divides at the end.
+An `Objective` knows which items of a batch are targets, runs the model without them, and computes the loss itself: a
+sum over labelled tokens or sequences, divided by a denominator that the caller sums over all micro-batches of a step,
+on all ranks. So the loss over packs equals the loss of the same sequences without packs, in value and gradient, however
+sequences are spread over batches and ranks. A `Meter` sums the counts of a metric over batches and ranks, and divides
+at the end.
 
-`nopad.tasks.Task` adds how records become sequences and what a prediction looks like; a trainer needs only this.
+A trainer needs only an objective. `nopad.tasks.Task` adds how records become sequences and what a prediction looks
+like.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ class Meter(ABC):
 
     @abstractmethod
     def reduce(self) -> None:
-        """Add up over all ranks, so that each of them has the total; called once, at the end."""
+        """Sum over all ranks, so that every rank has the total; call it once, at the end, on every rank."""
 
     @abstractmethod
     def values(self) -> dict[str, float]:
@@ -45,14 +47,14 @@ class Objective(ABC):
     """A loss with one denominator, and its metrics.
 
     Attributes:
-        targets: the items of a batch that the loss reads, and the model does not get.
-        reads: the model's outputs that are predictions.
-        gives: whether these and the targets are per "token" or per "sequence".
-        heads: the heads that a model may have, by the names that `nopad.packed` has for them; none: any.
+        targets: names of the batch items that the loss reads and the model does not get.
+        reads: names of the model outputs that are predictions.
+        gives: whether these outputs and the targets are per "token" or per "sequence".
+        heads: the heads that a model may have, as `nopad.packed` names them; empty: any head.
         classes: number of logits per token or sequence; None: any number.
-        parts: of how many means the loss is the sum; with more than one, denominators are ``[parts]``.
-        alone: for audits, the losses of one sequence's items by themselves, ``(model, inputs)`` -> ``[n]``, of several
-            parts a tuple; None: the model's own loss says them.
+        parts: number of means of which the loss is the sum; with more than one, denominators are ``[parts]``.
+        alone: for audits, a function ``(model, inputs)`` that returns the losses ``[n]`` of one sequence run alone, or
+            a tuple of them for several parts; None: the model's own loss is used.
     """
 
     targets: tuple[str, ...] = ("labels",)
@@ -65,17 +67,17 @@ class Objective(ABC):
 
     @abstractmethod
     def denominator(self, batch: PackedBatch) -> Tensor:
-        """Return how much of the batch the loss counts: labelled tokens, sequences, pairs; a float64 scalar.
+        """Return the number of labelled tokens, sequences or pairs that the loss counts; a float64 scalar.
 
-        With several `parts`, one entry for each.
+        With several `parts`, it is ``[parts]``, a number for each.
         """
 
     @abstractmethod
     def loss(self, outputs: Any, batch: PackedBatch, denominator: Tensor) -> Tensor:
-        """Return the sum of the losses of what is labelled, divided by `denominator`; a scalar, float32 or wider."""
+        """Return the sum of the losses of labelled items, divided by `denominator`; a scalar, float32 or wider."""
 
     def each(self, outputs: Any, batch: PackedBatch, denominator: Tensor) -> Tensor:
-        """Return the parts of `loss`, ``[parts]``; an objective of several parts overrides this."""
+        """Return the parts of `loss`, ``[parts]``; an objective with several parts overrides this."""
         return self.loss(outputs, batch, denominator).reshape(1)
 
     @abstractmethod
@@ -83,11 +85,11 @@ class Objective(ABC):
         """Return a new, empty meter."""
 
     def outputs(self, model: Any, batch: PackedBatch) -> Any:
-        """Return what the model gives for the batch without its targets."""
+        """Run the model on the batch without its targets, and return the model's outputs."""
         return model(**{name: batch[name] for name in batch if name not in self.targets})
 
     def count(self, batch: PackedBatch) -> Tensor:
-        """Return `denominator`, and 0 for a stand-in (`PackedBatch.weight`).
+        """Return the batch's `denominator`, or 0 for a stand-in (`PackedBatch.weight`).
 
         Raises:
             BatchError: the batch lacks a target.
@@ -104,14 +106,15 @@ class Objective(ABC):
         Args:
             model: a pack-safe model (`nopad.packed`), bare or wrapped.
             batch: the batch, with the targets.
-            denominator: the sum of `count` over all batches of the step, on all ranks; None: that of this batch. Where
-                nothing is labelled, 0, the loss is 0.
+            denominator: the sum of `count` over all batches of the step, on all ranks; None: the `count` of this batch.
+                If it is 0, since nothing is labelled, the loss is 0.
 
         With DDP or FSDP, which average gradients over ranks, multiply the loss by the number of ranks.
 
         Raises:
             BatchError: the batch lacks a target, or a target does not fit the batch.
-            OptionError: the model has another head, gives something else, or a loss of its own (`nopad.tasks.fit`).
+            OptionError: the model has another head, lacks an output that the loss reads, has another number of
+                classes, or returns a loss of its own (`nopad.tasks.fit`).
         """
         counted = self.count(batch) if denominator is None else denominator
         self.check(batch)
@@ -124,17 +127,17 @@ class Objective(ABC):
         return self.loss(outputs, batch, counted), outputs
 
     def nothing(self, outputs: Any, batch: PackedBatch) -> Tensor:
-        """Return the loss of a stand-in: 0, computed from all outputs, so that every parameter gets a gradient, of 0.
+        """Return 0, the loss of a stand-in, computed from all outputs, so that every parameter gets a gradient of 0.
 
-        An objective whose loss communicates with other ranks overrides this, to do its part there.
+        An objective whose loss communicates with other ranks overrides this, and communicates here too.
         """
         return _nothing(outputs)
 
     def check(self, batch: PackedBatch) -> None:
-        """Refuse what is not a batch, and a batch that lacks a target.
+        """Refuse an object that is not a `PackedBatch`, and a batch that lacks a target.
 
         Raises:
-            BatchError: it is one of these.
+            BatchError: `batch` is one of these.
         """
         check_batch(batch)
         missing = [name for name in self.targets if name not in batch]

@@ -1,7 +1,7 @@
-"""The objectives of transformers' heads: one result per token, or per sequence, or a span of it.
+"""The objectives of transformers' heads: one result per token, one per sequence, or a span of each sequence.
 
-Each equals what transformers computes for the same sequences in one padded batch; over several batches or ranks it
-equals what transformers would compute if all of them fitted into one.
+Each loss equals what transformers computes for the same sequences in one padded batch. Over several batches or ranks,
+it equals what transformers would compute if all of their sequences were in one batch.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class OfTokens(Objective):
     Args:
         causal: the logits of a token predict the next token's label.
         per: "token" or "sequence" (`nopad.losses`).
-        smoothing, dynamic: as `nopad.losses.token_loss` has them; metrics are of the plain cross-entropy.
+        smoothing, dynamic: see `nopad.losses.token_loss`; metrics use the plain cross-entropy.
 
     Raises:
         OptionError: both `smoothing` and `dynamic` are given.
@@ -62,7 +62,7 @@ class OfTokens(Objective):
         self.heads = ("causal",) if causal else ("tokens",)
 
     def denominator(self, batch: PackedBatch) -> Tensor:
-        """Return the number of labelled tokens, or, per sequence, of sequences that have one; a float64 scalar."""
+        """Return the number of labelled tokens, or with ``per="sequence"`` of sequences with one; a float64 scalar."""
         return token_denominator(batch["labels"], batch, per=self.per, causal=self.causal)
 
     def loss(self, outputs: Any, batch: PackedBatch, denominator: Tensor) -> Tensor:
@@ -71,7 +71,7 @@ class OfTokens(Objective):
         return token_loss(outputs["logits"], batch["labels"], batch, causal=self.causal, denominator=denominator, **how)
 
     def meter(self) -> Meter:
-        """Return a meter of the accuracy per token; of causal models, of the perplexity too."""
+        """Return a meter of the accuracy per token, and for causal models of the perplexity too."""
         return CausalMeter(self.per) if self.causal else TokenMeter(per=self.per)
 
 
@@ -86,10 +86,10 @@ class OfSequences(Objective):
         self.classes: int = classes
 
     def check(self, batch: PackedBatch) -> None:
-        """Refuse what is not a batch, a batch that lacks labels, and labels of another kind.
+        """Refuse an object that is not a `PackedBatch`, a batch without labels, and labels of another kind.
 
         Raises:
-            BatchError: it is one of these.
+            BatchError: `batch` is one of these.
         """
         super().check(batch)
         labels = batch["labels"]
@@ -144,11 +144,11 @@ class OfSpans(Objective):
 
 
 def objective_of(model: Any) -> Objective:
-    """Return the objective that transformers' own loss of a pack-safe model has.
+    """Return the objective that equals transformers' own loss of a pack-safe model.
 
     Raises:
         OptionError: the model is not pack-safe.
-        UnsupportedModelError: it has no head, so nobody knows what it learns.
+        UnsupportedModelError: the model has no head, so it is not known what it learns.
     """
     head, config = state_of(model).head, bare(model).config
     if head.name == "causal":

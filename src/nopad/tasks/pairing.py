@@ -1,9 +1,9 @@
-"""Objectives of pairs: a chosen and a rejected answer, which are always in one batch.
+"""Objectives of pairs: a chosen and a rejected answer, which are always in the same batch.
 
-Which sequences of a batch are a pair is said by two values per sequence, ``pair`` (the number of the pair) and
-``chosen`` (1 or 0), and not by where they lie. A batch with half a pair is an error; a loader with ``groups=2`` makes
-none. The two values are looked at on the host, which waits for an accelerator if the batch is there. The denominator is
-the number of pairs.
+Two values per sequence say which sequences of a batch are a pair, wherever they lie: ``pair`` (the number of the pair)
+and ``chosen`` (1 or 0). A batch with half a pair is an error; a loader with ``groups=2`` makes no such batch. Both
+values are read on the host, which waits for the accelerator if the batch is there. The denominator is the number of
+pairs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def pairs_in(batch: PackedBatch) -> tuple[Tensor, Tensor]:
     """Return where the chosen answers of a batch are, and the rejected ones of the same pairs; int64 ``[P]`` each.
 
     Raises:
-        BatchError: an answer lacks the other one of its pair, or two pairs have one number.
+        BatchError: an answer's pair has no other answer in the batch, or two pairs have the same number.
 
     >>> import nopad
     >>> from nopad.tasks.pairing import pairs_in
@@ -103,7 +103,7 @@ class OfRewards(_OfPairs):
         """Return the reward of each sequence, in the dtype of the logits; ``[S]``.
 
         Raises:
-            BatchError: the model gives another number of results.
+            BatchError: the logits are not ``[S, 1]``, one per sequence.
         """
         logits: Tensor = outputs["logits"]
         if tuple(logits.shape) != (batch.layout.sequences, 1):
@@ -121,14 +121,13 @@ class OfRewards(_OfPairs):
 class OfPreferences(_OfPairs):
     """DPO: a causal language model against a reference (`nopad.losses.preference_loss`).
 
-    Only the tokens that ``labels`` has count: those of the answer. The reference's log-probabilities are a value per
-    sequence, ``reference_logp`` (`nopad.tasks.reference_logprobs`). Source: arXiv 2305.18290 ("sigmoid"), 2310.12036
-    ("ipo").
+    Only labelled tokens count: those of the answers. The reference's log-probability is a value per sequence,
+    ``reference_logp`` (`nopad.tasks.reference_logprobs`). Source: arXiv 2305.18290 ("sigmoid"), 2310.12036 ("ipo").
 
     Args:
-        beta: how strongly the model is held to the reference.
+        beta: how strongly the model is held to the reference; above 0.
         loss_type: "sigmoid", "ipo" or "robust".
-        label_smoothing: share of pairs whose answers are taken to be swapped; from 0 to below 0.5.
+        label_smoothing: share of pairs whose answers are assumed to be swapped; from 0 to below 0.5.
 
     Raises:
         OptionError: an option has an invalid value, or "ipo" gets a `label_smoothing`.
@@ -150,10 +149,10 @@ class OfPreferences(_OfPairs):
         self.loss_type: PreferenceLoss = loss_type
 
     def check(self, batch: PackedBatch) -> None:
-        """Refuse what is not a batch, and a batch that lacks a target.
+        """Refuse an object that is not a `PackedBatch`, and a batch that lacks a target.
 
         Raises:
-            BatchError: it is one of these.
+            BatchError: `batch` is one of these.
         """
         if isinstance(batch, PackedBatch) and "labels" in batch and REFERENCE not in batch:
             raise BatchError(
@@ -163,7 +162,7 @@ class OfPreferences(_OfPairs):
         super().check(batch)
 
     def moved(self, outputs: Any, batch: PackedBatch) -> tuple[Tensor, Tensor]:
-        """Return, for each sequence, its log-probability minus the reference's, and how many tokens it has labelled.
+        """Return, for each sequence, its log-probability minus the reference's, and its number of labelled tokens.
 
         Both are ``[S]``, in the order of the batch; log-probabilities are float32 or wider.
         """
@@ -185,7 +184,7 @@ class OfPreferences(_OfPairs):
         )
 
     def meter(self) -> Meter:
-        """Return a meter of rewards: `beta` times how far log-probabilities moved, under the names that TRL has."""
+        """Return a meter of rewards, under TRL's names; a reward is `beta` times what `moved` returns first."""
 
         def rewards(outputs: Any, batch: PackedBatch) -> Tensor:
             return self.beta * self.moved(outputs, batch)[0]

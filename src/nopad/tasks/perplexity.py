@@ -17,7 +17,7 @@ __all__ = ["CausalMeter"]
 
 
 class CausalMeter(Meter):
-    """Accuracy of the next token, and perplexity: e to the loss over all that was added.
+    """Accuracy of the next token, and perplexity: e to the power of the mean loss over all batches added.
 
     Args:
         per: "token" or "sequence", as in `nopad.losses`.

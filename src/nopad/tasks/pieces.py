@@ -106,14 +106,15 @@ def cut(
     Args:
         text: the text.
         number: the number of its record, for messages.
-        counts: how many records were ``split``, ``truncated`` or ``dropped``; counted up.
-        max_length: most tokens of a sequence, with what stands around the content.
-        over_long: what happens if there are more.
-        policies: what else could happen, for messages.
-        stride: how many tokens two parts share.
+        counts: number of records that were ``split``, ``truncated`` or ``dropped``; updated in place.
+        max_length: most tokens of a sequence, with the tokens around its content; None: no limit.
+        over_long: what happens to a text with more tokens.
+        policies: the values that `over_long` may have, for messages.
+        stride: number of tokens that two consecutive parts share.
 
     Raises:
-        LengthError: the text is longer, and `over_long` is "error"; it has no token; or no room for its content.
+        LengthError: the text is too long and `over_long` is "error"; it has no token; or `max_length` leaves no room
+            for its content.
     """
     size = len(text.offsets)
     if not text.ids:
@@ -178,8 +179,8 @@ def aligned(
         words: first and last character (exclusive) of each word, in order, without spaces around it.
         offsets: the same of each token; int64 ``[tokens, 2]``.
 
-    A token that several words share is the first one's; but all of them have it as their first token, if they have none
-    before.
+    A token that several words share belongs to the first of them; but it is the first token of each of these words that
+    has no earlier one.
     """
     word_of, first_of = np.full(len(offsets), -1), np.full(len(words), -1)
     spans = np.array(words, np.int64).reshape(-1, 2)

@@ -1,7 +1,8 @@
-"""Predict: records through a task and a pack-safe model, on packs, in input order.
+"""Predict records with a task and a pack-safe model, on packs, in input order.
 
-`Predictor` predicts a list of records and keeps nothing between calls, so that threads may share one: it is what
-serving uses. `predict` sends records of any number through it, a chunk at a time, so memory is bounded by a chunk.
+`Predictor` predicts a list of records and keeps nothing between calls, so threads may share one; serving uses it.
+`predict` sends any number of records through a `Predictor`, a chunk at a time, so memory use depends on the chunk's
+size only.
 """
 
 from __future__ import annotations
@@ -49,12 +50,12 @@ _NUMBER = re.compile(r"\brecord (\d+)")
 
 @dataclass(frozen=True, kw_only=True)
 class Predicted:
-    """What came out for a list of records.
+    """The predictions of a list of records.
 
     Attributes:
         predictions: one per record, in order; None: the task left the record out.
-        counts: how many records were truncated or left out, by reason.
-        sequences, tokens: how many were run.
+        counts: number of records that were truncated or left out, by reason.
+        sequences, tokens: number of sequences and of tokens that the model ran on.
     """
 
     predictions: list[dict[str, Any] | None]
@@ -70,11 +71,11 @@ class Predictor:
         task: the task.
         model: the model with the task's head (`Task.model`); it is made pack-safe and put into evaluation mode.
         capacity: most tokens of a pack; None: about 4,096, but no more than the model's positions.
-        rows: packs run at a time; None: as many as hold about 4,096 tokens.
-        form: how a batch lies in memory; None: one flat row without padding where the model's attention skips what is
-            between sequences, else rows of the capacity.
-        fast: run float32 linear layers on CPUs by a faster kernel (`nopad.model.fast_linear`), whose results differ in
-            the last digit; None: where a measurement says that it is worth it.
+        rows: number of packs run at a time; None: as many as hold about 4,096 tokens.
+        form: layout of a batch in memory; None: one flat row without padding if the model's attention does not compute
+            pairs of tokens from different sequences, else rows of the capacity.
+        fast: run float32 linear layers on CPUs with a faster kernel (`nopad.model.fast_linear`), whose results differ
+            in the last digit; None: only if a measurement shows a gain.
 
     Raises:
         OptionError: an option has an invalid value.
@@ -126,7 +127,7 @@ class Predictor:
         return self.run(records).predictions
 
     def run(self, records: Sequence[Mapping[str, Any]]) -> Predicted:
-        """Return the predictions of records, with what was counted.
+        """Return the predictions of records, with the numbers of sequences and tokens, and counts of records left out.
 
         Raises:
             RecordError: a record lacks a column that the task reads; the message gives its number.
@@ -138,16 +139,24 @@ class Predictor:
         return self.forward(self.encode(records))
 
     def encode(self, records: Sequence[Mapping[str, Any]]) -> Examples:
-        """Turn at least one record into sequences (`Task.encode` without labels); threads take turns at a tokenizer.
+        """Turn at least one record into sequences (`Task.encode` without labels).
+
+        Threads that share a tokenizer take turns.
 
         Raises:
-            RecordError, LengthError: as `Task.encode`.
+            RecordError, LengthError: as for `Task.encode`.
         """
         with _locks.setdefault(self.task.tokenizer, Lock()):
             return self.task.encode(records, labels=False)
 
     def forward(self, examples: Examples) -> Predicted:
-        """Run examples through the model, and return a prediction per record."""
+        """Run examples through the model, and return a prediction per record.
+
+        Raises:
+            OptionError: the model is in training mode.
+            LengthError: a sequence is longer than the capacity or the model's positions.
+            RecordError: the model's outputs for a record are NaN; the message gives its number.
+        """
         if any(module.training for module in self.model.modules()):
             raise OptionError("the model is in training mode, where dropout changes predictions; call model.eval()")
         results: list[dict[str, Any]] = [{}] * len(examples)
@@ -214,11 +223,11 @@ class Predictor:
 
 
 class Predictions(Iterator["dict[str, Any] | None"]):
-    """Predictions of records in input order, as an iterator; what was counted so far stands beside them.
+    """An iterator over the predictions of records, in input order, with counts of what was done so far.
 
     Attributes:
-        counts: how many records were truncated or left out so far, by reason.
-        records, sequences, tokens: how many were run so far.
+        counts: number of records truncated or left out so far, by reason.
+        records, sequences, tokens: number of records, sequences and tokens predicted so far.
     """
 
     def __init__(self, predictor: Predictor, records: Iterable[Mapping[str, Any]], batch_records: int) -> None:
@@ -258,9 +267,9 @@ def predict(
     fast: bool | None = None,
     batch_records: int = BATCH_RECORDS.default,
 ) -> Predictions:
-    """Predict records of any number through packs, in input order, a chunk of `batch_records` at a time.
+    """Predict any number of records on packs, in input order, a chunk of `batch_records` at a time.
 
-    The next chunk is tokenised in a thread while the model runs. `nopad predict` does the same from and to files.
+    The next chunk is tokenised in a thread while the model runs. `nopad predict` does the same from files to files.
 
     Args:
         task: the task.
@@ -270,7 +279,7 @@ def predict(
         rows: see `Predictor`.
         form: see `Predictor`.
         fast: see `Predictor`.
-        batch_records: records of a chunk; more make better packs, and take more memory.
+        batch_records: number of records in a chunk; larger chunks make better packs, and take more memory.
 
     Returns:
         An iterator over one prediction per record, a dict; None where the task left the record out, which
@@ -278,7 +287,7 @@ def predict(
 
     Raises:
         OptionError, UnsupportedModelError: as for `Predictor`.
-        RecordError, LengthError: while iterating: a record lacks a column that the task reads, or is too long;
+        RecordError, LengthError: raised during iteration: a record lacks a column that the task reads, or is too long;
             the message gives its number in the input.
         SourceError: the input cannot be read.
 

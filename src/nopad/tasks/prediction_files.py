@@ -1,10 +1,10 @@
-"""Predict into a folder: Parquet parts in input order, resumable at every part, the same bytes however often stopped.
+"""Predict into a folder of Parquet parts, in input order; an interrupted job resumes after its last complete part.
 
-``OUT/part-00000.parquet`` and so on hold a fixed number of records each, and appear whole or not at all. A journal in
-``OUT/.work`` vouches for each with its checksum; what it does not vouch for is made again. ``OUT/_predictions.json``,
-the manifest, is written last, so a folder with one is complete. Its name begins with an underscore, since readers of a
-folder of Parquet files pass over such names. A part is always cut into the same chunks, and chunks share no pack, so a
-run that goes on computes what an uninterrupted one computes, on one machine with one number of threads.
+Each part, ``OUT/part-00000.parquet`` and so on, holds a fixed number of records, and appears whole or not at all. A
+journal in ``OUT/.work`` holds the checksum of each complete part; a part without one is made again. The manifest,
+``OUT/_predictions.json``, is written last, so a folder with a manifest is complete. Its name begins with an underscore,
+since readers of Parquet folders skip such names. A part is always cut into the same chunks, and chunks share no pack,
+so a resumed job writes the same bytes as an uninterrupted one, on the same machine with the same number of threads.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ class PredictionFiles:
     """A finished folder of predictions.
 
     Attributes:
-        folder: where it is.
-        records, sequences, tokens: how many there are.
-        counts: how many records were truncated or left out, by reason.
+        folder: path of the folder.
+        records, sequences, tokens: number of records, sequences and tokens.
+        counts: number of records that were truncated or left out, by reason.
         parts: names of the Parquet files, in order.
     """
 
@@ -90,11 +90,11 @@ def predict_files(
         model: the model with the task's head; it is made pack-safe and put into evaluation mode.
         inputs: whatever `nopad.corpus.open_records` opens, except an iterator, which cannot be read again.
         out: the folder: new, empty, or left by the same call.
-        keep: columns of the input that are written beside the predictions, by the names that they get.
+        keep: input columns to write beside the predictions: a dict of the name in the output to the column's name.
         capacity: see `nopad.tasks.Predictor`.
         rows: see `nopad.tasks.Predictor`.
-        batch_records: records read, packed and run at a time.
-        part_records: records of a part, after which a killed job can go on.
+        batch_records: number of records that are read, packed and run at a time.
+        part_records: number of records in a part; a killed job resumes after its last complete part.
         monitor: receives the progress.
 
     Raises:

@@ -31,8 +31,8 @@ __all__ = ["DPO", "Pairs"]
 class Pairs(Task):
     """A reward model: one number per text or chat, larger for the chosen answer of a pair.
 
-    Strings get the tokenizer's special tokens, and its end-of-sequence token where none of these stands behind them;
-    a ``prompt`` stands before both answers. A column ``margin`` says by how much the rewards are to differ.
+    Strings get the tokenizer's special tokens, and an end-of-sequence token if no special token ends them. A ``prompt``
+    is put before both answers. A column ``margin`` says by how much the rewards should differ.
 
     For predictions (``encode(records, labels=False)``), a record is a pair, a chat, ``prompt`` and ``completion``, or a
     text.
@@ -42,8 +42,8 @@ class Pairs(Task):
         text: column of the text of a prediction.
         center_rewards_coefficient: see `OfRewards`.
         template, roles: see `Chat`.
-        max_length, over_long: see `Task`. A pair is dropped if one of its answers is too long. What is truncated keeps
-            its last token, if that is a special one.
+        max_length, over_long: see `Task`. With "drop", a pair is dropped if one of its answers is too long. A truncated
+            sequence keeps its last token if that is a special one.
 
     Raises:
         OptionError: an option has an invalid value.
@@ -82,7 +82,7 @@ class Pairs(Task):
         """Turn records into sequences, with the values ``pair``, ``chosen`` and ``margin`` of pairs; see `Task.encode`.
 
         Raises:
-            RecordError: `labels` are off, and some records are pairs and others are not.
+            RecordError: `labels` is False, and only some of the records are pairs.
         """
         encoder = ChatEncoder(self.tokenizer, options=self.template)
         listed = list(numbered(records))
@@ -126,7 +126,7 @@ class Pairs(Task):
         return _counted(made if len(made) == len(ids) else None, before, counts)
 
     def model_options(self) -> dict[str, Any]:
-        """Return that there is one number per sequence."""
+        """Return the settings of a model with one output per sequence."""
         return {"num_labels": 1}
 
     def results(self, outputs: Any, batch: PackedBatch) -> list[dict[str, Any]]:
@@ -136,7 +136,7 @@ class Pairs(Task):
         return [{"reward": one} for one in objective.rewards(outputs, batch).double().tolist()]
 
     def merged(self, results: Sequence[dict[str, Any]], examples: Examples) -> list[dict[str, Any] | None]:
-        """Return, per record, ``reward``; per pair ``chosen``, ``rejected``, and ``margin``, their difference."""
+        """Return, per record, ``reward``; for pairs, ``chosen``, ``rejected`` and their difference, ``margin``."""
         if examples.group == 1:
             return super().merged(results, examples)
         found = _by_pair(results, examples)
@@ -150,16 +150,16 @@ class Pairs(Task):
 class DPO(Likely):
     """Direct preference optimisation of a causal language model, against a reference that is scored beforehand.
 
-    Only the answers count: what the assistant says in ``chosen`` and ``rejected``, with its end of turn; of strings,
-    which need a ``prompt``, the answer with the end-of-sequence token. Two chats without a ``prompt`` have the messages
-    that they share as one.
+    Only the tokens of the answers count. In chats, these are the assistant's messages in ``chosen`` and ``rejected``,
+    with the end of turn. Strings need a ``prompt``, and their answers include the end-of-sequence token. For two chats
+    without a ``prompt``, the messages that they share are the prompt.
 
     Args:
         tokenizer: the model's tokenizer; with a chat template for chats.
         beta, loss_type, label_smoothing: see `OfPreferences`.
         end_of_turn, template, roles: see `Chat`.
-        max_length, over_long: see `Task`. A pair is dropped if one of its answers is, or if cutting leaves nothing of
-            one.
+        max_length, over_long: see `Task`. A pair is dropped if one of its sequences is dropped, or if truncation leaves
+            no token of one of its answers.
 
     Raises:
         OptionError: an option has an invalid value.
@@ -206,7 +206,7 @@ class DPO(Likely):
     def encode(self, records: Iterable[Mapping[str, Any]], *, labels: bool = True) -> Examples:
         """Turn pairs into sequences, with the column ``labels`` and the values ``pair`` and ``chosen``.
 
-        Training needs `nopad.tasks.reference_logprobs` of them too. `labels` changes nothing, as with `Chat`.
+        Before training, pass the examples to `nopad.tasks.reference_logprobs`. `labels` has no effect, as in `Chat`.
         """
         encoder = ChatEncoder(self.tokenizer, **self.choices)
         counts: dict[str, int] = {}

@@ -1,8 +1,8 @@
-"""What a reference model makes of the answers of pairs, computed once before DPO, from packs.
+"""Log-probabilities of pairs' answers under the reference model, computed once before DPO, on packs.
 
-TRL keeps the reference in memory and runs it in every step, or computes the same numbers beforehand from padded batches
-(``precompute_ref_log_probs``). Here each sequence gets its number as a value, ``reference_logp``, in float64, so it
-stays with its sequence however these are dealt.
+TRL keeps the reference in memory and runs it in every step, or computes the same log-probabilities beforehand from
+padded batches (``precompute_ref_log_probs``). Here each sequence keeps its own in the value ``reference_logp``, in
+float64, whichever batch and rank it comes to.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ _ROWS = Option(default=1, help="packs at once")
 def reference_logprobs(model: Any, examples: Examples, capacity: int | None = None, *, rows: int = 1) -> Examples:
     """Return the examples with ``reference_logp``: the model's log-probability of the labelled tokens of each sequence.
 
-    With a process group, every rank calls this, each runs its share, and all get all numbers. Nothing is dropped out,
-    and no gradient is computed. The reference of a model with adapters is the model without them: call it in
-    ``with model.disable_adapter():``. Run it in the precision of training (autocast), so that training begins at the
-    reference.
+    With a process group, every rank must call this; each rank runs its share of the sequences, and all get the results
+    of all. The model runs without dropout and without gradients. For a model with adapters, the reference is the model
+    without them: call this function in ``with model.disable_adapter():``. Use the precision of training (autocast), so
+    that training begins at the reference.
 
     Args:
         model: a pack-safe causal language model, as it is before training.
-        examples: of `nopad.tasks.DPO`; any with ``labels``.
-        capacity: most tokens per pack; None: as long as the longest sequence.
-        rows: packs at once.
+        examples: examples of `nopad.tasks.DPO`, or other examples with ``labels``.
+        capacity: most tokens per pack; None: the length of the longest sequence.
+        rows: number of packs run at a time.
 
     Raises:
         OptionError: the model is not pack-safe, or is not a causal language model; or the examples have no ``labels``.

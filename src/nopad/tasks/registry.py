@@ -1,4 +1,4 @@
-"""Tasks by the word that names them on a command line, made with the options that a model's folder answers.
+"""Tasks by their name on the command line, made with options that are read from a model's folder.
 
 Every subclass of `Task` that `nopad.tasks` exports is here by its `name`; nothing else needs to be registered.
 """
@@ -39,7 +39,7 @@ def tasks_by_name() -> dict[str, type[Task]]:
 
 
 def options_of(kind: type[Task]) -> dict[str, inspect.Parameter]:
-    """Return the options of a task's class by name, those of its base classes too."""
+    """Return the options of a task's class by name, including those of its base classes."""
     found: dict[str, inspect.Parameter] = {}
     for one in kind.__mro__:
         if "__init__" not in vars(one):
@@ -75,16 +75,16 @@ def task_named(name: str, tokenizer: Any, options: Mapping[str, Any]) -> Task:
 
 
 def load_task(name: str, spec: str | Path, options: Mapping[str, Any], **how: Any) -> tuple[Task, Any]:
-    """Load a task and its model from one folder, or from the hub, where a name of it answers.
+    """Load a task and its model from a folder, or from the hub by name.
 
-    What `options` leave open is taken from there: names of labels, what the task itself reads (`Task.found_options`),
-    and the most tokens of a sequence, which are the model's positions.
+    Options that are not in `options` are read from there: names of labels, the options that `Task.found_options` reads,
+    and `max_length`, which is the model's number of positions.
 
     Args:
         name: the task's name.
         spec: the folder, or the name on the hub.
-        options: those of the task.
-        how: options of transformers for the model.
+        options: options of the task.
+        how: options of transformers for loading the model.
 
     Returns:
         ``(task, model)``; the model is not pack-safe yet.
@@ -133,7 +133,7 @@ def task_class(name: str) -> type[Task]:
     """Return the task with this name.
 
     Raises:
-        OptionError: there is no such task; the message names those that there are.
+        OptionError: there is no such task; the message names the tasks that there are.
     """
     known = tasks_by_name()
     if name not in known:

@@ -1,4 +1,4 @@
-"""What a trained model's folder says of its task, so that predictions are made as the model was trained."""
+"""Name and options of a task in a trained model's folder, so that predictions use the task of training."""
 
 from __future__ import annotations
 

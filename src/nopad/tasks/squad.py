@@ -1,7 +1,7 @@
 """SQuAD 1.1 and 2.0: their files as records, and the scores of their script.
 
-The scores are those of the script for 2.0, which are those for 1.1 where every question has an answer; as shares of 1,
-like all metrics here.
+The scores are those of the script for 2.0, which equal those of the script for 1.1 if every question has an answer.
+They are from 0 to 1, like all metrics here.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _SIGNS = str.maketrans("", "", string.punctuation)
 
 
 def read_squad(source: str | os.PathLike[str] | Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Read a file of SQuAD, 1.1 or 2.0 (``data``, ``paragraphs``, ``qas``), or what was read of one, as flat records.
+    """Read a SQuAD file, 1.1 or 2.0 (``data``, ``paragraphs``, ``qas``), or its parsed JSON, as flat records.
 
     Returns:
-        A dict per question: ``id``, ``title``, ``question``, ``context``, and ``answers``: ``text`` and
-        ``answer_start``, lists of the same length, empty where ``is_impossible``; without it for a set whose answers
-        are secret.
+        A dict per question: ``id``, ``title``, ``question``, ``context``, and ``answers``, a dict of the lists ``text``
+        and ``answer_start``, of the same length, which are empty if ``is_impossible``. Questions whose answers are
+        secret have no ``answers``.
 
     Raises:
         SourceError: the file cannot be read.

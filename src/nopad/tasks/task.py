@@ -1,7 +1,7 @@
-"""The seam of tasks: how records become sequences, what is learned from them, and what a prediction looks like.
+"""The interface of tasks: how records become sequences, what is learned from them, and what a prediction looks like.
 
-A task is one file with one subclass of `Task`. Training, evaluation, `nopad train`, `nopad predict` and serving all use
-the same tasks, so what a model was trained on is what it predicts from.
+A task is a subclass of `Task`. Training, evaluation, `nopad train`, `nopad predict` and serving all use the same tasks,
+so a model predicts from sequences that are built like those that it was trained on.
 """
 
 from __future__ import annotations
@@ -27,19 +27,22 @@ _LONGEST = Option(default=None, none=True, help="most tokens of a sequence")
 
 
 class Task(ABC):
-    """What people do with a model, from records to predictions.
+    """A use of a model, from records to predictions.
 
     Attributes:
         name: the task's name on the command line.
         auto: name of the Auto class of transformers whose models have the task's head.
-        tokenizer: the model's tokenizer, of transformers.
+        tokenizer: the model's tokenizer, a tokenizer of transformers.
         max_length: most tokens of a sequence; None: any number.
-        over_long: what happens to longer ones: "error", "truncate", "drop"; some tasks "split" them.
+        over_long: what happens to sequences longer than `max_length`: "error", "truncate" or "drop"; some tasks also
+            have "split".
         objective: what is learned.
-        texts_by, texts_always: which attributes name columns of texts; columns of texts whose names are fixed.
-        fewest: how many records `encode` should get at least, where there are so many: of which it draws.
-        dtypes: for predictions of numbers that are stored neither as int64 nor as float64, NumPy's name of the type in
-            which they are, by the prediction's name.
+        texts_by: names of the attributes that hold the names of text columns.
+        texts_always: names of text columns that are fixed.
+        fewest: smallest number of records that `encode` should get in one call, if there are as many; larger than 1
+            for tasks that draw among records.
+        dtypes: by name of a prediction, NumPy's name of the dtype in which its numbers are stored, if that is neither
+            int64 nor float64.
     """
 
     name: ClassVar[str]
@@ -64,23 +67,24 @@ class Task(ABC):
 
     @abstractmethod
     def encode(self, records: Iterable[Mapping[str, Any]], *, labels: bool = True) -> Examples:
-        """Turn records into sequences; there are none where the task leaves out every record.
+        """Turn records into sequences; the result has none if the task leaves out every record.
 
         Args:
             records: dicts of columns.
-            labels: whether the records have labels, which then become columns too; without them, for predictions.
+            labels: True: read labels from the records, and make columns of them; False: for predictions, without
+                labels.
 
         Raises:
-            RecordError: a record lacks a column, or holds what the task cannot use; the message gives its number.
+            RecordError: a record lacks a column, or has a value that the task cannot use; the message gives its number.
             LengthError: a sequence is longer than `max_length`, and `over_long` is "error"; or there is no record.
         """
 
     @abstractmethod
     def results(self, outputs: Any, batch: PackedBatch) -> list[dict[str, Any]]:
-        """Return the prediction for each sequence of a batch, in the order of the batch; values as JSON has them."""
+        """Return the prediction for each sequence of a batch, in the order of the batch; all values are JSON types."""
 
     def merged(self, results: Sequence[dict[str, Any]], examples: Examples) -> list[dict[str, Any] | None]:
-        """Combine the predictions per sequence, in the order of `examples`, into one per record; None: left out."""
+        """Combine predictions per sequence, in the order of `examples`, into one per record; None: left out."""
         found: list[dict[str, Any] | None] = [None] * examples.records
         for record, result in zip(examples.record.tolist(), results, strict=True):
             found[record] = result
@@ -89,18 +93,18 @@ class Task(ABC):
     def scores(
         self, predictions: Sequence[dict[str, Any] | None], records: Iterable[Mapping[str, Any]]
     ) -> dict[str, float]:
-        """Return metrics that need whole records, of predictions per record; none unless a task has some."""
+        """Return metrics that compare predictions with whole records; {} unless a task overrides this."""
         return {}
 
     def model_options(self) -> dict[str, Any]:
-        """Return what the model's configuration must say: number and names of labels, kind of problem."""
+        """Return settings for the model's configuration, by name: number and names of labels, problem type."""
         return {}
 
     def model(self, name: Any, **options: Any) -> Any:
-        """Load a model with the head of this task, from a folder or the hub; `options` are those of transformers.
+        """Load a model with this task's head from a folder or the hub; `options` go to ``from_pretrained``.
 
         Raises:
-            OSError: as transformers raises it, where there is no such model.
+            OSError: there is no such model; raised by transformers.
         """
         import transformers
 
@@ -108,12 +112,12 @@ class Task(ABC):
 
     @classmethod
     def found_options(cls, folder: Path) -> dict[str, Any]:
-        """Return options that a model's folder states beside its configuration; none unless a task reads some."""
+        """Return options of the task that a model's folder states outside its configuration; {} unless overridden."""
         return {}
 
     @classmethod
     def reading(cls, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return how records for training are read: options of `nopad.corpus.open_records`, by those of the task."""
+        """Return options of `nopad.corpus.open_records` for reading training records, given the task's `options`."""
         return {}
 
     def text_columns(self) -> tuple[str, ...]:
@@ -122,12 +126,12 @@ class Task(ABC):
         return tuple(dict.fromkeys(one for one in (*named, *self.texts_always) if one is not None))
 
     def read(self, records: Iterable[Mapping[str, Any]]) -> Iterable[Mapping[str, Any]]:
-        """Return records as this task reads them: texts of files without types stay texts ("007", "1.0")."""
+        """Return records as this task reads them: in files without types, texts like "007" or "1.0" stay texts."""
         return records.as_text(self.text_columns()) if isinstance(records, RecordStream) else records
 
     @property
     def collate(self) -> Collate | None:
-        """The `collate` of the task's loader (`nopad.PackedLoader`); None: the loader's own."""
+        """The `collate` of the task's loader (`nopad.PackedLoader`); None: the loader's default."""
         return None
 
     def loader(
@@ -148,10 +152,10 @@ class Task(ABC):
 
 
 def check_tokenizer(tokenizer: Any) -> Any:
-    """Return a tokenizer of transformers, or refuse what is none.
+    """Return a tokenizer of transformers, and refuse any other object.
 
     Raises:
-        OptionError: it is not a tokenizer of transformers.
+        OptionError: `tokenizer` is not a tokenizer of transformers.
     """
     from transformers import PreTrainedTokenizerBase
 

@@ -25,7 +25,7 @@ class Tokenised:
         ids: token ids of each, special tokens included.
         types: token types of each, where the tokenizer has them; else empty.
         kept: the number of each text among those that were given.
-        counts: how many were truncated or dropped.
+        counts: number of texts that were truncated or dropped, by reason.
     """
 
     ids: list[list[int]] = field(default_factory=list)
@@ -49,10 +49,10 @@ def tokenised(
 ) -> Tokenised:
     """Tokenise texts, each with its pair if there are pairs, with the tokenizer's special tokens.
 
-    What is truncated loses the end of the longer one of the two texts, token by token ("longest_first").
+    Truncation removes tokens one by one from the end of the longer of the two texts ("longest_first").
 
     Raises:
-        LengthError: a text has more than `max_length` tokens, and `over_long` is "error"; or none at all.
+        LengthError: a text has more than `max_length` tokens, and `over_long` is "error"; or a text has no tokens.
     """
     found = Tokenised()
     for first in range(0, len(texts), _AT_ONCE):

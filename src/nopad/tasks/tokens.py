@@ -1,9 +1,9 @@
-"""Classification of words: names, parts of speech; a tag per word, or spans of characters.
+"""Classification of words, such as names or parts of speech, from a tag per word or labelled spans of characters.
 
-A record has a list of words and one of tags, as in CoNLL's sets; or a text and spans with a label each, whose words are
-those of `nopad.tasks.pieces.words_in`. Words are tokenised as they stand in running text, with spaces between them, so
-any tokenizer that knows offsets will do. A word's label is that of its first token; its other tokens have none (-100),
-as in transformers' examples.
+A record has a list of words and a list of tags, as in CoNLL's data sets; or a text and labelled spans, and the words
+are then those of `nopad.tasks.pieces.words_in`. Words are tokenised as in running text, with spaces between them, so
+any tokenizer that gives offsets can be used. Only the first token of a word has its label; the other tokens are ignored
+(-100), as in transformers' examples.
 """
 
 from __future__ import annotations
@@ -44,19 +44,20 @@ class TokenClassification(Task):
     """One tag per word.
 
     Args:
-        tokenizer: the model's tokenizer, which knows offsets (a fast one).
-        labels: names of the tags, or how many there are. Names like ``B-PER``, ``I-PER``, ``O`` (BIO) make entities,
-            with an F1.
+        tokenizer: the model's tokenizer; it must be a fast one, which gives offsets.
+        labels: names of the tags, or their number. From names like ``B-PER``, ``I-PER``, ``O`` (BIO), entities and
+            their F1 are computed.
         words: column of the words, a list of texts.
         tags: column of the tags, a list of names or numbers from 0, one per word.
         text: column of a text, instead of words.
         spans: column of its spans: dicts with ``start``, ``end`` (exclusive) and ``label``, or lists of these three. A
             label is an entity's type, or a tag's name. Words outside of spans have the tag ``O``.
-        label_all: label all tokens of a word, not just the first; after ``B-`` they have ``I-``, if that is a tag.
-        max_length, over_long: see `Task`; "split" gives a record several sequences.
+        label_all: label all tokens of a word, not just the first; tokens after one with ``B-`` get ``I-``, if that is a
+            tag.
+        max_length, over_long: see `Task`; "split" makes several sequences of a long record.
 
-    Predictions are per record: ``words``; ``tags`` and ``scores`` (probabilities), one per word, None for words without
-    a token of their own or cut away; and ``entities``, with the places of first word and end, or of characters where
+    A prediction has ``words``; ``tags`` and ``scores`` (probabilities), one per word, None for words that were cut away
+    or have no token of their own; and ``entities``, each with its first word and its end, counted in characters if
     records are texts.
 
     Raises:

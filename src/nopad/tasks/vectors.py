@@ -143,7 +143,7 @@ class Embedding(Task):
         return [{"embedding": vector} for vector in outputs["embeddings"].float().tolist()]
 
     def model(self, name: Any, **options: Any) -> Any:
-        """Load a base model without the pooler that it may have, which no vector is made of; see `Task.model`."""
+        """Load a base model without a pooler, which these vectors do not use; see `Task.model`."""
         return base_model(super().model, name, **options)
 
     def _skipped(self, pooling: str) -> int:
@@ -171,7 +171,7 @@ def _texts(given: Texts | Mapping[str, Any] | None) -> Texts:
 
 
 def base_model(load: Any, name: Any, **options: Any) -> Any:
-    """Load a base model by `load`, without a pooler: its weights would get no gradient, and may not be there at all."""
+    """Load a base model by `load`, without a pooler, whose weights would get no gradient or may be missing."""
     import transformers
 
     config = options.get("config") or transformers.AutoConfig.from_pretrained(name)

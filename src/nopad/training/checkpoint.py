@@ -1,4 +1,4 @@
-"""Whether a checkpoint is of the model that is to go on from it."""
+"""Checks that a checkpoint belongs to the model that resumes from it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PASSING |= {"bos_token_id", "eos_token_id", "pad_token_id"}
 
 
 def check_same_model(folder: Path, model: Any) -> None:
-    """Refuse a checkpoint whose configuration gives the model another shape.
+    """Refuse a checkpoint whose configuration describes a model of another shape.
 
     Checkpoints without a configuration (adapters of PEFT) are left to transformers.
 

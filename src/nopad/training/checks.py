@@ -1,8 +1,8 @@
-"""Whether a Trainer will do what was asked: options that contradict packs, and ranks that do not share gradients.
+"""Checks of a Trainer before it trains: options that contradict packs, and ranks that do not share gradients.
 
-`check_options` looks at what would cut, shuffle or weigh batches anew, in training and in evaluation alike;
-`check_step` at what a training step is; `check_schedule` at who sets the learning rate; `check_ranks` at the model of a
-step, which must average gradients over ranks.
+`check_options` looks for options that would cut or reorder packed batches, in training or evaluation; `check_step`
+compares the Trainer's training step with the loader's; `check_schedule` looks for a second learning-rate schedule;
+`check_ranks` checks that the model of a step averages gradients over ranks.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _PREPARED = "_is_accelerate_prepared"
 
 
 def check_options(trainer: Any) -> None:
-    """Refuse options of a Trainer that would do something else to packs than to padded batches, or nothing at all.
+    """Refuse options of a Trainer that would break packed batches, or have no effect on them.
 
     Raises:
-        OptionError: there is such an option; the message names it.
+        OptionError: such an option is set; the message names it.
     """
     if trainer.get_cp_size() * trainer.get_sp_size() > 1:
         raise OptionError("context and sequence parallelism would cut packed batches; leave them out")
@@ -40,10 +40,10 @@ def check_options(trainer: Any) -> None:
 
 
 def check_arguments(args: Any) -> None:
-    """Refuse arguments of transformers' Trainer that would do something else to packs, or nothing at all.
+    """Refuse `transformers.TrainingArguments` that would break packed batches, or have no effect on them.
 
     Raises:
-        OptionError: there is such an argument; the message names it.
+        OptionError: such an argument is set; the message names it.
     """
     if args.n_gpu > 1:
         raise OptionError(
@@ -67,10 +67,10 @@ def check_arguments(args: Any) -> None:
 
 
 def check_step(trainer: Any, loader: PackedLoader) -> None:
-    """Refuse options of a Trainer that contradict a loader, or would shuffle, batch or share out its batches anew.
+    """Refuse options of a Trainer that disagree with the loader about a training step, or that `check_options` refuses.
 
     Raises:
-        OptionError: there is such an option; the message names it.
+        OptionError: such an option is set, and the message names it; or the loader is a stream on several ranks.
     """
     args = trainer.args
     if loader.is_stream and loader.ranks.world_size > 1:
@@ -103,10 +103,10 @@ def check_step(trainer: Any, loader: PackedLoader) -> None:
 
 
 def check_schedule(trainer: Any, *, packs: bool) -> None:
-    """Refuse a schedule beside another one, or one that cannot ask a loader.
+    """Refuse a `Schedule` beside another learning-rate schedule, or without packed training data to count.
 
     Raises:
-        OptionError: there is another one; the message names it.
+        OptionError: there is another schedule, which the message names; or `packs` is False.
     """
     args = trainer.args
     name = str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type))
@@ -131,10 +131,10 @@ def check_schedule(trainer: Any, *, packs: bool) -> None:
 
 
 def check_whole(loader: PackedLoader) -> None:
-    """Refuse to evaluate a loader that leaves sequences out.
+    """Refuse to evaluate on a loader that leaves sequences out.
 
     Raises:
-        OptionError: its epoch has units that make no whole step.
+        OptionError: the loader leaves out sequences at the end of an epoch, since they do not fill a step.
     """
     _, sequences, _ = getattr(loader.summary(), "left_out", (0, 0, 0))
     if sequences:
@@ -145,10 +145,10 @@ def check_whole(loader: PackedLoader) -> None:
 
 
 def forget_evaluation(trainer: Any) -> None:
-    """Let a model that was evaluated be prepared for training.
+    """Let accelerate prepare a model for training that was evaluated before.
 
-    What evaluation does to a bare model is marked on it, and accelerate takes the mark as done with; so on several
-    ranks a training after an evaluation would go without DDP, each rank with gradients of its own.
+    Evaluation marks a bare model as prepared, and accelerate does not prepare a marked model again. On several ranks,
+    training after an evaluation would then run without DDP, each rank with gradients of its own.
     """
     model = trainer.model_wrapped
     if model is trainer.model and _PREPARED in vars(model):
@@ -156,10 +156,10 @@ def forget_evaluation(trainer: Any) -> None:
 
 
 def check_ranks(trainer: Any, model: Any) -> None:
-    """Refuse to train on several ranks with a model that nothing averages gradients of.
+    """Refuse to train on several ranks with a model whose gradients are not averaged over ranks.
 
     Raises:
-        OptionError: the model of this training step is not wrapped.
+        OptionError: the model of this training step is not wrapped in DDP.
     """
     kind = trainer.accelerator.distributed_type.name
     if not kind.startswith("MULTI_") or getattr(trainer, "is_distributed_loading_by_transformers", False):

@@ -1,9 +1,9 @@
 """The configuration of `nopad train`: TOML in tables, checked field by field before any work begins.
 
-Each table is a frozen dataclass, whose fields are those of the file; ``[trainer]`` has the fields of
-`transformers.TrainingArguments`, ``[task]`` the options of the task that it names. A field that is unknown, or of
-another type, is refused with its file and name. Fields of the command line (``--set TABLE.FIELD=VALUE``) take the place
-of the file's; a value is TOML, or else a text.
+Each table is a frozen dataclass with the same fields as in the file; ``[trainer]`` has the fields of
+`transformers.TrainingArguments`, ``[task]`` the options of the task that it names. A field that is unknown or has a
+wrong type is refused by an error that names file and field. Fields given on the command line
+(``--set TABLE.FIELD=VALUE``) replace those of the file; a value that is not TOML is taken as text.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ class Model:
     """``[model]``: which model is trained.
 
     Attributes:
-        name: a folder or a name on the hub; its configuration, tokenizer and (without `init_from`) weights.
+        name: a folder or a name on the hub, which gives configuration, tokenizer and (without `init_from`) weights.
         init_from: a checkpoint, or the folder of a run, whose weights training begins with (`--init-from`).
-        tokenizer: another tokenizer than the model's: a folder or a name on the hub.
+        tokenizer: a folder or a name on the hub whose tokenizer replaces the model's.
         fresh: begin with random weights.
-        dtype: type of the parameters.
+        dtype: dtype of the parameters.
         backend: how attention keeps sequences apart (`nopad.packed`).
         config: fields of the model's configuration to change, such as a dropout.
-        lora: options of `peft.LoraConfig`; then only adapters are trained.
+        lora: options of `peft.LoraConfig`; if there are any, only adapters are trained.
     """
 
     name: str | None = None
@@ -74,13 +74,14 @@ class Model:
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """``[data]``: what it is trained on.
+    """``[data]``: what the model is trained and evaluated on.
 
     Attributes:
         train: files or folders of records (with a task), or one place where tokens are stored: a packed dataset, a
-            folder of arrays, what `nopad.loading.sources.open_tokens` reads.
+            folder of arrays, or another source that `nopad.loading.sources.open_tokens` reads.
         eval: the same, for evaluation.
-        held_out: share of the training records that is evaluated on instead, chosen by ``trainer.seed``.
+        held_out: share of the training records, from 0 to below 1, that is used for evaluation instead of training;
+            drawn with ``trainer.data_seed``, or ``trainer.seed`` without it.
     """
 
     train: tuple[str, ...] | str = ()
@@ -106,8 +107,8 @@ class TaskTable:
     """``[task]``: what is learned from a record.
 
     Attributes:
-        name: of a task (`nopad.tasks`); None: the data are tokens, and what is learned is what the model's head does.
-        options: the task's own, by name: labels, text, max_length, ...
+        name: name of a task (`nopad.tasks`); None: the data are tokens, and the model's head decides what is learned.
+        options: the task's options by name: labels, text, max_length, ...
     """
 
     name: str | None = None
@@ -119,14 +120,15 @@ class Packing:
     """``[packing]``: options of `nopad.PackedLoader`.
 
     Attributes:
-        capacity: most tokens of a pack; None: the rows of a packed dataset stay as they are.
-        rows, tokens, sequences: what a rank takes per micro-step; none of them: one row.
+        capacity: most tokens of a pack; None: the rows of a packed dataset are used unchanged.
+        rows, tokens, sequences: number of rows, tokens or sequences that a rank takes per micro-step; give at most one
+            of them. Without any: one row.
         token_cap: with `sequences`, most tokens that a rank takes per micro-step.
-        depth, algorithm, options: of the plan (`nopad.plan`).
+        depth, algorithm, options: how packs are planned (`nopad.plan`).
         cost: "tokens", or "attention:HIDDEN_SIZE".
-        accumulation, last, balance, align, together, prefetch: as `nopad.PackedLoader` has them.
-        correction: of hyper-parameters that were tuned without packs (`nopad.training.scale_for_packing`), by the
-            factor of these packs: fewer micro-steps than `accumulation`, other betas, or none.
+        accumulation, last, balance, align, together, prefetch: see `nopad.PackedLoader`.
+        correction: how hyper-parameters that were tuned without packs are corrected by the packing factor
+            (`nopad.training.scale_for_packing`): "accumulation", "betas" or "none".
     """
 
     capacity: int | None = None
@@ -160,7 +162,7 @@ class Packing:
         complete_options(self.algorithm, self.options)
 
     def plan_options(self) -> dict[str, Any]:
-        """Return what is not as `nopad.plan` has it by default."""
+        """Return the options of `nopad.plan` that differ from its defaults."""
         made = dict(self.options)
         if self.depth is not None:
             made["depth"] = self.depth
@@ -169,15 +171,15 @@ class Packing:
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizer:
-    """``[optimizer]``: an optimiser of nopad's, in place of ``trainer.optim``.
+    """``[optimizer]``: an optimiser of nopad, in place of ``trainer.optim``.
 
-    Rate, betas, eps and decay are ``trainer.learning_rate``, ``adam_beta1``, ``adam_beta2``, ``adam_epsilon`` and
-    ``weight_decay``, the last two by default 1e-6 and 0.01 as MLPerf has them; gradients are clipped by
+    Its learning rate, betas, eps and weight decay are ``trainer.learning_rate``, ``adam_beta1``, ``adam_beta2``,
+    ``adam_epsilon`` and ``weight_decay``; the last two default to MLPerf's 1e-6 and 0.01. Gradients are clipped by
     ``trainer.max_grad_norm``.
 
     Attributes:
         name: "lamb".
-        bias_correction, max_weight_norm, max_trust_ratio, adapt_undecayed, foreach: as `nopad.training.Lamb` has them.
+        bias_correction, max_weight_norm, max_trust_ratio, adapt_undecayed, foreach: see `nopad.training.Lamb`.
     """
 
     name: Literal["lamb"]
@@ -188,7 +190,7 @@ class Optimizer:
     foreach: bool | None = None
 
     def switches(self) -> dict[str, Any]:
-        """Return the options that `nopad.training.Lamb` gets beside the Trainer's."""
+        """Return this table's options of `nopad.training.Lamb`, by name."""
         return {name: value for name, value in asdict(self).items() if name != "name"}
 
 
@@ -197,7 +199,7 @@ class Output:
     """``[output]``: where the results go.
 
     Attributes:
-        folder: of checkpoints, metrics and the trained model: new, empty, or of a run that is resumed.
+        folder: folder for checkpoints, metrics and the trained model: a new or empty one, or that of a resumed run.
     """
 
     folder: str = ""
@@ -236,7 +238,7 @@ class TrainConfig:
                 raise OptionError(f"trainer.{name} and [schedule] both say what the learning rate does; leave one out")
 
     def document(self) -> dict[str, dict[str, Any]]:
-        """Return the tables as they would stand in a file, without what is as by default."""
+        """Return the tables as a configuration file would have them, without fields that have their default value."""
         made: dict[str, dict[str, Any]] = {}
         for table in fields(self):
             value = getattr(self, table.name)
@@ -265,13 +267,15 @@ def read_config(path: str | Path, overrides: Sequence[str] = (), *, init_from: s
     """Read a configuration.
 
     Args:
-        path: of the file.
-        overrides: ``TABLE.FIELD=VALUE``; a value is TOML, or else a text.
-        init_from: takes the place of ``model.init_from``.
+        path: path of the TOML file.
+        overrides: fields as ``TABLE.FIELD=VALUE``, which replace those of the file; a value that is not TOML is taken
+            as text.
+        init_from: replaces ``model.init_from``.
 
     Raises:
         SourceError: there is no such file.
-        OptionError: it is not TOML; a table or field is unknown, of another type, or missing; or an override is.
+        OptionError: the file is not TOML; or a table or field, in the file or in `overrides`, is unknown, missing or of
+            a wrong type.
         MissingExtraError: transformers is not installed.
     """
     document: dict[str, dict[str, Any]] = {}

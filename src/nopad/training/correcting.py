@@ -1,4 +1,4 @@
-"""The correction that ``packing.correction`` of a configuration asks for, by the factor that its data have."""
+"""Correct hyper-parameters as ``packing.correction`` asks, by the packing factor of the training data."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ["corrected"]
 
 
 def corrected(made: Loaders, data: Any) -> tuple[Loaders, Scaled | None]:
-    """Return loaders of the configuration with corrected hyper-parameters; None: no correction is asked for.
+    """Return loaders for the corrected hyper-parameters, and the correction, None if the configuration asks for none.
 
-    The factor is that of the packs of an epoch in rows of the capacity, which do not depend on what a step is.
+    The packing factor is measured on an epoch's loader with ``accumulation=1``.
 
     Raises:
-        OptionError: the factor is not known, or there is nothing that could be corrected.
+        OptionError: the factor is not known, or the hyper-parameters have nothing that could be corrected.
     """
     config, args = made.config, made.args
     how = config.packing.correction

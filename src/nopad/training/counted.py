@@ -1,8 +1,8 @@
-"""`CountedLR`: a `Schedule` applied to an optimiser of torch, by what a loader says it has given. Needs torch.
+"""`CountedLR`: a `Schedule` applied to a torch optimiser, by the counts of a loader. Needs torch.
 
-It is one of torch's schedulers: ``step()`` after each optimiser step, ``state_dict()``, ``get_last_lr()``. What was
-seen is asked of the loader, which counts whole steps on all ranks and keeps its counts in its own state, so nothing is
-counted twice, and a run that goes on has the rates of one that nothing stopped, to the bit.
+It is a torch scheduler: call ``step()`` after each optimiser step; ``state_dict()`` and ``get_last_lr()`` work as
+usual. The loader counts the sequences and tokens of whole steps on all ranks, and keeps these counts in its own state.
+So nothing is counted twice, and a resumed run has the same learning rates, to the bit, as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ class CountedLR(LRScheduler):
 
     Args:
         optimizer: a torch optimiser; the ``lr`` of each of its groups is the peak rate, which the schedule multiplies.
-        schedule: the rate as a function of what was seen.
-        loader: the loader of the training data; not needed if the schedule counts "steps". What it has given before now
-            does not count.
-        epochs, steps: how long training is, if ``schedule.total`` is None: epochs, counted from the loader's first; or
-            optimiser steps, counted from now.
+        schedule: the learning rate as a function of the number of sequences, tokens or steps seen.
+        loader: the loader of the training data; not needed if the schedule counts "steps". Batches that it gave before
+            this object was made do not count.
+        epochs, steps: length of training, needed if ``schedule.total`` is None: in epochs, counted from the loader's
+            first; or in optimiser steps, counted from now.
 
     Attributes:
-        total: length of the whole schedule, in what is counted.
+        total: length of the whole schedule, in the unit that the schedule counts.
         before: `total` of the schedule whose state was loaded; None: no state was loaded.
 
     Raises:
@@ -90,7 +90,7 @@ class CountedLR(LRScheduler):
 
     @property
     def seen(self) -> int:
-        """How much was seen since the schedule began, in what is counted.
+        """Number of sequences, tokens or steps seen since the schedule began.
 
         Raises:
             OptionError: the loader has given less than the loaded state says: its own state was not loaded.
@@ -106,12 +106,12 @@ class CountedLR(LRScheduler):
         return found - self._begun
 
     def get_lr(self) -> list[float | torch.Tensor]:
-        """Return the learning rate of each group of parameters, by what was seen so far."""
+        """Return the learning rate of each parameter group, for what was seen so far."""
         ratio = self.schedule.ratio(self.seen, self.total)
         return [base * ratio for base in self.base_lrs]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the schedule stands, as plain values. Save the loader's state too: it has the counts."""
+        """Return the schedule's state, as plain values. Save the loader's state too, which has the counts."""
         return {
             "asked": dict(self._asked),
             "total": self.total,
@@ -123,11 +123,11 @@ class CountedLR(LRScheduler):
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue from a saved state, with its rates.
+        """Continue from a saved state, with its learning rates.
 
-        Load the optimiser's state first, since it has rates as well, and the loader's state too. The length stays that
-        of the state, unless this schedule was made with another schedule, `epochs` or `steps`; then the rates follow
-        the new length.
+        Load the loader's state too. Load the optimiser's state first, since it holds learning rates as well. The
+        schedule keeps the length in the saved state, unless this object was made with another `schedule`, `epochs` or
+        `steps`; then the rates follow the new length.
 
         Raises:
             FormatError: `state_dict` is not the state of a `CountedLR`.
@@ -163,13 +163,13 @@ class CountedLR(LRScheduler):
 def whole(
     schedule: Schedule, loader: PackedLoader | None, *, epochs: float | None = None, steps: int | None = None
 ) -> int:
-    """Return how long training is, in what a schedule counts.
+    """Return the length of training in the unit that a schedule counts: sequences, tokens or steps.
 
-    Of sequences and tokens, an epoch has what the loader's epoch under way has in whole steps, and a step the mean of
-    these.
+    The length of an epoch is taken to be that of the loader's current one, in whole steps. With `steps`, sequences and
+    tokens are the current epoch's average per step, times `steps`.
 
     Raises:
-        OptionError: it is not known.
+        OptionError: the length is not known.
     """
     if schedule.total is not None:
         return schedule.total

@@ -1,4 +1,4 @@
-"""What people hand to a trainer as data -> a loader of its packs."""
+"""Turn the data given to a trainer into a loader of packs."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ logger = logging.get_logger(__name__)
 
 
 def packable(data: Any, task: Task | None, capacity: int | None, *, collated: bool = False) -> bool:
-    """Whether `data` are a loader, or are packed into one: anything but None, where there is a capacity.
+    """Whether `data` are a loader, or will be packed into one, which needs a capacity; False for None.
 
-    `collated`: there is a collator for what is neither a loader nor records of a task.
+    `collated`: the trainer has a collator, so data are not packed unless they are a loader, examples, or records of a
+    task.
 
     Raises:
-        OptionError: `data` are made of a loader, or of a task's examples and there is no capacity.
+        OptionError: `data` are a torch dataset or DataLoader made of a `PackedLoader`; or they are examples or records
+            of a task, and there is no capacity.
     """
     if isinstance(data, TorchDataset | TorchLoader):
         raise OptionError("the dataset is made of a PackedLoader; give the loader itself")
@@ -39,17 +41,17 @@ def packable(data: Any, task: Task | None, capacity: int | None, *, collated: bo
 def loader_of(
     data: Any, capacity: int | None, *, task: Task | None, objective: Objective | None, **options: Any
 ) -> PackedLoader:
-    """Return the loader of `data`: a loader itself, examples, records of a task, or tokens that `open_tokens` reads.
+    """Return a loader of `data`.
 
     Args:
-        data: the data.
+        data: a loader, which is returned unchanged; examples; records of a task; or tokens that `open_tokens` reads.
         capacity: most tokens per pack; not needed for a loader.
         task: what turns records into sequences; None: `data` are tokens.
-        objective: what is learned; a causal language model without a task gets its labels from the tokens.
-        options: of `nopad.PackedLoader`.
+        objective: what is learned; without a task, a causal language model takes its labels from the tokens.
+        options: further options of `nopad.PackedLoader`.
 
     Raises:
-        RecordError, LengthError, OptionError: as the task, or the loader.
+        RecordError, LengthError, OptionError: as raised by the task or the loader.
         SourceError: without a task, `data` are not tokens.
     """
     if isinstance(data, PackedLoader):
@@ -76,9 +78,9 @@ def loader_of(
 
 
 def fingerprint_of(data: Any) -> str | None:
-    """Return a fingerprint of what data hold now, so that a change in place shows; None: nobody can tell.
+    """Return a fingerprint of the data's content, which changes when data are changed in place; None: not known.
 
-    That of a `datasets.Dataset` is its own; of a list, all records are read: about 400,000 a second.
+    A `datasets.Dataset` has a fingerprint of its own; of a list, all records are read, about 400,000 per second.
     """
     own = getattr(data, "_fingerprint", None)
     if isinstance(own, str):

@@ -1,4 +1,4 @@
-"""What packing changes in a training run, said before it begins: steps, sequences per step, learning rate, warm-up."""
+"""Describe, before training begins, what packing changes: steps, sequences per step, learning rate and warm-up."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def effects(
     total: int | None = None,
     scaled: Scaled | None = None,
 ) -> str:
-    """Return what packing changes as a few lines of text.
+    """Return a few lines of text about what packing changes.
 
     Args:
-        summary: of the epoch in which training begins.
-        args: the arguments of transformers' Trainer.
-        schedule: of the learning rate; None: the Trainer's own.
-        total: length of training, in what the schedule counts.
-        scaled: the correction of hyper-parameters that was made; None: none was asked for.
+        summary: the loader's summary of the epoch in which training begins.
+        args: `transformers.TrainingArguments`.
+        schedule: the learning-rate schedule; None: the Trainer's own.
+        total: length of training, in the unit that the schedule counts.
+        scaled: the correction of hyper-parameters that was made; None: no correction was asked for.
     """
     lines = [str(summary), *_changes(summary, args, schedule, scaled)]
     if schedule is not None and total is not None:
@@ -38,10 +38,10 @@ def effects(
 
 
 def length_of(schedule: Schedule, loader: PackedLoader, args: Any) -> int:
-    """Return the length of training in what a schedule counts, before training begins.
+    """Return the length of training in the unit that a schedule counts, before training begins.
 
     Raises:
-        OptionError: it is not known, or shorter than the warm-up.
+        OptionError: the length is not known, or shorter than the warm-up.
     """
     total = whole(
         schedule,

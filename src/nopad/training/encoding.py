@@ -1,8 +1,8 @@
-"""Records of any number as examples whose tokens lie in files, so that memory holds one part of them at a time.
+"""Encode any number of records into files, so that memory holds only one part of the examples at a time.
 
-Records are encoded part by part; ids and columns are appended to ``.npy`` files (``ids.npy``, ``offsets.npy``, a
-``NAME.npy`` per column: the form that `nopad.loading.sources` reads), which are mapped when all are there. What the
-same task and tokenizer made of the same records before is used again.
+Records are encoded part by part. Ids and columns are appended to ``.npy`` files (``ids.npy``, ``offsets.npy``, a
+``NAME.npy`` per column: the form that `nopad.loading.sources` reads), which are memory-mapped once they are complete.
+Files that the same task and tokenizer made from the same records before are used again.
 """
 
 from __future__ import annotations
@@ -38,18 +38,20 @@ _HEADER = 128  # bytes
 
 
 class Stored(Protocol):
-    """Records that can be read, and told from others."""
+    """Records that can be iterated over, with a fingerprint that identifies them."""
 
     def __iter__(self) -> Iterator[Mapping[str, Any]]: ...
 
     def fingerprint(self) -> str:
-        """Return what tells these records from others."""
+        """Return a text that identifies these records."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """Which of some records are meant: those held out, a share that `seed` chooses by their numbers, or the others.
+    """A part of some records: those held out, or the others.
+
+    `share` is the share of records held out, which `seed` chooses by their numbers.
 
     >>> [number for number in range(12) if Part(share=0.3, seed=1, held_out=True).has(number)]
     [0, 1, 2, 3, 7, 9, 11]
@@ -60,7 +62,7 @@ class Part:
     held_out: bool = False
 
     def has(self, number: int) -> bool:
-        """Whether the record with this number is meant."""
+        """Whether the record with this number is in this part."""
         return (key(self.seed, _STREAM, number) < self.share * (MASK + 1)) is self.held_out
 
 
@@ -78,18 +80,18 @@ def encoded(
 ) -> Examples:
     """Return the examples of a task, with their columns mapped from files in `folder`.
 
-    One process of a host encodes; others that ask for the same wait for it.
+    One process of a host encodes; other processes that ask for the same examples wait for it.
 
     Args:
-        task: what encodes.
-        records: what is encoded, as `task.read` gives it.
-        folder: of files; made if it is not there.
-        settings: what tells the task from others: its name and options, the tokenizer.
+        task: the task that encodes the records.
+        records: the records, as `task.read` gives them.
+        folder: folder for the files; created if it does not exist.
+        settings: what the encoding depends on beside the records: name and options of the task, and the tokenizer.
         part: which of the records are encoded.
-        at_once: records that are encoded at a time.
+        at_once: number of records that are encoded at a time.
 
     Raises:
-        RecordError, LengthError: as `Task.encode`; numbers of records count from the first of all.
+        RecordError, LengthError: as for `Task.encode`; the record numbers in messages count all records, from 0.
         StorageError: the disk is full, or a file cannot be written.
     """
     facts = {"version": _VERSION, "records": records.fingerprint(), "part": asdict(part), **settings}

@@ -76,18 +76,18 @@ class EvaluatingMixin(PreparingMixin):
         return loader
 
     def evaluated_objective(self) -> Objective:
-        """Return what an evaluation's loss is: what is learned."""
+        """Return the objective whose loss an evaluation computes: that of training."""
         assert self.objective is not None
         return self.objective
 
     def num_examples(self, dataloader: Any) -> int:
-        """Return the number of sequences in an epoch."""
+        """Return the number of sequences in an epoch of packs, or the Trainer's own number for other data."""
         if isinstance(dataloader, FedLoader):
             return dataloader.summary.sequences
         return int(super().num_examples(dataloader))
 
     def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """Evaluate a batch."""
+        """Evaluate a packed batch, or another batch as the Trainer does."""
         if self._evaluation is None or not isinstance(inputs, PackedBatch):
             return super().prediction_step(model, inputs, *args, **kwargs)
         with torch.no_grad(), self.compute_loss_context_manager(), enough_memory(inputs):
@@ -102,7 +102,11 @@ class EvaluatingMixin(PreparingMixin):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> Any:
-        """Evaluate or predict; of packs, with one denominator, and predictions in the order of the input."""
+        """Evaluate or predict; over packs with one denominator for the loss, and predictions in input order.
+
+        Raises:
+            OptionError: `include_for_metrics` is set, or `compute_loss_func` takes the place of an objective.
+        """
         if not isinstance(dataloader, FedLoader):
             return super().evaluation_loop(
                 dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
@@ -136,7 +140,7 @@ class EvaluatingMixin(PreparingMixin):
 
 
 def each_dataset(datasets: Any) -> list[Any]:
-    """Return the evaluation datasets, of which there may be one, several by name, or none."""
+    """Return the evaluation datasets as a list: one, several from a dict of names, or none."""
     if isinstance(datasets, Mapping):
         return list(datasets.values())
     return [] if datasets is None else [datasets]

@@ -1,4 +1,4 @@
-"""Evaluation over packs: one loss, one denominator, metrics that add up, predictions in the order of the input."""
+"""Evaluation over packs: one loss with one denominator, metrics summed over batches, predictions in input order."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ FILL = -100  # what transformers' Trainer pads predictions with
 
 
 class Evaluated(NamedTuple):
-    """What an evaluation found, the same on every rank.
+    """The results of an evaluation, the same on every rank.
 
     Attributes:
-        loss: the sum over all that is labelled, divided by how much that is; NaN if nothing is.
-        metrics: by name.
-        sequences: how many there were.
-        predictions, labels: one array or several, in the order of the input; None unless they were kept.
+        loss: the sum of the losses of all labelled tokens or sequences, divided by their number; NaN if nothing is
+            labelled.
+        metrics: the metrics by name.
+        sequences: number of evaluated sequences.
+        predictions, labels: one array or a tuple of arrays, in input order; None unless they were kept.
     """
 
     loss: float
@@ -45,9 +46,9 @@ class Evaluation:
 
     Args:
         objective: what is evaluated.
-        keep: whether predictions and labels are kept, on the host.
+        keep: whether predictions and labels are kept, in host memory.
         reduced: called with ``(logits, labels)`` of each batch, padded to ``[S, longest, ...]`` where they are per
-            token; what it returns is kept in place of the logits (``preprocess_logits_for_metrics`` of transformers).
+            token; its result is kept in place of the logits (transformers' ``preprocess_logits_for_metrics``).
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class Evaluation:
         self.kept: list[tuple[NDArray[np.int64], list[list[NDArray[Any]]], list[list[NDArray[Any]]]]] = []
 
     def run(self, model: Any, batch: PackedBatch) -> Tensor:
-        """Run the model on a batch and add what comes out; return the sum of the losses."""
+        """Run the model on a batch and add its losses and metrics; return the sum of its losses."""
         count = self.objective.count(batch)
         loss, outputs = self.objective.step(model, batch, torch.ones_like(count))
         if not batch.weight:
@@ -73,7 +74,7 @@ class Evaluation:
         return loss
 
     def finished(self) -> Evaluated:
-        """Return what all ranks found together; called once, on every rank."""
+        """Return the results over all ranks; call it once, on every rank."""
         found = over_ranks(self.sums)
         sums, counts = found[:-1].reshape(2, -1).tolist()
         loss = sum(one / count for one, count in zip(sums, counts, strict=True) if count) if any(counts) else math.nan
@@ -114,7 +115,7 @@ class Evaluation:
 
 
 def stacked_arrays(arrays: list[NDArray[Any]]) -> NDArray[Any]:
-    """Return arrays ``[length, ...]`` as one, ``[n, longest, ...]``, padded with -100; equal shapes are stacked."""
+    """Stack n arrays ``[length, ...]`` into one, ``[n, longest, ...]``; shorter arrays are padded with -100."""
     if len({array.shape for array in arrays}) == 1:
         return np.stack(arrays)
     shape = tuple(max(sizes) for sizes in zip(*(array.shape for array in arrays), strict=True))

@@ -1,4 +1,4 @@
-"""A loader's batches as transformers' Trainer counts them: epochs, steps, and what lies ahead after a resume."""
+"""A loader's batches as transformers' Trainer counts them: epochs, steps, and the steps left after a resume."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _TRAINER_STATE = "trainer_state.json"
 
 
 class Ahead:
-    """What lies ahead of a loader, in optimiser steps. Epochs of a mixture, or under a cap of tokens, differ in length.
+    """The optimiser steps that a loader has left. Epochs of a mixture, or with a token cap, differ in length.
 
     Attributes:
-        epoch: number of the epoch under way.
-        left: steps that it has left.
+        epoch: number of the current epoch.
+        left: number of steps left in it.
     """
 
     def __init__(self, loader: PackedLoader, left: int) -> None:
@@ -35,10 +35,10 @@ class Ahead:
 
     @classmethod
     def of(cls, loader: PackedLoader) -> Ahead | None:
-        """Return what lies ahead of a loader that stands between two steps; None: its epochs have no known length.
+        """Return the steps left of a loader that stands between two steps; None: its epochs have no known length.
 
         Raises:
-            OptionError: it stands in the middle of a step.
+            OptionError: the loader stands in the middle of a step.
         """
         state = loader.state_dict()
         if state.get("batches"):
@@ -53,19 +53,22 @@ class Ahead:
         return cls(loader, steps - state["legs"][-1]["steps"])
 
     def whole(self, epoch: int) -> int:
-        """Return the steps of a whole epoch."""
+        """Return the number of steps of a whole epoch."""
         if epoch not in self._whole:
             self._whole[epoch] = self._loader.steps_in(epoch)
         return self._whole[epoch]
 
     def steps(self, epochs: float) -> int:
-        """Return how many steps are left until `epochs` epochs (counted from epoch 0) are over."""
+        """Return the number of steps left until `epochs` epochs, counted from epoch 0, are over."""
         last = max(math.ceil(epochs) - 1, self.epoch)
         without = math.floor((last + 1 - epochs) * self.whole(last))
         return max(self.left + sum(map(self.whole, range(self.epoch + 1, last + 1))) - without, 0)
 
     def epochs(self, steps: int) -> list[int]:
-        """Return the steps of each epoch that the next `steps` steps touch, the one under way first."""
+        """Return the number of steps of each epoch that the next `steps` steps reach into.
+
+        The first entry is the number of steps left in the current epoch.
+        """
         found = [self.left] if steps > 0 else []
         beyond = steps - self.left
         while beyond > 0:
@@ -75,7 +78,7 @@ class Ahead:
 
 
 class FedLoader(TorchLoader):
-    """A loader's batches for the Trainer, which counts epochs from its own beginning, whatever the loader's number."""
+    """A loader's batches for the Trainer, whose epoch numbers may begin elsewhere than the loader's."""
 
     _first: tuple[int, int] | None = None
 
@@ -87,7 +90,7 @@ class FedLoader(TorchLoader):
         return found
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin another epoch; the first call, whatever its number, means the epoch in which the loader stands."""
+        """Begin an epoch. The first call, whatever its number, stands for the loader's current epoch."""
         if self._first is None:
             self._first = epoch, self.packed_loader.epoch
         given, stood = self._first
@@ -95,7 +98,7 @@ class FedLoader(TorchLoader):
 
 
 class Progress(TrainerCallback):
-    """Tells the Trainer's state how far the loader's epochs are; the Trainer itself counts from where it resumed."""
+    """Sets epoch numbers in the Trainer's state from the loader's; the Trainer itself counts from where it resumed."""
 
     def __init__(self, loader: PackedLoader, ahead: Ahead, epochs: int) -> None:
         self.loader, self.ahead, self.last = loader, ahead, epochs
@@ -103,18 +106,18 @@ class Progress(TrainerCallback):
         self.begun = loader.steps_seen - (ahead.whole(self.epoch) - ahead.left)  # steps seen when this epoch began
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
-        """Set the number of epochs."""
+        """Set the total number of epochs."""
         state.num_train_epochs = self.last
 
     def on_step_end(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
-        """Set how many epochs are over, with the fraction of the one under way."""
+        """Set the number of epochs that are over, with the fraction of the current one."""
         if self.loader.epoch != self.epoch:
             self.epoch, self.begun = self.loader.epoch, self.loader.steps_seen - 1
         state.epoch = self.epoch + (self.loader.steps_seen - self.begun) / self.ahead.whole(self.epoch)
 
 
 def steps_of(folder: Path) -> int:
-    """Return how many steps the Trainer had taken that saved a checkpoint."""
+    """Return the number of optimiser steps taken before a checkpoint was saved."""
     return int(TrainerState.load_from_json(str(folder / _TRAINER_STATE)).global_step)
 
 
@@ -122,7 +125,7 @@ def saved_state(folder: Path) -> Any:
     """Return the loader's state in a checkpoint.
 
     Raises:
-        FormatError: the checkpoint has none, or one that cannot be read.
+        FormatError: the checkpoint has no loader state, or one that cannot be read.
     """
     path = folder / STATE_FILE
     if not path.is_file():

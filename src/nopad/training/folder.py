@@ -1,15 +1,16 @@
-"""The folder of a run: whose it is, where it can go on, and its metrics.
+"""The folder of a run: which process owns it, from which checkpoint it can resume, and its metrics.
 
 ::
 
     FOLDER/nopad_train.toml     the configuration, which `nopad train` reads again
-    FOLDER/nopad_run.json       what the run began with, and whether it is over
+    FOLDER/nopad_run.json       the size of a step when the run began, and whether the run is over
     FOLDER/nopad_task.json      the task and its options, for predictions
     FOLDER/metrics.jsonl        one line per log
-    FOLDER/checkpoint-N/        of the Trainer, with the loader's state
+    FOLDER/checkpoint-N/        a checkpoint of the Trainer, with the loader's state
     FOLDER/.cache/              the encoded data
 
-A process that is killed leaves whole lines, and checkpoints of which only complete ones are gone on from.
+A process that is killed leaves only whole lines of metrics. It may leave an incomplete checkpoint, which a resumed run
+ignores.
 """
 
 from __future__ import annotations
@@ -77,22 +78,22 @@ _FREE_TRAINER = (
 
 
 class RunFolder:
-    """The output folder, from the time it is taken until it is left; only the first rank takes it, and writes to it."""
+    """The output folder of a run. Only the first rank takes it, writes to it, and leaves it."""
 
     def __init__(self, folder: str | Path) -> None:
         self.path = local_path(folder)
         self._lock: int | None = None
 
     def take(self, config: TrainConfig, *, resume: bool) -> None:
-        """Make the folder this process's own.
+        """Lock the folder for this process; create it if it does not exist.
 
         Args:
-            config: of the run.
-            resume: whether a run that is in the folder goes on.
+            config: configuration of the run.
+            resume: whether the run in the folder is resumed.
 
         Raises:
-            OutputExistsError: there is a run, which is not resumed, or something else.
-            ResumeError: there is no run to resume, or one with another configuration; the message names the field.
+            OutputExistsError: without `resume`: the folder holds a run, or other files.
+            ResumeError: there is no run to resume, or its configuration is another one; the message names the field.
             OutputBusyError: another process trains in the folder.
         """
         known = (self.path / CONFIG_FILE).is_file()
@@ -107,7 +108,9 @@ class RunFolder:
             self._check_same(config)
 
     def begin(self, config: TrainConfig, *, per_step: str) -> None:
-        """Note that a run begins, with its configuration; from then on, the folder holds a run.
+        """Write the configuration of a run that begins, and its step; from then on, the folder holds a run.
+
+        `per_step`: the number of rows or sequences of a step, in words.
 
         Raises:
             StorageError: the disk is full, or a file cannot be written.
@@ -121,7 +124,7 @@ class RunFolder:
             (self.path / name).unlink(missing_ok=True)
 
     def leave(self) -> None:
-        """Let other processes take the folder."""
+        """Unlock the folder, so that other processes can take it."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -155,10 +158,12 @@ class RunFolder:
             raise OutputBusyError(f"another process trains in {self.path}; wait for it, or stop it") from error
 
     def check_step(self, per_step: str) -> None:
-        """Refuse another step than the run began with; `per_step`: how many rows or sequences it has, in words.
+        """Refuse a step of another size than the run began with.
+
+        `per_step`: the number of rows or sequences of a step, in words.
 
         Raises:
-            ResumeError: it is another one.
+            ResumeError: the size differs.
         """
         before = self.facts().get("per_step")
         if before != per_step:
@@ -200,10 +205,10 @@ class RunFolder:
             ) from error
 
     def is_longer(self, config: TrainConfig) -> bool:
-        """Whether a run that goes on has more epochs or steps by this configuration than by that in the folder.
+        """Whether this configuration gives a resumed run more epochs or steps than the one in the folder.
 
         Raises:
-            ResumeError: the run is over, and left no checkpoint to go on from.
+            ResumeError: it does, but the run is over and left no checkpoint to resume from.
         """
         if not (self.path / CONFIG_FILE).is_file():
             return False
@@ -216,7 +221,7 @@ class RunFolder:
         return longer
 
     def facts(self) -> dict[str, Any]:
-        """Return what is known of the run."""
+        """Return the content of ``nopad_run.json``; {} if it is missing or damaged."""
         try:
             found = json.loads((self.path / RUN_FILE).read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -224,11 +229,11 @@ class RunFolder:
         return found if isinstance(found, dict) else {}
 
     def note(self, **facts: Any) -> None:
-        """Add facts to those of the run."""
+        """Add facts to ``nopad_run.json``."""
         write_atomic(self.path / RUN_FILE, _json({**self.facts(), **facts}))
 
     def clear_incomplete(self) -> None:
-        """Remove checkpoints that were being written when the run was killed, newer than the last complete one."""
+        """Remove checkpoints newer than the last complete one, which were being written when the run was killed."""
         last = last_checkpoint(self.path)
         for number, path in _checkpoints(self.path):
             if last is None or number > int(last.name.removeprefix(_PREFIX)):
@@ -306,7 +311,7 @@ def _optimizer(path: Path) -> bool:
 
 
 def append_line(path: Path, document: Mapping[str, Any]) -> None:
-    """Append a document as one line of JSON, in one write: a process that is killed leaves all of it, or nothing.
+    """Append a document as one line of JSON, in one write: a process that is killed leaves the whole line or nothing.
 
     Raises:
         StorageError: the disk is full, or the write failed.
@@ -322,7 +327,7 @@ def append_line(path: Path, document: Mapping[str, Any]) -> None:
 
 
 def kept_lines(path: Path, step: int) -> None:
-    """Keep the lines of a file of metrics up to a step; those after it, and a torn one, are removed.
+    """Keep the lines of a metrics file up to a step; remove later lines, and one that is incomplete.
 
     Raises:
         StorageError: the file cannot be written.

@@ -1,6 +1,6 @@
-r"""LAMB, with everything in which implementations of that name differ as a named switch. Needs torch.
+r"""LAMB, with a named option for each point in which implementations of LAMB differ. Needs torch.
 
-The rule, for a parameter p with gradient g at its update number t; G is the norm of all gradients of the optimiser::
+The update rule, for a parameter p with gradient g at its update number t; G is the norm of all gradients together::
 
     g = g / max(1, G / max_grad_norm)                         pre-normalisation
     m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2
@@ -8,14 +8,14 @@ The rule, for a parameter p with gradient g at its update number t; G is the nor
     r = min(|p|, max_weight_norm) / |u|, at most max_trust_ratio; 1 where |p| or |u| is 0
     p = p - lr r u
 
-With its defaults this is the LAMB of MLPerf (apex's FusedLAMB, timm): with bias correction, gradients clipped by their
-global norm first, a ratio that nothing clamps, and r = 1 for groups without weight decay (biases, normalisation). The
-third version of the paper, and torch_optimizer and pytorch_optimizer after it, are ``bias_correction=False,
-max_grad_norm=None, max_weight_norm=10, adapt_undecayed=True``.
+With its defaults this is the LAMB of MLPerf (apex's FusedLAMB, timm): with bias correction, gradients first clipped by
+their global norm, an unclamped trust ratio r, and r = 1 for groups without weight decay (biases, normalisation). For
+the LAMB of the paper's third version, which torch_optimizer and pytorch_optimizer follow, give
+``bias_correction=False, max_grad_norm=None, max_weight_norm=10, adapt_undecayed=True``.
 
-One routine updates a list of parameters: with ``foreach`` all those of a device and dtype, without it a single one. So
-both give the same bits wherever torch's foreach functions do. Memory: m and v; and during a step, twice the parameters
-of one list more. Source: You et al., arXiv 1904.00962.
+The same routine updates a list of parameters: with ``foreach`` all parameters of a device and dtype, without it a
+single one. So both give the same bits wherever torch's foreach functions do. Memory: m and v, and during a step, twice
+the size of one list's parameters in addition. Source: You et al., arXiv 1904.00962.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class Lamb(torch.optim.Optimizer):
         betas: decay rates of the two moments, from 0 to below 1; `nopad.training.scale_for_packing` can raise them to
             the power of the packing factor.
         eps: added to the square root of the second moment.
-        weight_decay: this times the parameter is added to the update, before the trust ratio is taken. Groups where it
-            is 0 get no trust ratio either, unless `adapt_undecayed`.
+        weight_decay: this number times the parameter is added to the update, before the trust ratio is taken. Groups
+            with a weight decay of 0 get no trust ratio, unless `adapt_undecayed`.
         bias_correction: divide the moments by 1 - beta^t; t counts the updates of each parameter.
-        max_grad_norm: gradients are scaled down if the norm of all of them together is above this; None: they are not,
-            for trainers that clip them already.
+        max_grad_norm: gradients are scaled down if the norm of all of them together is above this; None: no clipping,
+            for trainers that clip gradients themselves.
         max_weight_norm: upper limit of |p| in the trust ratio; None: no limit.
         max_trust_ratio: upper limit of the trust ratio; None: no limit.
         adapt_undecayed: give groups without weight decay a trust ratio too.
@@ -57,8 +57,9 @@ class Lamb(torch.optim.Optimizer):
     Moments have the dtype of their parameter. Norms of half-precision tensors are taken in float32.
 
     Raises:
-        OptionError: an option is out of range; a parameter is complex, sparse, or a piece of a tensor (FSDP1), whose
-            whole norm is not known; or no group has weight decay or `adapt_undecayed`, so that this would be Adam.
+        OptionError: an option is out of range; a parameter is complex, sparse, or a piece of a tensor (FSDP1), so that
+            the norm of the whole tensor is not known; or no group has weight decay or `adapt_undecayed`, so that this
+            would be Adam.
 
     >>> import torch
     >>> from nopad.training import Lamb
@@ -106,14 +107,14 @@ class Lamb(torch.optim.Optimizer):
 
     @staticmethod
     def of(args: Any, **switches: Any) -> tuple[type[Lamb], dict[str, Any]]:
-        """Return what transformers' Trainer takes as `optimizer_cls_and_kwargs`.
+        """Return the value of `optimizer_cls_and_kwargs` for transformers' Trainer.
 
-        The Trainer clips gradients itself (``max_grad_norm``) and makes the groups, so that biases and normalisation
-        have no decay.
+        The Trainer clips gradients itself (``max_grad_norm``), and makes the parameter groups, so that biases and
+        normalisation layers have no weight decay.
 
         Args:
-            args: `transformers.TrainingArguments`, of which learning_rate, adam_beta1, adam_beta2, adam_epsilon and
-                weight_decay are read. Set weight_decay: its default there is 0, which `Lamb` refuses.
+            args: `transformers.TrainingArguments`; learning_rate, adam_beta1, adam_beta2, adam_epsilon and weight_decay
+                are read. Set weight_decay: its default there is 0, which `Lamb` refuses without `adapt_undecayed`.
             switches: further options of `Lamb`, such as ``adapt_undecayed``.
         """
         own = {"lr": args.learning_rate, "betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon}
@@ -123,8 +124,8 @@ class Lamb(torch.optim.Optimizer):
         """Add a group of parameters.
 
         Raises:
-            OptionError: an option or parameter is refused, as by the class; or the group's `max_grad_norm` is not that
-                of the other groups. The group is then not added.
+            OptionError: an option or parameter is one that the class refuses, or the group's `max_grad_norm` differs
+                from that of the other groups. The group is then not added.
         """
         super().add_param_group(param_group)
         group, number = self.param_groups[-1], len(self.param_groups) - 1
@@ -143,11 +144,11 @@ class Lamb(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update the parameters that have gradients; return what `closure` returns.
+        """Update the parameters that have gradients; return the result of `closure`, or None without one.
 
         Raises:
             OptionError: a gradient is sparse.
-            TrainingError: a gradient is not finite. Nothing was changed: neither parameters, nor moments, nor counts.
+            TrainingError: a gradient is not finite. Parameters, moments and update counts are then unchanged.
         """
         loss = None
         if closure is not None:
@@ -234,8 +235,8 @@ class Lamb(torch.optim.Optimizer):
 def decay_groups(model: torch.nn.Module, weight_decay: float = 0.01) -> list[dict[str, Any]]:
     """Return a model's trainable parameters as two groups for an optimiser: with weight decay, and without.
 
-    The second group holds biases, and everything in normalisation layers (classes with "norm" in their name), as in
-    BERT. Each group is a dict of ``params`` and ``weight_decay``; a parameter that modules share occurs once.
+    The second group holds biases, and all parameters of normalisation layers (classes with "norm" in their name), as in
+    BERT. Each group is a dict with ``params`` and ``weight_decay``; a parameter that modules share occurs once.
 
     >>> import torch
     >>> layer = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.LayerNorm(4))

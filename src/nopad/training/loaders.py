@@ -1,4 +1,4 @@
-"""The data of a configuration as loaders: records of a task, or tokens that are stored already."""
+"""Make the loaders of a configuration's data: records of a task, or stored tokens."""
 
 from __future__ import annotations
 
@@ -25,7 +25,11 @@ __all__ = ["Loaders", "about", "find_data", "has_evaluation", "widest"]
 
 
 def find_data(config: TrainConfig) -> dict[str, Any]:
-    """Return training and evaluation data: records, or the place where tokens are stored; None: no evaluation."""
+    """Return training and evaluation data by name, "train" and "eval".
+
+    Each is a stream of records, or the place where tokens are stored. "eval" is None without an evaluation, and the
+    same stream as "train" with ``data.held_out``.
+    """
     found: dict[str, Any] = {"eval": None}
     for name in ("train", "eval"):
         inputs = getattr(config.data, name)
@@ -60,7 +64,7 @@ def _opened(inputs: tuple[str, ...], name: str, config: TrainConfig) -> Any:
 
 
 def has_evaluation(config: TrainConfig) -> bool:
-    """Whether there is anything to evaluate."""
+    """Whether the configuration has evaluation data: of its own, held out, or a split of the training data."""
     return bool(config.data.eval) or config.data.held_out > 0 or _has_split(config)
 
 
@@ -80,11 +84,11 @@ class Loaders:
         self.notes: list[str] = []
 
     def of(self, config: TrainConfig, args: Any) -> Loaders:
-        """Return what makes the loaders of the same run with another configuration."""
+        """Return the `Loaders` of the same run with another configuration and other training arguments."""
         return Loaders(config, args, self.task, self.tokenizer, self.objective, self.cache)
 
     def loader(self, data: Any, name: str) -> PackedLoader:
-        """Return the loader of records, or of a place where tokens are stored."""
+        """Return the loader of records, or of a place where tokens are stored; `name`: "train" or "eval"."""
         options, capacity = self._options(training=name == "train"), self.config.packing.capacity
         if isinstance(data, RecordStream):
             assert self.task is not None
@@ -140,7 +144,7 @@ def _fingerprint(tokenizer: Any) -> str:
 
 
 def widest(loader: PackedLoader) -> int:
-    """Return about how many tokens a flat batch of sequences has."""
+    """Return the average number of tokens of a rank's flat batch; 1 if it is not known."""
     summary = loader.summary()
     if not isinstance(summary, Summary) or not summary.steps:
         return 1
@@ -150,9 +154,9 @@ def widest(loader: PackedLoader) -> int:
 
 @contextmanager
 def about(field: str, why: str = "") -> Iterator[None]:
-    """Put the field that data came from before what is said about them, and name options as the file does.
+    """Put a field's name before the message of an error about its data, and name options as in the file.
 
-    `why`: what to add where sequences are longer than ``max_length``.
+    `why`: text to add to messages about sequences longer than ``max_length``.
     """
     try:
         yield

@@ -1,8 +1,8 @@
-"""A run that is made longer when it goes on: which changes of its length may be, and what becomes of the learning rate.
+"""Make a run longer when it is resumed: which changes of its length are allowed, and how learning rates change.
 
-Data, packs and batches do not depend on the number of steps, so a longer run takes the steps of the shorter one first.
-Learning rates may: of a schedule that ends (linear, cosine), every step's rate depends on how many there are. From the
-step on where a longer run goes on, it has the rates that it would have had if it had always been so long.
+Data, packs and batches do not depend on the number of steps, so a longer run begins with the steps of the shorter one.
+Learning rates may depend on it: with a schedule that ends (linear, cosine), every step's rate depends on the number of
+steps. From the checkpoint on, a longer run has the rates that it would have had if it had always been that long.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ LENGTHS = tuple(_USUAL)
 
 
 def compared(began: Mapping[str, Any], mine: Mapping[str, Any]) -> tuple[bool, str]:
-    """Return whether a run is longer by another table ``[trainer]``, and what is wrong with the change, or "".
+    """Compare the tables ``[trainer]`` with which a run began and resumes.
+
+    Returns whether the second makes the run longer, and what is wrong with the change, or "".
 
     >>> compared({"num_train_epochs": 2.0}, {"num_train_epochs": 4.0}), compared({"max_steps": 9}, {"max_steps": 9})
     ((True, ''), (False, ''))
@@ -47,11 +49,11 @@ def _length(trainer: Mapping[str, Any]) -> tuple[str, float]:
 
 
 class Longer(TrainerCallback):
-    """Gives a run that was made longer the learning rates of its new length, and says what they were and are.
+    """Gives a run that was made longer the learning rates of its new length, and reports old and new rate.
 
     Args:
-        checkpoint: from which the run goes on.
-        say: called with one line for people.
+        checkpoint: folder of the checkpoint from which the run resumes.
+        say: called with one line of text for people.
     """
 
     def __init__(self, checkpoint: Path, say: Callable[[str], None]) -> None:
@@ -67,7 +69,7 @@ class Longer(TrainerCallback):
         lr_scheduler: Any = None,
         **_: Any,
     ) -> None:
-        """Set and tell the learning rate, if the run has more steps than it was to have at the checkpoint."""
+        """Set and report the learning rate, if the run now has more steps than were planned at the checkpoint."""
         now, step = state.max_steps, state.global_step
         schedule = getattr(lr_scheduler, "scheduler", lr_scheduler)
         counted = schedule if isinstance(schedule, CountedLR) else None

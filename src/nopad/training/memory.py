@@ -1,8 +1,8 @@
 """How much memory training needs, estimated before it begins: from shapes alone, without weights or a device.
 
 The model is built and run once without data (torch's "meta" device) on one micro-step of padded rows, with attention
-that keeps what fused kernels keep, and everything that autograd would keep for the backward pass is counted. The
-formula, in bytes, with P parameters of which p are trained, and b bytes each::
+that keeps the same tensors as fused kernels. All tensors that autograd would keep for the backward pass are counted.
+The formula, in bytes, for P parameters of b bytes each, of which p parameters are trained::
 
     parameters   b P
     gradients    b p
@@ -11,10 +11,11 @@ formula, in bytes, with P parameters of which p are trained, and b bytes each::
                  the largest tensor of it twice more, for gradients on their way; and for the loss 3 x 4 bytes for each
                  of the logits: in float32, their softmax, and its gradient
 
-Its sum is the peak: the beginning of a backward pass, with gradients of earlier micro-steps there. Not in it: what the
-device's libraries keep for themselves (a CUDA context, some hundred MB), buckets of DDP (another b p), fragmentation,
-and the matrices of all pairs that attention keeps where no kernel is fused: with attention dropout on a CPU. Else, on a
-CPU, it is within a tenth of what is allocated (``tests/training/test_memory.py``); malloc may hold a fifth more.
+The sum is the peak: the memory at the beginning of a backward pass, when the gradients of earlier micro-steps are still
+held. It does not include the memory of the device's libraries (a CUDA context has some hundred MB), buckets of DDP
+(another b p), fragmentation, or the attention matrices that are kept where no fused kernel runs: on a CPU with
+attention dropout. Without that dropout, the estimate for a CPU is within a tenth of the memory allocated
+(``tests/training/test_memory.py``); malloc may hold a fifth more.
 """
 
 from __future__ import annotations
@@ -40,9 +41,10 @@ class Estimate:
     """Bytes that training needs on each rank. The module's docstring has the formula.
 
     Attributes:
-        parameters, gradients, optimizer: of the model.
-        activations: of one micro-step, the loss among them; None: this model cannot be run without data.
-        trained: number of parameters that are trained; total: of all.
+        parameters, gradients, optimizer: bytes of the model's parameters, their gradients and the optimiser's state.
+        activations: bytes of the activations of one micro-step, including the loss; None: this model cannot be run
+            without data.
+        trained, total: number of trained parameters, and of all parameters.
     """
 
     parameters: int
@@ -54,7 +56,7 @@ class Estimate:
 
     @property
     def peak(self) -> int:
-        """Sum of all that is known."""
+        """Sum of parameters, gradients, optimiser state and, if they are known, activations; in bytes."""
         return self.parameters + self.gradients + self.optimizer + (self.activations or 0)
 
     def __str__(self) -> str:
@@ -65,12 +67,12 @@ class Estimate:
 
 
 def estimate(model: Any, *, slots: tuple[int, int], args: Any) -> Estimate:
-    """Return how much memory training this model needs.
+    """Return an estimate of the memory that training this model needs.
 
     Args:
-        model: of transformers, best on the "meta" device.
-        slots: rows of a micro-step, and slots of a row.
-        args: arguments of transformers' Trainer.
+        model: a model of transformers, best on the "meta" device.
+        slots: number of rows of a micro-step, and of slots in a row.
+        args: `transformers.TrainingArguments`.
     """
     trained = [one for one in model.parameters() if one.requires_grad]
     size, own = sum(map(_bytes, model.parameters())), sum(map(_bytes, trained))

@@ -1,19 +1,20 @@
 """`PackedMixin`: training on packs in any subclass of transformers' Trainer.
 
-The Trainer stays the engine: optimiser, schedule, mixed precision, DDP and FSDP, logging, checkpoints. The mix-in
-brings what packs need, by overriding public methods only:
+The Trainer stays the engine: optimiser, schedule, mixed precision, DDP and FSDP, logging, checkpoints. The mix-in adds
+support for packs, and overrides public methods only:
 
-* **data**: a `PackedLoader`, or records that a task packs into one. The loader's batches are one rank's part already,
-  in an order of their own, so nothing shuffles, batches, shards, dispatches or skips them a second time, and an option
-  that asks for that, or contradicts the loader's step, is refused;
-* **loss**: by an objective, over one denominator: of all micro-batches of a step, on all ranks (`get_batch_samples`);
-* **evaluation and prediction**: over packs too, with the loss and the metrics of the sequences without packs, and
-  predictions in the order of the input;
-* **checkpoints**: each holds the loader's state (``nopad_loader.json``), and training goes on from there, also on
-  another number of ranks: then with exactly the sequences that the epoch has not seen;
-* **trouble**: a loss that is NaN or infinite stops all ranks before the optimiser steps, and keeps its batch.
+* **data**: a `PackedLoader`, or records that a task packs into one. The loader's batches are already one rank's share,
+  in the loader's order, so nothing shuffles, batches, shards, dispatches or skips them a second time. An option that
+  asks for one of these, or contradicts the loader's step, is refused;
+* **loss**: computed by an objective, over one denominator for all micro-batches of a step, on all ranks
+  (`get_batch_samples`);
+* **evaluation and prediction**: over packs too, with the same loss and metrics as without packs, and predictions in
+  input order;
+* **checkpoints**: each holds the loader's state (``nopad_loader.json``), from which training resumes. It may resume on
+  another number of ranks, and then takes exactly the sequences that the epoch has not seen;
+* **trouble**: a loss that is NaN or infinite stops all ranks before the optimiser steps, and its batch is saved.
 
-With training data of another kind it changes nothing.
+The mix-in does not change training on data that are not packed.
 """
 
 from __future__ import annotations
@@ -50,26 +51,28 @@ __all__ = ["PackedMixin"]
 class PackedMixin(EvaluatingMixin):
     """Trains any transformers Trainer on packs: ``class Mine(PackedMixin, transformers.Trainer)``.
 
-    Takes the arguments of the Trainer behind it, and:
+    It takes the arguments of the Trainer behind it, and these:
 
     Args:
         task: what turns records into sequences and says what is learned (`nopad.tasks`); then `train_dataset` and
             `eval_dataset` are records (lists of dicts, a `datasets.Dataset`) or `Examples`.
-        objective: what is learned, without a task; None: what the model's own head learns.
-        capacity: most tokens per pack. Rows per rank and micro-step are ``per_device_train_batch_size``. None: the
-            datasets are loaders already, or of a kind that this mix-in leaves to the Trainer.
+        objective: what is learned, if there is no task; None: the objective of the model's own head.
+        capacity: most tokens per pack. ``per_device_train_batch_size`` is the number of rows per rank and micro-step.
+            None: the datasets are loaders, or data that the Trainer handles without packing.
         loading: further options of `nopad.PackedLoader`: balance, cost, depth, ...
-        schedule: the learning rate by what was seen (`nopad.training.Schedule`), in place of the Trainer's own.
+        schedule: the learning rate by sequences, tokens or steps seen (`nopad.training.Schedule`), in place of the
+            Trainer's own schedule.
         quiet: do not print what packing changes before training begins.
 
-    ``gradient_accumulation_steps`` must be a given loader's `accumulation`, ``per_device_train_batch_size`` its `rows`
-    or `sequences` (1 with `tokens`). ``num_train_epochs`` counts the loader's epochs from its first; without a
-    checkpoint, training goes on where the loader stands. The model is made pack-safe (`nopad.packed`) if it is not.
+    If you give a loader, ``gradient_accumulation_steps`` must equal its `accumulation`, and
+    ``per_device_train_batch_size`` its `rows` or `sequences` (1 with `tokens`). ``num_train_epochs`` counts the epochs
+    of the loader from its first; without a checkpoint, training begins where the loader stands. A model that is not
+    pack-safe is made so (`nopad.packed`).
 
     Raises:
         OptionError: the Trainer's options contradict the loader's step, or would shuffle, batch or collate anew; or
             there are two schedules.
-        UnsupportedModelError: sequences of this model cannot be kept apart, or it is not known what it learns.
+        UnsupportedModelError: the model cannot keep sequences apart, or has no head that says what it learns.
     """
 
     def __init__(
@@ -122,7 +125,7 @@ class PackedMixin(EvaluatingMixin):
         """Check or complete the arguments that the Trainer behind this class is about to get; `given` is changed."""
 
     def get_train_dataloader(self) -> Any:
-        """Return the loader's own `DataLoader`, which accelerate leaves as it is.
+        """Return the loader's own `DataLoader`, which accelerate leaves unchanged; without packs, the Trainer's own.
 
         Raises:
             OptionError: the Trainer's options contradict the loader.
@@ -134,7 +137,7 @@ class PackedMixin(EvaluatingMixin):
         return self._fed(loader)
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> tuple[list[Any], Any]:
-        """Return the micro-batches of a step, and its denominator: the sum of `Objective.count` over all ranks."""
+        """Return a step's micro-batches, and its denominator: the sum of their `Objective.count` over all ranks."""
         if self.objective is None:
             return super().get_batch_samples(epoch_iterator, num_batches, device)
         if isinstance(self.train_dataset, PackedLoader):
@@ -150,7 +153,10 @@ class PackedMixin(EvaluatingMixin):
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None, **more: Any
     ) -> Any:
-        """Return the objective's loss over the step's denominator, times the ranks whose gradients are averaged."""
+        """Return the objective's loss over the step's denominator.
+
+        It is multiplied by the number of ranks over which gradients are averaged.
+        """
         ours = self.objective is not None and isinstance(inputs, PackedBatch) and not self._loss_is_theirs
         if not ours:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch, **more)
@@ -166,8 +172,8 @@ class PackedMixin(EvaluatingMixin):
         """Take a micro-step; after the last one of a step, stop all ranks if a loss was not finite.
 
         Raises:
-            LossError: a loss is NaN or infinite; its batch is kept in the output folder.
-            DeviceMemoryError: there is not enough memory; the message says what helps.
+            LossError: a loss is NaN or infinite; its batch is saved in the output folder.
+            DeviceMemoryError: there is not enough memory; the message lists options that need less.
             OptionError: there are several ranks, and nothing averages the gradients of this model.
         """
         if isinstance(inputs, PackedBatch):
@@ -214,15 +220,15 @@ class PackedMixin(EvaluatingMixin):
         return done // most + len(epochs), most, examples, samples, batch, most * loader.accumulation, max_steps
 
     def train(self, resume_from_checkpoint: Any = None, trial: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Train as transformers' Trainer does, with the loader where it stands, or where the checkpoint left it.
+        """Train as transformers' Trainer does, from where the loader stands, or from where the checkpoint left it.
 
-        Each trial of a search for hyperparameters begins where the first one began. After an exception the loader
-        stands before the step that it stopped, so training again loses no sequence.
+        Each trial of a hyper-parameter search begins where the first one began. After an exception, the loader stands
+        before the step that the exception interrupted, so calling `train` again loses no sequence.
 
         Raises:
-            FormatError: the checkpoint holds no state of a loader.
-            PlanMismatchError: its state is of other data, another plan, cost model or seed.
-            OptionError: it is of a model with another configuration.
+            FormatError: the checkpoint holds no loader state.
+            PlanMismatchError: the checkpoint's loader state belongs to other data, another plan, cost model or seed.
+            OptionError: the checkpoint's model has another configuration.
         """
         if not isinstance(self.train_dataset, PackedLoader) and self._packs(self.train_dataset):
             self._get_ready()
@@ -267,7 +273,7 @@ class PackedMixin(EvaluatingMixin):
             print(effects(summary, self.args, self.schedule, total), flush=True)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Log; beside a training loss, also how many sequences and tokens all ranks have seen since the first epoch."""
+        """Log; a training loss with the number of sequences and tokens seen on all ranks since the first epoch."""
         loader = self.train_dataset
         if (
             isinstance(loader, PackedLoader)

@@ -1,4 +1,4 @@
-"""The model of a run: its configuration and shape first, without weights; weights when everything else is known."""
+"""The model of a run: first its configuration and shape, without weights; the weights are loaded last."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def load_tokenizer(table: Model) -> Any:
     """Return the tokenizer of a model.
 
     Raises:
-        FormatError: there is none, or it cannot be read.
+        FormatError: there is no tokenizer, or it cannot be read.
     """
     name = table.tokenizer or table.name or str(_weights(table))
     with _reading(name, "tokenizer"):
@@ -39,7 +39,7 @@ def load_tokenizer(table: Model) -> Any:
 
 
 def read_model_config(table: Model, task: type[Task] | Task | None) -> Any:
-    """Return the model's configuration, with what the task and ``model.config`` change in it.
+    """Return the model's configuration, with the changes of the task and of ``model.config``.
 
     Raises:
         FormatError: there is no model, or its configuration cannot be read.
@@ -59,13 +59,13 @@ def outline(table: Model, config: Any, auto: str | None) -> Any:
     """Return the model without weights, on the "meta" device, pack-safe.
 
     Args:
-        table: of the configuration.
-        config: of the model.
-        auto: name of the Auto class whose head is wanted; None: the one that the configuration names.
+        table: the table ``[model]``.
+        config: the model's configuration.
+        auto: name of the Auto class whose head is wanted; None: the head that `config` names.
 
     Raises:
         OptionError: this kind of model has no such head.
-        UnsupportedModelError: its sequences cannot be kept apart.
+        UnsupportedModelError: the model cannot keep sequences apart.
     """
     with _head(table, config, auto), torch.device("meta"):
         made = _kind(config, auto)(config)
@@ -73,19 +73,19 @@ def outline(table: Model, config: Any, auto: str | None) -> Any:
 
 
 def longest(model: Any) -> int | None:
-    """Return how many tokens a sequence may have, by the model's positions; None: any number."""
+    """Return the largest number of tokens that the model's positions allow for a sequence; None: any number."""
     inner = bare(model)
     return positions_of(inner, family_of(inner.config))
 
 
 def check_positions(table: Model, shape: Any) -> None:
-    """Refuse a checkpoint with fewer learned positions than the model has, such as of a first phase of pre-training.
+    """Refuse a checkpoint with fewer learned positions than the model, such as one of pre-training's first phase.
 
     `shape`: the model without weights.
 
     Raises:
-        OptionError: it has fewer.
-        FormatError: its configuration cannot be read.
+        OptionError: the checkpoint has fewer positions.
+        FormatError: the checkpoint's configuration cannot be read.
     """
     mine = _table_of_positions(bare(shape))
     if table.init_from is None or table.name is None or mine is None:
@@ -109,11 +109,11 @@ def _table_of_positions(model: Any) -> int | None:
 
 
 def load_model(table: Model, config: Any, auto: str | None) -> tuple[Any, list[str]]:
-    """Return the model with weights, pack-safe, and the names of those that are new, since the checkpoint has none.
+    """Return the model with weights, pack-safe, and the names of new weights, which the checkpoint does not have.
 
     Raises:
         FormatError: there are no weights, or they cannot be read.
-        OptionError: they are of another model, or none of them is this model's.
+        OptionError: the weights are those of another model, or none of them belongs to this model.
     """
     if table.fresh:
         model = _kind(config, auto)(config).to(getattr(torch, table.dtype))

@@ -1,4 +1,4 @@
-"""What a Trainer needs before packs go through it: a model that is safe and of the task, an objective, loaders."""
+"""Prepare a Trainer for packs: a pack-safe model that fits the task, an objective, and loaders."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class PreparingMixin(_Base):
     schedule: Schedule | None
 
     def placeholder(self) -> Any:
-        """Return what the constructor of the Trainer behind this class gets in place of data that are packed."""
+        """Return the dataset that the constructor of the Trainer behind this class gets in place of packed data."""
         import datasets
 
         return datasets.Dataset.from_dict({"input_ids": [[0]], "labels": [[0]]})
@@ -115,7 +115,7 @@ class PreparingMixin(_Base):
         return loader_of(data, self.capacity, task=self.task, objective=self.objective, **options)
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        """Return the schedule that was given, for this training; without one, what the Trainer makes."""
+        """Return a scheduler that follows the given `schedule`; without one, the Trainer's own scheduler."""
         if self.schedule is None:
             return super().create_scheduler(num_training_steps, optimizer)
         args, schedule = self.args, self.schedule
@@ -129,7 +129,7 @@ class PreparingMixin(_Base):
         return made
 
     def call_model_init(self, trial: Any = None) -> Any:
-        """Return a new model of ``model_init``, pack-safe."""
+        """Return a new model from ``model_init``, made pack-safe."""
         return self._fitted(super().call_model_init(trial))
 
     def _fitted(self, model: Any) -> Any:

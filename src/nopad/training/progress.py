@@ -1,4 +1,4 @@
-"""What a run says while it trains: rates, padding and the time that is left; one line of JSON per log."""
+"""Progress of a run: rates, padding and remaining time, and one line of JSON per log."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Logged", "Metrics", "is_metric"]
 
 
 def is_metric(name: str) -> bool:
-    """Whether a value of an evaluation says how good the model is, and not when and how fast this was found."""
+    """Whether a logged value measures the model, and not the epoch, run time or speed of the evaluation."""
     return name != "epoch" and not name.endswith(("_runtime", "_per_second", "_flos"))
 
 
@@ -27,10 +27,11 @@ class Logged:
     """One log of a run.
 
     Attributes:
-        step, steps: optimiser steps taken, and in all.
-        values: what the Trainer logged, by name.
-        sequences, tokens: per second since the log before, on all ranks; None: not known.
-        padding: share of the slots since then; None: batches have no padding, or it is not known.
+        step, steps: number of optimiser steps taken, and of the whole run.
+        values: the values that the Trainer logged, by name.
+        sequences, tokens: sequences and tokens per second since the previous log, on all ranks; None: not known.
+        padding: share of padding in the slots since the previous log; None: batches have no padding, or it is not
+            known.
         left: seconds until the last step; None: not known.
     """
 
@@ -63,17 +64,16 @@ class Logged:
 
 
 class Metrics(TrainerCallback):
-    """Writes every log as one line of JSON, with rates, and tells it.
+    """Writes every log, with rates, as one line of JSON, and passes it to `tell`.
 
-    A log goes before each checkpoint, so that what is logged after it is the same whether a run was stopped there or
-    not.
+    The Trainer logs before each checkpoint, so that later logs are the same whether or not a run was stopped there.
 
     Args:
-        loader: of the training data.
-        slots: places for tokens in a step, on all ranks; None: batches have no padding.
-        path: of the lines; None: no file, on ranks other than the first.
-        tell: called with each log on the first rank.
-        step: called with the state after each step on the first rank.
+        loader: the loader of the training data.
+        slots: number of slots in a step, on all ranks; None: batches have no padding.
+        path: file for the lines; None on ranks other than the first, which write no file.
+        tell: called with each log, on the first rank.
+        step: called after each step with its number and the total number of steps, on the first rank.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Metrics(TrainerCallback):
         self._begun = self._steps = self._sequences = self._tokens = 0
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Begin to count."""
+        """Start counting steps, sequences, tokens and time."""
         self._begun = state.global_step
         self._restart(state)
         self._all_busy, self._mark = 0.0, time.perf_counter()
@@ -133,7 +133,7 @@ class Metrics(TrainerCallback):
     def on_log(
         self, args: Any, state: TrainerState, control: TrainerControl, logs: dict[str, Any] | None = None, **_: Any
     ) -> None:
-        """Write and tell a log."""
+        """Write a log, and pass it to `tell`."""
         if not logs or self.path is None or "train_runtime" in logs:  # the last one sums up this process only
             return
         found = Logged(step=state.global_step, steps=state.max_steps, values=dict(logs))

@@ -1,7 +1,7 @@
-"""A run of `nopad train`: everything that a configuration names, made and checked in the order of what it costs.
+"""A run of `nopad train`: all parts that a configuration names, made and checked in order of cost, cheap ones first.
 
-`prepare` reads data and shapes, plans, and says what training will be, without weights; `train` trains. Both are the
-same for a dry run, for a run that begins, and for one that goes on.
+`prepare` reads the data and the model's shape, plans, and describes the training, without loading weights; `train`
+trains. A dry run, a new run and a resumed run go through the same `prepare`.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ class Prepared:
     """A run before its weights are loaded.
 
     Attributes:
-        config: with what was left open filled in, and corrected for packing.
-        args: transformers' arguments.
-        task: None where the data are tokens.
-        tokenizer: of the model; None: it has none.
+        config: the configuration, with defaults filled in and corrected for packing.
+        args: `transformers.TrainingArguments`.
+        task: the task; None: the data are tokens.
+        tokenizer: the model's tokenizer; None: it has none.
         model_config: the model's configuration.
         objective: what is learned.
-        auto: name of the Auto class with the head; None: the one that the model's configuration names.
-        train, evaluation: the packs.
-        scaled: the correction of hyper-parameters for packing; None: none was asked for.
-        total: length of training in what the schedule counts; None: there is no schedule.
-        memory: what training needs.
-        notes: what became of the records.
+        auto: name of the Auto class with the head; None: the head that the model's configuration names.
+        train, evaluation: the loaders.
+        scaled: the correction of hyper-parameters for packing; None: no correction was asked for.
+        total: length of training in the unit that the schedule counts; None: there is no schedule.
+        memory: estimate of the memory that training needs.
+        notes: lines of text on how many sequences the records gave, and how many were cut or left out.
     """
 
     config: TrainConfig
@@ -78,7 +78,7 @@ class Prepared:
 
     @property
     def slots(self) -> int | None:
-        """Places for tokens in a step, on all ranks; None: batches have no padding."""
+        """Number of slots in a step, on all ranks; None: batches have no padding."""
         packing, loader = self.config.packing, self.train
         if packing.rows is None or loader.capacity is None:
             return None
@@ -102,14 +102,14 @@ class Prepared:
 
 
 def prepare(config: TrainConfig, cache: Path) -> Prepared:
-    """Read data and shapes, and make the loaders.
+    """Read the data and the model's shape, and make the loaders.
 
     Args:
-        config: of the run.
-        cache: folder of encoded data.
+        config: configuration of the run.
+        cache: folder for encoded data.
 
     Raises:
-        NopadError: whatever is wrong with data, model or options; the message names the field.
+        NopadError: an error in data, model or options; the message names the field.
     """
     _quiet()
     args = arguments(config)
@@ -196,10 +196,11 @@ def _check_longest(loader: PackedLoader | None, positions: int | None) -> None:
 
 
 def arguments(config: TrainConfig) -> Any:
-    """Return transformers' arguments of a run.
+    """Return the `transformers.TrainingArguments` of a run.
 
     Raises:
-        OptionError: transformers refuses an option, or there is nothing to evaluate.
+        OptionError: transformers refuses an option, or an option asks for an evaluation and there are no data for it.
+        MissingExtraError: an option needs a package that is not installed.
     """
     has_eval = has_evaluation(config)
     given = {**_USUAL, **config.trainer}
@@ -277,16 +278,16 @@ def train(
 
     Args:
         prepared: what `prepare` returned.
-        folder: of the run, taken by the first rank.
-        resume: go on from the last complete checkpoint, or from the beginning if the run was stopped before the first.
-        begin: called on the first rank when all is well and the first step is next, also that of a run that goes on
-            and was made longer.
-        say: called with lines for people, on the first rank.
+        folder: the run's folder, which the first rank has taken.
+        resume: resume from the last complete checkpoint, or from the beginning if the run was stopped before the first.
+        begin: called on the first rank when all checks have passed and the first step is next, in new and in resumed
+            runs.
+        say: called with lines of text for people, on the first rank.
         tell: called with each log, on the first rank.
-        step: called after each step with its number and that of the last one, on the first rank.
+        step: called after each step with its number and the total number of steps, on the first rank.
 
     Raises:
-        NopadError: whatever goes wrong in a step, or with what the run goes on from.
+        NopadError: a step fails, or the run cannot resume from its checkpoint.
     """
     from nopad.training.trainer import PackedTrainer
 
@@ -369,7 +370,7 @@ def _steps_of(checkpoint: Path | None) -> int:
 
 
 def cache_of(folder: str | Path) -> Path:
-    """Return the folder of encoded data of a run."""
+    """Return the folder for a run's encoded data, inside the run's folder."""
     return Path(folder) / CACHE
 
 

@@ -1,10 +1,10 @@
-"""What packing makes of hyper-parameters, and two ways to correct it: fewer micro-steps, or other betas.
+"""How packing changes the meaning of hyper-parameters, and two corrections: fewer micro-steps, or other betas.
 
-With p sequences per pack, a step of as many rows sees p times as many sequences, and an epoch has 1/p of the steps.
-Either the step keeps its sequences ("accumulation": p times fewer micro-steps, and every other hyper-parameter means
-what it meant), or the moments of Adam and LAMB are made to forget as much per sequence as before ("betas": to the power
-of p; exact where gradients are constant). The learning rate stays as it is: the paper found that scaling it with the
-batch is slower.
+With p sequences per pack, a step with the same number of rows sees p times as many sequences, and an epoch has 1/p of
+the steps. The correction "accumulation" keeps the number of sequences per step: it divides the number of micro-steps by
+p, and every other hyper-parameter keeps its meaning. The correction "betas" makes the moments of Adam and LAMB forget
+as much per sequence as before: it raises the betas to the power of p, which is exact if gradients are constant. Neither
+changes the learning rate: the paper found that training is slower if it is scaled with the batch.
 
 Source: Krell et al., arXiv 2107.02027, 3.3, and its supplement, E. Its example 0.81^2 is 0.6561, not 0.66 exactly.
 """
@@ -44,7 +44,7 @@ class Scaled:
         factor: average number of sequences per pack.
         how: the correction that was made.
         changed: ``(before, after)`` of each changed hyper-parameter, by name.
-        lines: what was changed and why, for people.
+        lines: lines of text that say what was changed and why.
     """
 
     hparams: Any

@@ -1,8 +1,8 @@
-"""`Schedule`: a learning rate as a function of how much was seen: sequences, tokens, or optimiser steps.
+"""`Schedule`: a learning rate as a function of the number of sequences, tokens or optimiser steps seen.
 
 Packing puts p times as many sequences into a step, so a schedule in steps ends its warm-up after p times as many
-sequences as before. One that counts sequences or tokens means the same with packs and without. This module is the
-recipe, in plain Python; `nopad.training.CountedLR` applies it to an optimiser of torch.
+sequences as before. A schedule that counts sequences or tokens means the same with and without packs. This module
+computes the rate, in plain Python; `nopad.training.CountedLR` applies it to a torch optimiser.
 
 Source: the warm-up from an initial rate and the polynomial decay to an end ratio are those of MLPerf's BERT; "Breaking
 MLPerf Training", Table 4, tunes them.
@@ -24,15 +24,15 @@ Counts = Literal["sequences", "tokens", "steps"]
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """The learning rate, as a multiple of the optimiser's, after so many sequences, tokens or steps.
+    """The learning rate after a number of sequences, tokens or steps, as a multiple of the optimiser's rate.
 
-    It rises linearly from `initial` to 1 during the warm-up, then falls from 1 to `end` with
-    (1 - progress) ** `power`, and stays there.
+    The multiple rises linearly from `initial` to 1 during the warm-up, then falls from 1 to `end` with
+    (1 - progress) ** `power`, and stays at `end`.
 
     Attributes:
-        counts: what is counted, over all ranks: "sequences", "tokens" or "steps" (of the optimiser).
-        warmup: length of the warm-up, in what is counted; a value below 1 is a share of the whole schedule.
-        total: length of the whole schedule, warm-up included, in what is counted; None: that of training.
+        counts: the unit that is counted, over all ranks: "sequences", "tokens" or "steps" (of the optimiser).
+        warmup: length of the warm-up, in units of `counts`; a value below 1 is a share of the whole schedule.
+        total: length of the whole schedule, warm-up included, in units of `counts`; None: the length of training.
         initial: multiple at the first step, from 0 to 1. MLPerf's warm-up of w steps that begins at step -s
             ("LR init" -s) is ``warmup=w - s, initial=s / w``.
         end: multiple at the end, from 0 to 1.
@@ -72,7 +72,7 @@ class Schedule:
             self.checked(self.total)
 
     def checked(self, total: int) -> int:
-        """Return the length of the warm-up, in what is counted, if the whole schedule has length `total`.
+        """Return the length of the warm-up, in units of `counts`, if the whole schedule has length `total`.
 
         Raises:
             OptionError: `total` is below 1, or less than the warm-up.
@@ -88,14 +88,14 @@ class Schedule:
         return warmup
 
     def ratio(self, seen: int, total: int | None = None) -> float:
-        """Return the rate after `seen`, as a multiple of the optimiser's.
+        """Return the learning rate after `seen` sequences, tokens or steps, as a multiple of the optimiser's rate.
 
         Args:
-            seen: how many sequences, tokens or steps came before the step that takes this rate.
+            seen: number of sequences, tokens or steps before the step that takes this rate.
             total: length of the whole schedule; used only if the schedule's own `total` is None.
 
         Raises:
-            OptionError: neither gives a `total`, or it is below 1 or less than the warm-up.
+            OptionError: neither this call nor the schedule gives a `total`, or it is below 1 or less than the warm-up.
         """
         whole = self.total if self.total is not None else total
         if whole is None:
@@ -109,7 +109,7 @@ class Schedule:
         return self.end + (1 - self.end) * float(left**self.power)
 
     def described(self, total: int) -> str:
-        """Return in one line what the rate does, if the whole schedule has length `total`."""
+        """Return one line of text that describes the schedule, if its whole length is `total`."""
         warmup = self.checked(total)
         falls = "falls" if self.power == 1 else f"falls with power {self.power:g}"
         rises = f"rises from {self.initial:g} of the rate to 1 over {warmup:,}, then " if warmup else ""

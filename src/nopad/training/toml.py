@@ -1,4 +1,4 @@
-"""Tables as TOML, which Python reads and does not write."""
+"""Write tables as TOML, which Python's standard library can only read."""
 
 from __future__ import annotations
 

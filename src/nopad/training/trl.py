@@ -45,12 +45,12 @@ _TOKENIZER = frozenset({"chat_template_path", "eos_token", "pad_token"})
 
 
 def check_passed_over(trainer: Any, **same: Any) -> None:
-    """Refuse options of TRL's configuration that say how its own data are prepared, or its own loss is computed.
+    """Refuse options of TRL's configuration that concern TRL's own preparation of data, or its own loss.
 
-    `same`: values, by option, with which the task says the same.
+    `same`: for some options, a value that is allowed because the task does the same.
 
     Raises:
-        OptionError: there is such an option, with another value than it has when nobody gives it.
+        OptionError: such an option has neither its default value nor the one in `same`.
     """
     args, task = trainer.args, trainer.task
     kind = next((one for one in type(args).__mro__ if one.__module__.startswith("trl.")), None)
@@ -87,16 +87,16 @@ class _Packed(PackedMixin):
 class PackedSFTTrainer(_Packed, _SFT):
     """TRL's `SFTTrainer`, which trains, evaluates and predicts on packs (`PackedMixin`).
 
-    The sequences are trained on as the task or the loader gives them: TRL applies no chat template, cuts nothing
-    (`max_length`), and chooses no labels; that is `nopad.tasks.Chat`, or the loader's `collate`. The loss of a training
-    step is TRL's own (``loss_type="dft"``, ``label_smoothing_factor``), over the same labels and the same
-    denominator, and that of an evaluation is the same loss, with one denominator for all of it. Only the loss of a
-    mixture's router is in no evaluation, since it depends on which sequences share a batch. Without a
-    `processing_class`, the task's tokenizer is taken, and saved with the model.
+    Sequences are used as the task or the loader gives them: TRL applies no chat template, truncates nothing
+    (`max_length`), and chooses no labels. The task (`nopad.tasks.Chat`) or the loader's `collate` does. A training step
+    computes TRL's own loss (``loss_type="dft"``, ``label_smoothing_factor``), over the same labels and the same
+    denominator; an evaluation computes the same loss, with one denominator for the whole evaluation. Only the router
+    loss of a mixture of experts is left out of evaluations, since it depends on which sequences share a batch. Without
+    a `processing_class`, the task's tokenizer is used, and saved with the model.
 
     Raises:
-        OptionError: the configuration asks TRL to pack, to choose labels, or for something else that it would do to
-            its own data; or as `PackedMixin`.
+        OptionError: the configuration asks TRL to pack, to choose labels, or to prepare data in another way; or as for
+            `PackedMixin`.
     """
 
     def __init__(self, *args: Any, formatting_func: Any = None, **kwargs: Any) -> None:
@@ -118,7 +118,7 @@ class PackedSFTTrainer(_Packed, _SFT):
         return isinstance(self.objective, OfTokens) and self.objective.causal and self.objective.per == "token"
 
     def evaluated_objective(self) -> Objective:
-        """Return what a training step learns, without the loss of a router."""
+        """Return the objective of a training step, without the router loss of a mixture of experts."""
         made = super().evaluated_objective()
         if not self._loss_is_theirs:
             return made
@@ -152,15 +152,15 @@ class PackedSFTTrainer(_Packed, _SFT):
 class PackedRewardTrainer(_Packed, _Reward):
     """TRL's `RewardTrainer`, which trains, evaluates and predicts on packs of pairs (`PackedMixin`).
 
-    Give it the task `nopad.tasks.Pairs`, whose loss is TRL's, by pairs over one denominator.
+    Give it the task `nopad.tasks.Pairs`. Its loss is TRL's, with the number of pairs as the one denominator.
 
     Raises:
-        OptionError: there is no task, the configuration asks for what TRL would do to its own data or in its own loss;
-            or as `PackedMixin`.
+        OptionError: there is no task, or the configuration sets options of TRL's own data preparation or loss; or as
+            for `PackedMixin`.
     """
 
     def placeholder(self) -> Any:
-        """Return a dataset of one pair: TRL looks at the columns of what it gets."""
+        """Return a dataset of one pair, since TRL inspects the columns of its dataset."""
         import datasets
 
         return datasets.Dataset.from_dict({"chosen_ids": [[0]], "rejected_ids": [[0]]})

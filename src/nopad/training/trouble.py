@@ -1,4 +1,4 @@
-"""When a step fails: a loss that is not finite, whose batch is kept for whoever looks into it, or too little memory."""
+"""Failures of a training step: a loss that is not finite, whose batch is saved for inspection, or too little memory."""
 
 from __future__ import annotations
 
@@ -26,20 +26,25 @@ ARRAYS = ("seq_lengths", "starts", "order")
 
 
 class Watch:
-    """Looks at the losses of a step's micro-batches, and stops all ranks together at the first that is not finite."""
+    """Checks the losses of a step's micro-batches, and stops all ranks together if one is not finite."""
 
     def __init__(self) -> None:
         self._step: list[tuple[Tensor, PackedBatch]] = []
 
     def add(self, loss: Tensor, batch: PackedBatch) -> None:
-        """Note the loss of a micro-batch; waits for no device."""
+        """Keep the loss of a micro-batch and the batch, without waiting for the device."""
         self._step.append((loss.detach(), batch))
 
     def end_step(self, folder: Path, where: str, rank: int) -> None:
-        """Look at the losses of the step that is over, on all ranks.
+        """Check the losses of the step that is over, on all ranks.
+
+        Args:
+            folder: folder in which the batch of a bad loss is saved.
+            where: text with which the error message begins.
+            rank: number of this rank, for the file's name.
 
         Raises:
-            LossError: a loss is NaN or infinite on some rank; the batch is in `folder` on that rank.
+            LossError: a loss is NaN or infinite on some rank; that rank has saved the batch in `folder`.
         """
         step, self._step = self._step, []
         if not step:
@@ -64,10 +69,10 @@ class Watch:
 
 
 def check_unscaled(trainer: Any, ours: Tensor, taken: Tensor) -> None:
-    """Refuse a training step whose loss is not the one that was computed for it, but a part of it.
+    """Refuse a trainer that changes the loss after `compute_loss`, such as dividing it by the number of micro-steps.
 
     Raises:
-        OptionError: `taken`, the loss of the step, differs from `ours`.
+        OptionError: `taken`, the loss that the training step returns, differs from `ours`, the loss computed for it.
     """
     if torch.allclose(taken.double().cpu(), ours.double().cpu(), rtol=1e-3, atol=0, equal_nan=True):
         return
@@ -80,10 +85,10 @@ def check_unscaled(trainer: Any, ours: Tensor, taken: Tensor) -> None:
 
 @contextmanager
 def enough_memory(batch: Any) -> Iterator[None]:
-    """Say which knobs help when memory runs out in a step.
+    """Raise an error that lists options which help, if memory runs out inside this context.
 
     Raises:
-        DeviceMemoryError: it did.
+        DeviceMemoryError: memory ran out while running `batch`, a `PackedBatch`.
     """
     try:
         yield
@@ -101,7 +106,7 @@ def enough_memory(batch: Any) -> Iterator[None]:
 
 
 def save_batch(path: Path, batch: PackedBatch) -> None:
-    """Save a batch: its items, where its tokens lie, and which sequences it holds; safetensors."""
+    """Save a batch as a safetensors file: its items, its layout, and the numbers of its sequences."""
     from safetensors.torch import save_file
 
     at = batch.layout
@@ -118,10 +123,10 @@ def save_batch(path: Path, batch: PackedBatch) -> None:
 
 
 def load_batch(path: str | Path) -> PackedBatch:
-    """Return a batch that training kept because its loss was not finite, as the model got it.
+    """Load a batch that training saved because its loss was not finite, as the model got it.
 
     Raises:
-        FormatError: the file does not hold such a batch.
+        FormatError: the file cannot be read, or does not hold such a batch.
     """
     from safetensors import SafetensorError, safe_open
 

@@ -1,4 +1,4 @@
-"""Values of a configuration, held against the types that they must have; names, against those that there are."""
+"""Check values of a configuration against their types, and names against the known names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NAMED = 12  # names that a message lists where none is near
 
 
 class Given(NamedTuple):
-    """A value from the command line, and its text, which is meant where a text is expected."""
+    """A value from the command line, and its original text, which is used where a text is expected."""
 
     value: Any
     text: str
@@ -27,15 +27,15 @@ class _Misfit(Exception):
 
 
 def fitted(name: str, value: Any, hint: Any) -> Any:
-    """Return `value` as the type `hint` wants it: an integer as a float, a list as a tuple, "none" as None.
+    """Return `value` converted to the type `hint`: an integer to a float, a list to a tuple, "none" to None.
 
     Args:
-        name: of the field, for messages.
-        value: as TOML has it, or `Given`.
-        hint: a type: what `typing.get_type_hints` gives.
+        name: name of the field, for messages.
+        value: a value from TOML, or a `Given`.
+        hint: a type as `typing.get_type_hints` returns it.
 
     Raises:
-        OptionError: it has another type.
+        OptionError: the value has another type.
 
     >>> fitted("trainer.learning_rate", 1, float), fitted("packing.depth", "none", int | None)
     (1.0, None)
@@ -54,10 +54,10 @@ def fitted(name: str, value: Any, hint: Any) -> Any:
 
 
 def known(name: str, names: Iterable[str], what: str) -> None:
-    """Refuse a name that is none of `names`; `what` they are, for the message.
+    """Refuse a name that is not in `names`; the message begins with `what`, which has these names.
 
     Raises:
-        OptionError: it is none of them; the message gives the nearest.
+        OptionError: the name is unknown; the message gives the nearest known name, or some of them if none is near.
     """
     there = list(names)
     if name in there:
