@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from copy import copy
 from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING, Any
 
 import transformers
 from transformers import PreTrainedTokenizerBase, TrainingArguments
+from transformers.trainer_pt_utils import LabelSmoother
 from transformers.utils import logging
 
 from nopad.errors import OptionError
@@ -25,6 +27,9 @@ else:
 __all__ = ["PackedRewardTrainer", "PackedSFTTrainer"]
 
 logger = logging.get_logger(__name__)
+
+# Whether transformers divides a smoothed loss by what a whole step has, as it divides any other
+_SMOOTHS_OVER_THE_STEP = "num_items_in_batch" in inspect.signature(LabelSmoother.__call__).parameters
 
 # What TRL does to its own training data, and never to ours
 _PREPARES = ("packing", "padding_free", "assistant_only_loss", "completion_only_loss")
@@ -140,6 +145,13 @@ class PackedSFTTrainer(_Packed, _SFT):
             raise OptionError(
                 "average_tokens_across_devices=False is a mean over ranks of means, and a step has one denominator; "
                 "leave it out"
+            )
+        smoothed = getattr(self.evaluated_objective(), "smoothing", 0.0) if self._loss_is_theirs else 0.0
+        if smoothed and not _SMOOTHS_OVER_THE_STEP:
+            raise OptionError(
+                f"label_smoothing_factor: transformers {transformers.__version__} divides a smoothed loss by the "
+                "tokens of each micro-batch, and a step has one denominator; use a newer transformers, or PackedTrainer with "
+                "the objective OfTokens(causal=True, smoothing=...)"
             )
         if self._loss_is_theirs and getattr(self, "aux_loss_enabled", False):
             share = getattr(self, "router_aux_loss_coef", 1.0)
