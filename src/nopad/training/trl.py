@@ -150,8 +150,8 @@ class PackedSFTTrainer(_Packed, _SFT):
         if smoothed and not _SMOOTHS_OVER_THE_STEP:
             raise OptionError(
                 f"label_smoothing_factor: transformers {transformers.__version__} divides a smoothed loss by the "
-                "tokens of each micro-batch, and a step has one denominator; use a newer transformers, or PackedTrainer with "
-                "the objective OfTokens(causal=True, smoothing=...)"
+                "tokens of each micro-batch, and a step has one denominator; use a newer transformers, or "
+                "PackedTrainer with the objective OfTokens(causal=True, smoothing=...)"
             )
         if self._loss_is_theirs and getattr(self, "aux_loss_enabled", False):
             share = getattr(self, "router_aux_loss_coef", 1.0)
