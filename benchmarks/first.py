@@ -86,7 +86,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         histogram = str(Path(folder) / "histogram.json")
         nopad.Histogram.from_lengths(lognormal(1_000_000, 150, 0.9, 512)).save(histogram)
-        plan = ["plan", histogram, "--capacity", "512", "--json"]
+        plan = ["plan", histogram, "--capacity", "512", "--json", "--all"]
         command("nopad --version", ["--version"], 0.5)
         for depth in ("none", "3"):
             one = [*plan, "--algorithm", "auto", "--depth", depth]
@@ -95,7 +95,8 @@ def main() -> None:
         command("nopad plan, the table of 5 x 7 plans, empty cache", plan, None, empty=True)
         with tempfile.TemporaryDirectory() as cache:
             cold, warm = (
-                sum(line["seconds"] for line in json.loads(process(["-m", "nopad", *plan], cache)[2])) for _ in range(2)
+                sum(line["seconds"] for line in json.loads(process(["-m", "nopad", *plan], cache)[2])["plans"])
+                for _ in range(2)
             )
         print(f"  sum of its column of seconds: {cold:.2f} s with an empty cache, {warm:.2f} s with a warm one")
         for capacity in (512, 2048, 8192):

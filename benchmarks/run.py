@@ -24,6 +24,7 @@ QUICK = (
     "sources",
     "materialise",
     "reader",
+    "sampled_rows",
     "gathering",
     "loading",
     "batch",

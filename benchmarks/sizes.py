@@ -1,4 +1,4 @@
-"""Sizes of the source: lines per file and per function, docstrings not counted, beside the budgets of docs/design.md.
+"""Sizes of the source: lines per file and per function, docstrings not counted, beside the budgets of docs/internals/design.md.
 
 python benchmarks/sizes.py [FOLDER]     default: src/nopad
 """

@@ -51,6 +51,11 @@ def test_exit_codes():
         "CorruptError": 1,
         "DeviceMemoryError": 1,
         "LossError": 1,
+        "DeadlineError": 1,
+        "QueueFullError": 1,
+        "RequestError": 1,
+        "RunnerClosedError": 1,
+        "ServingError": 1,
         "TrainingError": 1,
         "InterruptedJobError": 130,
     }

@@ -63,6 +63,7 @@ def test_the_examples_are_short_and_all_here():
         "balance",
         "classify_pairs",
         "images",
+        "in_memory",
         "lightning_module",
         "molecules",
         "own_loop",
@@ -118,6 +119,18 @@ def test_sft_on_chats_in_fifteen_lines(run):
     assert "rate     0.01 stays as it is" in "\n".join(lines)
     [*_, found] = metrics(lines)
     assert found["eval_perplexity"] < 200  # of 30,522 tokens; without training about as many
+
+
+@pytest.mark.slow
+def test_chats_in_memory_in_the_trainer_of_trl(run):
+    pytest.importorskip("trl")
+    lines = run("in_memory")
+    assert re.match(
+        r"PackedDataset\(\d+ packs of at most 64 tokens; 120 sequences, .*; per token: input_ids, ", lines[0]
+    )
+    assert "in a temporary folder" in lines[0]
+    [*_, found] = metrics(lines)
+    assert 0 < float(found["train_loss"]) < 10.5  # a model that knows nothing has ln 30,522 = 10.3
 
 
 @pytest.mark.slow

@@ -310,3 +310,11 @@ class TestFile:
             path.write_bytes(whole.replace(offsets, np.array(bounds, np.int32).tobytes()))
             with pytest.raises(FormatError, match=rf"\Acannot read packs from {re.escape(str(path))}: "):
                 Packs.load(path)
+
+
+def test_packs_of_other_lengths_or_another_order_are_refused():
+    packs = nopad.pack(LENGTHS, 100).made_for(np.array(LENGTHS, np.int32))  # one pack: nothing else can find it
+    packs.check(LENGTHS)
+    for others in (LENGTHS[::-1], [1, *LENGTHS[1:]]):
+        with pytest.raises(PlanMismatchError, match="made for sequences of other lengths, or in another order"):
+            packs.check(others)

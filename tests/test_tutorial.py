@@ -26,9 +26,10 @@ def ran_here(words):
         if program == "python":
             runpy.run_path(*rest, run_name="__main__")
         else:
+            may_fail = rest[-2:] == ["||", "true"]
             with pytest.raises(SystemExit) as stop:
-                main(rest)
-            assert stop.value.code == 0, f"{words}: {printed.getvalue()}"
+                main(rest[:-2] if may_fail else rest)
+            assert stop.value.code == int(may_fail), f"{words}: {printed.getvalue()}"
     return printed.getvalue()
 
 
@@ -41,6 +42,7 @@ def follow(page, folder):
         (folder / name).write_text(body)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
+        patch.syspath_prepend(folder)
         patch.setenv("COLUMNS", "120")
         for block in re.findall(r"^```console\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
             for line in block.splitlines():
@@ -52,7 +54,7 @@ def follow(page, folder):
 def ran(tmp_path_factory):
     """What each command of the first tutorial printed; the folder in which they ran."""
     folder = tmp_path_factory.mktemp("tutorial")
-    return follow("tutorial.md", folder), folder
+    return follow("tutorials/classifier.md", folder), folder
 
 
 def said(printed, begin):
@@ -94,7 +96,7 @@ def test_predictions_are_in_the_order_of_the_records(ran):
 def test_from_raw_text_to_predictions(tmp_path):
     import pyarrow.parquet as pq
 
-    printed = follow("tutorial-pretraining.md", tmp_path)
+    printed = follow("tutorials/pretrain-bert.md", tmp_path)
     assert len(printed) == 5
     assert " sequences of " in said(printed, "nopad plan")
     pretrained = said(printed, "nopad train pretrain.toml")
@@ -106,3 +108,54 @@ def test_from_raw_text_to_predictions(tmp_path):
     right = sum(row["label"] == row["package"] for row in rows) / len(rows)
     assert right == pytest.approx(accuracy, abs=1e-3)
     assert right > 0.5  # a guess is right in a third
+
+
+@pytest.mark.slow
+def test_chats_with_trl(tmp_path):
+    pytest.importorskip("trl", reason="the tutorial of chats needs trl, which belongs to no extra: pip install trl")
+    printed = follow("tutorials/chats-with-trl.md", tmp_path)
+    assert list(printed) == ["python chats.py", "python sft.py", "nopad audit --step sft.py"]
+    trained = said(printed, "python sft.py")
+    page = (DOCS / "tutorials" / "chats-with-trl.md").read_text()
+    [block] = re.findall(r"^```text\n(step .*?)^```$", page, re.DOTALL | re.MULTILINE)
+    assert [line for line in block.splitlines() if line not in trained] == []
+    assert float(re.search(r"^loss ([\d.]+)", trained, re.MULTILINE)[1]) < 1  # 2.7 of 15 words before the first step
+    assert "2 ranks x 1 micro-batch: equal to its sequences alone" in said(printed, "nopad audit")
+    assert (tmp_path / "runs" / "sft" / "model.safetensors").exists()
+
+
+@pytest.mark.slow
+def test_audit_your_trainer(tmp_path):
+    printed = follow("tutorials/audit-your-trainer.md", tmp_path)
+    assert "isolated" in said(printed, "nopad audit llama").splitlines()[0]
+    first = said(printed, "nopad audit bert --collator").splitlines()[0]
+    page = (DOCS / "tutorials" / "audit-your-trainer.md").read_text()
+    assert "CONTAMINATED" in first
+    assert first in page
+    assert printed["nopad audit bert"].startswith("BertForMaskedLM, nopad, backend 'auto': isolated")
+    assert "mean of means" in said(printed, "nopad audit --step step.py")
+    losses = re.search(r"loss ([\d.]+); alone ([\d.]+)", said(printed, "nopad audit --step step.py")).groups()
+    assert [float(loss) for loss in losses] == pytest.approx([5.323, 5.320], abs=2e-3)  # as the page says
+    assert "equal to its sequences alone" in said(printed, "nopad audit --step right.py")
+    assert "equal to its sequences alone" in said(printed, "nopad audit --step trainer.py")
+
+
+@pytest.mark.slow
+def test_embed_a_folder(tmp_path):
+    printed = follow("tutorials/embed-a-folder.md", tmp_path)
+    assert said(printed, "python search.py").splitlines() == [
+        "How do I repair my bicycle? -> tyre",
+        "a recipe -> bread",
+    ]
+
+
+@pytest.mark.slow
+def test_pack_100_gb(tmp_path):
+    printed = follow("tutorials/pack-100-gb.md", tmp_path)
+    assert "1,004 sequences" in said(printed, "nopad plan")
+    assert "already packed" in said(printed, "nopad pack")  # the second of two equal commands
+    assert said(printed, "nopad verify").count("every token compared with its source") == 2
+    assert (tmp_path / "report.html").stat().st_size > 100_000
+    read = said(printed, "python ranks.py")
+    assert "4 ranks x 1 micro-steps x 4 packs" in read
+    assert re.search(r"left after five steps on 4 ranks: \d+ batches on each of 2", read)

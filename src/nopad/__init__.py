@@ -20,11 +20,13 @@ if TYPE_CHECKING:
     from nopad.auditing import audit, audit_samples, audit_step
     from nopad.batch import Flat, PackedBatch, Rows
     from nopad.corpus import CorpusOptions, ReaderOptions, load_tokenizer, open_source
+    from nopad.in_memory import pack_dataset
     from nopad.loading import PackedLoader
     from nopad.model import packed, unpacked
     from nopad.online import StreamPacker, stream_pack
     from nopad.planning.several import SeveralPlan, pack_several, plan_several
-    from nopad.store import PackOptions, open_packed, pack_corpus, to_dataset, verify
+    from nopad.serving.runner import PackRunner
+    from nopad.store import PackedDataset, PackOptions, open_packed, pack_corpus, verify
 
 __version__ = "0.1.0"
 __all__ = [
@@ -34,7 +36,9 @@ __all__ = [
     "Histogram",
     "NopadError",
     "PackOptions",
+    "PackRunner",
     "PackedBatch",
+    "PackedDataset",
     "PackedLoader",
     "Packs",
     "Plan",
@@ -51,12 +55,12 @@ __all__ = [
     "open_source",
     "pack",
     "pack_corpus",
+    "pack_dataset",
     "pack_several",
     "packed",
     "plan",
     "plan_several",
     "stream_pack",
-    "to_dataset",
     "unpacked",
     "verify",
 ]
@@ -76,7 +80,10 @@ _LAZY = {
     "ReaderOptions": "nopad.corpus",
     "load_tokenizer": "nopad.corpus",
     "open_source": "nopad.corpus",
+    "pack_dataset": "nopad.in_memory",
     "PackOptions": "nopad.store",
+    "PackedDataset": "nopad.store",
+    "PackRunner": "nopad.serving.runner",
     "open_packed": "nopad.store",
     "pack_corpus": "nopad.store",
     "verify": "nopad.store",
@@ -84,7 +91,6 @@ _LAZY = {
     "pack_several": "nopad.planning.several",
     "plan_several": "nopad.planning.several",
     "StreamPacker": "nopad.online",
-    "to_dataset": "nopad.store",
     "stream_pack": "nopad.online",
 }
 

@@ -1,9 +1,11 @@
-"""Compiled sets of integers 0..capacity as bits: the nearest member is found in log64(capacity) steps.
+"""Compiled sets of integers from 0 to `capacity`, stored as bits.
+
+Finding the nearest member takes log64(capacity) steps.
 
 Bit v of the lowest level is set if v is a member; bit w of a higher level is set if word w of the level below is not 0.
-The lowest level comes first, the highest is one word. A set is its words (uint64, as `empty_set` gives them) and its
-capacity, which says where the levels begin. A result of -1 means that there is no such member. Conventions as in
-`nopad._kernels`.
+The lowest level comes first, the highest is one word. A set is passed as its words (a uint64 array, from `empty_set`)
+and its capacity, which determines where the levels begin. A result of -1 means that there is no such member.
+Conventions as in `nopad._kernels`.
 """
 
 from __future__ import annotations
@@ -19,9 +21,9 @@ _0, _1, _63 = np.uint64(0), np.uint64(1), np.uint64(63)
 
 
 def empty_set(capacity: int) -> NDArray[np.uint64]:
-    """Return the words of an empty set of integers 0..capacity: uint64 zeros, one dimension, see the module.
+    """Return the words of an empty set of integers from 0 to `capacity`: a one-dimensional uint64 array of zeros.
 
-    The system provides their memory only when it is used.
+    The operating system provides the memory only when it is used.
     """
     words = 0
     while capacity:

@@ -16,7 +16,7 @@ from nopad._kernels import shuffle
 
 @njit(cache=True, nogil=True)
 def shuffle_segments(items: NDArray[Any], indptr: NDArray[Any], keys: NDArray[Any]) -> None:
-    """Shuffle each segment ``items[indptr[k]:indptr[k + 1]]`` in place, by the random key ``keys[k]`` (uint64)."""
+    """Shuffle each segment ``items[indptr[k]:indptr[k + 1]]`` in place, with the random key ``keys[k]`` (uint64)."""
     for k in range(indptr.shape[0] - 1):
         shuffle(items[indptr[k] : indptr[k + 1]], keys[k])
 
@@ -38,12 +38,12 @@ def deal(
     indptr: NDArray[Any],
     sequence: NDArray[Any],
 ) -> None:
-    """Fill packs in order: each slot takes the next unused sequence of its length.
+    """Assign sequences to packs: in the order of packs, each slot takes the next unused sequence of its length.
 
     Pack p has strategy s = ``strategy_of_pack[p]``, whose slots have the lengths
     ``strategy_ranks[strategy_indptr[s]:strategy_indptr[s + 1]]``; rank k stands for the k-th distinct length. `order`
-    lists the sequences grouped by length; the next unused one of rank k is ``order[free[k]]``; `free` is advanced. The
-    packs are written to `indptr` and `sequence`.
+    lists the sequences grouped by length; the next unused one of rank k is ``order[free[k]]``, and `free` is updated.
+    The packs are written to `indptr` and `sequence`.
     """
     at = 0
     for p in range(strategy_of_pack.shape[0]):
@@ -93,12 +93,12 @@ def deal_in_order(
     indptr: NDArray[Any],
     sequence: NDArray[Any],
 ) -> None:
-    """Assign in order of arrival: the first sequence without a pack opens the next pack that contains its length.
+    """Assign sequences in order of arrival: the first one without a pack opens the next pack that contains its length.
 
     Every slot of that pack takes the next sequence of its length. So packs are in the order of their first members, and
     the sequences of any one length stay in order of arrival. ``ranks[i]`` is the rank of sequence i's length among the
     distinct lengths; ``packs[next_pack[k]]`` is the next pack with length k (see `packs_by_rank`); the other arguments
-    are those of `deal`. `free` and `next_pack` are advanced, and `strategy_of_pack` is overwritten.
+    are those of `deal`. `free` and `next_pack` are updated, and `strategy_of_pack` is overwritten.
     """
     dealt = np.zeros(ranks.shape[0], dtype=np.uint8)
     at, p = 0, 0

@@ -1,7 +1,7 @@
-"""Compiled loops that several packages use; loops of one package are in that package's own kernels modules.
+"""Compiled loops that several packages use; loops of a single package are in that package's own modules.
 
-Kernels take and return plain arrays, release the GIL, cache their compilation and do not check arguments: their callers
-validate. Tests also run each kernel as plain Python (``kernel.py_func``) and compare the results.
+Kernels (compiled loops) take and return plain arrays, release the GIL, and cache their compilation. They do not check
+arguments; their callers do. Tests also run each kernel as plain Python (``kernel.py_func``) and compare the results.
 
 Integers that wrap are ``uint64`` throughout, since mixing them with signed integers would silently give float64.
 """
@@ -49,7 +49,7 @@ def shuffle(items: NDArray[Any], key: np.uint64) -> None:
 
 @njit(cache=True, nogil=True)
 def group_by_rank(ranks: NDArray[Any], indptr: NDArray[Any], order: NDArray[Any]) -> None:
-    """Fill `order` with the indices i grouped by ``ranks[i]``, ascending in each group.
+    """Fill `order` with the indices i, grouped by ``ranks[i]`` and ascending within each group.
 
     Group k, with ``ranks[i] == k``, begins at ``order[indptr[k]]``.
     """
@@ -62,9 +62,10 @@ def group_by_rank(ranks: NDArray[Any], indptr: NDArray[Any], order: NDArray[Any]
 
 @njit(cache=True, nogil=True)
 def sort_within_packs(indptr: NDArray[Any], sequence: NDArray[Any]) -> None:
-    """Sort the members of every pack ascending, in place: insertion sort, for more than 32 members in Shell's steps.
+    """Sort the sequence numbers in every pack ascending, in place.
 
-    NumPy's sort inside a kernel would take longer to compile than all kernels of a plan together.
+    This is insertion sort, or Shell sort for more than 32 members, since NumPy's sort inside a kernel would take longer
+    to compile than all other kernels of a plan together.
     """
     for p in range(indptr.shape[0] - 1):
         low, high = indptr[p], indptr[p + 1]
@@ -105,9 +106,9 @@ def permute_packs(
 def gather_tokens(source: NDArray[Any], starts: NDArray[Any], lengths: NDArray[Any], out: NDArray[Any]) -> int:
     """Copy ``source[starts[i] : starts[i] + lengths[i]]`` back to back into `out`; return the bitwise OR of all values.
 
-    Sequences lie anywhere in `source`, so each copy would wait for memory. Reading one token of each cache line of the
-    next 32 sequences beforehand lets those waits overlap, which halves the time. The OR costs nothing beside it, and
-    shows whether any value is negative or beyond a power of two. `source` holds integers.
+    `source` holds integers, and sequences may lie anywhere in it, so each copy would wait for memory. Reading one token
+    of each cache line of the next 32 sequences beforehand lets these waits overlap, which halves the time. The OR takes
+    no extra time, and shows whether any value is negative or above a power of two.
     """
     at, bits, line = 0, source.dtype.type(0), 64 // source.itemsize
     for window in range(0, starts.shape[0], 32):
@@ -130,10 +131,11 @@ def gather_tokens(source: NDArray[Any], starts: NDArray[Any], lengths: NDArray[A
 def lay_rows(
     lengths: NDArray[Any], per_row: NDArray[Any], width: int, align: int, starts: NDArray[Any], tokens: NDArray[Any]
 ) -> bool:
-    """Set where each sequence begins in concatenated rows of `width` slots, and the slots taken in each row.
+    """Set where each sequence begins in concatenated rows, and how many slots of each row are taken.
 
-    The next ``per_row[r]`` sequences lie in row r, each in a multiple of `align` slots. Return False, and set nothing,
-    unless each sequence is in one row.
+    These are ``starts[i]`` and ``tokens[r]``. A row has `width` slots. The next ``per_row[r]`` sequences lie in row r,
+    each in a multiple of `align` slots. Returns False, and sets nothing, unless `per_row` adds up to the number of
+    sequences.
     """
     total = 0
     for r in range(per_row.shape[0]):
@@ -155,7 +157,7 @@ def lay_rows(
 
 @njit(cache=True, nogil=True)
 def fill_rows(tokens: NDArray[Any], sizes: NDArray[Any], fill: int, rows: NDArray[Any]) -> None:
-    """Write runs of these sizes into rows, one after the other, and `fill` behind each; ``[R, L]``."""
+    """Fill each row r of `rows` ``[R, L]`` with the next ``sizes[r]`` values of `tokens`, and its rest with `fill`."""
     at = 0
     for r in range(rows.shape[0]):
         run, row = tokens[at : at + sizes[r]], rows[r]

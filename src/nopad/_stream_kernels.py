@@ -1,6 +1,6 @@
 """Compiled loops that pack sequences one by one and hold back a bounded number of them.
 
-`nopad.online.stream` packs streams with them, `nopad.planning.optimal.streamed` offers their packs to a search. As in
+`nopad.online.stream` packs streams with them, and `nopad.planning.optimal.streamed` makes plans with them. As in
 `nopad._kernels`, arguments are plain arrays, and callers validate them. The sequences held back are kept in five arrays
 (`empty_buffer`), always passed in this order:
 
@@ -14,7 +14,7 @@
 * ``words`` uint64: the set of the held lengths, as in `nopad._bit_kernels`, with one more word for `window`
 * ``mirror`` uint64 ``[capacity // 64 + 2]``: bit ``capacity - l`` is set if length l is held. Two held lengths with
   a + b = room are found where bit a of ``words`` and bit ``capacity - room + a`` of ``mirror`` are both set; one AND
-  compares 64 values of a. What follows the lowest level in ``words`` makes no pair, since ``mirror`` has no bits there
+  tests 64 values of a. The higher levels of ``words`` give no false pairs, since ``mirror`` has no bits there
 
 Results that are a length, or a number of a sequence, are -1 for none.
 """
@@ -41,7 +41,7 @@ _0, _1, _63 = np.uint64(0), np.uint64(1), np.uint64(63)
 
 
 def empty_buffer(capacity: int, buffer: int, arrived: int = 0) -> tuple[NDArray[Any], ...]:
-    """Return the five arrays for at most `buffer` sequences held back, of which there are none yet."""
+    """Return the five arrays for at most `buffer` sequences held back, with no sequence in them yet."""
     slots = np.full((buffer, 5), -1, dtype=np.int64)
     slots[:-1, NEXT] = np.arange(1, buffer)  # the unused rows, linked
     return (
@@ -138,7 +138,9 @@ def take(
 
 @njit(cache=True, nogil=True)
 def exact(queues: NDArray[Any], words: NDArray[Any], mirror: NDArray[Any], room: int, places: int) -> int:
-    """Return the held length that fills `room` exactly, or the longer of two that do together; -1 if none do.
+    """Return the held length that fills `room` exactly, or the longer of two that fill it together.
+
+    The result is -1 if no held length does this.
 
     `places` is how many sequences may still be added: with 1, no pairs are considered. Among several possibilities, the
     one with the most held sequences (of both lengths together) is taken, which keeps the buffer varied. At most `PAIRS`
@@ -184,7 +186,7 @@ def padding(queues: NDArray[Any], words: NDArray[Any], room: int, places: int) -
 
 @njit(cache=True, nogil=True)
 def anchor(queues: NDArray[Any], words: NDArray[Any], mirror: NDArray[Any], capacity: int, depth: int) -> int:
-    """Choose the length that the next pack begins with; -1 if nothing is held.
+    """Return the length with which the next pack begins; -1 if no sequence is held.
 
     Of the `ANCHORS` longest held lengths, take the first that one or two other lengths complete exactly; if there is
     none, take the one whose pack would have the least padding.
@@ -271,8 +273,8 @@ def push(
 ) -> int:
     """Add sequences one by one; write the packs that become ready, and return how many there are.
 
-    A pack becomes ready when the buffer is full, when it holds `most` tokens, or when `patience` sequences have arrived
-    after a held one. Pack p gets the sequence numbers ``sequence[indptr[p]:indptr[p + 1]]``.
+    A pack becomes ready when the buffer is full or holds `most` tokens, or when `patience` sequences have arrived after
+    one that is still held. Pack p gets the sequence numbers ``sequence[indptr[p]:indptr[p + 1]]``.
     """
     capacity = queues.shape[0] - 2
     packs, at = 0, 0

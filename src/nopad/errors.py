@@ -16,6 +16,11 @@ NopadError
 │   ├── OutputExistsError   the folder already holds something else
 │   ├── OutputBusyError     another process is writing there
 │   └── ResumeError         the unfinished job there was started with other inputs or settings
+├── ServingError            a request was not answered                             exit 1
+│   ├── QueueFullError      too many tokens wait already
+│   ├── DeadlineError       its deadline has passed, or cannot be met
+│   ├── RequestError        the model fails for this request, or gives NaN
+│   └── RunnerClosedError   the runner was closed, or its worker died
 ├── TrainingError           a training step failed                                  exit 1
 │   ├── LossError           the loss of a micro-batch is NaN or infinite
 │   └── DeviceMemoryError   a step needs more memory than the device has
@@ -34,6 +39,7 @@ __all__ = [
     "BalanceError",
     "BatchError",
     "CorruptError",
+    "DeadlineError",
     "DeviceMemoryError",
     "FormatError",
     "InputError",
@@ -48,13 +54,26 @@ __all__ = [
     "OutputError",
     "OutputExistsError",
     "PlanMismatchError",
+    "QueueFullError",
     "RecordError",
+    "RequestError",
     "ResumeError",
+    "RunnerClosedError",
+    "ServingError",
     "SourceError",
     "StorageError",
     "TrainingError",
     "UnsupportedModelError",
 ]
+
+
+def install(extra: str) -> str:
+    """Return the commands that install nopad with one of its extras, for messages: from an index, or from a clone.
+
+    >>> install("report")
+    "pip install 'nopad[report]', or in a clone pip install -e '.[report]'"
+    """
+    return f"pip install 'nopad[{extra}]', or in a clone pip install -e '.[{extra}]'"
 
 
 class NopadError(Exception):
@@ -125,6 +144,28 @@ class OutputBusyError(OutputError):
 
 class ResumeError(OutputError):
     """The unfinished job in the output folder was started with other inputs or settings."""
+
+
+class ServingError(NopadError):
+    """A request was not answered."""
+
+    exit_code = 1
+
+
+class QueueFullError(ServingError):
+    """Too many tokens wait already; the request may be sent again later."""
+
+
+class DeadlineError(ServingError):
+    """The deadline of a request has passed before it ran, or cannot be met."""
+
+
+class RequestError(ServingError):
+    """The model fails for this one request, or gives NaN for it; the others of its batch are answered."""
+
+
+class RunnerClosedError(ServingError):
+    """The runner was closed, or its worker died, before the request ran."""
 
 
 class TrainingError(NopadError):

@@ -96,7 +96,7 @@ def storage_errors(doing: str, path: Path) -> Iterator[None]:
 
 @contextmanager
 def damage_errors(path: Path, *raised: type[Exception]) -> Iterator[None]:
-    """Turn an error raised in a ``with`` block that reads a file of a dataset into an error that names the file.
+    """In a ``with`` block that reads a file of a dataset, turn errors into an error that names the file.
 
     `raised` are the exceptions, besides OSError, that reading a damaged file may raise.
 
@@ -119,7 +119,7 @@ _OF_THE_FILE = (None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, er
 
 @contextmanager
 def preparing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path` to write to; the file keeps this name until the caller renames it.
+    """For a ``with`` block, give a temporary path beside `path` to write to; the caller renames the file later.
 
     Raises:
         StorageError: the disk is full, or a write in the block failed; the temporary file is then removed.
@@ -135,7 +135,7 @@ def preparing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path` to write to; after the block, fsync the file and rename it to `path`.
+    """For a ``with`` block, give a temporary path to write to; after the block, fsync the file and rename it to `path`.
 
     Raises:
         StorageError: the disk is full, or a write in the block failed; `path` is then unchanged, and the temporary file
@@ -169,7 +169,7 @@ def fsync_path(path: Path) -> None:
 
 
 def fsync_folder(folder: Path) -> None:
-    """Wait until the names of the files in `folder` are on disk."""
+    """Wait until the folder's entries (names of files) are on disk."""
     fsync_path(folder)
 
 

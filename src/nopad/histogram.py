@@ -1,4 +1,4 @@
-"""Count how many sequences have each length: the input of planning.
+"""`Histogram`: how many sequences have each length, which is the input of planning.
 
 A `Histogram` is small (one entry per distinct length), exact (64-bit counts) and mergeable: ``a + b`` is the histogram
 of both inputs together, so shards can be counted anywhere. Counting is one pass in bounded memory: O(n) time for n

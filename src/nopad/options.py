@@ -1,4 +1,4 @@
-"""Options that a user gives, and the checks of their values before any work begins.
+"""Describe options that a user gives, and check their values before any work begins.
 
 `Option` describes an option of an algorithm, a model or an audit; `check_sizes` checks the options that every plan has.
 """

@@ -169,10 +169,16 @@ class Packs:
         if tokens.max() > self.capacity:
             p = int(np.argmax(tokens))
             return f"pack {p} holds {int(tokens[p])} tokens, above the capacity of {self.capacity}"
+        if self.lengths_sha256 not in (None, lengths_sha256(lengths)):
+            why = f" ({self.selection} when they were made)" if self.selection else ""
+            return f"the packs were made for sequences of other lengths, or in another order{why}"
         return None
 
     def disorder(self, n: int) -> str | None:
-        """Return why the packs do not hold each of `n` sequences once, within the depth, as text; None if they do."""
+        """Return why the packs do not hold each of `n` sequences exactly once, within the depth, as text.
+
+        The result is None if they do.
+        """
         if self.sequences != n:
             return f"packs hold {self.sequences:,} sequences, the lengths are {n:,}"
         if self.indptr[0] != 0 or self.indptr[-1] != self.sequences:

@@ -14,12 +14,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Sequences", "as_integers", "gather_runs"]
+from nopad.errors import BatchError
+
+__all__ = ["LABELS", "Sequences", "as_integers", "gather_runs", "labelled"]
+
+LABELS = ("labels", "label", "label_ids")  # what Hugging Face calls them, the first one in batches
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sequences:
-    """n sequences with T tokens.
+    """n sequences with T tokens, stored in columns.
 
     Attributes:
         seq_lengths: length of each sequence in tokens; int32 ``[n]``.
@@ -102,6 +106,25 @@ class Sequences:
         )
 
 
+def labelled(given: Sequences) -> Sequences:
+    """Rename ``label`` or ``label_ids`` to ``labels``, unless there is a column ``labels``, as transformers does.
+
+    Raises:
+        BatchError: there are both ``label`` and ``label_ids``, and no ``labels``.
+    """
+    names = [*given.tokens, *given.values]
+    found = [name for name in LABELS[1:] if name in names]
+    if not found or "labels" in names:
+        return given
+    if len(found) > 1:
+        raise BatchError(f"there are {' and '.join(found)}, and only one can be the labels; keep one")
+
+    def named(columns: Mapping[str, Any]) -> dict[str, Any]:
+        return {"labels" if name == found[0] else name: column for name, column in columns.items()}
+
+    return replace(given, tokens=named(given.tokens), values=named(given.values))
+
+
 def _taken(column: Any, numbers: NDArray[np.int64]) -> Any:
     """Return the entries of a column with these numbers; the column is a NumPy array ``[n, ...]`` or an Arrow array."""
     if isinstance(column, np.ndarray):
@@ -121,7 +144,7 @@ _SIGNED = frozenset(_INTEGERS.values())
 
 
 def gather_runs(column: NDArray[Any], begins: NDArray[np.int64], lengths: NDArray[Any]) -> tuple[NDArray[Any], int]:
-    """Return ``(runs, bits)``: runs of a flat column, concatenated, and the bitwise OR of their values as integers.
+    """Return ``(runs, bits)``: runs of a flat column, concatenated, and the bitwise OR of all values (as integers).
 
     Run i is ``column[begins[i]:begins[i] + lengths[i]]``, and must lie within the column.
     """

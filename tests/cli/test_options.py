@@ -39,9 +39,9 @@ def histogram(tmp_path):
 
 
 def test_options_reach_the_plan(call, histogram):
-    [free] = json.loads(call("plan", histogram, "-a", "lpfhp", "-d", "none", "--json"))
+    [free] = json.loads(call("plan", histogram, "-a", "lpfhp", "-d", "none", "--json"))["plans"]
     how = ("-a", "lpfhp", "-d", "none", "-O", "pack_multiple=3", "--option", "distribute=false", "--json")
-    [row] = json.loads(call("plan", histogram, *how))
+    [row] = json.loads(call("plan", histogram, *how))["plans"]
     assert row["packs"] % 3 == 0
     assert row["packs"] >= free["packs"]
     assert row["lower_bound"] % 3 == 0

@@ -230,13 +230,13 @@ def test_output_folder_in_use(call, ids, packed, tmp_path):
     assert (ran.code, ran.error()) == (
         2,
         f"{packed} already holds a packed dataset made with other settings (capacity was 4, now 5); "
-        "choose another folder",
+        "choose another folder, or start over with --force",
     )
     ids.write_text('{"input_ids": [1]}\n')
     ran = call("pack", ids, "-o", packed, "-c", 4)
     assert (ran.code, ran.error()) == (
         2,
-        f"{packed} already holds a packed dataset of another source; choose another folder",
+        f"{packed} already holds a packed dataset of another source; choose another folder, or start over with --force",
     )
 
 

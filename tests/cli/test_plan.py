@@ -69,7 +69,7 @@ GOLDEN = {
 def rows(call, *arguments):
     ran = call("plan", *arguments, "--json")
     assert (ran.code, ran.err) == (0, "")
-    return json.loads(ran)
+    return json.loads(ran)["plans"]
 
 
 def test_json_has_the_named_keys_and_the_right_values(call, histogram):
@@ -94,8 +94,8 @@ def test_json_has_the_named_keys_and_the_right_values(call, histogram):
     }
 
 
-def test_json_by_default_has_every_algorithm_at_every_depth(call, histogram):
-    found = rows(call, histogram)
+def test_all_has_every_algorithm_at_every_depth(call, histogram):
+    found = rows(call, histogram, "--all")
     assert [(row["algorithm"], row["depth"]) for row in found] == [
         (name, depth) for name in QUICK_ALGORITHMS for depth in DEPTHS
     ]
@@ -103,10 +103,11 @@ def test_json_by_default_has_every_algorithm_at_every_depth(call, histogram):
 
 
 def test_table_names_the_bound_and_draws_greedy(call, histogram):
-    ran = call("plan", histogram)
+    ran = call("plan", histogram, "--all")
     assert ran.code == 0
     lines = ran.splitlines()
-    assert lines[:2] == ["5 sequences of 2 to 8 tokens, 22 in all", "one sequence per row of 8: 45.0% padding"]
+    assert lines[0] == "5 sequences of 2 to 8 tokens, 22 in all"
+    assert lines[1].startswith("padding: fixed 45.0%, ")
     assert "greedy: arrival order drawn from the histogram with seed 0" in lines
     assert "No plan, however deep, can use fewer than 3 packs: no more than 1.6667 sequences per pack, 91.667%" in ran
     assert "…" not in ran
@@ -215,7 +216,7 @@ def test_output_saves_the_plan(call, histogram, tmp_path):
     plan = nopad.Plan.load(path)
     assert (plan.packs, plan.capacity, plan.problems()) == (3, 8, [])
     before = path.read_bytes()
-    assert rows(call, histogram, "-a", "lpfhp", "-d", "none", "-o", path)[0]["packs"] == 3
+    assert rows(call, histogram, "-a", "lpfhp", "-d", "none", "-o", path, "--force")[0]["packs"] == 3
     assert path.read_bytes() == before
 
 
@@ -263,7 +264,10 @@ def test_golden_greedy(call, shared):
         (["-c", "0"], "capacity must be an integer from 1 to 2147483647, got 0"),
         (["-c", "-4"], "capacity must be an integer from 1 to 2147483647, got -4"),
         (["-c", "2147483648"], "capacity must be an integer from 1 to 2147483647, got 2147483648"),
-        (["-c", "7"], "1 sequence is above the capacity of 7 (the longest has 8 tokens); truncate, split or drop"),
+        (
+            ["-c", "7", "--over-long", "error"],
+            "1 sequence is above the capacity of 7 (the longest has 8 tokens); truncate, split or drop",
+        ),
         (["-d", "0"], "depth must be an integer >= 1, or none for unlimited, got '0'"),
         (["-d", "-1"], "depth must be an integer >= 1, or none for unlimited, got '-1'"),
         (["-d", "1.5"], "depth must be an integer >= 1, or none for unlimited, got '1.5'"),
@@ -328,7 +332,7 @@ def test_missing_file(call, tmp_path, name):
 def test_bad_lengths(call, tmp_path, values, message):
     path = tmp_path / "lengths.npy"
     np.save(path, np.array(values))
-    ran = call("plan", path, "-c", 8)
+    ran = call("plan", path, "-c", 8, "--over-long", "error")
     assert (ran.code, ran) == (2, "")
     assert message in ran.error()
 
@@ -359,7 +363,7 @@ def test_shares_that_cannot_be_held_out(call, tmp_path, name, share, message):
 
 
 def test_over_long_record_names_the_way_out(call, jsonl, words):
-    ran = call("plan", jsonl, "-c", 6, "-t", words)
+    ran = call("plan", jsonl, "-c", 6, "-t", words, "--over-long", "error")
     assert (ran.code, ran) == (2, "")
     assert ran.error() == (
         f"{jsonl}, line 2: 8 tokens with special tokens, capacity is 6; "
@@ -404,12 +408,82 @@ def test_a_histogram_too_large_to_draw_is_planned_without_greedy(call, tmp_path)
 
 
 def test_an_option_chooses_the_algorithms_that_know_it(call, histogram):
-    rows = json.loads(call("plan", histogram, "-d", "none", "-O", "effort=3", "-O", "align=2", "--json"))
+    rows = json.loads(call("plan", histogram, "-d", "none", "-O", "effort=3", "-O", "align=2", "--json"))["plans"]
     assert [row["algorithm"] for row in rows] == ["auto"]
-    rows = json.loads(call("plan", histogram, "-d", "none", "-O", "distribute=False", "--json"))
+    rows = json.loads(call("plan", histogram, "-d", "none", "-O", "distribute=False", "--json"))["plans"]
     assert [row["algorithm"] for row in rows] == ["lpfhp"]
     assert "has no option 'effort'" in call("plan", histogram, "-a", "ffd", "-O", "effort=3").error()
     assert "has no option 'frob'" in call("plan", histogram, "-O", "frob=3").error()
+
+
+class TestTheAnswer:
+    """The first lines of `nopad plan`, against numbers counted here by hand."""
+
+    @pytest.fixture
+    def given(self, tmp_path):
+        """Lengths 2, 2, 2, 6, 8, 8: at capacity 8 and batches of 2."""
+        path = tmp_path / "lengths.npy"
+        np.save(path, np.array([8, 2, 6, 2, 8, 2]))
+        return path
+
+    def test_first_three_lines(self, call, given):
+        ran = call("plan", given, "-c", 8, "--batch-size", 2)
+        lines = ran.splitlines()
+        assert lines[0] == "6 sequences of 2 to 8 tokens, 28 in all"
+        # 48 slots fixed; sorted: 8 8 | 6 2 | 2 2 = 32; of the 15 pairs of a batch 3 have the longest 2, 3 6 and 9 8
+        dynamic = 6 * (3 * 2 + 3 * 6 + 9 * 8) / 15
+        assert lines[1] == (
+            f"padding: fixed {1 - 28 / 48:.1%}, dynamic {1 - 28 / round(dynamic):.1%}, length-sorted 12.5%, "
+            "packed 12.5%"
+        )
+        assert lines[2] == "4 packs of 8 tokens, the proven minimum: factor 1.500 (sequences per pack)"
+        assert lines[3] == (
+            "fewer slots to compute: 1.50 × than fixed, 1.19 × than dynamic, 1.00 × than length-sorted (batches of 2)"
+        )
+
+    def test_json_has_the_same(self, call, given):
+        found = json.loads(call("plan", given, "-c", 8, "--batch-size", 2, "--json"))
+        assert found["slots"] == {"fixed": 48, "dynamic": 38, "length_sorted": 32, "packed": 32}
+        assert found["padding"]["packed"] == 1 - 28 / 32
+        assert (found["packs"], found["lower_bound"], found["packing_factor"]) == (4, 4, 1.5)
+        assert found["over_long"] == {"sequences": 0, "tokens": 0, "longest": 0}
+        assert [row["depth"] for row in found["plans"]] == list(DEPTHS)
+        assert {row["algorithm"] for row in found["plans"]} == {"auto"}
+
+    def test_what_is_over_long_is_counted(self, call, given):
+        ran = call("plan", given, "-c", 6)
+        assert ran.code == 0
+        assert ran.splitlines()[0] == "4 sequences of 2 to 6 tokens, 12 in all"
+        assert ran.splitlines()[4] == (
+            "not in this plan: 2 sequences of more than 6 tokens, 16 in all, the longest 8; truncate, split or drop "
+            "them, or choose a capacity of at least 8"
+        )
+        found = json.loads(call("plan", given, "-c", 6, "--json"))
+        assert found["over_long"] == {"sequences": 2, "tokens": 16, "longest": 8}
+
+    def test_an_over_long_text_names_what_pack_can_do(self, call, jsonl, words):
+        ran = call("plan", jsonl, "-c", 6, "-t", words)
+        assert (ran.code, ran.err) == (0, "")
+        assert "1 sequence of more than 6 tokens, 8 in all, the longest 8; nopad pack needs --over-long " in ran
+
+    def test_nothing_but_over_long_ones(self, call, given):
+        ran = call("plan", given, "-c", 1)
+        assert (ran.code, ran) == (2, "")
+        assert ran.error() == f"{given}: every sequence has more than 1 token; choose a capacity of up to 8"
+
+    def test_a_plan_that_is_saved_holds_all(self, call, given, tmp_path):
+        ran = call("plan", given, "-c", 6, "-a", "lpfhp", "-d", "none", "-o", tmp_path / "a.plan.json")
+        assert (ran.code, ran) == (2, "")
+        assert "2 sequences are above the capacity of 6" in ran.error()
+
+    def test_depth_in_words(self, call, tmp_path):
+        np.save(tmp_path / "l.npy", np.full(160, 2))
+        ran = call("plan", tmp_path / "l.npy", "-c", 32)
+        assert "its deepest pack holds 16 sequences." in ran
+        assert (
+            "Where what reads the packs needs a limit: --depth 16 costs no pack more, --depth 8 takes 2.00 times the "
+            "packs, --depth 4 takes 4.00 times the packs."
+        ) in ran.splitlines()
 
 
 class TestWhatPackReads:
@@ -438,7 +512,7 @@ class TestWhatPackReads:
         how = [*arguments, "-c", 6 if "split" in arguments else 8, "-a", "lpfhp", "-d", "none"]
         ran = call("plan", *how, "--json")
         assert ran.code == 0, ran.err
-        [row] = json.loads(ran)
+        [row] = json.loads(ran)["plans"]
         assert call("pack", *how, "-o", "out").code == 0
         [manifest] = [p for p in (corpus / "out/nopad.json", corpus / "out/train/nopad.json") if p.exists()]
         made = json.loads(manifest.read_text())

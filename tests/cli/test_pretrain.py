@@ -31,7 +31,7 @@ def test_pack_plan_and_verify(call, tmp_path, documents):
     assert "every token compared with its source" in ran
     dataset = nopad.open_packed(tmp_path / "out")
     rows = call("plan", documents, "-c", 64, *PAIRS, "-P", "copies=2", "-a", "spfhp", "-d", "none", "--json")
-    (row,) = json.loads(rows)
+    (row,) = json.loads(rows)["plans"]
     assert row["sequences"] == dataset.manifest.sequences
     labels = np.concatenate([row["labels"] for row in dataset])
     assert 0.08 < (labels >= 0).mean() < 0.2

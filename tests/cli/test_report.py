@@ -6,12 +6,34 @@ import pytest
 def test_a_report_of_several(call, packed, histogram, tmp_path):
     out, pictures = tmp_path / "both.html", tmp_path / "pictures"
     pictures.mkdir()
-    ran = call("report", packed, histogram, packed, "-o", out, "--png", pictures, "--throughput", 20000)
+    given = ("--tokens-per-second", 20000, "--price-per-hour", 3, "--currency", "EUR", "--watts", 400, "--gpus", 2)
+    more = ("--title", "Ours & theirs", "--batch-size", 16, "--rows-per-step", 8)
+    ran = call("report", packed, histogram, packed, "-o", out, "--png", pictures, *given, *more)
     assert (ran.code, ran.err) == (0, "")
     assert f"saved {out}, " in ran
-    assert f"saved 10 pictures in {pictures}" in ran  # named twice, shown once
-    assert "at 20,000 slots per second" in out.read_text()
-    assert len(list(pictures.iterdir())) == 10
+    slides = list(pictures.glob("*-slide.png"))
+    assert len(slides) == 2  # named twice, shown once
+    assert f"saved {len(list(pictures.iterdir()))} pictures in {pictures}" in ran
+    page = out.read_text()
+    for part in (
+        "slots ÷ 20,000 per second",
+        "3.00 EUR per GPU-hour",
+        "400 W",
+        "2 GPUs",
+        "<h1>Ours &amp; theirs</h1>",
+        "batches of 16",
+        "8 rows per step",
+    ):
+        assert part in page
+    assert "An epoch takes " in ran
+    assert "An epoch would take " in ran
+
+
+def test_a_picture(call, packed, tmp_path):
+    ran = call("report", packed, "-o", tmp_path / "r.png", "--title", "Ours")
+    assert (ran.code, ran.err) == (0, "")
+    assert "a picture of 1920 x 1080 pixels" in ran
+    assert (tmp_path / "r.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_default_place(call, packed, tmp_path, monkeypatch):
@@ -27,7 +49,10 @@ def test_the_default_place(call, packed, tmp_path, monkeypatch):
         (["none.json"], "none.json: no such file or folder; give a histogram, a plan, or a packed dataset"),
         (["{histogram}", "-o", "no/such/a.html"], "there is no folder no/such; make it, or choose another"),
         (["{histogram}", "--png", "no/such"], "there is no folder no/such"),
-        (["{histogram}", "--throughput", "0"], "throughput must be above 0 slots per second, got 0.0"),
+        (["{histogram}", "--tokens-per-second", "0"], "--tokens-per-second must be a number above 0"),
+        (["{histogram}", "--watts", "700"], "--watts needs --tokens-per-second: what one GPU computes"),
+        (["{histogram}", "--batch-size", "0"], "--batch-size must be an integer from 1 to 1048576, got 0"),
+        (["{histogram}", "-o", "a.pdf"], "a.pdf: a report is saved as .html or .png"),
     ],
 )
 def test_wrong_use(call, histogram, tmp_path, monkeypatch, arguments, message):

@@ -14,7 +14,7 @@ OUTPUTS = [("pack", "-o"), ("plan", "--output"), ("report", "-o"), ("report", "-
 @pytest.mark.parametrize(
     ("arguments", "option"),
     [
-        (["plan", "a.jsonl", "--text-field", "a", "--text-field", "b"], "--text-field"),
+        (["plan", "a.jsonl", "--ids-field", "a", "--ids-field", "b"], "--ids-field"),
         (["plan", "a.jsonl", "-c", "4", "--capacity", "8"], "--capacity/-c"),
         (["pack", "a.jsonl", "-c", "4", "-o", "x", "-o", "y"], "--out/-o"),
         (["pack", "a.jsonl", "-o", "x", "-c", "4", "--seed", "1", "--seed", "1"], "--seed"),
@@ -36,7 +36,7 @@ def test_an_option_of_one_value_given_twice(call, tmp_path, monkeypatch, argumen
 
 def test_what_is_repeatable_still_is(call, histogram):
     ran = call("plan", histogram, "-a", "lpfhp", "-a", "ffd", "-d", "2", "-d", "3", "--json")
-    assert [(row["algorithm"], row["depth"]) for row in json.loads(ran)] == [
+    assert [(row["algorithm"], row["depth"]) for row in json.loads(ran)["plans"]] == [
         ("lpfhp", 2),
         ("lpfhp", 3),
         ("ffd", 2),

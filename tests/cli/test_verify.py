@@ -85,8 +85,8 @@ def test_a_damaged_manifest(call, packed):
     manifest.write_text(text[:-20])
     [problem] = problems(call, packed)
     assert problem.startswith(f"{manifest} is damaged: ")
-    manifest.write_text(text.replace('"format_version": 3', '"format_version": 2'))
-    assert problems(call, packed) == [f"{manifest} has format version 2; this nopad reads 3: pack the source again"]
+    manifest.write_text(text.replace('"format_version": 4', '"format_version": 3'))
+    assert problems(call, packed) == [f"{manifest} has format version 3; this nopad reads 4: pack the source again"]
 
 
 def test_a_damaged_plan(call, packed):

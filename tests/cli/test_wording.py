@@ -48,6 +48,14 @@ PYTHON = {
     "shuffle_buffer",
     "task",
     "unit",
+    "remove_unused_columns",
+    "mlm_probability",
+    "output",
+    "sampler",
+    "collate_fn",
+    "accumulate",
+    "return_dict",
+    "train_sampling_strategy",
 }
 
 

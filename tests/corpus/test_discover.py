@@ -127,8 +127,8 @@ def test_empty_folder(tmp_path):
     write(tmp_path, {".hidden.txt": b"x"})
     assert message(tmp_path) == (
         f"{tmp_path}: the folder is empty (hidden files do not count); "
-        "nopad reads .txt, .text, .md, .rst, .jsonl, .ndjson, .parquet, .arrow, .feather, "
-        "text and JSONL also with .gz or .zst"
+        "nopad reads .txt, .text, .md, .rst, .jsonl, .ndjson, .parquet, .arrow, .feather, .csv, .tsv, .json; "
+        "files of lines also with .gz or .zst"
     )
 
 
@@ -136,8 +136,8 @@ def test_nothing_readable(tmp_path):
     write(tmp_path, {"a.pdf": b"x", "b.docx": b"x"})
     assert message(tmp_path) == (
         f"{tmp_path}: none of its 2 files is of a kind that nopad reads (such as 'a.pdf'); "
-        "nopad reads .txt, .text, .md, .rst, .jsonl, .ndjson, .parquet, .arrow, .feather, "
-        "text and JSONL also with .gz or .zst"
+        "nopad reads .txt, .text, .md, .rst, .jsonl, .ndjson, .parquet, .arrow, .feather, .csv, .tsv, .json; "
+        "files of lines also with .gz or .zst"
     )
 
 
@@ -156,7 +156,7 @@ def test_the_same_file_twice(tmp_path):
     )
 
 
-@pytest.mark.parametrize("name", ["train.json", "table.CSV", "a.parquet.gz", "a.tar.gz", "ids.npy"])
+@pytest.mark.parametrize("name", ["a.pdf", "table.XLSX", "a.parquet.gz", "a.tar.gz", "ids.npy"])
 def test_what_is_known_not_to_be_text_is_not_read_as_text(tmp_path, name):
     path = tmp_path / name
     path.write_text('{"text": "a"}\n')

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import nopad
 from nopad.corpus import CHAIN_START, BadRecord, Block, IterableSource, Record, Source, chain
 from nopad.corpus.records import ids_record, shown, text_record
 from nopad.errors import SourceError
@@ -158,3 +159,16 @@ def test_a_source_needs_only_blocks():
 
 def test_shown_shortens():
     assert shown("x" * 100, 5) == '"xxxx...'
+
+
+def test_the_repr_says_what_is_read_and_what_is_not(tmp_path):
+    for name, text in (("a.jsonl", '{"text": "a", "url": "b"}'), ("b.txt", "x"), ("c.pdf", "x")):
+        (tmp_path / name).write_text(text)
+    told = repr(nopad.open_source(tmp_path))
+    assert told == "FileSource(texts; from a.jsonl and 1 more; columns left out: url; files left out: c.pdf)"
+    rows = [{"input_ids": [1, 2], "attention_mask": [1, 0], "label": 1, "words": ["a"]}]
+    assert repr(nopad.open_source(rows)) == (
+        "DictSource(ready-made ids; carries label; padding is where attention_mask is 0; columns left out: words)"
+    )
+    assert repr(nopad.open_source({"web": [[1]], "code": [[2]]})) == "MixtureSource(ready-made ids of web, code)"
+    assert repr(IterableSource([])) == "IterableSource(texts or ids; from memory)"

@@ -378,5 +378,14 @@ def test_what_a_rank_takes_is_said_as_it_was_asked_for(step, takes):
         pass
     told = repr(loader)
     assert told.startswith("PackedLoader(300 sequences")
+    assert ("% padding" in told) == ("capacity" in step or "tokens" in step)
     assert f"{takes} per rank and micro-step, 2 micro-steps per step; rank 1 of 3; epoch 0, 2 steps seen" in told
     assert "\n" not in told
+
+
+def test_the_repr_counts_packs_and_padding(tmp_path):
+    told = (
+        "2 sequences in 1 packs of at most 8 tokens with 37.50% padding, 1 packs per rank and micro-step, 1 micro-step"
+    )
+    assert told in repr(PackedLoader([[1, 2], [3, 4, 5]], 8, rows=1))
+    assert told in repr(PackedLoader(nopad.pack_dataset([[1, 2], [3, 4, 5]], 8), rows=1))

@@ -1,4 +1,6 @@
-"""Packed against alone: outputs and gradients, every kind of model, head and backend. Writes docs/equality.md's table.
+"""Packed against alone: outputs and gradients, every kind of model, head and backend.
+
+It writes the table of docs/internals/equality.md.
 
 Outputs: largest difference over all of them. Gradients: per tensor, largest difference over largest value; tensors
 whose gradient is zero in truth (key biases, poolers that nothing reads) are compared with the largest of all.
@@ -16,7 +18,7 @@ from zoo import AUTO, CONFIGS, FORMS, build, has_head
 
 import nopad
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "equality.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "internals" / "equality.md"
 MUST = ("bert", "roberta", "deberta", "deberta-v2", "modernbert", "llama", "qwen3")
 SMOKE = ("base", "sequence classification", "masked LM", "causal LM")
 NOT_THERE = {"t5": set(AUTO) - {"base"}, "bart": set(AUTO)}

@@ -1,4 +1,6 @@
-"""Every kind of model in `FAMILIES`: packed against alone, outputs and gradients. Writes a table of docs/equality.md.
+"""Every kind of model in `FAMILIES`: packed against alone, outputs and gradients.
+
+It writes a table of docs/internals/equality.md.
 
 The judge is the stock model, run on one sequence at a time before nopad touches it. Among the tokens are the pad, bos
 and eos ids, also at the end of a sequence. Everything is computed in float64 (`kinds.AllDouble`), so nothing but the
@@ -22,7 +24,7 @@ import nopad
 from nopad.errors import UnsupportedModelError
 from nopad.model.families import FAMILIES
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "equality.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "internals" / "equality.md"
 LIMIT = 1e-12
 STACKS = sorted(kind for kind in FAMILIES if kind != "bart")  # BART: test_encoder_decoder
 FORMS = {"flat": {"form": nopad.Flat()}, "rows": {"form": nopad.Rows(17)}}

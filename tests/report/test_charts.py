@@ -1,33 +1,22 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 import nopad
 from nopad.report import read_subject
 from nopad.report.charts import (
     charts_of,
-    depth_chart,
     efficiency_chart,
-    fill_chart,
-    length_chart,
     packs_chart,
+    slots_chart,
     source_chart,
 )
+from nopad.report.settings import Settings
 
 
 def values(chart) -> list[dict]:
     return chart.to_dict()["data"]["values"]
-
-
-def test_lengths(subject):
-    rows = values(length_chart(subject))
-    assert sum(row["share"] for row in rows) == pytest.approx(1)
-    assert sum(row["tokens"] for row in rows) == pytest.approx(1)
-    assert (rows[0]["from"], rows[-1]["to"]) == (0, subject.plan.capacity)
-    histogram = subject.histogram
-    for row in rows:
-        inside = (histogram.lengths > row["from"]) & (histogram.lengths <= row["to"])
-        assert row["share"] == pytest.approx(histogram.counts[inside].sum() / histogram.sequences)
 
 
 def test_efficiency_never_exceeds_the_proven_limit(subject):
@@ -39,14 +28,31 @@ def test_efficiency_never_exceeds_the_proven_limit(subject):
     assert {row["algorithm"] for row in rows} == {"auto", "lpfhp", "spfhp", "proven limit"}
 
 
-def test_fill_and_depth_count_every_pack(subject):
-    for chart in (fill_chart(subject), depth_chart(subject)):
-        rows = values(chart)
-        assert sum(row["packs"] for row in rows) == subject.plan.packs
-        assert sum(row["share"] for row in rows) == pytest.approx(1)
-    full = sum(count for count, lengths in subject.plan.strategies if sum(lengths) == subject.plan.capacity)
-    assert values(fill_chart(subject))[-1]["packs"] == full
-    assert len(values(depth_chart(subject))) <= 24
+def test_lines_that_lie_on_each_other_are_told_apart(subject):
+    spec = efficiency_chart(subject).to_dict()
+    [lines] = [layer for layer in spec["layer"] if layer["mark"]["type"] == "line"]
+    dashes, widths = lines["encoding"]["strokeDash"]["scale"], lines["encoding"]["strokeWidth"]["scale"]
+    assert dashes["domain"] == widths["domain"] == ["auto", "lpfhp", "spfhp", "proven limit"]
+    assert len({tuple(dash) for dash in dashes["range"][:3]}) == 3
+    assert widths["range"][:3] == sorted(set(widths["range"][:3]), reverse=True)  # the thinnest is drawn last
+
+
+def test_slots_of_each_way(subject):
+    spec = slots_chart(subject, Settings(batch_size=7)).to_dict()
+    rows = spec["layer"][0]["data"]["values"]
+    plan = subject.plan
+    lengths = np.sort(np.repeat(plan.histogram.lengths, plan.histogram.counts))[::-1]
+    by_length = sum(int(lengths[at]) * lengths[at : at + 7].size for at in range(0, lengths.size, 7))
+    slots = {}
+    for row in rows:
+        slots[row["way"]] = slots.get(row["way"], 0) + row["slots"]
+        assert row["part"] == "padding" or row["slots"] == lengths.sum()
+    assert slots.pop(f"padded to {plan.capacity}") == lengths.size * plan.capacity
+    assert slots.pop("sorted by length, batches of 7") == by_length
+    assert slots.pop("packed") == plan.packs * plan.capacity
+    [(name, dynamic)] = slots.items()
+    assert name == "dynamic padding, batches of 7"
+    assert by_length <= dynamic <= lengths.size * int(lengths[0])
 
 
 def test_packs_are_bars_without_gaps(subject):
@@ -68,6 +74,7 @@ def test_every_chart_can_be_drawn(subject):
     assert ("sources" in charts) == bool(subject.sources)
     for chart in charts.values():
         assert vl_convert.vegalite_to_svg(chart.properties(width=300).to_json()).startswith("<svg")
+        assert chart.to_dict()["description"].startswith(("Bars: ", "Lines: "))
 
 
 @pytest.mark.parametrize(("split", "other"), [("train", "held out"), ("validation", "not held out")])
@@ -86,10 +93,6 @@ def test_counts_beyond_64_bits(tmp_path):
     nopad.plan(histogram, 16, algorithm="lpfhp").save(tmp_path / "huge.plan.json")
     huge = read_subject(tmp_path / "huge.plan.json")
     assert huge.plan.packs > 2**64
-    for chart in (fill_chart(huge), depth_chart(huge)):
-        assert sum(row["packs"] for row in values(chart)) == huge.plan.packs
-    shares = [row["share"] for row in values(length_chart(huge)) if row["share"]]
-    assert shares == [pytest.approx(1 / 12)] * 12
     held = {tuple(length for length, _ in pack) for pack in huge.packs}
     assert held <= {lengths for _, lengths in huge.plan.strategies}
     assert len(held) == len(huge.plan.strategies)  # equally common ones are all in an evenly spaced sample

@@ -9,14 +9,26 @@ import pytest
 import nopad
 from nopad.errors import MissingExtraError, OptionError
 from nopad.report import read_subject, write_pictures, write_report
+from nopad.report.charts import charts_of
+from nopad.report.settings import Settings
 
+GIVEN = Settings(
+    title="What we <save>",
+    batch_size=4,
+    rows_per_step=6,
+    tokens_per_second=0.5,
+    price_per_hour=2.5,
+    currency="$",
+    watts=700,
+    gpus=8,
+)
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
 @pytest.fixture(scope="module")
 def page(subjects, tmp_path_factory):
     path = tmp_path_factory.mktemp("page") / "report.html"
-    write_report(subjects, path, throughput=50_000)
+    write_report(subjects, path, GIVEN)
     return path
 
 
@@ -41,27 +53,68 @@ def test_it_says_what_matters(page, subjects):
     for subject in subjects:
         assert f"{subject.padding_before:.1%}" in text
         assert f"{subject.padding_after:.2%}" in text
-        assert f"{subject.hours_saved(50_000):,.2f}" in text
-    assert "at 50,000 slots per second" in text
+        assert subject.answer in text
+        hours = (subject.plan.sequences - subject.plan.packs) * subject.plan.capacity / 0.5 / 3600
+        assert f"An epoch saves {hours:.3g} GPU-hours, ${hours * 2.5:,.2f} and {hours * 0.7:.3g} kWh against" in text
+        assert f"<b>{-(-subject.plan.packs // 6):,}</b> <small>of {-(-subject.plan.sequences // 6):,}</small>" in text
+    assert "GPU-hours = slots ÷ 0.5 per second and GPU" in text
+    assert "<h1>What we &lt;save&gt;</h1>" in text
+    assert "<title>What we &lt;save&gt;</title>" in text
     assert "records skipped as empty" in text
     assert "nopad pack INPUT -o packed --capacity 16" in text
 
 
 def test_pictures(subjects, tmp_path):
     files = write_pictures(subjects, tmp_path)
-    assert len(files) == 21
+    assert len(files) == sum(len(charts_of(subject)) for subject in subjects) + 2 * len(subjects)
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in files)
+
+
+def test_one_picture_for_a_slide(subjects, tmp_path):
+    for number, subject in enumerate(subjects):
+        write_report([subject], tmp_path / f"{number}.png", GIVEN if number % 2 else None)
+        header = (tmp_path / f"{number}.png").read_bytes()[:24]
+        assert header[:8] == b"\x89PNG\r\n\x1a\n"
+        assert (int.from_bytes(header[16:20]), int.from_bytes(header[20:])) == (1920, 1080)
+    with pytest.raises(
+        OptionError, match=r"a\.png would be a picture of 4 subjects; a picture shows one, a page several"
+    ):
+        write_report(subjects, tmp_path / "a.png")
+
+
+def test_a_slide_of_equal_lengths(tmp_path):
+    nopad.plan([4] * 9, 8).save(tmp_path / "equal.plan.json")
+    write_report([read_subject(tmp_path / "equal.plan.json")], tmp_path / "a.png")
+    assert (tmp_path / "a.png").stat().st_size > 10_000
+
+
+def test_what_is_not_given_is_not_on_the_page(subjects, tmp_path):
+    write_report(subjects[2:3], tmp_path / "a.html")
+    body = (tmp_path / "a.html").read_text().partition("<body>")[2].partition("<script")[0]
+    assert "<h1>Packing report: packed</h1>" in body
+    for word in ("GPU", "kWh", "cost<", "steps", "supervised"):
+        assert word not in body
+
+
+def test_supervised_tokens_are_on_the_page(tmp_path):
+    rows = [{"input_ids": [1] * n, "labels": [-100] * (n - 1) + [5]} for n in (4, 3, 1)]
+    nopad.pack_corpus(nopad.open_source(rows), tmp_path / "chats", nopad.CorpusOptions(capacity=8))
+    write_report([read_subject(tmp_path / "chats")], tmp_path / "a.html")
+    text = (tmp_path / "a.html").read_text()
+    assert "<dt>supervised tokens</dt><dd><b>37.5%</b>" in text
+    assert "Supervised tokens: 3 of 8 (labels other than -100), counted as they are stored." in text
+
+
+def test_every_picture_says_in_words_what_it_shows(page):
+    body = page.read_text().partition("<body>")[2].partition("<script")[0]
+    bars = re.findall(r'<div class="bar"[^>]*>', body)
+    assert len(bars) == 16
+    assert all('role="img" aria-label="' in bar for bar in bars)
 
 
 def test_nothing_to_report_on(tmp_path):
     with pytest.raises(OptionError, match="nothing to report on"):
         write_report([], tmp_path / "a.html")
-
-
-@pytest.mark.parametrize("throughput", [0, -1, float("nan")])
-def test_a_throughput_that_is_none(subjects, tmp_path, throughput):
-    with pytest.raises(OptionError, match="throughput must be above 0"):
-        write_report(subjects, tmp_path / "a.html", throughput=throughput)
 
 
 def test_without_the_extra(subjects, tmp_path, monkeypatch):
@@ -102,10 +155,10 @@ class TestInChromium:
         yield tab
         context.close()
 
-    def test_it_draws_everything_and_says_nothing(self, opened, page):
+    def test_it_draws_everything_and_says_nothing(self, opened, page, subjects):
         assert opened.said == []
         assert opened.asked == [page.as_uri()]
-        assert opened.locator(".chart svg").count() == 21
+        assert opened.locator(".chart svg").count() == sum(len(charts_of(subject)) for subject in subjects)
         paper = opened.evaluate("getComputedStyle(document.body).backgroundColor")
         dark = opened.evaluate("matchMedia('(prefers-color-scheme: dark)').matches")
         assert paper == ("rgb(20, 23, 26)" if dark else "rgb(255, 255, 255)")
@@ -164,7 +217,7 @@ def test_notes_of_the_plan_and_of_those_compared_are_on_the_page(tmp_path):
     assert subject.notes == (note,)
     compared = [{**row, "notes": ["a <hint>"] if row["depth"] == 8 else []} for row in subject.comparison]
     subject = dataclasses.replace(subject, comparison=compared)
-    write_report([subject], tmp_path / "report.html", throughput=1000)
+    write_report([subject], tmp_path / "report.html")
     text = (tmp_path / "report.html").read_text()
     assert f'<p class="soft">{note}</p>' in text
     for name in ("auto", "lpfhp", "spfhp"):

@@ -97,10 +97,11 @@ def test_every_option_that_is_not_the_default_is_in_the_command(tmp_path):
         assert part in words
 
 
-def test_hours_saved(subject):
-    found = subject
-    slots = 1e6 * found.plan.capacity * (1 - found.plan.packs / found.plan.sequences)
-    assert found.hours_saved(1000) == pytest.approx(slots / 1000 / 3600)
+def test_the_answer_counts_rows(subject):
+    takes = "takes" if subject.kind == "dataset" else "would take"
+    assert subject.answer.startswith(
+        f"An epoch {takes} {subject.plan.packs} rows instead of {subject.plan.sequences}: "
+    )
 
 
 def test_a_sample_stays_light(tmp_path):

@@ -73,7 +73,7 @@ def test_another_version(out, edit_manifest):
     edit_manifest(out, format_version=99)
     with pytest.raises(FormatError) as caught:
         Manifest.load(out)
-    assert str(caught.value) == f"{out / 'nopad.json'} has format version 99; this nopad reads 3: pack the source again"
+    assert str(caught.value) == f"{out / 'nopad.json'} has format version 99; this nopad reads 4: pack the source again"
 
 
 @pytest.mark.parametrize("content", ['{"format": "other"}', "[]", "3", "{}"])
@@ -161,7 +161,7 @@ def test_every_flipped_bit_is_noticed(out):
 
 
 def test_it_carries_its_own_checksum(out):
-    """What `docs/format.md` says of it, computed by nothing of ours."""
+    """What `docs/internals/format.md` says of it, computed by nothing of ours."""
     document = json.loads((out / "nopad.json").read_text())
     stated = document.pop("sha256")
     canonical = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=True)

@@ -77,12 +77,9 @@ def test_shards_that_another_tool_rewrote(corpus, tmp_path):
             make()
 
 
-def test_what_to_dataset_made(tmp_path):
-    import datasets
-
-    rows = datasets.Dataset.from_list([{"input_ids": [1, 2]}, {"input_ids": [3]}])
+def test_what_to_hf_made():
     with pytest.raises(SourceError, match=PACKED):
-        DatasetSource(nopad.to_dataset(nopad.pack([2, 1], capacity=4), rows))
+        DatasetSource(nopad.pack_dataset([[1, 2], [3]], 4).to_hf())
 
 
 def test_an_index_named_itself(corpus, tmp_path):

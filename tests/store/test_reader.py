@@ -201,6 +201,15 @@ def test_the_capacity(large):
     assert large.capacity == CAPACITY
 
 
+def test_the_repr(tmp_path, pack):
+    pack(IterableSource([[1] * 4, [], [2] * 40, [3] * 12], name="a"), tmp_path / "a", over_long="truncate")
+    told = repr(nopad.open_packed(tmp_path / "a"))
+    assert told == (
+        f"PackedDataset(2 packs of at most 16 tokens; 3 sequences, 32 tokens, 0.00% padding; per token: input_ids; "
+        f"of 4 records 1 truncated, 1 skipped as empty; in {tmp_path / 'a'})"
+    )
+
+
 @pytest.fixture
 def many(tmp_path, pack):
     """300 blocks of four packs."""
@@ -218,6 +227,28 @@ def test_reading_at_random_is_warned_of_once(many):
         rows = [many[i] for i in at]
     assert [warning.filename for warning in caught] == [__file__]
     assert len(rows) == 1200
+    assert "dataset.to_hf()" in str(caught[0].message)
+    assert "train_sampling_strategy='sequential'" in str(caught[0].message)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        worker = pickle.loads(pickle.dumps(many))  # the same dataset, in another process
+        assert sum(worker[i].seq_lengths.size for i in at) == 1200
+
+
+@pytest.mark.slow
+def test_of_many_workers_one_warns(many, capfd):
+    torch = pytest.importorskip("torch")
+    sampler = np.random.default_rng(0).permutation(len(many)).tolist()
+    loader = torch.utils.data.DataLoader(
+        many, batch_size=4, sampler=sampler, num_workers=2, collate_fn=len, worker_init_fn=_warnings_are_printed
+    )
+    assert sum(loader) == 1200
+    assert capfd.readouterr().err.count("packs are read at random") == 1
+
+
+def _warnings_are_printed(worker):
+    warnings.simplefilter("always")
+    warnings.showwarning = lambda message, *_: os.write(2, f"{message}\n".encode())
 
 
 @pytest.mark.parametrize("how", ["in order", "an order", "two readers", "batches", "few"])

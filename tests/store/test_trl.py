@@ -16,19 +16,21 @@ RNG = np.random.default_rng(0)
 ROWS = [{"input_ids": ids, "labels": ids} for n in RNG.integers(1, 12, 40) for ids in [RNG.integers(3, 64, n).tolist()]]
 
 
-RECIPE = Path(__file__).parents[2] / "docs" / "sources.md"
+DOCS = Path(__file__).parents[2] / "docs"
+# What a test adds: one step on a CPU, without reports.
+ADDED = 'output_dir="out", max_steps=1, use_cpu=True, bf16=False, report_to=[],'
 
 
-def recipe():
+def recipe(page, fence):
     """The recipe as the docs print it."""
-    [code] = re.findall(r"```text\n(import datasets\n.*?)```", RECIPE.read_text(), re.DOTALL)
-    return code
+    [code] = re.findall(rf"```{fence}\n(import (?:datasets|trl)\n.*?)```", (DOCS / page).read_text(), re.DOTALL)
+    assert 'output_dir="out",' in code
+    return code.replace('output_dir="out",', ADDED)
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("form", ["shards", "object"])
-def test_one_step(tmp_path, monkeypatch, form):
+@pytest.fixture
+def names(tmp_path, monkeypatch):
+    """What a recipe takes for granted."""
     import datasets
 
     pytest.importorskip("trl")
@@ -39,18 +41,32 @@ def test_one_step(tmp_path, monkeypatch, form):
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="[PAD]", eos_token="[EOS]")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    return {"model": model, "tokenizer": tokenizer}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("form", ["shards", "object"])
+def test_one_step(names, form):
     nopad.pack_corpus(nopad.open_source(ROWS), "packed", nopad.CorpusOptions(capacity=32))
-    # What a test adds: one step on a CPU, without reports.
-    added = 'output_dir="out", max_steps=1, use_cpu=True, bf16=False, report_to=[],'
-    code = recipe().replace('output_dir="out",', added)
-    names = {"model": model, "tokenizer": tokenizer}
-    exec(code, names)
+    exec(recipe("sources.md", "text"), names)
     trainer = names["trainer"]
     if form == "object":
-        packs = nopad.pack([len(row["input_ids"]) for row in ROWS], capacity=32)
-        trainer.train_dataset = nopad.to_dataset(packs, datasets.Dataset.from_list(ROWS))
+        trainer.train_dataset = nopad.open_packed("packed").to_hf()
     batch = next(iter(trainer.get_train_dataloader()))
     lens = batch["cu_seq_lens_q"].diff().tolist()
     assert batch["position_ids"][0].tolist() == [at for n in lens for at in range(n)]
     assert sum(lens) == batch["input_ids"].numel()
+    assert np.isfinite(trainer.train().training_loss)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_the_recipe_of_the_quick_start(names):
+    names |= {"nopad": nopad, "packed": nopad.pack_dataset(ROWS, 32)}
+    exec(recipe("quickstart.md", "python"), names)
+    trainer = names["trainer"]
+    batch = next(iter(trainer.get_train_dataloader()))
+    assert isinstance(batch, nopad.PackedBatch)
+    assert (batch["labels"] == -100).sum() == batch.layout.sequences
     assert np.isfinite(trainer.train().training_loss)

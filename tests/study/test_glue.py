@@ -28,9 +28,9 @@ def test_every_set_of_table_3_is_one_of_glues():
 
 def test_lengths_are_those_that_transformers_gives():
     tokenizers = pytest.importorskip("tokenizers")
-    from nopad.corpus.tokenizer import _default_file
+    from nopad.corpus.tokenizer import default_file
 
-    theirs = tokenizers.Tokenizer.from_file(str(_default_file()))
+    theirs = tokenizers.Tokenizer.from_file(str(default_file()))
     theirs.no_padding()
     theirs.enable_truncation(128)
     pairs = [(f"Is number {n} prime?", "It's " + "unlikely, " * (n % 70)) for n in range(150)]

@@ -320,3 +320,10 @@ def test_embed_wants_a_pack_safe_model_and_one_side_of_a_batch(embedder):
         embed(t.BertModel(t.BertConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2)), batch)
     with pytest.raises(BatchError, match=r"sources and targets, each with a layout of their own; give batch\.targets"):
         embed(embedder.model, batch.with_decoder([[5], [6, 7]], 1))
+
+
+def test_the_repr_says_how_vectors_are_made():
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    model = t.BertModel(t.BertConfig(**sizes))
+    made = Embedder(model, nopad.load_tokenizer(), pooling="first", normalize=False, max_tokens=64)
+    assert repr(made) == "Embedder(BertModel, first pooling, at most 64 tokens per text)"

@@ -529,3 +529,33 @@ def test_layers_may_be_compiled_where_the_trainer_may_not(tmp_path):
         losses.append([entry["loss"] for entry in run.state.log_history if "loss" in entry])
     assert losses[0]
     assert losses[1] == pytest.approx(losses[0], rel=1e-9)
+
+
+@pytest.mark.parametrize("capacity", [None, CAPACITY, 80])
+@pytest.mark.parametrize("task", [classified(), None])
+def test_a_packed_dataset_is_data(tmp_path, task, capacity):
+    """Row by row as stored, or packed anew: every sequence once, and an evaluation is that of single sequences."""
+    made = classify_records()
+    packed = nopad.pack_dataset(made, CAPACITY, task=classified())
+    model = bert(classified())
+    how = {"num_train_epochs": 1, "max_grad_norm": 0.0}
+    run = trainer(tmp_path, model, packed, task=task, capacity=capacity, eval_dataset=packed, how=how)
+    assert run.train_dataset.capacity == (capacity or CAPACITY)
+    seen = [n for batch in copy.copy(run.train_dataset) for n in batch.records["seq_index"].tolist()]
+    assert sorted(seen) == list(range(len(made)))
+    logits, losses = alone(model.eval(), made)
+    found = run.evaluate()
+    assert found["eval_loss"] == pytest.approx(losses.mean().item(), rel=1e-12)
+    assert found["eval_accuracy"] == np.mean(logits.argmax(1).numpy() == [record["label"] for record in made])
+    run.train()
+    if capacity is None:
+        rows = sorted(row.seq_index.tolist() for row in packed)
+        loader = nopad.PackedLoader(packed, rows=1, last="fill")
+        assert sorted(batch.records["seq_index"].tolist() for batch in loader) == rows
+
+
+def test_a_packed_dataset_of_tokens_trains_a_causal_model(tmp_path):
+    packed = nopad.pack_dataset([[7] * n for n in LENGTHS.tolist()], CAPACITY)
+    run = trainer(tmp_path, causal_model(), packed, task=None, capacity=None, how={"num_train_epochs": 1})
+    run.train()
+    assert run.state.log_history[0]["loss"] > 0

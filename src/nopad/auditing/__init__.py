@@ -1,4 +1,4 @@
-"""`audit`: check that a sequence in a pack gets the result it gets alone, for any model and any collator.
+"""Audits: `audit` checks that a sequence in a pack gets the same results as alone, for any model and collator.
 
 `audit_samples` checks any torch module on any data (graphs, images) with two functions that the user gives.
 `audit_step` checks one real training step: collator, loss, denominator and gradients.

@@ -1,4 +1,4 @@
-"""Outputs and gradients of a trial's sequences when each is run alone; computed once for all comparisons."""
+"""Run each sequence of a trial alone, once, and keep outputs and gradients for all comparisons."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Alone:
 
     Attributes:
         trial: the trial with the model and its sequences.
-        outputs: for each sequence, outputs by name.
+        outputs: for each sequence, its outputs by name.
         kinds: for each output, by name: whether it is per token, per token of the target, or per sequence.
         graph: whether the outputs keep the autograd graph, so that gradients can be computed.
     """
@@ -40,7 +40,8 @@ class Alone:
     def gradients(self, names: Names, numbers: Sequence[int] | None = None) -> Gradients:
         """Return the gradients, by parameter name, of a randomly weighted sum of all values of the outputs.
 
-        `names`: names of the outputs that are summed. `numbers`: the sequences whose outputs are summed; None: all.
+        `names` are the outputs that are summed, and `numbers` the indices of the sequences whose outputs are summed
+        (None: all).
         """
         chosen = tuple(range(len(self.outputs)) if numbers is None else numbers)
         key = names, chosen
@@ -51,11 +52,12 @@ class Alone:
         return self._gradients[key]
 
     def sound(self, names: Names) -> tuple[Alone | None, frozenset[str], list[str]]:
-        """Leave out gradients that are not finite even alone; return (sequences kept, parameters left out, notes).
+        """Leave out gradients that are not finite even when a sequence runs alone.
 
-        A parameter is left out if every sequence's gradient for it is not finite. A sequence is kept if its gradients
-        for all other parameters are finite. The first result is None if fewer than two sequences or no parameter would
-        remain. `names` are the outputs whose gradients are computed.
+        Returns (an `Alone` with the sequences that are kept, names of the parameters left out, notes). A parameter is
+        left out if its gradient is finite for no sequence. A sequence is kept if its gradients for all other parameters
+        are finite. The first result is None if fewer than two sequences or no parameter would remain. `names` are the
+        outputs whose gradients are computed.
         """
         if names not in self._sound:
             self._sound[names] = self._judged(names)
@@ -82,11 +84,11 @@ class Alone:
 
 
 def weighed(seed: int, wanted: Sequence[Mapping[str, Tensor]], parts: Sequence[Mapping[str, Tensor]]) -> Any:
-    """Return the sum of all values in `parts`, each times a random weight.
+    """Return the sum of all values in `parts`, each multiplied by a random weight; a scalar tensor.
 
     `parts` holds the outputs of each sequence, run alone or packed; `wanted` holds those of the sequences run alone.
     The weights depend only on names, shapes and `seed`, so they are the same alone and packed. An output in `parts` may
-    be longer than the one in `wanted`; its values after the sequence's end are left out.
+    be longer than that in `wanted`; its values after the end of the sequence are ignored.
     """
     total: Any = 0
     for number, (single, given) in enumerate(zip(wanted, parts, strict=True)):
@@ -101,7 +103,7 @@ def weighed(seed: int, wanted: Sequence[Mapping[str, Tensor]], parts: Sequence[M
 def gradients_of(trial: Trial, objective: Tensor, doing: str, keep: bool = False) -> Gradients:
     """Return the gradients of an objective, a scalar, for all parameters of the trial's model, by name.
 
-    `doing` describes the computation in errors. `keep`: keep the autograd graph for further calls.
+    `doing` describes the computation in errors. With `keep`, the autograd graph is kept for further calls.
     """
     parameters = dict(trial.model.named_parameters())
     with inside_model(doing):
@@ -121,7 +123,7 @@ def largest(values: Tensor) -> float:
 
 
 def listed(names: Sequence[str], most: int = 4) -> str:
-    """Return up to `most` names as text, and how many more there are."""
+    """Return up to `most` names joined as text, followed by how many more there are."""
     shown = ", ".join(names[:most])
     return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
 

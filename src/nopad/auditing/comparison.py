@@ -1,4 +1,4 @@
-"""Compare packed with alone: outputs, gradients, and the first module that differs."""
+"""Compare sequences packed and alone: their outputs, gradients, and the first module whose output differs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["Found", "compare"]
 
 @dataclass
 class Found:
-    """The results measured so far.
+    """The results of an audit so far.
 
     Attributes:
         checks: the checks, with their measured values.
@@ -33,7 +33,7 @@ class Found:
         notes: remarks for the user.
         attended: how often each layer called nopad's attention in the first packed run, by ``id(module)``.
         names: names of the outputs that have a part for each sequence.
-        row: number of tokens in the longest row that was run.
+        row: number of tokens in the longest row that was run so far.
     """
 
     checks: list[Check] = field(default_factory=list)
@@ -61,9 +61,11 @@ class Found:
             self.notes.append(text)
 
     def attempt(self, name: str, measure: Callable[[], Found], may_refuse: bool = False) -> None:
-        """Call `measure` and add its result; if the model raises, add a failed check called `name`.
+        """Call `measure` and add its result.
 
-        With `may_refuse`, a batch that nopad refuses adds only a note.
+        If the model raises an exception, add a failed check called `name` instead.
+
+        With `may_refuse`, a batch that nopad refuses for this model only adds a note.
         """
         try:
             self.add(measure())
@@ -81,7 +83,7 @@ class Found:
 def compare(
     alone: Alone, dtype: torch.dtype, truth: Truth | None = None, *, forms: Sequence[str] | None = None, label: str = ""
 ) -> Found:
-    """Run the sequences packed and compare with `alone`: outputs, and gradients if `alone` has them.
+    """Run the sequences packed, and compare outputs (and gradients, if `alone` has them) with those alone.
 
     The sequences are packed in each of `forms`; None: in all forms of the trial. If `dtype` is not float64, `truth`
     holds the gradients in float64. `label` is appended to the names of the checks.

@@ -1,4 +1,4 @@
-"""Exceptions in a user's model become results of the audit; only this module catches them."""
+"""Turn exceptions in a user's model into results of the audit; only this module catches them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MOST = 200  # characters kept of the exception's message
 
 
 class ModelFailedError(Exception):
-    """A model raised before it gave a result; `audit` itself never raises this.
+    """A model raised an exception instead of giving a result; `audit` itself never raises this error.
 
     Attributes:
         kind: name of the exception's class.
@@ -37,7 +37,7 @@ class ModelFailedError(Exception):
 
 @contextmanager
 def inside_model(doing: str) -> Iterator[None]:
-    """Turn any exception in a user's model into a `ModelFailedError`, which names the step that failed (`doing`)."""
+    """In a ``with`` block, turn any exception into a `ModelFailedError` that says what was being done (`doing`)."""
     try:
         yield
     except ModelFailedError:

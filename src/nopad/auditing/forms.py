@@ -29,8 +29,8 @@ def arranged(
     """Build a batch of one `form` in `FORMS`, with targets for a decoder if they are given.
 
     In the form "rows", each row has room for `capacity` tokens; "flat" is one stream; "end to end" has rows of the
-    width that `crossing` returns. A sequence and its target are in the same row. Rows of targets have another width
-    than rows of sequences, so a tensor's shape tells which of the two it belongs to. `pad_id` fills the padding, and
+    width that `crossing` returns. A sequence and its target are in the same row. Rows of targets and rows of sequences
+    differ in width, so the shape of an output shows to which of the two it belongs. `pad_id` fills the padding, and
     `start_id` is the first id of each decoder input.
     """
     lengths = [len(sequence) for sequence in sequences]
@@ -60,7 +60,7 @@ def crossing(lengths: Sequence[int]) -> int | None:
 
 
 def shortened_targets(lengths: Sequence[int]) -> list[int]:
-    """Return lengths of targets: each is two thirds of the next sequence's length, so that no shape fits by chance.
+    """Return lengths of targets: two thirds of the next sequence's length each, so that no shapes agree by chance.
 
     >>> shortened_targets([64, 1, 38])
     [1, 25, 42]

@@ -19,7 +19,7 @@ TIMES_ALONE = 4  # allowed error of packed relative to that of alone, for gradie
 
 @dataclass(frozen=True)
 class Truth:
-    """Gradients in float64 of the sequences alone, and the names of parameters whose true gradient is zero.
+    """Gradients of the sequences alone, in float64, and the names of parameters whose true gradient is zero.
 
     For example, a bias of the keys shifts all scores of a query by the same number, so its true gradient is zero and
     its computed gradient is only rounding error. In float64 this error is small enough to tell from a small gradient:
@@ -50,9 +50,9 @@ def compare_gradients(
     truth: Truth,
     left_out: frozenset[str] = frozenset(),
 ) -> Check:
-    """Compare the gradients of the sequences packed and alone.
+    """Compare the gradients of the sequences packed with those of the sequences alone.
 
-    `together`: the outputs of the packed sequences, by name, one part per sequence. `left_out`: names of parameters
+    `together` holds the outputs of the packed sequences by name, one part per sequence; `left_out` names parameters
     that are not compared.
 
     The largest difference in a gradient is measured relative to the gradient's largest value, or, if the true gradient
@@ -79,7 +79,7 @@ def judged(
 ) -> Check:
     """Compare gradients alone (`mine`) and packed (`theirs`), as `compare_gradients` does; `theirs` is overwritten.
 
-    `partly`: the model computes some results in float32, even in float64.
+    `partly` says that the model computes some results in float32, even if it is in float64.
     """
     sizes = {name: 0.0 if value is None else largest(value) for name, value in mine.items() if name not in left_out}
     most = max(sizes.values(), default=0.0)

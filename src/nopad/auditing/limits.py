@@ -1,4 +1,4 @@
-"""The largest differences allowed by dtype, and functions that measure how far two tensors differ."""
+"""The largest differences that are allowed in each dtype, and functions that measure how far two tensors differ."""
 
 from __future__ import annotations
 

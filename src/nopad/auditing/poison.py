@@ -1,4 +1,4 @@
-"""Check that a sequence does not change its neighbours' results, and that nopad's attention ran in every layer."""
+"""Check that no sequence changes its neighbours' results, and that nopad's attention ran in every layer."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ FORM = "rows"
 def poison(alone: Alone, dtype: torch.dtype) -> Found:
     """Poison one sequence in several ways; measure, for each, how far the results of its neighbours change.
 
-    Its tokens are changed, or its embeddings are scaled, or its embeddings become NaN. NaN is left out for backends
-    that do not keep NaN from neighbours.
+    Its tokens are changed, or its embeddings are scaled, or its embeddings become NaN. NaN is not tried with backends
+    in which NaN spreads to neighbours.
 
     On a CPU not a single bit of a neighbour's result may change. On other devices, where the order of additions varies,
     a few roundings of the largest value are allowed. In a mixture of experts such roundings are always allowed, since
@@ -187,7 +187,7 @@ def _layers(trial: Trial) -> int:
 
 
 def once_a_layer(trial: Trial, counts: dict[int, int]) -> Check:
-    """Check that nopad's attention ran in every attention layer, as often as the model's family says (mostly once).
+    """Check that nopad's attention ran in every attention layer as often as it should for this family of models.
 
     `counts` is the number of calls of each attention layer, by ``id(module)``.
     """

@@ -1,4 +1,4 @@
-"""The sequences of an audit, with lengths that fill packs in different ways, and where they lie in a batch."""
+"""Lengths for an audit's sequences, which fill packs in different ways, and where sequences lie in a batch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def lengths_for(capacity: int, longest: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Places:
-    """Where each sequence lies in a batch: positions in the concatenated rows, ``[length]`` per sequence.
+    """Where each sequence lies in a batch, as positions in its concatenated rows.
 
     Attributes:
         shape: (R, L) of the batch.
@@ -49,8 +49,8 @@ class Places:
     def split(self, values: Tensor, kind: str | None = None) -> list[Tensor] | None:
         """Split ``[R, L, ...]`` or ``[S, ...]`` into one tensor per sequence; return None for any other shape.
 
-        `kind`: "token" or "target" for values per token of the sequences or targets, "sequence" for values per
-        sequence; None: decide by the shape.
+        `kind` is "token" or "target" for values per token of the sequences or targets, and "sequence" for values per
+        sequence; None decides by the shape.
         """
         if self.target is not None and kind in (None, "target") and self._is(self.target, values):
             return self.target.split(values, "token")
@@ -82,7 +82,8 @@ def find(batch: Mapping[str, Any], sequences: Sequence[Sequence[int]]) -> Places
     """Find where the sequences lie in a batch of any collator, by their tokens.
 
     Raises:
-        BatchError: a sequence is not in one piece within a row, or the mask has more tokens than the sequences.
+        BatchError: a sequence does not lie in one piece within a row, or the attention mask covers more tokens than the
+            sequences have.
     """
     ids = batch["input_ids"]
     shape = (int(ids.shape[0]), int(ids.shape[1]))

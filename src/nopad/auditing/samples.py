@@ -1,4 +1,4 @@
-"""`audit_samples`: compare packed with alone for any torch module and any data, with two functions from the user.
+"""`audit_samples`: compare samples packed and alone for any torch module and any data, with two functions of yours.
 
 `audit` draws tokens itself and knows how to call transformers' models. Graphs, images and sound have other formats, and
 their models other arguments, so here one function runs a sample alone and another runs several samples packed. The

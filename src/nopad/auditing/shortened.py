@@ -1,4 +1,4 @@
-"""Build a smaller model from a large model's first layers: isolation does not depend on the number of layers."""
+"""Build a smaller model from a large model's first layers, for audits, since few layers show what all would show."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def missing_kinds(model: Any, layers: int) -> str:
 
 
 def window_of(config: Any) -> int:
-    """Return the total width of local attention in tokens; 0: the model has none."""
+    """Return the total width of the model's local attention window in tokens; 0 if it has no local attention."""
     text = config.get_text_config()
     kinds = getattr(text, "layer_types", None)
     window = getattr(text, "local_attention", None) or getattr(text, "sliding_window", None) or 0
@@ -38,7 +38,9 @@ def window_of(config: Any) -> int:
 
 
 def shortened(model: Any, layers: int) -> Any:
-    """Return a copy with only the first layers; if the model is pack-safe, so is the copy, with the same backend.
+    """Return a copy of a model with only its first `layers` layers.
+
+    If the model is pack-safe, so is the copy, with the same backend.
 
     Raises:
         OptionError: `layers` is below 1, or above the model's number of layers.

@@ -1,4 +1,4 @@
-"""Check a model without packing: is it deterministic, does it compute in float32, does it look for special tokens."""
+"""Checks of a model without packing: is it deterministic, does it use float32, does it look for special tokens?"""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ANOTHER = 1e-4  # relative to the largest value; more than rounding can explain
 
 
 class Singles(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records in `found` whether any result is in float32."""
+    """A dispatch mode that sets `found` to True if any operation gives a float32 result."""
 
     found: bool = False
 
@@ -55,7 +55,9 @@ def steady(trial: Trial) -> bool:
 
 
 def looked_for(trial: Trial, tokens: Tokens) -> dict[str, int]:
-    """Return the ids, by name, of special tokens that the model looks for: its results depend on where these are.
+    """Return the ids, by name, of the special tokens for which the model searches its input.
+
+    The results of such a model depend on where these tokens are.
 
     Such a model gives another result for the embeddings of ids than for the ids themselves, since embeddings do not
     show which tokens are special.

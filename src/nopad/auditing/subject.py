@@ -1,4 +1,4 @@
-"""The audited model: a copy in one dtype, made pack-safe if nopad, and not a collator, keeps sequences apart."""
+"""Make the copy of a model that is audited, in one dtype, and pack-safe unless a collator keeps sequences apart."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ TABLE = 4096  # rows of embeddings
 
 @contextmanager
 def subject_of(model: Any, dtype: torch.dtype, safe: bool, backend: str = "auto") -> Iterator[Any]:
-    """Yield a copy of a model in `dtype`, without compiled layers; `safe`: make it pack-safe if it is not yet.
+    """Give, for a ``with`` block, a copy of a model in `dtype`, without compiled layers.
 
-    `backend`: the attention backend of the copy, even if the model is pack-safe with another one.
+    With `safe`, the copy is made pack-safe if it is not yet. `backend` is the attention backend of the copy, even if
+    the model is pack-safe with another one.
 
     At the end the copy's hooks are removed. Otherwise hooks and copy would refer to each other, and the copy, as large
     as the model or larger, would stay in memory.

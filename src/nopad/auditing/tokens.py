@@ -1,4 +1,4 @@
-"""The token ids that an audit draws: the whole vocabulary, including pad, bos and eos, without the mask token."""
+"""Draw the token ids of an audit, from the whole vocabulary except the mask token."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Tokens:
         return replace(self, inside=tuple(dict.fromkeys(self.special[name] for name in names)))
 
     def bordered(self) -> Tokens:
-        """Return a copy for sequences like those of a corpus: bos first, eos last, no special token in between."""
+        """Return a copy that draws sequences as in a corpus: bos first, eos last, and no special token in between."""
         pad, bos, eos = (self.special.get(name) for name in ("pad", "bos", "eos"))
         return replace(self, begins=None if bos in (pad, eos) else bos, ends=eos)
 

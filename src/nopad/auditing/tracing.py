@@ -1,4 +1,4 @@
-"""Find the first module whose output differs: the sequences run again, alone and packed, with hooks on all modules."""
+"""Find the first module whose output differs, by running the sequences alone and packed with hooks on all modules."""
 
 from __future__ import annotations
 

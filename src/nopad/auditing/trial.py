@@ -54,7 +54,7 @@ class Trial:
     def drawn(
         cls, model: Any, collator: Collator | None, capacity: int, seed: int, tokens: Tokens, most: int = 6
     ) -> Trial:
-        """Return a trial with up to `most` random sequences, none longer than the model allows."""
+        """Return a trial with up to `most` random sequences, none longer than the model's positions allow."""
         config = bare(model).config.get_text_config()
         longest = longest_of(config, capacity)
         lengths = lengths_for(longest, longest)[:most]
@@ -65,7 +65,7 @@ class Trial:
         return cls(model, collator, sequences, others, targets, longest, seed, _start(config))
 
     def only(self, numbers: Sequence[int]) -> Trial:
-        """Return a trial with these sequences only."""
+        """Return a trial with only the sequences that have these indices."""
         targets = self.targets and [self.targets[number] for number in numbers]
         sequences, others = ([taken[number] for number in numbers] for taken in (self.sequences, self.others))
         return replace(self, sequences=sequences, others=others, targets=targets)
@@ -79,7 +79,7 @@ class Trial:
         return [form for form in FORMS if crosses or form != "end to end"]
 
     def inputs(self, number: int) -> dict[str, Any]:
-        """Return the model's arguments for one sequence alone."""
+        """Return the model's arguments for running sequence `number` (from 0) alone."""
         inner = bare(self.model)
         device = next(inner.parameters()).device
         named: dict[str, Any] = {"input_ids": torch.tensor([self.sequences[number]], device=device)}
@@ -102,10 +102,10 @@ class Trial:
         )
 
     def run(self, inputs: Mapping[str, Any], doing: str) -> dict[str, Tensor]:
-        """Run the model; return its floating-point outputs that have at least one dimension, by name.
+        """Run the model; return those outputs that are float tensors of at least one dimension, by name.
 
         Raises:
-            ModelFailedError: the model raised; `doing` says when.
+            ModelFailedError: the model raised an exception; its message says what was being done (`doing`).
         """
         with inside_model(doing):
             given = self.model(**inputs)
@@ -158,7 +158,7 @@ class Trial:
 
 
 def kinds_of(alone: Sequence[Mapping[str, Tensor]], trial: Trial) -> Kinds:
-    """Return which outputs are per token, per target token, or per sequence, judged by sequences run `alone`."""
+    """Return whether each output is per token, per target token, or per sequence, from the shapes of `alone`."""
 
     def as_long_as(name: str, wanted: Sequence[Sequence[int]]) -> bool:
         pairs = zip((output[name] for output in alone), wanted, strict=True)
@@ -185,7 +185,7 @@ def per_sequence(output: Mapping[str, Tensor], places: Places, kinds: Kinds) -> 
 def longest_of(config: Any, capacity: int) -> int:
     """Return the longest length to try: `capacity`, but at most the model's number of positions minus 2.
 
-    Some models, such as RoBERTa, give no token the first two positions.
+    Some models, such as RoBERTa, never use the first two positions.
     """
     limit = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None) or capacity
     return min(capacity, max(int(limit) - 2, 1)) if limit > 0 else capacity

@@ -18,10 +18,15 @@ class Check:
     Attributes:
         name: name of the measurement.
         passed: whether the value is within the limit.
-        value: the measured value; infinite if the model raised.
+        value: the measured value; infinite if the model raised an exception.
         limit: the largest value allowed.
         detail: details as text, such as the place of the largest difference.
         error: class name of the exception that the model raised instead of a result; "": it raised none.
+
+    >>> from nopad.auditing import Check
+    >>> check = Check(name="float64 outputs, flat", passed=True, value=4e-15, limit=1e-12)
+    >>> check.passed, check.value <= check.limit
+    (True, True)
     """
 
     name: str
@@ -42,9 +47,16 @@ class Verdict:
         first_difference: name of the first module whose output differs; None: no module's does, or none was looked for
             (`audit_samples`).
         model: class name of the model.
-        how: the backend, collator or function that should keep sequences apart.
+        how: the backend, collator or function that is meant to keep sequences apart.
         checks: all measurements.
         notes: remarks for the user.
+
+    >>> import nopad
+    >>> from transformers import BertConfig, BertModel
+    >>> sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    >>> verdict = nopad.audit(BertModel(BertConfig(**sizes)))
+    >>> verdict.isolated, verdict.checks[0].name
+    (True, 'float64 outputs, flat')
     """
 
     isolated: bool
@@ -59,7 +71,7 @@ class Verdict:
     def outcome(self) -> str:
         """The verdict in one word: "isolated", "contaminated", or "failed".
 
-        It is "failed" if in every check that did not pass the model raised an exception.
+        It is "failed" if the only checks that did not pass are those in which the model raised an exception.
         """
         if self.isolated:
             return "isolated"

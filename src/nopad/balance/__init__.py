@@ -1,4 +1,4 @@
-"""Balance: which rank gets which sequences or packs, so that no rank waits long for another.
+"""Balance: decide which rank gets which sequences or packs, so that no rank waits long for another.
 
 A *unit* is a sequence, or a pack of several. Each unit has a cost, an integer (`costs`). `Shape` says how many units a
 step takes and on how many ranks; `Balance` names the method by which they are dealt. `draw` orders the units of an

@@ -181,10 +181,11 @@ def _relieve(
 def deal_capped(
     costs: NDArray[Any], tokens: NDArray[Any], world: int, cap: int, most_looks: int, rank_of: NDArray[Any]
 ) -> bool:
-    """Set the rank of each unit, with at most `cap` tokens per rank; return whether a way was found.
+    """Set ``rank_of[u]`` for each unit u, with at most `cap` tokens per rank; return whether this was possible.
 
-    Four ways are tried until one works: the costliest units first; the longest first, each where most room is left; the
-    longest first, each where least room is left; units as they come. `most_looks` limits the search for improvements.
+    Four ways are tried until one works: the costliest units first; the longest first, each to the rank with most room;
+    the longest first, each to the rank with least room; units in the given order. `most_looks` limits how many
+    exchanges are examined afterwards to lower the highest cost.
     """
     n = costs.shape[0]
     spare_costs = np.empty(n, dtype=np.int64)
@@ -255,9 +256,10 @@ def cut_capped(
     """Cut units into steps that `deal_capped` can deal to `bins` bins; return the number of steps.
 
     Unit u has the sizes ``sizes[u * parts : (u + 1) * parts]``, and all bins together have room for `room` tokens. A
-    step takes up to `most` units. The largest number of units that find room sorted by size is looked for in `tries`
-    numbers, from the largest on; if none fits, the step takes the units that find room as they come. ``bounds[s + 1]``
-    is set to where step s ends. If unit u finds no room in an empty step, ``-u - 1`` is returned.
+    step takes up to `most` units. Up to `tries` numbers of units are tried, from the largest on, and the first for
+    which the units fit when placed by size, largest first, is taken. If none does, the step takes the units that fit
+    when placed in the given order. ``bounds[s + 1]`` is set to where step s ends. If unit u finds no room in an empty
+    step, ``-u - 1`` is returned.
     """
     units, begin, steps = sizes.shape[0] // parts, 0, 0
     loads = np.zeros(bins, dtype=np.int64)
@@ -293,7 +295,10 @@ def cut_capped(
 
 @njit(cache=True, nogil=True)
 def first_unfit(sizes: NDArray[Any], parts: int, bins: int, cap: int) -> int:
-    """Return the first unit that finds no room in `bins` empty bins, or -1; units as in `cut_capped`."""
+    """Return the index of the first unit that does not fit into `bins` empty bins, or -1 if all do.
+
+    Units are as in `cut_capped`.
+    """
     loads = np.zeros(bins, dtype=np.int64)
     spare = np.empty((4, parts), dtype=np.int64)
     for unit in range(sizes.shape[0] // parts):

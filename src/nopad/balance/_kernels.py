@@ -1,4 +1,4 @@
-"""The compiled loops of balance: sorting by cost, dealing to equal numbers, dealing under a cap.
+"""Compiled loops of balance: sort units by cost, arrange them in windows, and deal equal numbers of them to ranks.
 
 Conventions as in `nopad._kernels`. Costs are int64 and not negative, and their sum fits into int64.
 """
@@ -25,7 +25,8 @@ def sort_by_cost(
 ) -> None:
     """Sort `items` and their `costs` ascending by cost, in place; equal costs stay in order.
 
-    A radix sort from the lowest digit, of as many digits as the costs differ in. The spare arrays are as large.
+    This is a radix sort from the lowest digit, which uses only the digits in which costs differ. The spare arrays must
+    be as large as `costs`.
     """
     n = costs.shape[0]
     if n <= _FEW:
@@ -67,7 +68,7 @@ def sort_by_cost(
 
 @njit(cache=True, nogil=True)
 def is_permutation(items: NDArray[Any]) -> bool:
-    """Whether `items` are 0 to n - 1, each once."""
+    """Return whether `items` hold each integer from 0 to n - 1 once."""
     n = items.shape[0]
     found = np.zeros(n, dtype=np.bool_)
     for i in range(n):
@@ -80,7 +81,7 @@ def is_permutation(items: NDArray[Any]) -> bool:
 
 @njit(cache=True, nogil=True, inline="always")
 def derive(key: np.uint64, part: int) -> np.uint64:
-    """Return the key of one more part, as `nopad.random.key` does."""
+    """Return the random key for `part` below `key`, as `nopad.random.key` computes it for each of its arguments."""
     return mix((key ^ np.uint64(part)) + GOLDEN)
 
 
@@ -88,7 +89,7 @@ def derive(key: np.uint64, part: int) -> np.uint64:
 def arrange_windows(
     costs: NDArray[Any], units: NDArray[Any], window: int, levels: int, piece: int, key: np.uint64
 ) -> None:
-    """Arrange `units` in place so that each piece holds units alike in cost; `costs` are theirs.
+    """Arrange `units` in place so that units of similar cost form pieces; `costs` are the units' costs.
 
     A step is `levels` pieces of `piece` units. The units of `window` steps are sorted by cost and cut into pieces, and
     the pieces into `levels` equal runs; each step gets one piece from each run. Which step gets a piece, its place in
@@ -126,7 +127,7 @@ def arrange_windows(
 
 @njit(cache=True, nogil=True)
 def deal_raster(units: NDArray[Any], snake: bool, parts: NDArray[Any]) -> None:
-    """Deal units from the costliest on, row by row; with `snake`, every second row in reverse.
+    """Deal units to ranks row by row, from the costliest on; with `snake`, every second row is reversed.
 
     `units` are ascending by cost; `parts` is ``[ranks, rows]``.
     """
@@ -142,10 +143,11 @@ def deal_raster(units: NDArray[Any], snake: bool, parts: NDArray[Any]) -> None:
 def deal_karmarkar_karp(costs: NDArray[Any], units: NDArray[Any], parts: NDArray[Any]) -> None:
     """Deal the same number of units to each rank, by largest differencing.
 
-    Units, ascending by cost, are cut into rows of one unit per rank. Again and again the two rows of the largest spread
-    are joined, the cheap end of one to the costly end of the other, and sorted anew, until one row is left: the ranks'
-    total costs. Each join records how it was sorted; walking back gives every unit its rank. `costs` are the units'
-    costs; `units` and `parts` are as in `deal_raster`.
+    Units, ascending by cost, are cut into rows of one unit per rank. Then the two rows with the largest spread are
+    replaced by their sum: the cheap end of one is added to the costly end of the other, and the sums are sorted. This
+    is repeated until one row is left, which holds the total costs of ranks. The order of each sort is recorded, and
+    reversing the steps gives every unit its rank. `costs` are the units' costs; `units` and `parts` are as in
+    `deal_raster`.
     """
     ranks, rows = parts.shape
     sums = np.empty((rows, ranks), dtype=np.int64)
@@ -193,8 +195,8 @@ def deal_karmarkar_karp(costs: NDArray[Any], units: NDArray[Any], parts: NDArray
 def deal_groups(costs: NDArray[Any], how: int, parts: NDArray[Any]) -> None:
     """Deal each group's units to its ranks; `parts` is ``[groups, blocks, ranks, rows]``.
 
-    A group's units lie side by side in `costs`. Sorted by cost they are cut into blocks from the cheapest on, and each
-    block is dealt by itself. `how` is RASTER, SNAKE or KARMARKAR_KARP.
+    The units of a group (the ranks of a node, or all) are adjacent in `costs`. They are sorted by cost and cut into
+    blocks, from the cheapest on, and each block is dealt by itself. `how` is RASTER, SNAKE or KARMARKAR_KARP.
     """
     groups, blocks, ranks, rows = parts.shape
     size, block_size = blocks * ranks * rows, ranks * rows

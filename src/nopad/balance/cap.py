@@ -1,4 +1,4 @@
-"""Deal units to ranks, not always the same number to each, and keep every rank under a limit of tokens.
+"""Deal units to ranks so that no rank exceeds a limit of tokens; ranks may get different numbers of units.
 
 `deal_under_cap` deals one step. `cut_under_cap` cuts the units of an epoch into steps that can be dealt under the
 limit, and `deal_step_under_cap` deals such a step over ranks and micro-steps; it never fails on a step that
@@ -33,7 +33,8 @@ def deal_under_cap(costs: ArrayLike, tokens: ArrayLike, world_size: int, cap: in
     Ranks may get different numbers of units, but each gets at least one. The cost of the costliest rank is kept low:
     from the costliest on, each unit goes to the cheapest rank that has room; then units of the costliest rank are moved
     or swapped while that helps, until its cost is within 1 part in 4,096 of the least possible. If the cap is so tight
-    that a unit finds no place in this way, units are placed by number of tokens, the largest first, or as given.
+    that a unit does not fit anywhere in this way, units are placed by number of tokens instead, the largest first, or
+    else in the given order.
 
     Args:
         costs: cost of each unit, integers; ``[n]``.
@@ -78,12 +79,12 @@ def _ranks(
 def cut_under_cap(tokens: ArrayLike, shape: Shape, cap: int, parts: int = 1) -> NDArray[np.int64]:
     """Cut units, in their order, into steps in which no rank's micro-step has more than `cap` tokens.
 
-    A step takes ``shape.per_step`` units, or fewer if no way was found to deal as many under the cap. Return where each
-    step begins, and where the last one ends; int64 ``[steps + 1]``.
+    A step takes ``shape.per_step`` units, or fewer if no way was found to deal that many under the cap. The result says
+    where each step begins, and where the last one ends; int64 ``[steps + 1]``.
 
     Args:
-        tokens: number of tokens of each unit, in the order of `draw`, ``[n]``; with `parts` above 1, of each part,
-            ``[n * parts]``.
+        tokens: number of tokens of each unit, in the order of `draw`; ``[n]``. With `parts` above 1, number of tokens
+            of each part; ``[n * parts]``.
         shape: the most units of a step, and the ranks and micro-steps that share them.
         cap: most tokens per rank and micro-step.
         parts: number of parts of each unit. The parts share the step, but may go to different ranks.
@@ -108,6 +109,11 @@ def first_over_cap(tokens: ArrayLike, shape: Shape, cap: int, parts: int = 1) ->
     """Return the index of the first unit that does not fit into a step even alone, or None if all do.
 
     The arguments are those of `cut_under_cap`.
+
+    >>> from nopad.balance import Shape, first_over_cap
+    >>> shape = Shape(world_size=1, node_size=1, accumulation=1, per_rank=1)
+    >>> first_over_cap([5, 9, 3], shape, cap=8), first_over_cap([5, 3], shape, cap=8)
+    (1, None)
     """
     sizes, cap = _sized(tokens, cap)
     if parts == 1:
@@ -131,7 +137,7 @@ def deal_step_under_cap(
         costs: cost of each unit, integers; ``[n]``.
         tokens: number of tokens of each unit; ``[n]``.
         shape: the ranks that share the step.
-        balance: the method.
+        balance: the method of balance.
         cap: most tokens per rank and micro-step.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The cost of a sequence: how much work it is for its rank, as an exact 64-bit integer.
+"""Cost models: how much work a sequence is for its rank, as an exact 64-bit integer.
 
 A cost model is a subclass of `CostModel` with one method, `of`. Costs are compared and added, so their unit does not
 matter, as long as all costs of an epoch have the same unit. `Tokens` counts tokens. `Attention` adds the attention of
@@ -28,7 +28,7 @@ _PROBED = 1024  # lengths of a fingerprint
 
 
 class CostModel(ABC):
-    """The cost of a sequence as a function of its length. A subclass defines `of`.
+    """Base class of cost models: the cost of a sequence as a function of its length. A subclass defines `of`.
 
     A cost is an integer in a unit that the subclass chooses: only ratios of costs matter.
     """
@@ -46,7 +46,7 @@ class CostModel(ABC):
         """
 
     def checked(self, seq_lengths: ArrayLike) -> NDArray[np.int64]:
-        """Return the result of `of` after checking it; call this if the cost model may not be one of nopad's own.
+        """Return what `of` returns, after checking it; for cost models that may not be nopad's own.
 
         Raises:
             BalanceError: `of` did not return one integer of at least 0 for each length, or one does not fit into 64
@@ -130,7 +130,7 @@ class Attention(CostModel):
 
     @classmethod
     def of_model(cls, config: Any, *, causal: bool | None = None) -> Attention:
-        """Return the cost model of a model, from its transformers config or anything with the same attributes.
+        """Return a cost model for a transformer with this config, which may be any object with the same attributes.
 
         The cost depends only on the ratio of a layer's attention work to the work of its matrices. This ratio is
         computed from the config's number of heads for keys and values, the width of the feed-forward part, whether that
@@ -215,8 +215,8 @@ class Measured(CostModel):
             seconds: how long each batch took; float ``[batches]``.
 
         Raises:
-            OptionError: there are fewer than three batches, or not one time for each; a time is not finite and
-                positive; or the batches are too much alike to tell the cost of tokens from that of attention.
+            OptionError: there are fewer than three batches, or a different number of times; a time is not finite and
+                positive; or the batches are too similar to tell the cost of tokens from that of attention.
 
         >>> model = Measured.fit([[100], [200], [100, 300], [400]], [1.1e-3, 2.4e-3, 5.0e-3, 5.6e-3])
         >>> model.of([1000]).tolist()

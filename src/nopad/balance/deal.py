@@ -30,7 +30,7 @@ def deal(costs: ArrayLike, shape: Shape, balance: Balance) -> NDArray[np.int64]:
     Args:
         costs: cost of each unit of the step, integers, in the order of `draw`; ``[shape.per_step]``.
         shape: the number of units of the step, and the ranks that share it.
-        balance: the method.
+        balance: the method of balance.
 
     Raises:
         BalanceError: there are not ``shape.per_step`` costs, a cost is negative, or their sum does not fit into 64

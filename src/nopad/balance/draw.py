@@ -26,13 +26,13 @@ _STRATA = 4  # how many, where no edges are given
 def draw(costs: ArrayLike, shape: Shape, balance: Balance, key: int) -> NDArray[Any]:
     """Return the order in which an epoch takes its units: a permutation, int32 ``[n]`` (int64 from 2^31 units on).
 
-    With draw "stratified", the quotas use up one stratum before the others. The units that are left over follow in
-    random order, after the steps that keep to the quotas.
+    With draw "stratified", one stratum is used up before the others. The units left then follow in random order, after
+    the steps that satisfy the quotas.
 
     Args:
         costs: cost of each unit, integers; ``[n]``.
         shape: the number of units that a step takes, and the ranks that share it.
-        balance: the method.
+        balance: the method of balance.
         key: a random key, such as ``nopad.random.key(seed, nopad.random.STREAM_LEG, epoch, leg)``.
 
     Raises:
@@ -71,7 +71,7 @@ def _proven(order: NDArray[Any], units: int) -> NDArray[Any]:
 
 
 def whole_steps(costs: ArrayLike, shape: Shape, balance: Balance) -> int:
-    """Return how many steps `draw` fills by the rules of the method; the units that are left over follow them.
+    """Return how many steps of the order from `draw` follow the method's rules; the units left over come after them.
 
     The result is ``n // shape.per_step`` for n units. With draw "stratified" it can be lower: with quotas of 6:3:2:5,
     6 % of Wikipedia-512 is left over.

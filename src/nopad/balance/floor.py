@@ -21,7 +21,7 @@ __all__ = ["Report", "floor", "needs_context_parallelism", "report"]
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """How evenly ranks share the work of steps; every attribute but `steps` is a mean over the steps.
+    """How evenly ranks share the work of steps; every attribute except `steps` is a mean over the steps.
 
     `least`, `most` and `mean` are costs, in the unit of the cost model; `waste`, `abr` and `floor` are fractions.
 
@@ -34,6 +34,12 @@ class Report:
         abr: ``1 - mean / costliest``: the fraction of all ranks' time that is spent waiting. It is the attention
             balance ratio of "Hierarchical Balance Packing" (arXiv 2503.07680), for any cost model.
         floor: the lowest waste that these units allow, however they are dealt; None if the units are not known.
+
+    >>> import numpy as np
+    >>> from nopad.balance import Report
+    >>> made = Report(steps=10, least=90.0, most=110.0, mean=100.0, waste=0.1, abr=0.09)
+    >>> round(made.most / made.mean - 1, 2) == made.waste
+    True
     """
 
     steps: int
@@ -48,11 +54,11 @@ class Report:
 def floor(costs: ArrayLike, world_size: int) -> float:
     """Return the lowest waste with which these units could be dealt to `world_size` ranks.
 
-    It is ``max(costliest unit, mean of the ranks) / mean of the ranks - 1``; the mean in the numerator is rounded up,
-    since costs are integers.
+    It is ``max(cost of the costliest unit, mean cost of a rank) / mean cost of a rank - 1``, where the mean in the
+    numerator is rounded up, since costs are integers.
 
     Args:
-        costs: cost of each unit that is dealt between two points where ranks wait; ``[n]``.
+        costs: cost of each unit of a step on all ranks (of a micro-step, if ranks wait for one another there); ``[n]``.
         world_size: number of ranks.
 
     Raises:
@@ -73,9 +79,9 @@ def needs_context_parallelism(costs: ArrayLike, world_size: int, above: float = 
     several ranks.
 
     Args:
-        costs: cost of each unit that is dealt between two points where ranks wait; ``[n]``.
+        costs: cost of each unit of a step on all ranks (of a micro-step, if ranks wait for one another there); ``[n]``.
         world_size: number of ranks.
-        above: the fraction by which a unit may exceed the mean rank.
+        above: the fraction by which a unit may exceed the mean cost of a rank; 0.1: 10 %.
 
     Raises:
         BalanceError: as in `floor`.
@@ -90,7 +96,7 @@ def needs_context_parallelism(costs: ArrayLike, world_size: int, above: float = 
 
 
 def report(costs_of_ranks: ArrayLike, floors: ArrayLike | None = None) -> Report:
-    """Return how even steps are, from the cost of each rank in each step.
+    """Return a `Report` on how evenly ranks share steps, from the cost of each rank in each step.
 
     Args:
         costs_of_ranks: total cost of each rank's units; ``[steps, ranks]``. If ranks wait at each micro-step:

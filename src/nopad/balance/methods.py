@@ -41,23 +41,24 @@ Wait = Literal["step", "micro"]
 
 @dataclass(frozen=True, kw_only=True)
 class Balance:
-    """A method of balance; `Balance.named` knows the usual ones.
+    """A method of balance; `Balance.named` returns the usual ones by name.
 
     Attributes:
         draw: how the units of a step are chosen: "random"; "sorted" (units alike in cost share a step, or a micro-step
             if ranks wait there); "stratified" (costs are divided into ranges, the strata, and every rank gets a fixed
             number of units, its quota, from each); "quantile" (units are sorted by cost and cut into equally large
-            strata, as many as the units that a rank or node takes per step, and it takes one unit from each).
-        deal: how a step's units are given to ranks: "none" (in the order drawn); "raster" (sorted by cost, row by
-            row); "snake" (the same with every second row reversed); "karmarkar_karp" (largest differencing with equal
-            numbers of units).
-        within: which ranks units are dealt among: those of a "node", or all ranks, the "world". For draw "quantile"
-            also what strata are made for: each node, the world, or with "rank" each rank.
+            strata, one for each unit that a rank or node takes per step; each rank or node takes one unit from each).
+        deal: how a step's units are given to ranks: "none" (in the order drawn); "raster" (sorted by cost, row by row);
+            "snake" (the same with every second row reversed); "karmarkar_karp" (largest differencing with equal numbers
+            of units).
+        within: the ranks among which units are dealt: "node" (the ranks of each node) or "world" (all ranks). With draw
+            "quantile", it also says who takes one unit from each stratum: each node, all ranks together, or (with
+            "rank") each rank.
         wait: where ranks wait for one another: once per optimiser "step" (DDP with no_sync), or at each "micro" step
             (FSDP2, expert or pipeline parallelism).
         window: with draw "sorted", the number of steps that are sorted together; None: the whole epoch.
-        edges: with draw "stratified", the largest cost of each stratum but the last, ascending; None: four strata,
-            with edges at a quarter, half and three quarters of the largest cost.
+        edges: with draw "stratified", the largest cost of each stratum but the last, ascending; None: four strata, with
+            edges at a quarter, half and three quarters of the largest cost.
         quotas: with draw "stratified", the number of units per rank and micro-step from each stratum; None: in
             proportion to the number of units in each stratum.
 
@@ -135,3 +136,9 @@ METHODS: Mapping[str, Balance] = MappingProxyType(
         "karmarkar_karp": Balance(),
     }
 )
+"""Every named way to balance, by name; `Balance.named` gives one with changes.
+
+>>> from nopad.balance import METHODS
+>>> METHODS["sorted_windows"].window, "karmarkar_karp" in METHODS
+(64, True)
+"""

@@ -1,4 +1,4 @@
-"""How many units a step takes, and on how many ranks."""
+"""`Shape`: how many units a step takes, and on how many ranks."""
 
 from __future__ import annotations
 

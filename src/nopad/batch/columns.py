@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from nopad.batch.layout import checked
 from nopad.errors import BatchError, LengthError
-from nopad.sequences import Sequences
+from nopad.sequences import Sequences, labelled
 
 if TYPE_CHECKING:
     from nopad.store.reader import PackedRow
@@ -29,7 +29,6 @@ RECORDS = ("seq_index", "seq_start", "seq_source")  # where a sequence of a pack
 OWN = (LENGTHS, *RECORDS)  # columns that nopad adds to the content
 MASK = "attention_mask"
 POSITIONS = "position_ids"  # the layout computes these
-LABEL = ("label", "label_ids")  # what transformers' collators call labels
 
 Records = Mapping[str, NDArray[Any]]  # where each sequence of a packed dataset comes from, by name: ``[n]``
 
@@ -72,10 +71,10 @@ def from_sequences(sequences: Sequence[Any], columns: Mapping[str, Any], *, name
 def from_features(features: Sequence[Mapping[str, Any]]) -> tuple[Sequences, Records]:
     """Turn dicts into columns; each dict is one sequence, or one row of a packed dataset.
 
-    The second result says where each sequence of a packed dataset comes from; it is empty if the dicts are sequences. A
-    list holds one value per token; a single value belongs to the whole sequence. Tokens whose ``attention_mask`` is 0
-    are padding and are removed; ``position_ids`` are dropped, since the layout computes them. If there are no
-    ``labels``, ``label`` or ``label_ids`` is renamed to ``labels``, as transformers' collators do.
+    The second result says where each sequence of a packed dataset comes from; it is empty if each dict is a sequence.
+    In a dict, a list holds one value per token, and a single value belongs to the whole sequence. Tokens whose
+    ``attention_mask`` is 0 are padding and are removed; ``position_ids`` are dropped, since the layout computes them.
+    If there are no ``labels``, ``label`` or ``label_ids`` is renamed to ``labels``, as transformers' collators do.
 
     Raises:
         BatchError: a dict has other keys than the first one or no ``input_ids``, a mask has a hole, lengths differ, or
@@ -96,7 +95,7 @@ def from_features(features: Sequence[Mapping[str, Any]]) -> tuple[Sequences, Rec
             raise BatchError(f"features 0 and {n} do not have the same keys: {odd}")
     packed = LENGTHS in names
     stacked, records = _packed_features(features) if packed else (_plain_features(features, names), {})
-    return _labelled(_without_positions(stacked)), records
+    return labelled(_without_positions(stacked)), records
 
 
 def _plain_features(features: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Sequences:
@@ -128,21 +127,6 @@ def _without_positions(stacked: Sequences) -> Sequences:
             "them out, and where they are on purpose run these sequences without packs"
         )
     return replace(stacked, tokens={name: column for name, column in stacked.tokens.items() if name != POSITIONS})
-
-
-def _labelled(stacked: Sequences) -> Sequences:
-    """Rename ``label`` or ``label_ids`` to ``labels``, unless there is a column ``labels``."""
-    names = [*stacked.tokens, *stacked.values]
-    found = [name for name in LABEL if name in names]
-    if not found or "labels" in names:
-        return stacked
-    if len(found) > 1:
-        raise BatchError(f"there are {' and '.join(found)}, and only one can be the labels; keep one")
-
-    def named(columns: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        return {"labels" if name == found[0] else name: column for name, column in columns.items()}
-
-    return replace(stacked, tokens=named(stacked.tokens), values=named(stacked.values))
 
 
 def _check_widths(name: str, entries: Sequence[Any], features: Sequence[Mapping[str, Any]]) -> None:
@@ -240,11 +224,11 @@ def from_rows(rows: Sequence[PackedRow]) -> tuple[Sequences, Records, NDArray[np
         values=values,
     )
     per_row = np.array([row.seq_lengths.size for row in rows], dtype=np.int64)
-    return _labelled(_without_positions(stacked)), records, per_row
+    return labelled(_without_positions(stacked)), records, per_row
 
 
 def from_columns(sequences: Sequences) -> tuple[Sequences, Records]:
-    """Return sequences in columns as a batch takes them, with integers as int64 and labels in the column ``labels``.
+    """Convert sequences in columns for a batch: integers become int64, and ``label`` becomes ``labels``.
 
     The second result holds those values that say where each sequence comes from: ``seq_index``, ``seq_start`` and
     ``seq_source``.
@@ -265,7 +249,7 @@ def from_columns(sequences: Sequences) -> tuple[Sequences, Records]:
         tokens=tokens,
         values={name: _wide(column, name) for name, column in values.items()},
     )
-    return _labelled(_without_positions(stacked)), records
+    return labelled(_without_positions(stacked)), records
 
 
 def per_sequence(name: str, given: Sequence[Any], sequences: int) -> NDArray[Any]:

@@ -1,13 +1,13 @@
-"""A batch's layout on a torch device, and how it travels through a model.
+"""Put a batch's layout on a torch device, and pass it through a model with the attention mask.
 
 transformers passes an attention mask on unchanged when it has four dimensions. So nopad passes a mask ``[R, 1, 1, L]``
 that holds each slot's sequence number, and attaches the `Placement` to this tensor as an attribute, for the backends
 that need the lengths on the host. Gradient checkpointing passes the same tensor on when it recomputes a layer.
 
 The attribute is lost where a mask is copied, and in compiled layers. The mask's dtype then says how its values may be
-used. With `NUMBERS`, slots of the same number see each other. With `DENSE`, the values are the full mask of which slot
-sees which. With `OPAQUE`, the values mean nothing (rows filled end to end, cross attention), and attention without the
-`Placement` raises an error.
+used. With `NUMBERS`, slots of the same number see each other. With `DENSE`, the values are a full mask, which says for
+each slot which slots it sees. With `OPAQUE`, the values mean nothing (rows filled end to end, cross attention), and
+attention without the `Placement` raises an error.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ NUMBERS, OPAQUE, DENSE = torch.int32, torch.int16, torch.int8
 
 
 class Placement:
-    """A layout on a device. Tensors per sequence are in the order given, except `bounds` and `cu_seqlens`.
+    """A layout on a device. Per-sequence tensors are in the order given.
+
+    Only `bounds` and `cu_seqlens` are in stream order.
 
     Attributes:
         layout: S sequences, T tokens, R rows of L slots.
@@ -61,7 +63,7 @@ class Placement:
         self._kept: dict[Any, Any] = {}
 
     def keep(self, key: Any, make: Callable[[], Any]) -> Any:
-        """Return the value cached under `key`; `make` computes it at the first call."""
+        """Return the value cached under `key`; at the first call, `make` computes it."""
         if key not in self._kept:
             with lasting():
                 self._kept[key] = make()
@@ -99,7 +101,10 @@ class Placement:
 
     @property
     def padded_index(self) -> Tensor:
-        """Where each token of the stream lies in ``[S, longest]`` flattened, one sequence per row; int64 ``[T]``."""
+        """Index of each token of the stream in an array ``[S, longest]``, flattened; int64 ``[T]``.
+
+        The array has one row per sequence, in the order given.
+        """
 
         def made(at: Layout) -> Any:
             # How far each sequence moves from its place in the stream to slot 0 of its own row.
@@ -137,8 +142,8 @@ class Placement:
     def mask(self, opaque: bool = False) -> Tensor:
         """Return the attention mask that a model gets, ``[R, 1, 1, L]``, with this placement attached.
 
-        It holds sequence numbers. It holds zeros if rows are filled end to end, or with `opaque`, for attention modules
-        that cannot read the numbers.
+        The mask holds sequence numbers; or zeros, if rows are filled end to end or with `opaque` (for attention modules
+        that cannot read the numbers).
         """
         numbers = torch.zeros_like(self.ids, dtype=OPAQUE) if opaque or self.layout.crossing else self.ids
         carrier = numbers[:, None, None, :]
@@ -185,7 +190,7 @@ class Cross:
 
 
 def lasting() -> Any:
-    """Return a context that turns inference mode off: tensors made in that mode could not be used in training later."""
+    """Return a context manager that turns inference mode off, so that training can use tensors made inside."""
     return torch.inference_mode(False)
 
 

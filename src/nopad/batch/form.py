@@ -1,4 +1,4 @@
-"""The two forms of a batch: `Flat` is one stream without padding, `Rows` are padded rows of one width.
+"""The two forms of a batch: `Flat`, one stream without padding, and `Rows`, padded rows of one width.
 
 Up to 256 sequences, as in one request or one training step, are packed without compiled code; the packs are exactly
 those of ``nopad.pack(..., algorithm="bfd", order="source")``, which packs larger batches.
@@ -33,14 +33,20 @@ ROWS = Option(default=None, none=True, high=MAX_LENGTH, help="rows of a batch")
 
 @dataclass(frozen=True)
 class Flat:
-    """One row without padding, ``[1, T]`` for T tokens; the sequences are in the order given."""
+    """One row without padding, ``[1, T]`` for T tokens; the sequences are in the order given.
+
+    >>> import nopad
+    >>> batch = nopad.PackedBatch.from_sequences([[7, 8, 9], [5]], nopad.Flat())
+    >>> batch.input_ids.tolist(), batch.position_ids.tolist()
+    ([[7, 8, 9, 5]], [[0, 1, 2, 0]])
+    """
 
     def layout(self, seq_lengths: NDArray[np.int32]) -> Layout:
         """Return the layout of sequences of these lengths."""
         return Layout.flat(seq_lengths)
 
     def keep(self, seq_lengths: NDArray[np.int32], per_row: NDArray[np.int64]) -> Layout:
-        """Return the layout of sequences that come in rows; the flat form ignores `per_row`."""
+        """Return the layout of sequences that were divided into rows before; the flat form ignores this (`per_row`)."""
         return Layout.flat(seq_lengths)
 
 
@@ -135,7 +141,7 @@ class Rows:
         return self._placed(seq_lengths, np.diff(packs.indptr), packs.sequence.astype(np.int64))
 
     def keep(self, seq_lengths: NDArray[np.int32], per_row: NDArray[np.int64]) -> Layout:
-        """Return the layout of sequences that come in rows; every sequence stays in its row.
+        """Return the layout of sequences that were divided into rows before; every sequence stays in its row.
 
         `per_row` is the number of sequences in each row, int64 ``[rows]``.
 

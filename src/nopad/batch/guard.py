@@ -82,7 +82,7 @@ for _name in _TOUCHES.split():
 
 
 def layout_of(mask: PackedMask) -> Layout:
-    """Return the layout that a mask holds; only for nopad's own code, which keeps the sequences apart."""
+    """Return the layout that a mask holds; only code that keeps the sequences apart may call this."""
     layout: Layout = object.__getattribute__(mask, "_layout")
     return layout
 

@@ -1,9 +1,9 @@
-"""`Layout`: where the tokens of several sequences lie in a batch: in rows of one width, or in one stream.
+"""`Layout`: where the tokens of several sequences lie in a batch, which is rows of one width or one stream.
 
-All offsets, positions and sequence numbers follow from the lengths and the rows. Arrays per sequence are in the *order
-given*, in whatever row a sequence lies. Tokens lie in *stream order*: row after row, and within a row sequence after
-sequence; only `order`, `stream_lengths`, `cu_seqlens` and `cu_seqlens_padded` list sequences in stream order. Every
-array is computed in O(tokens) without a Python loop over sequences.
+All offsets, positions and sequence numbers follow from the lengths and the rows. Per-sequence arrays are in the *order
+given*: that in which the caller passed the sequences. Tokens are in *stream order*: row after row, and sequence after
+sequence within a row. Of the per-sequence arrays, only `order`, `stream_lengths`, `cu_seqlens` and `cu_seqlens_padded`
+are in stream order. Every array is computed in O(tokens) without a Python loop over sequences.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class Layout:
             there, even if the sequence goes on in the next row; int64 ``[S]``.
         order: the sequences in stream order, each by its number in the order given; int64 ``[S]``.
         crossing: whether a sequence may go on in the next row ("end to end": PopRT's fixed grid without gaps).
-        causal: whether the labels of first tokens were left out: a causal language model predicts no first token.
+        causal: whether the labels of first tokens were set to -100, since a causal language model does not predict
+            them.
         records: where each sequence of a packed dataset comes from, in the order given: ``seq_index``, and
             ``seq_start`` and ``seq_source`` if the dataset has them; ``[S]`` each, or ``[0]`` in a stand-in.
         row_tokens: number of tokens of each row, int64 ``[R]``, if rows take the sequences in the order given, without
@@ -246,11 +247,14 @@ class Layout:
         return self.scatter(numbers.repeat(self.seq_lengths), 0)
 
     def same_places(self, other: Layout) -> bool:
-        """Whether `other` places every sequence where this layout does."""
+        """Return whether `other` places every sequence where this layout does."""
         return np.array_equal(self.starts, other.starts) and np.array_equal(self.seq_lengths, other.seq_lengths)
 
     def scatter(self, tokens: NDArray[Any], fill: Any) -> NDArray[Any]:
-        """Place ``[T]`` values, sequences in the order given, into rows ``[R, L]``; padding gets `fill`."""
+        """Place values ``[T]``, one per token with sequences in the order given, into rows ``[R, L]``.
+
+        Padding gets `fill`.
+        """
         if self.form == "flat":
             return tokens.reshape(self.shape)
         if self.row_tokens is None:

@@ -1,4 +1,4 @@
-"""A batch's columns under the names that other libraries give them: those of Grain, as NumPy arrays."""
+"""A batch as NumPy arrays under the names that Grain's packing gives them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of what users give to a batch: NumPy or torch arrays, dicts by column, padding values."""
+"""Check the arguments that users pass to a batch: NumPy or torch arrays, dicts of columns, and padding values."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def shape_of(values: Any) -> Any:
 
 
 def ignored(labels: Any) -> Any:
-    """Return labels of the same shape and dtype that losses leave out: -100, or NaN if `labels` are not integers."""
+    """Return an array like `labels` that losses ignore: all -100, or all NaN if the labels are not integers."""
     if isinstance(labels, np.ndarray):
         return np.full_like(labels, -100 if labels.dtype.kind in "iu" else np.nan)
     import torch

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-import sys
+import os
+import signal
+from typing import Any
 
 __all__ = ["main"]
+
+INTERRUPTED = 130
 
 
 def main(argv: list[str] | None = None) -> None:
     """Run the command line and exit."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.default_int_handler:  # an exception in the middle of an import may become any other error
+        signal.signal(signal.SIGINT, _leave)
     try:
-        from nopad.cli import app  # takes half a second, in which Ctrl-C must not print a traceback
-    except KeyboardInterrupt:
-        sys.exit(130)
+        from nopad.cli import app  # takes half a second
+    finally:
+        if before is signal.default_int_handler:
+            signal.signal(signal.SIGINT, before)
     app.main(argv)
+
+
+def _leave(number: int, frame: Any) -> None:
+    os._exit(INTERRUPTED)

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import traceback
 import warnings
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
 import nopad
+from nopad.cli import INTERRUPTED
 from nopad.cli.audit import audit
+from nopad.cli.config import CONFIG, read_config
+from nopad.cli.content import remove_spooled
 from nopad.cli.demo import demo
+from nopad.cli.helping import HelpedGroup
 from nopad.cli.pack import pack
 from nopad.cli.plan import plan
 from nopad.cli.predict import predict
@@ -25,28 +31,27 @@ from nopad.cli.study import study
 from nopad.cli.train import train
 from nopad.cli.verify import verify
 from nopad.cli.wording import verb_of, worded
+from nopad.corpus.pipeline import THREADS
 from nopad.errors import NopadError, StorageError
 
 __all__ = ["app", "main"]
 
 WRONG_USE = 2
 BUG = 4
-INTERRUPTED = 130
-
 # click's UsageError, of whichever copy of click this typer uses
 _USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
 
 app = typer.Typer(
     name="nopad",
+    cls=HelpedGroup,
+    context_settings={"help_option_names": ["-h", "--help"]},
     help="Pack sequences for transformers with almost no padding, and prove how little is possible.",
     epilog=(
         "Exit codes: 0 fine; 1 a check failed; 2 wrong use or bad input; 3 the disk is full or a file cannot be read "
         "or written; 4 a bug in nopad; 130 interrupted. Any command takes --debug: show the traceback of an error."
     ),
     no_args_is_help=True,
-    rich_markup_mode="rich",
     pretty_exceptions_enable=False,
-    add_completion=False,
 )
 for verb in (demo, plan, pack, verify, report, audit, train, predict):
     app.command()(verb)
@@ -62,9 +67,32 @@ def _version(show: bool) -> None:
 
 @app.callback()
 def _options(
-    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Show the version."),
+    context: typer.Context,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config",
+            metavar="NOPAD.toml",
+            help="Values of options, a table for each command. Default: nopad.toml in this folder, if it is there.",
+        ),
+    ] = None,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
 ) -> None:
     """Pack sequences for transformers with almost no padding, and prove how little is possible."""
+    if config is None and Path(CONFIG).is_file():
+        config = Path(CONFIG)
+    if config is None or context.resilient_parsing:
+        return
+    context.default_map = read_config(config, context.command)
+    used: Any = context.default_map
+    for name in (context.invoked_subcommand or "").split():
+        used = used.get(name, {})
+    if used:
+        Console(stderr=True, soft_wrap=True, highlight=False, markup=False).print(
+            f"nopad: {config} sets {', '.join(used)}", style="dim"
+        )
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -102,7 +130,18 @@ def main(argv: list[str] | None = None) -> None:
         code = _failed(f"{shown}: this name is no UTF-8; rename it", WRONG_USE, debug)
     except Exception as error:
         code = _failed(f"{type(error).__name__}: {error} (a bug in nopad; --debug shows where)", BUG, debug)
+    if code == INTERRUPTED:
+        _leave_threads(code)
     sys.exit(code)
+
+
+def _leave_threads(code: int) -> None:
+    """Exit at once if a thread is still tokenising, which cannot be stopped and may take seconds."""
+    if any(thread.name.startswith(THREADS) for thread in threading.enumerate()):
+        remove_spooled()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def _warned(verb: str, message: Warning | str, *where: Any, **more: Any) -> None:

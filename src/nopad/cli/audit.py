@@ -16,7 +16,7 @@ import typer
 from nopad.cli.monitor import Bars
 from nopad.cli.render import console
 from nopad.cli.step import audited
-from nopad.errors import FormatError, MissingExtraError, OptionError
+from nopad.errors import FormatError, MissingExtraError, OptionError, install
 
 __all__ = ["audit"]
 
@@ -72,9 +72,9 @@ def audit(
     seed: Annotated[int, typer.Option("--seed", metavar="S", help="Random seed of the tokens that are tried.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the verdict as JSON.")] = False,
 ) -> None:
-    r"""Check that a model on packs keeps sequences apart, or name the layer at which they see each other.
+    """Check that a model on packs keeps sequences apart, or name the layer at which they see each other.
 
-    Exit code 0 when every check passes, 1 when a check or the model itself fails. Needs the extra nopad\[torch].
+    Exit code 0 when every check passes, 1 when a check or the model itself fails. Needs the extra nopad[torch].
 
     Examples:
       nopad audit path/to/model
@@ -223,7 +223,7 @@ def load_model(spec: str, attention: str | None = None) -> Any:
     try:
         import transformers as library
     except ImportError as error:
-        raise MissingExtraError(f"running models needs {error.name}: pip install 'nopad[torch]'") from error
+        raise MissingExtraError(f"running models needs {error.name}: {install('torch')}") from error
     transformers: Any = library
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()

@@ -7,31 +7,29 @@ import platform
 import shutil
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import numpy as np
 import typer
-from numpy.typing import NDArray
+from rich.text import Text
 
 from nopad.cli.demo_model import embedding_lines
 from nopad.cli.monitor import Bars
 from nopad.cli.options import Seed, TokenizerSpec
-from nopad.cli.plan import table_rows
-from nopad.cli.render import console, describe_histogram, outcome, plan_table
+from nopad.cli.render import console
 from nopad.corpus import CorpusOptions, load_tokenizer, open_source, stdlib_texts
 from nopad.errors import CorruptError, FormatError, MissingExtraError
 from nopad.files import replacing, storage_errors
-from nopad.histogram import Histogram
 from nopad.planning import Plan
-from nopad.planning.comparison import DEPTHS, notes_of
-from nopad.planning.registry import QUICK_ALGORITHMS
+from nopad.planning.baselines import padded
 from nopad.report import read_subject, write_report
-from nopad.report.subject import COMPARED
-from nopad.store import PackOptions, open_packed, pack_corpus
+from nopad.store import PackOptions, pack_corpus
 from nopad.store import verify as find_problems
 from nopad.store.manifest import FORMAT_VERSION, MANIFEST, PLAN, other_version
 
 __all__ = ["demo"]
+
+BAR = 32
+VERIFIED = "each sequence in exactly one pack, every token equal to its source"
 
 
 def demo(
@@ -41,8 +39,13 @@ def demo(
     capacity: Annotated[int, typer.Option("--capacity", "-c", metavar="N", help="Most tokens a pack may hold.")] = 512,
     seed: Seed = 0,
     tokenizer: TokenizerSpec = None,
+    no_model: Annotated[
+        bool, typer.Option("--no-model", help="Pack only; do not run a model on packs and on padded batches.")
+    ] = False,
 ) -> None:
     """Pack the docstrings and comments of this Python's standard library, then verify and show the result.
+
+    What a model needs on packs and on padded batches is measured once and kept beside the dataset.
 
     Examples:
       nopad demo
@@ -70,58 +73,53 @@ def demo(
         problems = find_problems(out, source=source, tokenizer=loaded, monitor=monitor)
         if problems:
             raise CorruptError(f"{out} does not verify: {problems[0]}; remove {folder} and run the demo again")
-        lengths = _lengths_in_source_order(out)
-        histogram = Histogram.from_lengths(lengths)
-        rows = table_rows(
-            lengths, histogram, capacity, list(QUICK_ALGORITHMS), list(DEPTHS), seed=seed, monitor=monitor
-        )
         balanced = _balance_line(out)
         monitor.stage("drawing the report", None, "")
-        drawn = _draw(out, folder / "report.html", rows)
+        drawn = _draw(out, folder / "report.html")
+        embedded = [] if no_model else embedding_lines(text, folder / "model.json", monitor)
+    plan = Plan.load(out / PLAN)
     screen.print(
-        f"[bold]nopad demo[/]: docstrings and comments of Python {platform.python_version()}'s standard library"
-    )
-    screen.print(describe_histogram(histogram, capacity))
-    screen.print(plan_table(rows, screen.width))
-    for note in notes_of(rows):
-        screen.print(note, style="dim", markup=False)
-    screen.print(outcome(manifest, Plan.load(out / PLAN)), end="")
-    screen.print(
-        f"  [green]✓ verified[/]{' (reused)' if reused else ''}: {manifest.sequences:,} sequences, "
-        "each in exactly one pack, every token equal to its source\n"
-    )
-    screen.print(f"  {balanced}\n", markup=False, soft_wrap=True)
-    screen.print(
-        f"  {text}  the texts, one JSON object per line\n"
-        f"  {out}  the packed dataset (shards/*.parquet, {PLAN}, {MANIFEST})\n",
+        f"{manifest.sequences:,} sequences, docstrings and comments of Python {platform.python_version()}, "
+        f"{manifest.tokens:,} tokens, in rows of {capacity:,}:",
         markup=False,
         soft_wrap=True,
     )
-    if drawn is not None:
-        screen.print(f"  {drawn}  open it in a browser: packs as coloured bars\n", markup=False, soft_wrap=True)
-    else:
-        screen.print("  (a report.html too, with: pip install 'nopad[report]')\n", markup=False)
-    for line in embedding_lines(text):
+    screen.print(_bars(plan), end="")
+    for line in (f"✓ {'still ' if reused else ''}verified: {VERIFIED}", balanced, *embedded):
         screen.print(f"  {line}", markup=False, soft_wrap=True)
-    screen.print()
-    screen.print("Try next:")
     command = ".venv/bin/nopad" if Path(sys.prefix) == Path(".venv").absolute() else "nopad"
-    for line in (
-        f"plan {text} --capacity 1024 --over-long split",
-        f"pack {text} -o {folder / 'packed-1024'} --capacity 1024 --over-long split --depth 8",
-        f"verify {out} --source {text}",
+    page = drawn or "(a page with pictures needs: pip install -e '.[report]')"
+    screen.print(f"\n  Look at  {page}", markup=False, soft_wrap=True)
+    screen.print(f"  Try      {command} plan {text} --capacity 1024 --over-long split", markup=False, soft_wrap=True)
+
+
+def _bars(plan: Plan) -> Text:
+    """Return bars of real tokens and padding, without packing in three ways, and packed."""
+    without = padded(plan.histogram, plan.capacity)
+    text = Text()
+    for name, slots, then in (
+        (f"padded to {plan.capacity:,}", without.fixed, f"   {plan.sequences:,} rows"),
+        (f"to the longest of {without.batch_size}", without.dynamic, ""),
+        ("the same, sorted", without.by_length, ""),
+        ("packed", plan.packs * plan.capacity, f"   {plan.packs:,} rows, {_proof(plan)}"),
     ):
-        screen.print(f"  {command} {line}", markup=False, soft_wrap=True)
+        full = min(BAR, round(BAR * plan.histogram.tokens / slots))
+        text.append(f"  {name:<22}")
+        text.append("█" * full, style="green")
+        text.append("░" * (BAR - full), style="red")
+        text.append(f"  {without.share(slots):>7.2%} padding", style="bold" if name == "packed" else "")
+        text.append(f"{then}\n")
+    return text
 
 
-def _draw(out: Path, path: Path, rows: list[dict[str, Any]]) -> Path | None:
-    """Write the report on the dataset `out` to `path`, if its libraries are installed; return the path, or None.
+def _proof(plan: Plan) -> str:
+    return "exactly the proven minimum" if not plan.gap else f"{plan.gap:,} above the proven minimum"
 
-    `rows` are the table's rows, of which some are shown.
-    """
-    known = [row for row in rows if row["algorithm"] in COMPARED]
+
+def _draw(out: Path, path: Path) -> Path | None:
+    """Write the report on the dataset `out` to `path`, if its libraries are installed; return the path, or None."""
     try:
-        write_report([read_subject(out, comparison=known)], path)
+        write_report([read_subject(out)], path)
     except MissingExtraError:
         return None
     return path
@@ -141,19 +139,9 @@ def _balance_line(out: Path) -> str:
 
     dealt, drawn = steps("karmarkar_karp"), steps("none")
     return (
-        f"dealt to 8 ranks, 4 packs each: {dealt.steps:,} equal steps, the slowest rank {dealt.balanced.waste:.2%} "
-        f"above the mean (as drawn: {drawn.balanced.waste:.2%}), counting attention"
+        f"8 ranks, 4 packs each a step: {dealt.steps:,} equal steps, the slowest rank {dealt.balanced.waste:.2%} above "
+        f"the mean (as drawn: {drawn.balanced.waste:.2%}), counting attention"
     )
-
-
-def _lengths_in_source_order(out: Path) -> NDArray[np.int32]:
-    """Return the lengths of all sequences of a packed dataset, in the order of its source; int32 ``[n]``."""
-    dataset = open_packed(out)
-    blocks = [block.sequences for block in dataset.iter_row_groups(range(dataset.row_groups))]
-    lengths = np.concatenate([block.seq_lengths for block in blocks])
-    values = {name: np.concatenate([block.values[name] for block in blocks]) for name in blocks[0].values}
-    order = np.lexsort((values.get("seq_start", np.zeros(lengths.size)), values["seq_index"]))
-    return lengths[order]
 
 
 def _without_old_result(folder: Path) -> str:

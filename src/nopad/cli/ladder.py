@@ -1,4 +1,4 @@
-"""``nopad plan --ladder``: a plan for several capacities, shown and saved."""
+"""``nopad plan --ladder``: make, show and save a plan for several capacities."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _number(text: str) -> int | float:
 
 
 def refuse_beside(given: Mapping[str, Any], depths: Sequence[str] | None, options: Mapping[str, Any]) -> None:
-    """Check that no options are given that cannot be combined with ``--ladder``.
+    """Refuse options that cannot be combined with ``--ladder``.
 
     Raises:
         OptionError: an option in `given` is set, there are several `depths`, or `options` has a name other than

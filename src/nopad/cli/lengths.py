@@ -1,23 +1,28 @@
-"""The lengths that `plan` and `study` use: from a corpus as `pack` would read it, or from a file of lengths."""
+"""Read lengths for `nopad plan` and `nopad study`, from a corpus (as `nopad pack` reads it), a file or a histogram."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from nopad.cli.content import Content
 from nopad.cli.inputs import open_inputs, refuse_policies
 from nopad.cli.pretrain import Wrap
+from nopad.cli.render import counted
 from nopad.corpus import CorpusOptions, LengthsFile, ReaderOptions, Source, Tokenizer, load_tokenizer, sequences
 from nopad.corpus.hub import HUB
+from nopad.corpus.inputs import reading
 from nopad.corpus.npy import NpyFile
 from nopad.corpus.remote import is_url
 from nopad.errors import FormatError, OptionError, SourceError
-from nopad.histogram import Histogram, as_lengths, read_histogram
+from nopad.histogram import Histogram, as_lengths, exact_dot, exact_sum, read_histogram
+from nopad.options import MAX_LENGTH, check_sizes
 from nopad.store import Monitor
 from nopad.store.choice import check_divisible, check_share, choose
 
@@ -26,17 +31,49 @@ __all__ = ["Given", "read_given", "read_pairs"]
 
 @dataclass(frozen=True, kw_only=True)
 class Given:
-    """Capacity and lengths for planning.
+    """The capacity and the lengths that a command plans with.
 
     Attributes:
         capacity: most tokens a pack may hold.
         histogram: histogram of the lengths; not empty.
         lengths: lengths in the order of the input, any int dtype ``[n]``; None if the input is a histogram.
+        policies: for a corpus, a text on what `nopad pack` can do with records above the capacity; else "".
+        over_long, over_long_tokens: number of sequences above the capacity, which are left out of `histogram` and
+            `lengths`, and number of their tokens.
+        longest: number of tokens in the longest of these sequences; 0 if there are none.
     """
 
     capacity: int
     histogram: Histogram
     lengths: NDArray[Any] | None
+    policies: str = ""
+    over_long: int = 0
+    over_long_tokens: int = 0
+    longest: int = 0
+
+    def apart(self, file: str) -> Given:
+        """Return a copy that leaves out the sequences above the capacity and counts them in `over_long`.
+
+        Raises:
+            SourceError: no sequence is left; `file` names the input in the message.
+        """
+        lengths, counts = self.histogram.lengths, self.histogram.counts
+        over = lengths > self.capacity
+        if not over.any():
+            return self
+        longest = int(lengths[over].max())
+        if over.all():
+            most = counted(self.capacity, "token")
+            raise SourceError(f"{file}: every sequence has more than {most}; choose a capacity of up to {longest:,}")
+        kept = None if self.lengths is None else self.lengths[self.lengths <= self.capacity]
+        return replace(
+            self,
+            histogram=Histogram(lengths=lengths[~over], counts=counts[~over]),
+            lengths=kept,
+            over_long=exact_sum(counts[over]),
+            over_long_tokens=exact_dot(lengths[over], counts[over]),
+            longest=longest,
+        )
 
 
 def read_given(
@@ -50,12 +87,16 @@ def read_given(
     validation: float = 0.0,
     seed: int = 0,
     as_pairs: Wrap | None = None,
+    content: Content | None = None,
+    apart: bool = False,
 ) -> Given:
     """Read a histogram (.json), lengths (.npy) or a corpus; `policies` and `reader` apply only to a corpus.
 
     `inputs` are the inputs as given on the command line. `validation` is the share of records to hold out, drawn with
     `seed`; the lengths are those of the other records. `as_pairs` turns the source of a corpus into the source of pairs
-    that is packed instead; None: the corpus itself is packed.
+    that is packed instead; None: the corpus itself is packed. `content` says what the records hold; None: a text, or
+    ids. If `apart` is True, sequences above the capacity are counted and left out; otherwise they are handled as
+    `policies` say, or are an error.
 
     Raises:
         OptionError: neither the file nor `capacity` states a capacity; a histogram or a file of lengths is given with
@@ -69,32 +110,39 @@ def read_given(
     for given in inputs:
         if not _elsewhere(given) and not _named(given) and not Path(given).exists():
             raise SourceError(f"{given}: no such file or folder; check the path")
-    if any(Path(given).suffix == ".json" and not _elsewhere(given) and not _named(given) for given in inputs):
+    if any(map(_is_histogram, inputs)):
         if as_pairs is not None:
             raise OptionError(f"--pretrain makes pairs of documents, and {file} is a histogram; give the texts")
-        return _read_histogram(inputs, capacity, policies, reader, validation)
+        found = _read_histogram(inputs, capacity, policies, reader, validation)
+        return found.apart(file) if apart else found
     source = open_inputs(inputs, reader, policies) if file.endswith(".npy") else None
     if capacity is None:
         raise OptionError(f"{file} does not say for which capacity; give --capacity")
-    source = source or open_inputs(inputs, reader, policies)
+    encoder = None if source or content is None else content.encoder(inputs, capacity, policies)
+    source = source or open_inputs(inputs, reader, policies, encoder)
     source = source if as_pairs is None else as_pairs(source, capacity)
     check_divisible(source, validation)
     if isinstance(source, LengthsFile):
         lengths = source.lengths
         if validation:
-            lengths = as_lengths(lengths, capacity)
+            lengths = as_lengths(lengths, MAX_LENGTH if apart else capacity)
             choice = choose(np.arange(lengths.size), {"": lengths.size}, validation=validation, seed=seed)
             lengths = lengths[choice.of("train")]
     else:
         options = CorpusOptions(capacity=capacity, **policies)
         loaded = None if source.kind == "ids" else load_tokenizer(tokenizer)
+        options.content_capacity(loaded)
+        options = replace(options, capacity=MAX_LENGTH) if apart else options
         lengths, record, records = _lengths(source, loaded, options, monitor)
         if validation:
             lengths = lengths[choose(record, records, validation=validation, seed=seed).of("train")]
     histogram = Histogram.from_lengths(lengths)
     if not histogram.sequences:
         raise SourceError(f"{file} holds no sequences")
-    return Given(capacity=capacity, histogram=histogram, lengths=lengths)
+    ways = "truncate or drop" if encoder and encoder.content == "input_ids" else "truncate, split or drop"
+    ways = "" if isinstance(source, LengthsFile) else ways
+    found = Given(capacity=capacity, histogram=histogram, lengths=lengths, policies=ways)
+    return found.apart(file) if apart else found
 
 
 def read_pairs(
@@ -121,6 +169,14 @@ def read_pairs(
     if not array.size:
         raise SourceError(f"{file} holds no sequences")
     return array.whole().reshape(array.shape, order="F" if array.fortran else "C")
+
+
+def _is_histogram(given: str) -> bool:
+    """Whether an input is a histogram: a ``.json`` file that is no array of objects."""
+    if Path(given).suffix != ".json" or _elsewhere(given) or _named(given):
+        return False
+    with reading(Path(given)), open(given, "rb") as file:
+        return not re.match(rb"\s*\[\s*\{", file.read(1 << 16))
 
 
 def _elsewhere(file: str) -> bool:
@@ -150,6 +206,7 @@ def _read_histogram(
     capacity = declared if capacity is None else capacity
     if capacity is None:
         raise OptionError(f"{file} does not say for which capacity; give --capacity")
+    check_sizes(capacity, None, 0)
     if not histogram.sequences:
         raise SourceError(f"{file} holds no sequences")
     return Given(capacity=capacity, histogram=histogram, lengths=None)

@@ -1,4 +1,4 @@
-"""Progress on stderr: one bar per stage, with tokens per second and time left; silent if stderr is not a terminal."""
+"""Progress bars on stderr, one per stage, with tokens per second and time left; hidden if stderr is no terminal."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class _Share(ProgressColumn):
 
 
 class Drawn:
-    """Base of progress bars that are drawn inside a ``with`` block, and cleared at its end."""
+    """Base class of progress bars that are drawn inside a ``with`` block and removed at its end."""
 
     _progress: Progress
 
@@ -74,7 +74,7 @@ class Bars(Drawn):
         self._task = self._progress.add_task(name, total=total, tokens=0)
 
     def advance(self, units: int, tokens: int = 0) -> None:
-        """Advance the bar by `units`, and add `tokens` to the number of tokens from which it shows the throughput."""
+        """Advance the bar by `units`, and count `tokens` more tokens towards the tokens per second that it shows."""
         if self._task is not None:
             task = self._progress.tasks[-1]
             self._progress.update(self._task, advance=units, tokens=task.fields["tokens"] + tokens)

@@ -1,4 +1,4 @@
-"""Options that several commands share, declared once."""
+"""Options that several commands share, and functions that parse them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,15 @@ __all__ = [
     "AlgorithmOptions",
     "Carry",
     "EmptyPolicy",
+    "Even",
+    "Force",
     "IdsField",
     "MaskField",
     "OnBadRecord",
     "OverLong",
+    "Overwrite",
     "PadId",
+    "PlannedOverLong",
     "Seed",
     "SpecialTokens",
     "TextField",
@@ -50,6 +54,14 @@ TokenizerSpec = Annotated[
 OverLong = Annotated[
     corpus.OverLong, typer.Option("--over-long", help="Records above the capacity.", rich_help_panel=CORPUS)
 ]
+PlannedOverLong = Annotated[
+    corpus.OverLong | None,
+    typer.Option(
+        "--over-long",
+        help="Records above the capacity. Default: they are counted, and left out of the plan.",
+        rich_help_panel=CORPUS,
+    ),
+]
 EmptyPolicy = Annotated[corpus.Empty, typer.Option("--empty", help="Records without a token.", rich_help_panel=CORPUS)]
 OnBadRecord = Annotated[
     corpus.OnBadRecord,
@@ -61,7 +73,11 @@ SpecialTokens = Annotated[
 ]
 TextUnit = Annotated[
     corpus.TextUnit,
-    typer.Option("--text-unit", help="One document of a text file: the file, or each line.", rich_help_panel=CORPUS),
+    typer.Option(
+        "--text-unit",
+        help="One document of a text file: the file, each line, or each paragraph.",
+        rich_help_panel=CORPUS,
+    ),
 ]
 TextField = Annotated[
     str | None,
@@ -133,6 +149,17 @@ AlgorithmOptions = Annotated[
 ]
 
 
+Force = Annotated[
+    bool,
+    typer.Option(
+        "--force",
+        help="Start over: remove what nopad has written into the output folder before.",
+        show_default=False,
+    ),
+]
+Overwrite = Annotated[  # read by StrictCommand
+    bool, typer.Option("--force", help="Replace an output file that is there.", show_default=False)
+]
 Even = Annotated[
     bool, typer.Option("--even", help=f"Short for -O even=true: {CONDITIONS['even'].help}.", show_default=False)
 ]
@@ -150,7 +177,7 @@ def parse_options(given: list[str] | None, even: bool = False) -> dict[str, Any]
 def parse_pairs(option: str, example: str, given: list[str] | None) -> dict[str, Any]:
     """Parse the ``NAME=VALUE`` pairs of a repeatable option; a value that is not JSON is taken as plain text.
 
-    `option` and `example` are a flag and a pair such as ``scale=20``, for error messages.
+    `option` (the flag) and `example` (a pair such as ``scale=20``) are for error messages.
 
     Raises:
         OptionError: a pair has no name or no value, or a name occurs twice.
@@ -179,6 +206,7 @@ def parse_reader(
     carry: list[str] | None,
     mask_field: str | None,
     pad_id: int | None,
+    suffixes: list[str] | None = None,
 ) -> corpus.ReaderOptions:
     """Return the `ReaderOptions` of a command line; "none" as a name in `carry` or as `mask_field` means no column.
 
@@ -195,6 +223,7 @@ def parse_reader(
         carry="auto" if not names else () if names == ["none"] else names,
         mask_field="auto" if mask_field is None else None if mask_field == "none" else mask_field,
         pad_id=pad_id,
+        suffixes=[one if one.startswith(".") else f".{one}" for one in suffixes or ()],
     )
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from nopad.assignment import Order
+from nopad.cli.content import Chat, ChatOptions, Content, Suffixes, TextFields, TextPair, from_stdin
 from nopad.cli.inputs import open_inputs
 from nopad.cli.monitor import Bars
 from nopad.cli.options import (
@@ -15,6 +19,7 @@ from nopad.cli.options import (
     Carry,
     EmptyPolicy,
     Even,
+    Force,
     IdsField,
     MaskField,
     OnBadRecord,
@@ -22,7 +27,6 @@ from nopad.cli.options import (
     PadId,
     Seed,
     SpecialTokens,
-    TextField,
     TextUnit,
     TokenizerSpec,
     Validation,
@@ -36,10 +40,14 @@ from nopad.cli.options import (
 from nopad.cli.pretrain import Pretrain, PretrainOptions, parse_pretrain
 from nopad.cli.render import console, outcome
 from nopad.corpus import CorpusOptions, LengthsFile, load_tokenizer
+from nopad.errors import OutputExistsError, ResumeError
 from nopad.planning import ALGORITHMS, Plan
 from nopad.store import Manifest, PackOptions, pack_corpus
+from nopad.store.choice import check_divisible
 from nopad.store.manifest import MANIFEST, PLAN, split_folders
 from nopad.store.shards import SHARD_TOKENS
+from nopad.store.starting_over import DATASET, check_made, remove_made
+from nopad.store.workspace import check_outside
 
 __all__ = ["pack"]
 
@@ -49,8 +57,9 @@ def pack(
         list[str],
         typer.Argument(
             metavar="INPUT...",
-            help="Files (text, JSONL, Parquet, Arrow), folders or URLs of them, folders of .npy arrays, hf:NAME; "
-            "lengths.npy with --index-only. NAME=INPUT for each: sources that are counted apart.",
+            help="Files (text, JSONL, JSON, CSV, TSV, Parquet, Arrow), folders or URLs of them, folders of .npy "
+            "arrays, hf:NAME, - for standard input; lengths.npy with --index-only. NAME=INPUT for each: sources that "
+            "are counted apart.",
         ),
     ],
     out: Annotated[
@@ -82,7 +91,11 @@ def pack(
     on_bad_record: OnBadRecord = "error",
     special_tokens: SpecialTokens = True,
     text_unit: TextUnit = "file",
-    text_field: TextField = None,
+    text_field: TextFields = None,
+    text_pair: TextPair = None,
+    chat: Chat = None,
+    chat_option: ChatOptions = None,
+    suffix: Suffixes = None,
     ids_field: IdsField = None,
     carry: Carry = None,
     mask_field: MaskField = None,
@@ -91,6 +104,8 @@ def pack(
     validation: Validation = None,
     pretrain: Pretrain = None,
     pretrain_option: PretrainOptions = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was packed as one JSON object.")] = False,
+    force: Force = False,
 ) -> None:
     """Pack a corpus into a dataset of Parquet shards; run the same command again to finish an interrupted job.
 
@@ -101,17 +116,24 @@ def pack(
 
       nopad pack tokenised/*.parquet -o packed --capacity 4096 --carry labels --over-long truncate
 
+      nopad pack chats.jsonl -o packed -c 4096 --tokenizer path/to/model --over-long drop
+
+      nopad pack pairs.csv -o packed -c 512 --text-pair question answer --carry label
+
       nopad pack lengths.npy -o index --capacity 512 --index-only
 
       nopad pack web=web/ code=code/ -o packed -c 4096 --validation 1%
 
       nopad pack articles/ -o packed -c 512 --pretrain bert -P copies=5 --over-long split
     """
+    others = {"--ids-field": ids_field, "--pad-id": pad_id, "--pretrain": pretrain}
+    content = Content.parse(text_field, text_pair, chat, chat_option, tokenizer, others)
     policies = parse_policies(special_tokens, over_long, empty, on_bad_record, vocab_size)
     options = CorpusOptions(capacity=capacity, **policies)
-    reader = parse_reader(text_unit, text_field, ids_field, carry, mask_field, pad_id)
+    reader = parse_reader(text_unit, content.field, ids_field, carry, mask_field, pad_id, suffix)
     as_pairs = parse_pretrain(pretrain, pretrain_option, tokenizer, policies, seed)
-    source = open_inputs(inputs, reader, policies)
+    inputs = from_stdin(inputs)
+    source = open_inputs(inputs, reader, policies, content.encoder(inputs, capacity, policies))
     source = source if as_pairs is None else as_pairs(source, capacity)
     needs_tokenizer = not isinstance(source, LengthsFile) and source.kind != "ids"
     packing = PackOptions(
@@ -123,17 +145,66 @@ def pack(
         shard_tokens=shard_tokens,
         validation=parse_share(validation),
     )
+    packing.checked(capacity)
+    check_divisible(source, packing.validation)
+    check_outside(source.folders, out)
+    loaded = load_tokenizer(tokenizer) if needs_tokenizer else None
+    if force:  # last: what cannot be packed must not cost what is there
+        remove_made(out, DATASET)
     reused = (out / MANIFEST).exists() or bool(split_folders(out))
-    with Bars() as monitor:
+    with Bars() as monitor, _way_out(out):
         pack_corpus(
             source,
             out,
             options,
-            tokenizer=load_tokenizer(tokenizer) if needs_tokenizer else None,
+            tokenizer=loaded,
             packing=packing,
             index_only=index_only,
             monitor=monitor,
         )
+    if as_json:
+        print(json.dumps(_facts(out, reused), indent=1))
+    else:
+        _show(out, reused)
+
+
+@contextmanager
+def _way_out(out: Path) -> Iterator[None]:
+    """Name --force in the refusal of a folder from which it removes what is there."""
+    try:
+        yield
+    except (OutputExistsError, ResumeError) as error:
+        try:
+            check_made(out, DATASET)
+        except OutputExistsError:
+            raise error from None
+        raise type(error)(f"{error}, or start over with --force") from error
+
+
+def _facts(out: Path, reused: bool) -> dict[str, Any]:
+    """Return what was packed: a dict per dataset, one or two of them."""
+    found = []
+    for folder in split_folders(out) or [out]:
+        manifest, plan = Manifest.load(folder), Plan.load(folder / PLAN)
+        found.append(
+            {
+                "folder": str(folder),
+                "kind": manifest.kind,
+                **plan.summary(),
+                "capacity": manifest.capacity,
+                "bytes": sum(shard.bytes for shard in manifest.shards),
+                "carried": dict(manifest.carried),
+                "left_out": list(manifest.source["left_out"]),
+                "counts": dict(manifest.counts),
+                "sources": [dict(part) for part in manifest.sources],
+                "notes": list(plan.notes),
+            }
+        )
+    return {"reused": reused, "datasets": found}
+
+
+def _show(out: Path, reused: bool) -> None:
+    """Print what was packed."""
     screen = console()
     for folder in split_folders(out) or [out]:
         manifest = Manifest.load(folder)

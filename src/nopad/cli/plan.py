@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,6 +12,8 @@ from typing import Annotated, Any
 import typer
 from numpy.typing import NDArray
 
+from nopad.cli.answer import advice, answer, facts, left_out
+from nopad.cli.content import Chat, ChatOptions, Content, Suffixes, TextFields, TextPair, from_stdin
 from nopad.cli.ladder import parse_ladder, refuse_beside, show_ladder
 from nopad.cli.lengths import Given, read_given, read_pairs
 from nopad.cli.monitor import Bars
@@ -22,10 +25,10 @@ from nopad.cli.options import (
     IdsField,
     MaskField,
     OnBadRecord,
-    OverLong,
+    Overwrite,
     PadId,
+    PlannedOverLong,
     SpecialTokens,
-    TextField,
     TextUnit,
     TokenizerSpec,
     Validation,
@@ -37,11 +40,12 @@ from nopad.cli.options import (
     parse_share,
 )
 from nopad.cli.pretrain import Pretrain, PretrainOptions, parse_pretrain
-from nopad.cli.render import console, describe_bound, describe_histogram, plan_table
+from nopad.cli.render import console, describe_bound, plan_table
 from nopad.errors import OptionError
 from nopad.histogram import Histogram
 from nopad.options import check_sizes
 from nopad.planning import ALGORITHMS, Plan
+from nopad.planning.baselines import BATCH_SIZE, Padded, padded
 from nopad.planning.comparison import DEPTHS, compare, notes_of
 from nopad.planning.registry import (
     ARRIVAL_ALGORITHMS,
@@ -86,7 +90,8 @@ def plan(
             "--algorithm",
             "-a",
             metavar="NAME",
-            help=f"One of {', '.join(ALGORITHMS)}. Repeatable. Default: {', '.join(QUICK_ALGORITHMS)}.",
+            help=f"One of {', '.join(ALGORITHMS)}. Repeatable. Default: auto; "
+            f"with --all {', '.join(QUICK_ALGORITHMS)}.",
         ),
     ] = None,
     option: AlgorithmOptions = None,
@@ -108,20 +113,28 @@ def plan(
             help="Random seed of the order drawn for greedy from a histogram, and of --validation.",
         ),
     ] = 0,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON array, a row per algorithm and depth.")
+    batch_size: Annotated[
+        int, typer.Option("--batch-size", metavar="B", help="Sequences of a batch without packing, to compare with.")
+    ] = 32,
+    everything: Annotated[
+        bool, typer.Option("--all", help="The table of five algorithms at seven depths.", show_default=False)
     ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the same facts as one JSON object.")] = False,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", metavar="FILE", help="Save the plan; needs one --algorithm and one --depth."),
     ] = None,
     tokenizer: TokenizerSpec = None,
-    over_long: OverLong = "error",
+    over_long: PlannedOverLong = None,
     empty: EmptyPolicy = "skip",
     on_bad_record: OnBadRecord = "error",
     special_tokens: SpecialTokens = True,
     text_unit: TextUnit = "file",
-    text_field: TextField = None,
+    text_field: TextFields = None,
+    text_pair: TextPair = None,
+    chat: Chat = None,
+    chat_option: ChatOptions = None,
+    suffix: Suffixes = None,
     ids_field: IdsField = None,
     carry: Carry = None,
     mask_field: MaskField = None,
@@ -130,11 +143,16 @@ def plan(
     validation: Validation = None,
     pretrain: Pretrain = None,
     pretrain_option: PretrainOptions = None,
+    force: Overwrite = False,
 ) -> None:
-    """Plan packs and print a table of algorithms and depths, each against the proven lower bound.
+    """Show what packing gains: padding without and with it, distance to the proven minimum, and what a depth costs.
 
     Examples:
       nopad plan lengths.npy --capacity 512
+
+      nopad plan chats.jsonl -c 4096 --tokenizer path/to/model
+
+      nopad plan corpus/ -c 2048 --all
 
       nopad plan histogram.json --algorithm lpfhp --depth 3 --depth none --json
 
@@ -149,61 +167,94 @@ def plan(
       nopad plan lengths.npy --ladder 2048:1,8192:4.3,32768:19 -o ladder.plan.json
     """
     options = parse_options(option, even)
-    policies = parse_policies(special_tokens, over_long, empty, on_bad_record, vocab_size)
+    others = {"--ids-field": ids_field, "--pad-id": pad_id, "--pretrain": pretrain}
+    content = Content.parse(text_field, text_pair, chat, chat_option, tokenizer, others)
+    policies = parse_policies(special_tokens, over_long or "error", empty, on_bad_record, vocab_size)
     read = partial(
         read_given,
-        inputs,
+        from_stdin(inputs),
+        content=content,
         tokenizer=tokenizer,
         policies=policies,
         as_pairs=parse_pretrain(pretrain, pretrain_option, tokenizer, policies, seed),
-        reader=parse_reader(text_unit, text_field, ids_field, carry, mask_field, pad_id),
+        reader=parse_reader(text_unit, content.field, ids_field, carry, mask_field, pad_id, suffix),
         validation=parse_share(validation),
         seed=seed,
     )
     check_sizes(1 if capacity is None else capacity, None, seed)
+    BATCH_SIZE.check("--batch-size", batch_size)
     if ladder is not None:
-        _ladder(ladder, read, {"--capacity": capacity, "--algorithm": algorithm}, options, depth, as_json, output)
+        beside = {"--capacity": capacity, "--algorithm": algorithm, "--all": everything}
+        _ladder(ladder, read, beside, options, depth, as_json, output)
+        return
+    wanted = Wanted(algorithm, depth, everything, options)
+    _check_output(output, len(wanted.algorithms), len(wanted.depths))
+    apart = over_long is None and output is None and pretrain is None
+    given, rows = _compare(partial(read, apart=apart), capacity, wanted, seed, output)
+    without = padded(given.histogram, given.capacity, batch_size)
+    if as_json:
+        print(json.dumps(facts(given, without, rows), indent=1))
     else:
-        _compare(read, capacity, algorithm, options, depth, seed, as_json, output)
+        _show(given, without, rows, wanted, output)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the user asked `nopad plan` to show.
+
+    Attributes:
+        algorithm, depth: the values of ``--algorithm`` and ``--depth``; None: not given.
+        everything: whether ``--all`` is given.
+        options: options of the algorithms, by name.
+    """
+
+    algorithm: list[str] | None
+    depth: list[str] | None
+    everything: bool
+    options: Mapping[str, Any]
+
+    @property
+    def algorithms(self) -> list[str]:
+        """The algorithms to plan with."""
+        quick = list(quick_algorithms(self.options))
+        return self.algorithm or (["auto"] if self.short and "auto" in quick else quick)
+
+    @property
+    def depths(self) -> list[int | None]:
+        """The depths to plan for."""
+        return [parse_depth(text) for text in self.depth] if self.depth else list(DEPTHS)
+
+    @property
+    def short(self) -> bool:
+        """Whether to show the short answer in place of a table of algorithms."""
+        return not self.everything and not self.algorithm and not self.depth
 
 
 def _compare(
-    read: Callable[..., Given],
-    capacity: int | None,
-    algorithm: list[str] | None,
-    options: Mapping[str, Any],
-    depth: list[str] | None,
-    seed: int,
-    as_json: bool,
-    output: Path | None,
-) -> None:
-    """Plan with every algorithm at every depth, and print a row for each; None: those of the default."""
-    algorithms = algorithm or quick_algorithms(options)
-    depths = [parse_depth(text) for text in depth] if depth else list(DEPTHS)
-    _check_output(output, len(algorithms), len(depths))
+    read: Callable[..., Given], capacity: int | None, wanted: Wanted, seed: int, output: Path | None
+) -> tuple[Given, list[dict[str, Any]]]:
+    """Read the input, plan with every algorithm at every depth, and return both."""
+    options, algorithms = wanted.options, wanted.algorithms
     for name in algorithms:
         check_algorithm(name)
         complete_options(name, options)
     with Bars() as monitor:
         given = read(capacity, monitor)
         histogram = given.histogram
-        if algorithm is None and given.lengths is None and histogram.sequences > MAX_DRAWN:
+        if wanted.algorithm is None and given.lengths is None and histogram.sequences > MAX_DRAWN:
             algorithms = [name for name in algorithms if name not in ARRIVAL_ALGORITHMS]  # too many to draw an order of
         rows = table_rows(
             histogram if given.lengths is None else given.lengths,
             histogram,
             given.capacity,
             algorithms,
-            depths,
+            wanted.depths,
             seed=seed,
             options=options,
             output=output,
             monitor=monitor,
         )
-    if as_json:
-        print(json.dumps(rows, indent=1))
-    else:
-        _show(rows, histogram, given.capacity, output)
+    return given, rows
 
 
 def _ladder(
@@ -230,16 +281,32 @@ def _ladder(
     show_ladder(sizes, ladder, own, options, as_json, output)
 
 
-def _show(rows: list[dict[str, Any]], histogram: Histogram, capacity: int, output: Path | None) -> None:
-    """Print the table, the notes of its plans, and the lower bound."""
+def _show(given: Given, without: Padded, rows: list[dict[str, Any]], wanted: Wanted, output: Path | None) -> None:
+    """Print the answer, then the table, the notes of its plans, and what a depth costs or the lower bound."""
     out = console()
-    out.print(describe_histogram(histogram, capacity))
-    out.print(plan_table(rows, out.width))
+    whole = not out.is_terminal  # lines are wrapped for a terminal only
+    for line in answer(given, without, rows):
+        out.print(line, markup=False, soft_wrap=whole)
+    if left := left_out(given, _ways(given)):
+        out.print(left, style="yellow", markup=False, soft_wrap=whole)
+    short = ("strategies", "reached", "padding tokens") if wanted.short else ()
+    out.print(plan_table(rows, out.width, short))
     for note in notes_of(rows):
         out.print(note, style="dim", markup=False)
-    out.print(describe_bound(histogram, capacity, rows))
+    if wanted.short:
+        for line in (*advice(rows), "Five algorithms at these depths: --all"):
+            out.print(line, markup=False, soft_wrap=whole)
+    else:
+        out.print(describe_bound(given.histogram, given.capacity, rows))
     if output is not None:
         out.print(f"saved {output}", markup=False, soft_wrap=True)
+
+
+def _ways(given: Given) -> str:
+    """Return what can be done with sequences above the capacity, in words."""
+    if given.policies:
+        return f"nopad pack needs --over-long {given.policies} for {{it}}"
+    return "truncate, split or drop {it}"
 
 
 def _check_output(output: Path | None, algorithms: int, depths: int) -> None:
@@ -268,8 +335,8 @@ def table_rows(
 ) -> list[dict[str, Any]]:
     """Call `nopad.planning.comparison.compare` with progress bars, and return its rows.
 
-    The other arguments are those of `compare`. `output`: the file to save the plan in; only with one algorithm and one
-    depth.
+    The other arguments are those of `compare`. `output` is the file to save the plan in, allowed only with one
+    algorithm and one depth; None: do not save it.
     """
 
     def done(made: Plan) -> None:

@@ -1,4 +1,4 @@
-"""``nopad predict``: classify, embed, score or answer any number of records on packs, and write Parquet files."""
+"""``nopad predict``: classify, embed, score, or find answers in any number of records, and write Parquet files."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from nopad.cli.content import from_stdin
 from nopad.cli.monitor import Bars
-from nopad.cli.options import parse_pairs
+from nopad.cli.options import Force, parse_pairs
 from nopad.cli.render import console
-from nopad.errors import MissingExtraError, OptionError
+from nopad.errors import MissingExtraError, OptionError, install
+from nopad.store.starting_over import PREDICTIONS, remove_made
 
 if TYPE_CHECKING:
     from nopad.corpus.record_stream import RecordStream
@@ -115,10 +117,11 @@ def predict(
     batch_records: BatchRecords = 1000,
     part_records: PartRecords = 10_000,
     device: Device = None,
+    force: Force = False,
 ) -> None:
-    r"""Predict any number of records on packs, into Parquet files in input order; run it again to resume.
+    """Predict any number of records with packing, into Parquet files in input order; run again to resume.
 
-    Needs the extra nopad\[torch].
+    Needs the extra nopad[torch].
 
     Examples:
       nopad predict reviews.jsonl -o out --task classify --model path/to/model --text review --keep id
@@ -137,7 +140,9 @@ def predict(
     sizes |= {"batch_records": batch_records, "part_records": part_records}
     with Bars() as monitor:
         monitor.stage("loading the model", None, "")
-        records, made, loaded = _loaded(inputs, model, task, options, device)
+        records, made, loaded = _loaded(from_stdin(inputs), model, task, options, device)
+        if force:
+            remove_made(out, PREDICTIONS)
         from nopad.tasks import predict_files
 
         found = predict_files(made, loaded, records, out, keep=kept, monitor=monitor, **sizes)
@@ -171,7 +176,7 @@ def _loaded(
         import torch
         import transformers  # noqa: F401
     except ImportError as error:
-        raise MissingExtraError(f"running models needs {error.name}: pip install 'nopad[torch]'") from error
+        raise MissingExtraError(f"running models needs {error.name}: {install('torch')}") from error
     from nopad.corpus import open_records
     from nopad.tasks.registry import load_task
 

@@ -43,7 +43,7 @@ PretrainOptions = Annotated[
 def parse_pretrain(
     pretrain: str | None, given: list[str] | None, tokenizer: str | None, policies: Mapping[str, Any], seed: int
 ) -> Wrap | None:
-    """Return a function from a source and a capacity to a source of pairs; None without ``--pretrain``.
+    """Return a function ``(source, capacity)`` that returns a source of pairs; None without ``--pretrain``.
 
     Args:
         pretrain: the value of ``--pretrain``; None: not given.
@@ -87,7 +87,7 @@ def parse_pretrain(
 
 
 def as_packed(source: Source, options: Mapping[str, Any], tokenizer: str | None) -> Source:
-    """Return the source that a dataset was packed from: `source`, or pairs made from it.
+    """Return the source from which a dataset was packed: `source` itself, or a source of pairs made from it.
 
     `options` are those of the dataset's manifest; they say whether pairs were made, and how.
     """

@@ -1,4 +1,4 @@
-"""Tables, bars and sentences for a terminal. They are plain when piped; NO_COLOR is respected."""
+"""Make tables, bars and sentences for a terminal; plain text if the output is piped or NO_COLOR is set."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def console() -> Console:
 
 
 def describe_histogram(histogram: Histogram, capacity: int) -> str:
-    """Describe in words the sequences to pack, and how much padding there is without packing."""
+    """Return a text with the number of sequences and tokens, and the padding without packing."""
     alone = histogram.tokens / (histogram.sequences * capacity)
     return (
         f"{histogram.sequences:,} sequences of {histogram.lengths[0]} to {histogram.max_length} tokens, "
@@ -38,7 +38,7 @@ def describe_histogram(histogram: Histogram, capacity: int) -> str:
 
 
 def describe_bound(histogram: Histogram, capacity: int, rows: Sequence[dict[str, Any]]) -> str:
-    """Describe the highest lower bound on the number of packs at unlimited depth; `rows` are `Plan.summary` dicts."""
+    """Return a text on the highest lower bound found at unlimited depth; `rows` are `Plan.summary` dicts."""
     unlimited = [row for row in rows if row["depth"] is None]
     least = max([lower_bound(histogram, capacity, None).packs, *(row["lower_bound"] for row in unlimited)])
     reached = any(row["packs"] == least for row in unlimited)
@@ -50,18 +50,22 @@ def describe_bound(histogram: Histogram, capacity: int, rows: Sequence[dict[str,
     )
 
 
-def plan_table(rows: Sequence[dict[str, Any]], width: int | None = None) -> Table:
+def plan_table(rows: Sequence[dict[str, Any]], width: int | None = None, without: Sequence[str] = ()) -> Table:
     """Return the table of `nopad plan`; `rows` are `Plan.summary` dicts with ``seconds``.
 
-    If it is wider than `width` (None: no limit), the least important columns are left out and named in the caption.
+    Columns in `without` are left out. If the table is still wider than `width` characters (None: no limit), the least
+    important columns are left out too, and the caption names them.
     """
-    return fitted(lambda left_out: _table(rows, left_out), ("strategies", "reached", "padding tokens", "time"), width)
+    return fitted(
+        lambda left_out: _table(rows, [*left_out, *without]), ("strategies", "reached", "padding tokens", "time"), width
+    )
 
 
 def fitted(make: Callable[[Sequence[str]], Table], least: Sequence[str], width: int | None) -> Table:
-    """Return a table of at most `width` characters (None: no limit), by leaving out columns in the order of `least`.
+    """Return a table of at most `width` characters (None: no limit), by leaving out columns.
 
-    `make` returns the table without the columns that it is given. The caption names the columns left out.
+    Columns are left out in the order of `least` until the table is narrow enough. `make` is a function that gets the
+    columns to leave out and returns the table. The caption names the columns left out.
     """
     left_out: list[str] = []
     table = make(left_out)
@@ -110,7 +114,7 @@ _COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
 
 
 def bars(manifest: Manifest) -> Text:
-    """Return two bars of real tokens and padding: before packing (one sequence per row), and after."""
+    """Return two bars that show tokens and padding: one sequence per row, and packed."""
     before = manifest.tokens / (manifest.sequences * manifest.capacity)
     text = Text()
     for name, rows, share in (("before", manifest.sequences, before), ("after", manifest.packs, manifest.efficiency)):
@@ -124,7 +128,7 @@ def bars(manifest: Manifest) -> Text:
 
 
 def outcome(manifest: Manifest, plan: Plan) -> Text:
-    """Return the summary that `nopad pack` prints last: bars, packs, lower bound, and what happened to the records."""
+    """Return the summary that `nopad pack` prints last: bars, packs, lower bound, and counts of records."""
     text = bars(manifest)
     text.append(f"  packs: {plan.packs:,} for {counted(plan.sequences, 'sequence')} (")
     text.append(f"{plan.packing_factor:.2f} per pack", style="bold")

@@ -21,7 +21,7 @@ _TOLERANCE, _TOLERANCE_STRATIFIED = 30, 8  # tokens
 
 
 def balance_table(rows: Sequence[BalanceRow], histogram: Histogram, width: int) -> Group:
-    """Return a table of how evenly each method loads the GPUs; beside Table 5's figures if it has these rows."""
+    """Return a table of how evenly each method loads the GPUs, beside the figures of Table 5 if it has them."""
     published = {row.method: published_range(row, histogram) for row in rows}
     columns: dict[str, Callable[[BalanceRow], str]] = {
         "unit": lambda row: row.unit,
@@ -55,7 +55,7 @@ def balance_table(rows: Sequence[BalanceRow], histogram: Histogram, width: int) 
 
 
 def waste_table(rows: Sequence[BalanceRow]) -> Group:
-    """Return a table of the waste of each method, by number of GPUs."""
+    """Return a table of the waste of each method (a share of the mean rank's time), by number of GPUs."""
     gpus = sorted({row.gpus for row in rows})
     found = {(row.method, row.gpus): row for row in rows}
     grid = _grid(["method", *(f"{n:,}" for n in gpus)])
@@ -99,7 +99,7 @@ def long_table(rows: Sequence[LongRow], width: int) -> Group:
 
 
 def scaling_table(rows: Sequence[ScalingRow]) -> Group:
-    """Return a table of the speed-up over padding by number of devices."""
+    """Return a table of speed-ups over training with padding, by number of devices."""
     heads = ["devices", "as printed", "equations solved", "Gumbel times", "simulated", "balanced", "packing"]
     grid = _grid(heads, left=0)
     for row in rows:

@@ -1,4 +1,4 @@
-"""Tables of the studies for a terminal: published figure, our figure and difference on separate lines."""
+"""Tables of the studies for a terminal, with the published figure, ours and the difference on separate lines."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ _SPARK = 24
 def redone_table(table: Table, rows: Sequence[Redone], width: int) -> Group:
     """Return a published table beside ours, at most `width` characters wide.
 
-    A row takes three lines: published, ours, and the difference. A row that the paper does not have takes one: ours.
+    A row has three lines: the published figure, ours, and the difference. A row that the paper does not have has one
+    line, ours.
     """
 
     def make(left_out: Sequence[str]) -> Grid:
@@ -59,7 +60,7 @@ def redone_notes(rows: Sequence[Redone]) -> Iterator[str]:
 
 
 def matrix_table(matrix: Sequence[Sequence[int]], same: bool) -> Group:
-    """Return the packing matrix of capacity 8 and depth 3 as a table; `same`: whether it is the published one."""
+    """Return the packing matrix of capacity 8 and depth 3 as a table; `same` says if it is the published one."""
     verdict = "as published" if same else "not as published"
     grid = _grid(["length"])
     for column in range(len(matrix[0])):

@@ -2,45 +2,92 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from nopad.cli.monitor import Bars
+from nopad.cli.options import Overwrite
 from nopad.cli.render import console
 from nopad.errors import OptionError
 from nopad.report import read_subject, write_pictures, write_report
 from nopad.report.drawing import load_altair
-from nopad.report.page import THROUGHPUT
+from nopad.report.settings import Settings
 from nopad.store.manifest import split_folders
 
 __all__ = ["report"]
+
+KINDS = (".html", ".png")
 
 
 def report(
     paths: Annotated[
         list[Path], typer.Argument(metavar="PATH...", help="Histograms (.json), plans (.plan.json), packed datasets.")
     ],
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The page.")] = Path("report.html"),
+    output: Annotated[
+        Path,
+        typer.Option("--output", "-o", metavar="FILE", help="The page (.html), or one picture for a slide (.png)."),
+    ] = Path("report.html"),
+    title: Annotated[str | None, typer.Option("--title", metavar="TEXT", help="Heading of the page.")] = None,
     png: Annotated[
         Path | None,
-        typer.Option("--png", metavar="FOLDER", help="Save the charts as PNG too, in this folder, which must exist."),
+        typer.Option("--png", metavar="FOLDER", help="Save slides and charts as PNG too, in this existing folder."),
     ] = None,
-    throughput: Annotated[
-        float, typer.Option("--throughput", metavar="N", help="Slots per second and accelerator, for the hours saved.")
-    ] = THROUGHPUT,
+    batch_size: Annotated[
+        int, typer.Option("--batch-size", metavar="N", help="Sequences in a batch without packing.")
+    ] = 32,
+    rows_per_step: Annotated[
+        int | None,
+        typer.Option("--rows-per-step", metavar="N", help="Rows of an optimiser step, on all GPUs: shows steps."),
+    ] = None,
+    tokens_per_second: Annotated[
+        float | None,
+        typer.Option(
+            "--tokens-per-second", metavar="N", help="What one GPU computes, measured on full rows: shows hours."
+        ),
+    ] = None,
+    price_per_hour: Annotated[
+        float | None, typer.Option("--price-per-hour", metavar="N", help="Price of a GPU for an hour: shows the cost.")
+    ] = None,
+    currency: Annotated[
+        str, typer.Option("--currency", metavar="TEXT", help='What the price is in, such as "$" or EUR.')
+    ] = "",
+    watts: Annotated[
+        float | None, typer.Option("--watts", metavar="N", help="Power of a GPU: shows the energy.")
+    ] = None,
+    gpus: Annotated[
+        int | None, typer.Option("--gpus", metavar="N", help="Number of GPUs: shows the hours of all.")
+    ] = None,
+    force: Overwrite = False,
 ) -> None:
-    r"""Write one offline page: padding before and after, packs as coloured bars, lengths, efficiency and its limit.
+    """Write one offline page: what packing saves per epoch, packs as coloured bars, lengths, efficiency and its limit.
 
-    Needs the extra nopad\[report]. Several paths stand side by side.
+    Needs the extra nopad[report]. Several paths are shown side by side.
 
     Examples:
-      nopad report packed
+      nopad report packed --title "Packing our chats"
+
+      nopad report packed -o report.png
+
+      nopad report packed --tokens-per-second 45000 --gpus 8 --price-per-hour 2.5 --watts 700
 
       nopad report histogram.json packed -o both.html --png pictures
     """
     load_altair()
+    settings = _settings(
+        title=title,
+        batch_size=batch_size,
+        rows_per_step=rows_per_step,
+        tokens_per_second=tokens_per_second,
+        price_per_hour=price_per_hour,
+        currency=currency,
+        watts=watts,
+        gpus=gpus,
+    )
+    if output.suffix not in KINDS:
+        raise OptionError(f"{output}: a report is saved as {' or '.join(KINDS)}")
     for folder in (output.parent, png):
         if folder is not None and not folder.is_dir():
             raise OptionError(f"there is no folder {folder}; make it, or choose another")
@@ -50,11 +97,21 @@ def report(
             monitor.stage(f"planning {path.name}", None, "")
             subjects.append(read_subject(path))
         monitor.stage("drawing", None, "")
-        write_report(subjects, output, throughput=throughput)
-        pictures = write_pictures(subjects, png) if png is not None else []
+        write_report(subjects, output, settings)
+        pictures = write_pictures(subjects, png, settings) if png is not None else []
     screen = console()
-    screen.print(
-        f"saved {output}, {output.stat().st_size / 1e6:.2f} MB; open it in a browser", markup=False, soft_wrap=True
-    )
+    for subject in subjects:
+        screen.print(f"{subject.name}: {subject.answer}", markup=False, soft_wrap=True)
+    opened = "a picture of 1920 x 1080 pixels" if output.suffix == ".png" else "open it in a browser"
+    screen.print(f"saved {output}, {output.stat().st_size / 1e6:.2f} MB; {opened}", markup=False, soft_wrap=True)
     if pictures:
         screen.print(f"saved {len(pictures)} pictures in {png}", markup=False, soft_wrap=True)
+
+
+def _settings(**given: Any) -> Settings:
+    """Return the settings; what is wrong with them is said with the names of the flags."""
+    try:
+        return Settings(**given)
+    except OptionError as error:
+        names = re.compile(rf"\b({'|'.join(given)})\b")
+        raise OptionError(names.sub(lambda name: f"--{name[0].replace('_', '-')}", str(error))) from None

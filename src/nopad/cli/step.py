@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from nopad.errors import MissingExtraError, NopadError, OptionError
+from nopad.errors import MissingExtraError, NopadError, OptionError, install
 
 __all__ = ["audited", "parts_of"]
 
@@ -32,7 +32,7 @@ def audited(path: str, *, ranks: int, accumulation: int | None, per: str, seed: 
         import torch
         import transformers as library
     except ImportError as error:
-        raise MissingExtraError(f"running models needs {error.name}: pip install 'nopad[torch]'") from error
+        raise MissingExtraError(f"running models needs {error.name}: {install('torch')}") from error
     from nopad.auditing import audit_step
 
     transformers: Any = library

@@ -1,4 +1,4 @@
-"""Checks on the arguments of every command, in the one place that parses all of them.
+"""Checks of the arguments of every command, in the parser that all commands share.
 
 An option that takes one value but is given twice is a mistake: the first value would silently be lost. An empty value
 usually comes from a shell variable that is not set; as a path it would mean the current folder. Results are written to
@@ -13,8 +13,9 @@ from collections import Counter
 from typing import Any
 
 import typer
-from typer.core import TyperCommand, TyperOption
+from typer.core import TyperOption
 
+from nopad.cli.helping import HelpedCommand
 from nopad.errors import OptionError
 from nopad.files import local_path
 
@@ -24,8 +25,11 @@ __all__ = ["StrictCommand", "make_strict", "sturdy_streams"]
 OUTPUTS = ("FILE", "FOLDER")
 
 
-class StrictCommand(TyperCommand):
-    """A command whose single-value options may be given only once, and whose outputs must be local paths."""
+class StrictCommand(HelpedCommand):
+    """A command whose single-value options may be given only once, and whose outputs must be local paths.
+
+    An existing FILE is replaced only if ``--force`` is given (`nopad.cli.options.Overwrite`).
+    """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments; refuse options given twice, empty values, and outputs that cannot be written.
@@ -48,6 +52,8 @@ class StrictCommand(TyperCommand):
             value = ctx.params.get(param.name or "")
             if isinstance(param, TyperOption) and param.metavar in OUTPUTS and value:
                 _check_output(os.fspath(value), is_file=param.metavar == "FILE")
+                if param.metavar == "FILE" and os.path.exists(value) and not ctx.params.get("force"):
+                    raise OptionError(f"{value} is there already; --force replaces it, or choose another name")
         return rest
 
 

@@ -10,9 +10,10 @@ from typing import Annotated
 
 import typer
 
+from nopad.cli.helping import HelpedGroup
 from nopad.cli.lengths import read_given
 from nopad.cli.monitor import Bars
-from nopad.cli.options import OverLong, TextUnit, TokenizerSpec
+from nopad.cli.options import OverLong, Overwrite, TextUnit, TokenizerSpec
 from nopad.cli.render import console
 from nopad.cli.render_study import (
     counts_table,
@@ -27,6 +28,7 @@ from nopad.cli.study_glue import glue
 from nopad.cli.study_lamb import lamb
 from nopad.cli.study_learning import learning
 from nopad.cli.study_pretraining import pretraining
+from nopad.cli.study_serving import serving
 from nopad.corpus import ReaderOptions
 from nopad.errors import OptionError
 from nopad.histogram import Histogram, read_histogram
@@ -49,7 +51,7 @@ from nopad.study.charts import distributions_chart, residuals_chart
 
 __all__ = ["study"]
 
-study = typer.Typer(rich_markup_mode="rich", invoke_without_command=True)
+study = typer.Typer(cls=HelpedGroup, invoke_without_command=True)
 
 HistogramFile = Annotated[
     Path, typer.Argument(metavar="FILE", help="A histogram (.json), such as one of the two published ones.")
@@ -76,14 +78,16 @@ _INDEX = """[bold]nopad study[/]: the papers' tables and figures, redone beside 
   nopad study scaling FILE            supplement, F: un-padding on many devices; MLPerf, Figures 7 and 11, simulated
   nopad study learning                paper, 4.2 and 4.3: pre-training with packs and without, and what goes wrong
   nopad study lamb                    supplement, E: LAMB's betas to the power of the packing factor, with noise
+  nopad study serving                 PopRT's tables of packed serving: the batches that each policy needs
 
 FILE is a histogram. The two published ones are in github.com/graphcore/examples (MIT licence),
-tutorials/blogs_code/packedBERT/histograms.py; docs/papers.md shows how to save them, and explains the errata."""
+tutorials/blogs_code/packedBERT/histograms.py; docs/reference/papers.md shows how to save them, and
+explains the errata."""
 
 
 @study.callback(help="Redo the papers' tables and figures beside the published numbers; alone: list them.")
 def index(context: typer.Context) -> None:
-    """List the studies, unless one is asked for."""
+    """List the studies, unless the command line names one."""
     if context.invoked_subcommand is None:
         console().print(_INDEX)
 
@@ -133,7 +137,7 @@ def packing(file: HistogramFile, as_json: AsJson = False) -> None:
 
 
 @study.command(name="residuals")
-def residuals_verb(file: HistogramFile, as_json: AsJson = False, plot: Plot = None) -> None:
+def residuals_verb(file: HistogramFile, as_json: AsJson = False, plot: Plot = None, force: Overwrite = False) -> None:
     """Recompute Figures 10 and 11: the residual of least squares at each length, with and without weights.
 
     Examples:
@@ -182,11 +186,12 @@ def distributions(
     ] = None,
     as_json: AsJson = False,
     plot: Plot = None,
+    force: Overwrite = False,
     tokenizer: TokenizerSpec = None,
     over_long: OverLong = "error",
     text_unit: TextUnit = "file",
 ) -> None:
-    """Recompute Figure 1 for any number of corpora: lengths, and the speed-up that packing could give and gives.
+    """Recompute Figure 1 for any number of corpora: lengths, and the possible and actual speed-up of packing.
 
     Examples:
       nopad study distributions wikipedia.json squad.json
@@ -215,6 +220,7 @@ study.command(name="glue")(glue)
 study.command(name="lamb")(lamb)
 study.command(name="pretraining")(pretraining)
 study.command(name="learning")(learning)
+study.command(name="serving")(serving)
 
 
 def _histogram(file: Path) -> tuple[Histogram, int]:

@@ -11,6 +11,7 @@ import typer
 
 from nopad.balance import cost_model
 from nopad.cli.monitor import Bars
+from nopad.cli.options import Overwrite
 from nopad.cli.render import console
 from nopad.cli.render_balance import (
     balance_table,
@@ -83,6 +84,7 @@ def balance(
     ] = None,
     as_json: AsJson = False,
     plot: Plot = None,
+    force: Overwrite = False,
 ) -> None:
     """Recompute MLPerf Table 5 and Figure 6: how evenly each balancing method loads the ranks, ours included.
 
@@ -182,6 +184,7 @@ def scaling_verb(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A histogram (.json), such as Wikipedia's.")],
     as_json: AsJson = False,
     plot: Plot = None,
+    force: Overwrite = False,
     plot_latency: Annotated[
         Path | None, typer.Option("--plot-latency", metavar="FILE", help="Save a picture of the steps' latency too.")
     ] = None,
@@ -189,8 +192,8 @@ def scaling_verb(
     """Recompute the supplement's estimate of un-padding on many devices; simulate MLPerf Figures 7 and 11.
 
     The printed scale of the Gumbel distribution, 0.108, does not satisfy the supplement's own equations; 0.318 does.
-    Beside both estimates: a Gumbel distribution of times, a simulation from the histogram without and with balance, and
-    the packing factor.
+    Both estimates are shown, beside a Gumbel distribution of times, a simulation from the histogram without and with
+        balance, and the packing factor.
 
     Examples:
       nopad study scaling wikipedia.json

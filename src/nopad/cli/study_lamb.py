@@ -26,7 +26,7 @@ _NOTES = (
 
 
 def lamb(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False) -> None:
-    """Recompute the supplement's theorem on LAMB: p steps, against one with p times the sequences and betas^p.
+    """Recompute the supplement's theorem on LAMB: p steps, against one step with p times the sequences and betas^p.
 
     Simulates the moments without and with packs on the same gradients, both constant and noisy.
 

@@ -14,8 +14,9 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from nopad.cli.options import Overwrite
 from nopad.cli.render import console
-from nopad.errors import MissingExtraError, OptionError
+from nopad.errors import MissingExtraError, OptionError, install
 from nopad.options import Option
 from nopad.report.drawing import CHART_KINDS, check_chart, save_chart
 
@@ -48,6 +49,7 @@ def learning(
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would run and how long, and stop.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    force: Overwrite = False,
 ) -> None:
     """Pre-train a small BERT many times: packed, not packed, and with the faults that packing can have.
 
@@ -65,7 +67,7 @@ def learning(
     try:
         from nopad.study import learning as room
     except ImportError as error:
-        raise MissingExtraError(f"nopad study learning needs {error.name}: pip install 'nopad[torch]'") from error
+        raise MissingExtraError(f"nopad study learning needs {error.name}: {install('torch')}") from error
 
     groups = [name for name, _ in room.GROUPS]
     for name in only or []:
@@ -155,7 +157,7 @@ def _grid(title: str, heads: list[str]) -> Table:
 
 
 def as_document(prepared: Prepared, found: Learning) -> dict[str, Any]:
-    """Return size, packing factor, number of parameters, curves and fine-tuning results as a dict, ready for JSON."""
+    """Return the results of the study as a dict of JSON values: size, factor, curves and fine-tuning results."""
     return {
         "size": asdict(prepared.size),
         "factor": prepared.factor,

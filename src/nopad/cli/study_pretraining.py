@@ -1,4 +1,4 @@
-"""``nopad study pretraining``: BERT's pairs of any text at 128, 384 and 512 tokens, beside the papers' factors."""
+"""``nopad study pretraining``: make BERT's pairs of any text at several lengths, and compare the papers' factors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 
 from nopad.cli.inputs import open_inputs
 from nopad.cli.monitor import Bars
-from nopad.cli.options import TextField, TextUnit, TokenizerSpec
+from nopad.cli.options import Overwrite, TextField, TextUnit, TokenizerSpec
 from nopad.cli.render import console
 from nopad.cli.render_study import pairs_table
 from nopad.corpus import PairOptions, ReaderOptions, load_tokenizer, open_source
@@ -43,6 +43,7 @@ def pretraining(
     tokenizer: TokenizerSpec = None,
     text_unit: TextUnit = "file",
     text_field: TextField = None,
+    force: Overwrite = False,
 ) -> None:
     """Make BERT's pre-training pairs at 128, 384 and 512 tokens: lengths, and the speed-up that packing gives.
 

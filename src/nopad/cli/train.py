@@ -13,7 +13,7 @@ import typer
 from nopad.cli.render import console
 from nopad.cli.train_progress import Bar
 from nopad.cli.wording import worded
-from nopad.errors import MissingExtraError, NopadError, OptionError
+from nopad.errors import MissingExtraError, NopadError, OptionError, install
 
 __all__ = ["train"]
 
@@ -48,10 +48,10 @@ def train(
         bool, typer.Option("--resume", help="Go on with the run in the output folder, exactly where it stopped.")
     ] = False,
 ) -> None:
-    r"""Train a model on packs, as CONFIG.toml says; Ctrl-C or a kill loses at most the steps since a checkpoint.
+    """Train a model on packs, as CONFIG.toml says; Ctrl-C or a kill loses only the steps since the last checkpoint.
 
-    The output folder gets checkpoints, metrics.jsonl, the trained model and its task. Needs the extra nopad\[train].
-    On several GPUs: torchrun --nproc-per-node 8 -m nopad train CONFIG.toml
+    The output folder gets checkpoints, metrics.jsonl, the trained model and its task. Needs the extra nopad[train]. On
+    several GPUs: torchrun --nproc-per-node 8 -m nopad train CONFIG.toml
 
     Examples:
       nopad train config.toml --dry-run
@@ -76,7 +76,7 @@ def train(
             from nopad.training.run import cache_of, prepare
             from nopad.training.run import train as run
         except ModuleNotFoundError as error:
-            raise MissingExtraError(f"training needs {error.name}: pip install 'nopad[train]'") from error
+            raise MissingExtraError(f"training needs {error.name}: {install('train')}") from error
         found = read_config(config, changes or (), init_from=init_from)
         if dry_run:
             with tempfile.TemporaryDirectory() as cache:

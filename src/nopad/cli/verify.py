@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
+from nopad.cli.content import encoder_of, from_stdin
 from nopad.cli.inputs import open_inputs
 from nopad.cli.monitor import Bars
 from nopad.cli.options import TokenizerSpec
@@ -41,7 +42,7 @@ def verify(
     as_json: Annotated[bool, typer.Option("--json", help='Print {"ok": ..., "problems": [...]}.')] = False,
     tokenizer: TokenizerSpec = None,
 ) -> None:
-    """Read a plan or dataset in full and verify: every sequence once, no pack above capacity or depth, all checksums.
+    """Read all of a plan or dataset and check it: every sequence once, no pack above capacity or depth, all checksums.
 
     Exit code 0 when every check passes, 1 when one fails.
 
@@ -54,7 +55,7 @@ def verify(
     """
     if not path.exists():
         raise OptionError(f"{path} does not exist; give a packed dataset folder or a plan file")
-    problems = [worded(problem, "verify") for problem in _problems(path, source or [], tokenizer)]
+    problems = [worded(problem, "verify") for problem in _problems(path, from_stdin(source or []), tokenizer)]
     if as_json:
         print(json.dumps({"ok": not problems, "problems": problems}, indent=1))
     else:
@@ -76,7 +77,8 @@ def _problems(path: Path, inputs: list[str], tokenizer: str | None) -> list[str]
     except (CorruptError, FormatError) as error:
         return [str(error)]
     if manifest:
-        opened = open_inputs(inputs, ReaderOptions.from_settings(manifest.options))
+        encoder = encoder_of(manifest.options, manifest.capacity, tokenizer)
+        opened = open_inputs(inputs, ReaderOptions.from_settings(manifest.options), encoder=encoder)
         against["source"] = as_packed(opened, manifest.options, tokenizer)
         against["tokenizer"] = load_tokenizer(tokenizer) if manifest.tokenizer else None
     with Bars() as monitor:

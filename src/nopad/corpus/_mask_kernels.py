@@ -20,11 +20,12 @@ _1, _2, _3 = np.uint64(1), np.uint64(2), np.uint64(3)
 
 @njit(cache=True, nogil=True)
 def choose(kinds: NDArray[Any], key: np.uint64, below: np.uint64, count: int, chosen: NDArray[Any]) -> None:
-    """Choose tokens of one sequence: fill `chosen`, bool ``[T]``; `kinds` are the kinds of its tokens.
+    """Choose which tokens of one sequence are predicted, and set `chosen`, bool ``[T]``.
 
-    The draw of token t is draw 3 t of `key`. Words are chosen as a whole, by the draws of their first tokens. If
-    `count` is -1, a word is chosen if its draw is less than `below`. Otherwise words are taken in ascending order of
-    their draws, except words that would make the number of chosen tokens exceed `count`.
+    `kinds` are the kinds of its tokens (`NEVER`, `GOES_ON` or `BEGINS`). The draw of token t is draw 3 t of `key`. A
+    word is chosen as a whole, by the draw of its first token. If `count` is -1, a word is chosen if its draw is less
+    than `below`. Otherwise words are taken in ascending order of their draws, except words that would make the number
+    of chosen tokens exceed `count`.
     """
     words = 0
     for t in range(kinds.shape[0]):
@@ -60,7 +61,7 @@ def choose(kinds: NDArray[Any], key: np.uint64, below: np.uint64, count: int, ch
 
 @njit(cache=True, nogil=True)
 def by_draw(draws: NDArray[Any]) -> NDArray[Any]:
-    """Return the indices that sort `draws` in ascending order, by Shell sort; NumPy's sort takes long to compile."""
+    """Return the indices that sort `draws` in ascending order (by Shell sort, which compiles faster than NumPy's)."""
     order = np.arange(draws.shape[0])
     gap = 1
     while 9 * gap < draws.shape[0]:

@@ -19,14 +19,14 @@ _1 = np.uint64(1)
 
 @njit(cache=True, nogil=True, inline="always")
 def drawn(key: np.uint64, at: int, low: int, high: int) -> Any:
-    """Return draw `at` of a key as an integer from `low` to `high` (inclusive)."""
+    """Return random draw number `at` of `key` as an integer from `low` to `high` (inclusive)."""
     word = mix(key + (np.uint64(at) + _1) * GOLDEN)
     return low + np.int64(bounded(word, np.uint64(high - low + 1)))
 
 
 @njit(cache=True, nogil=True, inline="always")
 def happens(key: np.uint64, at: int, below: np.uint64) -> bool:
-    """Whether draw `at` of a key is less than `below`."""
+    """Return whether random draw number `at` of `key` is less than `below`."""
     return bool(mix(key + (np.uint64(at) + _1) * GOLDEN) < below)
 
 
@@ -44,8 +44,9 @@ def pairs(
     """Make the pairs of one document: fill rows of `out` ``[sentences, COLUMNS]``, and return the number of pairs.
 
     Document d has sentences ``first[d]`` to ``first[d + 1]`` (exclusive), and sentence s has tokens ``ends[s]`` to
-    ``ends[s + 1]`` (exclusive); no document and no sentence is empty. The sides of a pair have at most `room` tokens
-    together. Draws of `key` are used in the order of the decisions.
+    ``ends[s + 1]`` (exclusive); no document and no sentence is empty. The two sides of a pair have at most `room`
+    tokens in total. The targets are shorter, and second sides random, if a draw is less than `short_below` or
+    `random_below`. Draws of `key` are used in the order of these decisions.
     """
     at, made = 0, 0
     target = room
@@ -103,7 +104,7 @@ def all_pairs(
     random_below: np.uint64,
     out: NDArray[Any],
 ) -> int:
-    """Make the pairs of all documents, all copies of one after the other; return their number.
+    """Make the pairs of all documents, with all copies of a document before the next one; return the number of pairs.
 
     `keys` is uint64 ``[documents, copies]``; the other arguments are those of `pairs`.
     """

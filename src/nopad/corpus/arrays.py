@@ -25,11 +25,11 @@ _OFFSETS_AT_ONCE = 1 << 20
 
 @dataclass(frozen=True)
 class ArrayLayout:
-    """The arrays of a folder: ``offsets.npy``, and the columns, one of which is ``ids.npy``.
+    """The arrays of a folder: ``offsets.npy``, ``ids.npy`` and further columns.
 
     Attributes:
         folder: the folder.
-        offsets: where each sequence begins in the per-token columns, and where the last one ends; ``[n + 1]``.
+        offsets: the file of offsets ``[n + 1]``, which say where each sequence begins in the per-token columns.
         columns: all other arrays by name (without ``.npy``), sorted by path.
         per_token: names of the columns with one value per token; each other column has one value per sequence.
     """
@@ -81,14 +81,15 @@ class ArrayLayout:
         return sorted([self.offsets, *self.columns.values()], key=lambda array: array.path.name)
 
     def check_clear(self, all_of_one: bool, carried: Sequence[str] | None = None) -> None:
-        """Refuse a column that may have one value per token or per sequence, unless every sequence has one token.
+        """Refuse columns if it is unclear whether they have one value per token or per sequence.
 
         Args:
-            all_of_one: whether every sequence has exactly one token, so that both readings are the same.
+            all_of_one: whether every sequence has exactly one token; then it makes no difference, and nothing is
+                refused.
             carried: names of the per-token columns that are used beside the ids; None: all of them are used.
 
         Raises:
-            SourceError: there are as many sequences as tokens, but not one token in each.
+            SourceError: there are as many sequences as tokens, but not every sequence has one token.
         """
         unclear = [name for name in self.per_token if name != "ids"] if carried is None else carried
         if unclear and not all_of_one and self.columns["ids"].size == self.offsets.size - 1:
@@ -106,9 +107,17 @@ class ArrayFolder(TableSource):
     one value per token if it is as long as ``ids.npy``, else one per sequence, ``[n]``.
 
     Raises:
-        SourceError: an array is missing or has a wrong shape or type; a column has neither one value per token nor one
-            per sequence. While reading: there are as many sequences as tokens, but not one token in each, so it is
-            unclear which of the two a column has.
+        SourceError: an array is missing or has a wrong shape or type; or a column has neither one value per token nor
+            one per sequence. While reading: there are as many sequences as tokens, but not every sequence has one
+            token, so it is unclear which columns are per token.
+
+    >>> import numpy as np, nopad, pathlib, tempfile
+    >>> folder = pathlib.Path(tempfile.mkdtemp())
+    >>> np.save(folder / "ids.npy", np.array([7, 8, 9, 5], np.uint16))
+    >>> np.save(folder / "offsets.npy", np.array([0, 3, 4]))
+    >>> source = nopad.open_source(folder)
+    >>> [records.ids.seq_lengths.tolist() for block in source.blocks() for records in block.records()]
+    [[3, 1]]
     """
 
     def __init__(self, folder: Path, options: ReaderOptions, *, block_bytes: int = BLOCK_BYTES) -> None:

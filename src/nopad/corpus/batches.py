@@ -1,10 +1,10 @@
-"""The check that every batch of every table passes before anything else reads it.
+"""Validate every batch of a table before any other code reads it.
 
-Each batch is compared with the schema from which columns were chosen: every column must occur once, with the same
-type. Then Arrow validates the batch in full, so that no later code reads beyond a buffer: a damaged file raises an
-error that names its rows, and never crashes the process. Text that is not UTF-8 passes, since it affects single
-records, which `rows` marks as bad. Dictionary columns are decoded, so a null among the dictionary's values becomes a
-null in each row that refers to it. O(values), about 0.1 ns per byte.
+Each batch is compared with the schema from which columns were chosen: every column must occur once, with the same type.
+Then Arrow validates the batch in full, so that a damaged file raises an error that names its rows, instead of making
+later code read beyond a buffer and crash the process. Text that is not UTF-8 passes, since it affects single records,
+which `rows` marks as bad. Dictionary columns are decoded, so a null among the dictionary's values becomes a null in
+each row that refers to it. O(values), about 0.1 ns per byte.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def cut(batch: pa.RecordBatch, block_bytes: int) -> Iterator[pa.RecordBatch]:
 
 
 def rows_of(block_bytes: int, size: int, rows: int) -> int:
-    """Return how many rows take about `block_bytes`, if `rows` rows take `size` bytes; from 1 to 65,536."""
+    """Return how many rows (1 to 65,536) take about `block_bytes` bytes, given that `rows` rows take `size` bytes."""
     return min(max(block_bytes * rows // max(size, 1), 1), BATCH_ROWS)
 
 

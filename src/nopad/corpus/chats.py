@@ -1,16 +1,16 @@
-"""Turn chats into token ids, and mark the ids that a model learns: those that the assistant says, and no others.
+"""Turn chats into token ids, and mark those that a model learns, which are what the assistant says.
 
 A message of the assistant that its record excludes (``weight`` 0, or ``train`` false) is not learned.
 
 If the chat template has ``{% generation %}``, the learned tokens are those that it marks. Marks must not reach into
 other turns, and each learned turn must have a marked token. With any other template, the learned tokens are those that
-the assistant's turn adds to the prompt that asks for it: from the end of
-``template(messages[:i], add_generation_prompt=True)`` to the end of the turn in ``template(messages[:i + 1])``, without
-the line break that a template writes after it. Of the prompt, the chat until the end of the turn, and the whole chat,
-each must be the beginning of the next, both as text and as ids, so that a model learns exactly what it will be asked
+the assistant's turn adds to the prompt that asks for it: from the end of ``template(messages[:i],
+add_generation_prompt=True)`` to the end of the turn in ``template(messages[:i + 1])``, without the line break that a
+template writes after it. For this, the chat up to the end of the turn must begin with that prompt, and the whole chat
+must begin with the chat up to there, both as text and as ids. So a model learns to write exactly what it will be asked
 for. A template that rewrites earlier turns (Qwen3 drops their reasoning) breaks this: the chat is refused, or becomes
-one example for each of the assistant's turns (`rewriting`). The template must write all that the assistant says, and a
-learned turn must end with a special token, which is learned too.
+one example for each of the assistant's turns (`rewriting`). The template must write everything that the assistant says,
+and (unless `end_of_turn` is "any") a learned turn must end with a special token, which is learned too.
 
 Cost: the template renders a chat with k assistant turns up to 2k + 1 times; a fast tokenizer tokenises it once
 (`nopad.corpus.prefixes`), a slow one 2k + 1 times. The caller passes in a tokenizer from transformers; this module
@@ -55,7 +55,7 @@ class Answered:
 
     @property
     def empty(self) -> bool:
-        """Whether no token is learned. The first one does not count, since nothing predicts it."""
+        """Whether no token is learned, apart from the first, which nothing predicts."""
         return not any(self.learned[1:])
 
 
@@ -147,7 +147,9 @@ class ChatEncoder:
         return [self._until(given, turn, number) for turn in answers]
 
     def ids(self, given: Conversation | Passage, number: int) -> list[int]:
-        """Return all token ids of a record, for models that read it to its end; a text gets its special tokens.
+        """Return all token ids of a record, including those that are not learned, as a reward model reads them.
+
+        A text gets the tokenizer's special tokens; a chat has those that its template writes.
 
         Raises:
             RecordError: the template refuses the chat or leaves out a part of it, or a text has no token.
@@ -302,13 +304,14 @@ class ChatEncoder:
 def fitted(
     given: Answered, number: int, counts: dict[str, int], max_length: int | None, over_long: OverLong
 ) -> Answered | None:
-    """Return an example of at most `max_length` tokens (None: any number), or None if the example is dropped.
+    """Return an example cut to `max_length` tokens (None: unlimited), or None if the example is dropped.
 
     If `over_long` is "truncate", the end of a longer example is cut off; it is dropped if no learned token is left.
-    ``counts["truncated"]`` or ``counts["dropped"]`` is raised by one. `number` is the record's number, for messages.
+    ``counts["truncated"]`` or ``counts["dropped"]`` is then increased by one. `number` is the record's number, for
+    messages.
 
     Raises:
-        LengthError: the example is longer, and `over_long` is "error".
+        LengthError: the example is longer than `max_length`, and `over_long` is "error".
     """
     if max_length is None or len(given.ids) <= max_length:
         return given

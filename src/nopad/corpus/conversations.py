@@ -38,15 +38,15 @@ KNOWN = frozenset(ROLES.values())
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
-    """A chat.
+    """A chat, as its record holds it.
 
     Attributes:
         messages: dicts with ``content``, a ``role`` (system, developer, user, assistant or tool), and any other keys
             that the template reads.
-        begin: number of the first message after the prompt, from 0; nothing is learned from the prompt.
-        silent: numbers of the messages that the record excludes from learning.
+        begin: index in `messages` of the first one after the prompt; nothing is learned from the prompt.
+        silent: indices in `messages` of those that the record excludes from learning.
         tools: the tools that the template receives; None: the chat has no tools.
-        options: further arguments of the template.
+        options: further arguments of the chat template.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -57,7 +57,7 @@ class Conversation:
 
     @property
     def answers(self) -> list[int]:
-        """Numbers of the assistant's messages after the prompt, including those in `silent`."""
+        """Indices in `messages` of the assistant's messages after the prompt, including those in `silent`."""
         each = enumerate(self.messages)
         return [number for number, message in each if number >= self.begin and message["role"] == "assistant"]
 
@@ -118,7 +118,7 @@ def conversation_of(record: Mapping[str, Any], number: int, roles: Mapping[str, 
 def pair_of(
     record: Mapping[str, Any], number: int, roles: Mapping[str, str] = ROLES, *, prompted: bool = False
 ) -> tuple[Conversation | Passage, Conversation | Passage]:
-    """Return the chosen and the rejected answer of a record, each with the prompt.
+    """Return the chosen and the rejected answer of a preference pair, each with the prompt in front.
 
     If two chats have no ``prompt``, the messages with which both begin are the prompt.
 
@@ -162,7 +162,7 @@ def pair_of(
 
 
 def messages_of(value: Any, name: str, number: int, roles: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return the messages in column `name`, each with ``role`` and ``content``, roles as templates name them.
+    """Return the messages in column `name` as dicts with ``role``, as templates name roles, and ``content``.
 
     `value` is the column's value; `number` is the record's number, for messages of errors.
 

@@ -34,7 +34,7 @@ def delimited_runs(file: InputFile, strings: Collection[str] = ()) -> Iterator[R
     Raises:
         SourceError: two columns have the same name, or the file cannot be read.
         RecordError: a line has more or fewer cells than there are columns, is not UTF-8, or has a broken quote; or a
-            cell in a column of numbers is not a number. Most of these are raised only when a run is decoded.
+            cell in a column of numbers is not a number. Most of these errors are raised only when a run is decoded.
     """
     rows = _rows(file)
     _, names = next(rows, (1, []))

@@ -8,26 +8,40 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from nopad.corpus.arrays import ArrayFolder
-from nopad.corpus.finding import TABLE_SUFFIXES, Finder, Suffixes, refuse_magic
-from nopad.corpus.hub import load_hub
+from nopad.corpus.encoders import Encoder
+from nopad.corpus.finding import (
+    DELIMITED,
+    JSONL_SUFFIXES,
+    OTHERS,
+    TABLE_SUFFIXES,
+    TEXT_SUFFIXES,
+    Finder,
+    Suffixes,
+    refuse_magic,
+    refuse_tables,
+)
+from nopad.corpus.hub import hub_dataset, load_hub
 from nopad.corpus.inputs import InputFile
 from nopad.corpus.jsonl import JsonlFile
 from nopad.corpus.mixture import MixtureSource
 from nopad.corpus.objects import DatasetSource, DictSource
 from nopad.corpus.options import ReaderOptions
+from nopad.corpus.record_files import RecordFile
+from nopad.corpus.record_stream import opened_runs, records_from_python
+from nopad.corpus.runs import dataset_runs
 from nopad.corpus.source import BLOCK_BYTES, Block, Source, located
 from nopad.corpus.tables import ArrowFile, ParquetFile
 from nopad.corpus.text import TextFile
 from nopad.errors import SourceError
 
-TEXT_SUFFIXES = (".txt", ".text", ".md", ".rst")
-JSONL_SUFFIXES = (".jsonl", ".ndjson")
-OTHERS = (".json", ".csv", ".tsv", ".npy", ".npz", ".pkl", ".pdf", ".docx", ".xlsx")
-CORPORA = Suffixes(read=TEXT_SUFFIXES + JSONL_SUFFIXES + TABLE_SUFFIXES, others=OTHERS)
+CORPORA = Suffixes(
+    read=TEXT_SUFFIXES + JSONL_SUFFIXES + TABLE_SUFFIXES + DELIMITED, others=OTHERS, named_only=(".json",)
+)
 COLUMNS = (
     "input_ids",
     "text",
@@ -65,6 +79,8 @@ class FileSource(Source):
             *(f"{name} (of a folder)" for name in partitions),
         ]
         self.left_out = tuple(dict.fromkeys(named))
+        self.divisible = all(file.divisible for file in self._files)
+        self.made_here = all(file.made_here for file in self._files)
 
     def blocks(self) -> Iterator[Block]:
         """Yield the blocks of each file in turn."""
@@ -92,6 +108,7 @@ def open_source(
     inputs: Any,
     options: ReaderOptions | None = None,
     *,
+    encoder: Encoder | None = None,
     block_bytes: int = BLOCK_BYTES,
 ) -> Source:
     r"""Open `inputs` as a source.
@@ -101,6 +118,8 @@ def open_source(
             `IterableDataset`; or dicts, as a list, an iterator, or a function that returns a new iterator; or a list of
             lists of ids. A mapping of names to such inputs is a mixture: each named source is counted separately.
         options: which columns or fields are read, and how; None: the defaults of `ReaderOptions`.
+        encoder: what makes token ids or a text of each record, such as `nopad.corpus.encoders.Chats`; None: records
+            have a field of text or ids.
         block_bytes: about how many bytes a block has.
 
     Raises:
@@ -123,34 +142,44 @@ def open_source(
         if not inputs:
             raise SourceError("the mapping of named inputs is empty; give at least one NAME: INPUT")
         _refuse_columns(inputs, options)
-        sources = {name: open_source(given, options, block_bytes=block_bytes) for name, given in inputs.items()}
+        sources = {
+            name: open_source(given, options, encoder=encoder, block_bytes=block_bytes)
+            for name, given in inputs.items()
+        }
         for at in range(len(sources)):
             _check_alike(list(sources.values())[: at + 1], list(sources)[: at + 1])
         return MixtureSource(sources)
-    from_python = _from_python(inputs, options)
-    source = _from_paths(inputs, options, block_bytes) if from_python is None else from_python
+    from_python = _from_python(inputs, options) if encoder is None else _encoded(inputs, options, encoder)
+    source = _from_paths(inputs, options, encoder, block_bytes) if from_python is None else from_python
     _check_used(source, options)
     return source
 
 
-def _from_paths(inputs: Any, options: ReaderOptions, block_bytes: int) -> Source:
+def _from_paths(inputs: Any, options: ReaderOptions, encoder: Encoder | None, block_bytes: int) -> Source:
     """Return the source of files, folders and URLs."""
-    finder = Finder(suffixes=CORPORA)
+    finder = Finder(suffixes=CORPORA.only(options.suffixes))
     finder.find_all([inputs] if isinstance(inputs, str | os.PathLike) else inputs)
     files: list[Source] = []
     places: list[str] = []
     for found in finder.found:
-        files.append(_opened(found.what, options, block_bytes))
+        files.append(_opened(found.what, options, encoder, block_bytes))
         places.append(found.place)
         _check_alike(files, places)
-    return FileSource(files, ignored=finder.ignored, folders=finder.folders, settings=options.settings())
+    made = {} if encoder is None else encoder.settings()
+    return FileSource(files, ignored=finder.ignored, folders=finder.folders, settings={**options.settings(), **made})
 
 
-def _opened(found: InputFile | Path | str, options: ReaderOptions, block_bytes: int) -> Source:
+def _opened(found: InputFile | Path | str, options: ReaderOptions, encoder: Encoder | None, block_bytes: int) -> Source:
     """Open a file with the reader of its suffix, a folder of arrays, or a dataset of the hub."""
     if isinstance(found, str):
+        if encoder is not None:
+            return RecordFile(found, partial(dataset_runs, hub_dataset(found), found), options, encoder)
         return load_hub(found, options)
+    if isinstance(found, InputFile) and (encoder is not None or found.suffix in (*DELIMITED, ".json")):
+        return _of_records(found, options, encoder, block_bytes)
     if isinstance(found, Path):
+        if encoder is not None:
+            raise SourceError(f"{found}: a folder of arrays holds token ids; give the texts")
         return ArrayFolder(found, options, block_bytes=block_bytes)
     if found.suffix in JSONL_SUFFIXES:
         return JsonlFile(found, options=options, block_bytes=block_bytes)
@@ -160,6 +189,28 @@ def _opened(found: InputFile | Path | str, options: ReaderOptions, block_bytes: 
     if found.suffix not in TEXT_SUFFIXES:
         refuse_magic(found)
     return TextFile(found, unit=options.text_unit, block_bytes=block_bytes)
+
+
+def _of_records(file: InputFile, options: ReaderOptions, encoder: Encoder | None, block_bytes: int) -> Source:
+    """Open a file whose records are dicts: with an encoder any, else one of a kind that has no reader of its own."""
+    kind, runs = opened_runs(file, _strings(options, encoder), options.text_unit)
+    if kind == "jsonl" and encoder is None:
+        return JsonlFile(file, options=options, block_bytes=block_bytes)
+    return RecordFile(file.name, runs, options, encoder, file=file, lines=kind == "jsonl", block_bytes=block_bytes)
+
+
+def _strings(options: ReaderOptions, encoder: Encoder | None) -> tuple[str, ...]:
+    """Return the columns of CSV and TSV files that hold text, whatever their cells look like."""
+    return encoder.reads if encoder is not None else (options.text_field or "text",)
+
+
+def _encoded(inputs: Any, options: ReaderOptions, encoder: Encoder) -> Source | None:
+    """Return the source of Python objects; None if `inputs` are paths."""
+    stream = records_from_python(inputs)
+    if stream is None:
+        return None
+    ((_, runs),) = stream.parts
+    return RecordFile("memory", runs, options, encoder)
 
 
 def _from_python(inputs: Any, options: ReaderOptions) -> Source | None:
@@ -209,22 +260,6 @@ def _refuse_columns(inputs: Mapping[Any, Any], options: ReaderOptions) -> None:
                 f"{name!r} is a column, and a mapping names whole inputs: give the columns as a dataset, "
                 "datasets.Dataset.from_dict(columns), or name the input otherwise"
             )
-
-
-def refuse_tables(inputs: Any) -> None:
-    """Refuse tables and arrays from pandas, polars, pyarrow or NumPy; the SourceError says how to pass them instead."""
-    module, name = type(inputs).__module__.partition(".")[0], type(inputs).__name__
-    if module == "pandas":
-        raise SourceError("a DataFrame is read as a dataset: give datasets.Dataset.from_pandas(frame)")
-    if module == "polars":
-        raise SourceError(f"a polars {name} is read as a dataset: give datasets.Dataset.from_polars(frame)")
-    if module == "pyarrow":
-        raise SourceError(f"a pyarrow {name} is read as a dataset: give datasets.Dataset(table), table a pyarrow.Table")
-    if hasattr(inputs, "__array__"):
-        raise SourceError(
-            f"{name} of shape {tuple(getattr(inputs, 'shape', ()))} is no corpus: give a list of one-dimensional "
-            "arrays, one per sequence (of padded rows: list(array) with pad_id)"
-        )
 
 
 def _check_alike(files: Sequence[Source], paths: Sequence[str]) -> None:

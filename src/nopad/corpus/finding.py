@@ -10,16 +10,35 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from nopad.corpus.hub import HUB
 from nopad.corpus.inputs import COMPRESSIONS, InputFile, reading
 from nopad.corpus.remote import find_remote, is_url
 from nopad.errors import SourceError
 
-__all__ = ["ARCHIVES", "BESIDE", "MANIFEST", "TABLE_SUFFIXES", "Finder", "Found", "Suffixes", "refuse_magic"]
+__all__ = [
+    "ARCHIVES",
+    "BESIDE",
+    "DELIMITED",
+    "JSONL_SUFFIXES",
+    "MANIFEST",
+    "OTHERS",
+    "TABLE_SUFFIXES",
+    "TEXT_SUFFIXES",
+    "Finder",
+    "Found",
+    "Suffixes",
+    "refuse_magic",
+    "refuse_tables",
+]
 
+TEXT_SUFFIXES = (".txt", ".text", ".md", ".rst")
+JSONL_SUFFIXES = (".jsonl", ".ndjson")
+DELIMITED = (".csv", ".tsv")
+OTHERS = (".npy", ".npz", ".pkl", ".pdf", ".docx", ".xlsx")
 TABLE_SUFFIXES = (".parquet", ".arrow", ".feather")
 MAGIC = {b"PAR1": ".parquet", b"ARROW1": ".arrow", b"\x1f\x8b": ".gz", b"\x28\xb5\x2f\xfd": ".zst"}
 MANIFEST = "nopad.json"  # in every folder that nopad has packed
@@ -30,45 +49,74 @@ ARCHIVES = (".bz2", ".xz", ".lz4", ".zip", ".tar", ".7z")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suffixes:
-    """Which files are read, by their suffixes.
+    """Decides which files are read, by their suffixes.
 
     Attributes:
         read: suffixes of files that are read; all but tables may also be compressed.
         others: suffixes of formats that are not read. Any other suffix is unknown: such a file is read as text if the
             user names it directly.
+        named_only: suffixes of files that are read if the user names them directly, and passed over in folders.
     """
 
     read: tuple[str, ...]
     others: tuple[str, ...]
+    named_only: tuple[str, ...] = ()
+
+    def only(self, suffixes: Sequence[str]) -> Suffixes:
+        """Return a copy that reads only files with these suffixes from folders; (): all files that were read before.
+
+        Raises:
+            SourceError: a suffix belongs to a format that nopad does not read.
+        """
+        for suffix in suffixes:
+            if suffix in self.others + ARCHIVES or suffix in COMPRESSIONS:
+                raise SourceError(f"{suffix} files are no text; choose other suffixes, or convert them")
+        return replace(self, read=tuple(suffixes)) if suffixes else self
 
     def __str__(self) -> str:
         """Return the suffixes that are read in words, for messages."""
         lines = [suffix for suffix in self.read if suffix not in TABLE_SUFFIXES]
-        kinds = "text and JSONL" if ".csv" not in lines else "files of lines"
-        return f"{', '.join(self.read)}, {kinds} also with {' or '.join(COMPRESSIONS)}"
+        also = f"; files of lines also with {' or '.join(COMPRESSIONS)}" if lines else ""
+        return f"{', '.join((*self.read, *self.named_only))}{also}"
 
     def is_archive(self, file: InputFile) -> bool:
-        """Whether a file is compressed and of a format that cannot be read when compressed, such as a table."""
+        """Return whether a file is compressed, but of a format that is read only uncompressed, such as a table."""
         return bool(file.compression) and file.suffix in (*TABLE_SUFFIXES, *self.others, ".tar")
 
     def is_read(self, file: InputFile) -> bool:
-        """Whether a file in a folder is read, by its suffix; compressed tables are not."""
+        """Return whether a file in a folder is read, by its suffix; compressed tables are not."""
         beside = file.name.split("/")[-1] in BESIDE
         return file.suffix in self.read and not beside and not self.is_archive(file)
 
     def named(self, path: Path) -> InputFile:
-        """Return a file that the user named directly; a file with an unknown suffix is read as text.
+        """Return the `InputFile` of a path that the user gave; with an unknown suffix, it is read as text.
 
         Raises:
-            SourceError: the suffix is one of a format that nopad knows and does not read.
+            SourceError: the file is missing or unreadable, or its suffix is of a format that nopad does not read.
         """
         file = InputFile.found(path, path.name) if path.suffix.lower() not in self.others + ARCHIVES else None
         if file is None or self.is_archive(file) or file.suffix in self.others:
-            way = "rename it to .jsonl if it has one object a line" if path.suffix == ".json" else "convert it"
             raise SourceError(
-                f"{path}: a {path.suffix} file would be read as plain text, which it is not; {way} (nopad reads {self})"
+                f"{path}: a {path.suffix} file would be read as plain text, which it is not; convert it "
+                f"(nopad reads {self})"
             )
         return file
+
+
+def refuse_tables(inputs: Any) -> None:
+    """Refuse tables and arrays from pandas, polars, pyarrow or NumPy; the SourceError says how to pass them instead."""
+    module, name = type(inputs).__module__.partition(".")[0], type(inputs).__name__
+    if module == "pandas":
+        raise SourceError("a DataFrame is read as a dataset: give datasets.Dataset.from_pandas(frame)")
+    if module == "polars":
+        raise SourceError(f"a polars {name} is read as a dataset: give datasets.Dataset.from_polars(frame)")
+    if module == "pyarrow":
+        raise SourceError(f"a pyarrow {name} is read as a dataset: give datasets.Dataset(table), table a pyarrow.Table")
+    if hasattr(inputs, "__array__"):
+        raise SourceError(
+            f"{name} of shape {tuple(getattr(inputs, 'shape', ()))} is no corpus: give a list of one-dimensional "
+            "arrays, one per sequence (of padded rows: list(array) with pad_id)"
+        )
 
 
 def refuse_magic(file: InputFile) -> None:
@@ -89,7 +137,7 @@ class Found:
 
     Attributes:
         place: name of the input in messages.
-        identity: equal for two inputs if they are the same file or dataset.
+        identity: a text that is equal for two inputs only if they are the same file or dataset.
         what: a file, the path of a folder of arrays, or the name of a dataset on the hub (``hf:NAME``).
     """
 

@@ -22,6 +22,14 @@ GLUE: Mapping[str, tuple[str, str | None, tuple[str, ...]]] = {
     "stsb": ("sentence1", "sentence2", ()),
     "wnli": ("sentence1", "sentence2", ("not_entailment", "entailment")),
 }
+"""GLUE's nine sets by name: the column of the text, that of the second text or None, and the names of the classes.
+
+>>> from nopad.tasks import GLUE
+>>> sorted(GLUE)
+['cola', 'mnli', 'mrpc', 'qnli', 'qqp', 'rte', 'sst2', 'stsb', 'wnli']
+>>> GLUE["rte"]
+('sentence1', 'sentence2', ('entailment', 'not_entailment'))
+"""
 
 _TRAIN = re.compile(r"train[.-]")  # train.tsv, train-00000-of-00001.parquet
 _SAVED = ("state.json", "dataset_info.json")

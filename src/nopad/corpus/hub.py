@@ -1,7 +1,7 @@
 """Load datasets by their name on the Hugging Face hub: ``hf:NAME``, ``hf:NAME:SPLIT``, ``hf:NAME@CONFIG:SPLIT``.
 
 This needs the package `datasets`, which caches what it downloads; a cached dataset needs no network. Without a network,
-a name that is not cached raises an error within seconds (`network`).
+a name that is not cached raises an error within seconds (`nopad.corpus.network`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ def load_hub(spec: str, options: ReaderOptions) -> DatasetSource:
 def hub_dataset(spec: str, online: bool | None = None) -> Any:
     """Load a dataset by name, such as ``hf:NAME@CONFIG:SPLIT``; the default split is "train".
 
-    `online` says whether the hub can be reached, if the caller is already inside `hub_in_reach`; None finds out.
+    `online` says whether the hub can be reached, for callers that already are inside `hub_in_reach`; None: this
+    function finds out itself.
 
     Raises:
         MissingExtraError: `datasets` is not installed.

@@ -1,4 +1,4 @@
-"""An input file, local or on an object store, plain or compressed, read whole, by lines, or at random positions.
+"""Read an input file, local or remote, plain or compressed: as a whole, by lines, or at random positions.
 
 Any failure to read becomes a `SourceError` that names the path. The size, modification time and inode of a local file
 are stored when it is found, and compared when it is opened, after every read from it (3 µs) and when reading ends. So a
@@ -25,7 +25,7 @@ COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputFile:
-    """A readable file.
+    """An input file that was found, with its size and modification time at that moment.
 
     Attributes:
         path: path or URL of the file; messages show it.
@@ -43,9 +43,10 @@ class InputFile:
 
     @classmethod
     def found(cls, path: Path, name: str) -> InputFile:
-        """Return a local file after checking that it exists, is a regular file and is readable.
+        """Return the `InputFile` at `path`, with `name` for fingerprints, after checking that it is readable.
 
-        Raises SourceError if it is not, so that no job fails on it later.
+        Raises:
+            SourceError: there is no such file, or it is not a regular file or not readable.
         """
         with reading(path):
             info = os.stat(path)
@@ -71,9 +72,9 @@ class InputFile:
         return os.path.splitext(name)[1].lower()
 
     def whole(self, limit: int | None = None) -> bytes:
-        """Return the decompressed content; with `limit`, at most its first ``limit + 1`` bytes.
+        """Return the decompressed content, or only its first ``limit + 1`` bytes if `limit` is given.
 
-        So a result of more than `limit` bytes shows that the content is longer than `limit`.
+        The extra byte tells the caller that the content is longer than `limit`.
         """
         with self._stream() as file:
             data: bytes = file.read() if limit is None else file.read(limit + 1)
@@ -92,7 +93,9 @@ class InputFile:
     def line_blocks(
         self, block_bytes: int = BLOCK_BYTES, offset: int = 0, line: int = 1
     ) -> Iterator[tuple[bytes, int, int]]:
-        """Yield blocks of whole lines, about `block_bytes` or one longer line: (data, offset, number of first line).
+        """Yield (data, offset, number of its first line) of blocks of whole lines.
+
+        A block has about `block_bytes` bytes, or is one longer line.
 
         `offset` is the position in bytes, in the decompressed content, at which to begin, and `line` the number of the
         line there. Beginning with the offset and line of an earlier block yields the same blocks from that block on.
@@ -208,7 +211,7 @@ def _stamp(info: os.stat_result) -> tuple[int, int]:
 
 @contextmanager
 def reading(path: Path | str) -> Iterator[None]:
-    """Turn every OSError in this context into a SourceError that names the path and says what to do."""
+    """In a ``with`` block, turn every OSError into a SourceError that names the path and says what to do."""
     try:
         yield
     except FileNotFoundError:
@@ -223,7 +226,7 @@ def reading(path: Path | str) -> Iterator[None]:
 
 
 def not_utf8(raw: bytes, error: UnicodeDecodeError, unit: str) -> str:
-    """Return the reason why bytes are not UTF-8: the first bad byte and its offset in the `unit` ("file" or "line")."""
+    """Return as text why bytes are not UTF-8: the first bad byte, and its offset in the `unit` ("file" or "line")."""
     reason = f"not UTF-8: byte 0x{raw[error.start]:02x} at offset {error.start} of the {unit}"
     looks_utf16 = raw[:2] in (b"\xff\xfe", b"\xfe\xff")
     return f"{reason} (it looks like UTF-16: convert it to UTF-8)" if looks_utf16 else reason

@@ -25,7 +25,7 @@ _SPACE = re.compile(r"[ \t\r\n]*")
 
 
 def is_array(file: InputFile) -> bool:
-    """Whether a file holds a JSON array: its first character other than white space is ``[``."""
+    """Return whether the first character of a file, apart from white space, is ``[``, so that it holds a JSON array."""
     for line in file.lines():
         if rest := line.removeprefix(b"\xef\xbb\xbf").strip():
             return rest.startswith(b"[")

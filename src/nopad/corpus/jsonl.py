@@ -34,7 +34,7 @@ TYPICAL = 1000  # objects that show what types the fields have
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
-    """The field of the objects that is read: its `name`, and its `kind`, "text" or "ids"."""
+    """The field to read from each object: its `name`, and its `kind`, "text" or "ids"."""
 
     name: str
     kind: Kind
@@ -77,7 +77,7 @@ class JsonlFile(Source):
         return self.blocks_from((0, 1))
 
     def blocks_from(self, at: tuple[int, ...]) -> Iterator[Block]:
-        """Yield the blocks from the line at ``at`` on: (its offset in bytes, its 1-based number)."""
+        """Yield the blocks from the line at `at` on, which is (offset of the line in bytes, its 1-based number)."""
         field = self._field or Field(name="text", kind="text")
         decoder: Decoder = partial(decode_objects, field=field, selection=self._chosen)
         if self._selection is not None:
@@ -105,9 +105,10 @@ def _named_field(options: ReaderOptions) -> Field | None:
 def detect_field(file: InputFile) -> Field | None:
     """Return the field to read, according to the first object of the file; None if no line holds an object.
 
-    Raises SourceError, which lists the object's keys, if it has neither `input_ids` nor `text`.
+    Raises:
+        SourceError: the object has neither ``input_ids`` nor ``text``; the message lists its keys.
     """
-    for line, value in _objects(file):
+    for line, value in json_objects(file):
         if isinstance(value.get("text"), str) and not isinstance(value.get("input_ids"), list):
             return Field(name="text", kind="text")
         if "input_ids" in value:
@@ -123,7 +124,7 @@ def detect_field(file: InputFile) -> Field | None:
 
 def _typical(file: InputFile, field: Field) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield (line, object) for objects with valid content; their other fields decide the types of carried columns."""
-    for line, value in _objects(file):
+    for line, value in json_objects(file):
         content = value.get(field.name)
         if field.kind == "text":
             found = isinstance(content, str)
@@ -133,8 +134,8 @@ def _typical(file: InputFile, field: Field) -> Iterator[tuple[int, dict[str, Any
             yield line, value
 
 
-def _objects(file: InputFile) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (line, object) for every line that holds a JSON object."""
+def json_objects(file: InputFile) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield (line, object) for every line of a file that holds a JSON object."""
     for line, raw in enumerate(file.lines(), 1):
         value = _parse(raw, line)
         if isinstance(value, dict):
@@ -144,9 +145,9 @@ def _objects(file: InputFile) -> Iterator[tuple[int, dict[str, Any]]]:
 def decode_columns(
     data: bytes, first_line: int, *, schema: pa.Schema, selection: Selection
 ) -> Iterator[Records | BadRecord]:
-    """Yield one record per line of `data` that is not empty, with its carried columns and without its padding.
+    """Decode lines to records with carried columns, without padding; empty lines are skipped.
 
-    Adjacent good records are one `Records`. `first_line` is the 1-based number of the first line; `schema` has the
+    Adjacent good records become one `Records`. `first_line` is the 1-based number of the first line; `schema` has the
     types of the columns that `selection` names.
     """
     items: list[dict[str, Any]] = []
@@ -173,10 +174,10 @@ def _in_columns(
 def decode_objects(
     data: bytes, first_line: int, *, field: Field, selection: Selection | None = None
 ) -> Iterator[Records | Record | BadRecord]:
-    """Yield one record per line of `data` that is not empty; the texts of adjacent good lines are one `Records`.
+    """Decode lines to records without carried columns; empty lines are skipped.
 
-    `first_line` is the 1-based number of the first line, and `field` the field that is read. With `selection`, a record
-    with a column that `Selection.unforeseen` refuses is bad.
+    The texts of adjacent good lines become one `Records`. `first_line` is the 1-based number of the first line, and
+    `field` the field that is read. With `selection`, a record with a column that `Selection.unforeseen` refuses is bad.
     """
     texts: list[str] = []
     lines: list[int] = []
@@ -206,14 +207,14 @@ def _record(value: Any, line: int, field: Field) -> Record | BadRecord:
 
 
 def json_lines(data: bytes, first_line: int) -> Iterator[tuple[int, Any]]:
-    """Yield (line, JSON value) of each line that is not empty; the value of a broken line is a `BadRecord`."""
+    """Yield (line number, JSON value) of each line that is not empty; for a broken line, the value is a `BadRecord`."""
     for line, raw in enumerate(data.split(b"\n"), first_line):
         if raw and raw != b"\r":
             yield line, _parse(raw, line)
 
 
 def no_object(value: Any, line: int) -> BadRecord:
-    """Return the bad record of a line whose `value` (as `json_lines` yields it) is not a JSON object."""
+    """Return the `BadRecord` for a line whose `value` (as `json_lines` yields it) is not a JSON object."""
     if isinstance(value, BadRecord):
         return value
     return BadRecord(line=line, reason=f"not a JSON object but {_described(value)}")

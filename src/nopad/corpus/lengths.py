@@ -24,6 +24,13 @@ class LengthsFile(Source):
 
     Raises:
         FormatError: the file is missing, not an ``.npy`` file, or not a one-dimensional array.
+
+    >>> import numpy as np, pathlib, tempfile
+    >>> from nopad.corpus import LengthsFile
+    >>> path = pathlib.Path(tempfile.mkdtemp(), "lengths.npy")
+    >>> np.save(path, np.array([3, 1, 2]))
+    >>> LengthsFile(path).lengths.tolist()
+    [3, 1, 2]
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -43,7 +50,7 @@ class LengthsFile(Source):
         return self._file.whole()
 
     def blocks(self) -> Iterator[Block]:
-        """Yield the raw lengths in blocks for the fingerprint; decoding their records raises FormatError."""
+        """Yield the raw lengths in blocks, for the fingerprint only: decoding their records raises FormatError."""
         name = f"{self.path.name} {self._file.dtype.str}"
         with self._file.opened() as read:
             for begin in range(0, self._file.size, _CHUNK):

@@ -33,7 +33,7 @@ _MOST = Option(default=None, none=True, help="most predictions of a sequence")
 
 
 def default_predictions(max_length: int) -> int:
-    """Return the default for the maximum number of predictions in a sequence of at most `max_length` tokens.
+    """Return the default of `max_predictions` for sequences of at most `max_length` tokens.
 
     It is 20, 56 or 76 for 128, 384 or 512 tokens, and 15 % of any other length.
 
@@ -45,13 +45,13 @@ def default_predictions(max_length: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Masks:
-    """How masks are drawn.
+    """The rules by which masks are drawn.
 
     Attributes:
         mask_id: the id of ``[MASK]``.
         special: ids of tokens that are never chosen; int64.
         ordinary: ids from which the replacement of a chosen token may be drawn; int64, not empty.
-        rate: the share of the tokens that is chosen, above 0 and at most 1.
+        rate: the share of the tokens that are chosen, above 0 and at most 1.
         seed: random seed of the masks.
         max_predictions: maximum number of chosen tokens in a sequence, chosen as in BERT; None: each token is chosen
             independently.
@@ -75,7 +75,7 @@ class Masks:
         _MOST.check("max_predictions", self.max_predictions)
 
     def maskable(self, ids: NDArray[Any]) -> NDArray[np.int8]:
-        """Return the kind of each id, if every token is a word of its own: `NEVER` or `BEGINS`; int8."""
+        """Return the kind of each id for masking single tokens: `NEVER` for special tokens, else `BEGINS`; int8."""
         return np.where(np.isin(ids, self.special), NEVER, BEGINS).astype(np.int8)
 
     def words(self, ids: NDArray[Any], begins: NDArray[np.int64], goes_on: NDArray[np.bool_]) -> NDArray[np.int8]:
@@ -106,8 +106,8 @@ class Masks:
             ids: token ids of n sequences, one after the other; ``[T]``.
             kinds: kind of each token, as returned by `maskable` or `words`; int8 ``[T]``.
             lengths: number of tokens in each sequence; int32 ``[n]``.
-            names: the k integers that name each sequence; int64 ``[n, k]``.
-            epoch: number of the epoch; each epoch has other masks.
+            names: k integers that identify each sequence, such as its number and source; int64 ``[n, k]``.
+            epoch: number of the epoch, from 0; each epoch has different masks.
         """
         from nopad.corpus import _mask_kernels
 

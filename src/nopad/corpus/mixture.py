@@ -19,7 +19,8 @@ class MixtureSource(Source):
     """Named sources, in the order of the mapping.
 
     All sources must hold text, or all ready-made ids, and have the same carried columns; `open_source` checks this.
-    Names of blocks and files begin with the name of their source, so the fingerprint depends on these names.
+    The names of blocks and files begin with the name of their source, so the fingerprint depends on the names of
+    sources.
 
     Raises:
         SourceError: a name has characters other than ASCII letters, digits, ``_``, ``-`` and ``.``, or begins with
@@ -39,6 +40,8 @@ class MixtureSource(Source):
         self.folders = tuple(folder for source in sources.values() for folder in source.folders)
         self.carried = next((source.carried for source in sources.values() if source.kind), ())
         self.mask = next((source.mask for source in sources.values() if source.kind), None)
+        self.divisible = all(source.divisible for source in sources.values())
+        self.made_here = all(source.made_here for source in sources.values())
         self.left_out = tuple(dict.fromkeys(column for source in sources.values() for column in source.left_out))
 
     def blocks(self) -> Iterator[Block]:
@@ -52,9 +55,9 @@ class MixtureSource(Source):
             yield replace(block, name=f"{name}={block.name}", source=name, path=block.path or block.name)
 
     def inventory(self) -> list[tuple[str, int]]:
-        """Return (name=file, bytes) of each file, in reading order."""
+        """Return (name, bytes) of each file, in reading order; a name is ``source=file``."""
         return [(f"{name}={file}", size) for name, source in self._sources.items() for file, size in source.inventory()]
 
     def settings(self) -> dict[str, Any]:
-        """Return the reader settings, which are the same for all sources."""
+        """Return the settings by which bytes are read, which are the same for all sources."""
         return {name: value for source in self._sources.values() for name, value in source.settings().items()}

@@ -24,7 +24,7 @@ _LOUD = ("huggingface_hub", "datasets", "httpx", "urllib3")
 
 
 def reachable(url: str) -> bool:
-    """Whether the host of a URL, or the proxy set for it, accepts a connection within `WAIT_S` seconds."""
+    """Return whether the host of a URL, or the proxy set for it, accepts a connection within `WAIT_S` seconds."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     if not urllib.request.proxy_bypass(host):
@@ -49,9 +49,9 @@ def reachable(url: str) -> bool:
 
 @contextmanager
 def hub_in_reach() -> Iterator[bool]:
-    """Silence the Hugging Face libraries' loggers and, if the hub cannot be reached, let them use only their caches.
+    """In a ``with`` block, silence the loggers of the Hugging Face libraries, and use only their caches if offline.
 
-    Yields whether the hub can be reached. Both settings are undone at the end of the context.
+    Yields whether the hub can be reached. Both changes are undone at the end of the block.
     """
     online = reachable(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
     with ExitStack() as stack:

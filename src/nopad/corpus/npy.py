@@ -24,7 +24,7 @@ Read = Callable[[int, int], NDArray[Any]]
 
 
 class NpyFile:
-    """An ``.npy`` file: its header, and `opened`, which gives a function that reads its values.
+    """An ``.npy`` file: the fields of its header, and methods that read its values.
 
     Attributes:
         path: path of the file.
@@ -63,7 +63,7 @@ class NpyFile:
 
     @contextmanager
     def opened(self) -> Iterator[Read]:
-        """Yield a function that returns values `begin` to `end` (exclusive); it works while the context is open."""
+        """Give, for a ``with`` block, a function ``read(begin, end)`` that returns these values; `end` is exclusive."""
         width = self.dtype.itemsize
         with self._file.random() as file:
 
@@ -78,6 +78,6 @@ class NpyFile:
             yield read
 
     def whole(self) -> NDArray[Any]:
-        """Return all values in stored order, flat, ``[size]``, in the machine's byte order."""
+        """Return all values in stored order, as a flat array ``[size]`` in the machine's byte order."""
         with self.opened() as read:
             return read(0, self.size)

@@ -39,6 +39,12 @@ class DatasetSource(TableSource):
     Raises:
         SourceError: the dataset is a dict of splits, or has a transform, which would not be applied; or a wanted column
             is missing or cannot be read.
+
+    >>> import datasets
+    >>> from nopad.corpus import DatasetSource
+    >>> source = DatasetSource(datasets.Dataset.from_dict({"input_ids": [[7, 8, 9], [5]], "label": [0, 1]}))
+    >>> [records.ids.seq_lengths.tolist() for block in source.blocks() for records in block.records()]
+    [[3, 1]]
     """
 
     def __init__(
@@ -80,7 +86,7 @@ def dataset_batches(dataset: Any, rows: int, name: str) -> Iterator[pa.RecordBat
     """Yield batches of at most `rows` rows of a dataset in Arrow format (`as_arrow`); `name` is for messages.
 
     Raises:
-        SourceError: reading the dataset fails, perhaps in a function of the user's.
+        SourceError: reading the dataset fails, perhaps in a function that the user passed to ``map``.
     """
     row = 1
     tables = iter(dataset.iter(batch_size=rows))
@@ -96,7 +102,7 @@ def dataset_batches(dataset: Any, rows: int, name: str) -> Iterator[pa.RecordBat
 
 
 def unreadable(name: str, row: int, error: Exception) -> SourceError:
-    """Return the `SourceError` of the input `name`, which cannot be read from `row` on because of `error`."""
+    """Return the `SourceError` that says that the input `name` cannot be read from `row` on, because of `error`."""
     reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(": ")
     return SourceError(f"{name}: cannot be read from row {row} on ({reason}); repair it")
 
@@ -129,6 +135,11 @@ class DictSource(TableSource):
     Raises:
         SourceError: there is no item, an item is not a dict, an iterator is read a second time, or a wanted column is
             missing or cannot be read.
+
+    >>> from nopad.corpus import DictSource
+    >>> source = DictSource([{"input_ids": [7, 8, 9], "label": 0}, {"input_ids": [5], "label": 1}])
+    >>> [records.values["label"].to_pylist() for block in source.blocks() for records in block.records()]
+    [[0, 1]]
     """
 
     def __init__(
@@ -250,7 +261,7 @@ def _common_type(values: Sequence[Any]) -> pa.DataType | None:
 def to_batch(
     items: Sequence[Mapping[str, Any]], schema: pa.Schema, selection: Selection | None = None
 ) -> tuple[pa.RecordBatch, dict[int, str]]:
-    """Turn dicts into a batch with the columns of `schema`; the second result maps each bad row (from 0) to the reason.
+    """Turn dicts into a batch with the columns of `schema`; return it, and the reason for each bad row by its index.
 
     A row is bad if it lacks a column, or has a value of a wrong type, which becomes null in the batch. With
     `selection`, a row that `Selection.unforeseen` refuses is bad too.

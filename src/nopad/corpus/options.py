@@ -1,7 +1,8 @@
-"""`ReaderOptions`: what is read; `CorpusOptions`: how records become sequences; `Counts`: what happened to them."""
+"""`ReaderOptions` (what is read), `CorpusOptions` (how records become sequences), and `Counts` of records."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -13,9 +14,37 @@ if TYPE_CHECKING:
     from nopad.corpus.tokenizer import Tokenizer
 
 TextUnit = Literal["file", "line", "paragraph"]
+"""What can be one document of a text file; see `ReaderOptions`.
+
+>>> from typing import get_args
+>>> from nopad.corpus import TextUnit
+>>> get_args(TextUnit)
+('file', 'line', 'paragraph')
+"""
 OverLong = Literal["error", "truncate", "split", "drop"]
+"""What can be done with records above the capacity; see `CorpusOptions`.
+
+>>> from typing import get_args
+>>> from nopad.corpus import OverLong
+>>> get_args(OverLong)
+('error', 'truncate', 'split', 'drop')
+"""
 Empty = Literal["skip", "error"]
+"""What can be done with documents without a content token; see `CorpusOptions`.
+
+>>> from typing import get_args
+>>> from nopad.corpus import Empty
+>>> get_args(Empty)
+('skip', 'error')
+"""
 OnBadRecord = Literal["error", "skip"]
+"""What can be done with records that cannot be decoded; see `CorpusOptions`.
+
+>>> from typing import get_args
+>>> from nopad.corpus import OnBadRecord
+>>> get_args(OnBadRecord)
+('error', 'skip')
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,9 +64,17 @@ class ReaderOptions:
         mask_field: name of the column that marks padding with 0; "auto": ``attention_mask`` if it exists; None: no
             column marks padding.
         pad_id: the id of padding tokens; runs of it at both ends of a record are removed. None: no id marks padding.
+        suffixes: suffixes of the files to read from folders; a file with a suffix that nopad does not know is read as
+            text. (): all files of known kinds are read.
 
     Raises:
         OptionError: an option has an invalid value, or two options contradict each other.
+
+    >>> import numpy as np, nopad
+    >>> padded = np.array([[7, 8, 9], [5, 0, 0]])
+    >>> source = nopad.open_source(list(padded), nopad.ReaderOptions(pad_id=0))
+    >>> [records.ids.seq_lengths.tolist() for block in source.blocks() for records in block.records()]
+    [[3, 1]]
     """
 
     text_unit: TextUnit = "file"
@@ -46,8 +83,12 @@ class ReaderOptions:
     carry: Sequence[str] | Literal["auto"] = "auto"
     mask_field: str | None = "auto"
     pad_id: int | None = None
+    suffixes: Sequence[str] = ()
 
     def __post_init__(self) -> None:
+        if isinstance(self.suffixes, str) or not all(re.fullmatch(r"\.\w+", one) for one in self.suffixes):
+            raise OptionError(f"suffixes are {self.suffixes!r}; they are a list such as ['.py', '.html']")
+        object.__setattr__(self, "suffixes", tuple(one.lower() for one in self.suffixes))
         if self.text_unit not in get_args(TextUnit):
             raise OptionError(f"text_unit is {self.text_unit!r}; it must be 'file', 'line' or 'paragraph'")
         for name in ("text_field", "ids_field", "mask_field"):
@@ -69,7 +110,9 @@ class ReaderOptions:
 
     def settings(self) -> dict[str, Any]:
         """Return all options by name as JSON values, for a manifest."""
-        return {**asdict(self), "carry": self.carry if self.carry == "auto" else list(self.carry)}
+        found = {**asdict(self), "carry": self.carry if self.carry == "auto" else list(self.carry)}
+        suffixes = found.pop("suffixes")
+        return {**found, "suffixes": list(suffixes)} if suffixes else found
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> ReaderOptions:
@@ -85,14 +128,20 @@ class CorpusOptions:
         capacity: maximum number of tokens in a sequence, special tokens included.
         special_tokens: whether the tokenizer's special tokens are added to text; none are added to ready-made ids.
         over_long: what to do with records that have more tokens than the capacity, special tokens included: "error"
-            raises, "truncate" keeps their beginning, "split" cuts them into pieces, "drop" leaves them out.
-        empty: what to do with documents without a content token: "skip" leaves them out, "error" raises.
-        on_bad_record: what to do with records that cannot be decoded: "skip" leaves them out, "error" raises.
-        vocab_size: a record with a ready-made id of `vocab_size` or above counts as one that cannot be decoded; None:
-            ids are not checked against a vocabulary.
+            raises RecordError, "truncate" keeps their beginning, "split" cuts them into pieces, "drop" leaves them out.
+        empty: what to do with documents without a content token: "skip" leaves them out, "error" raises RecordError.
+        on_bad_record: what to do with records that cannot be decoded: "skip" leaves them out, "error" raises
+            RecordError.
+        vocab_size: a record with a ready-made id of `vocab_size` or more is treated as one that cannot be decoded.
+            None: ids are not checked against a vocabulary.
 
     Raises:
         OptionError: an option has an invalid value.
+
+    >>> import nopad
+    >>> options = nopad.CorpusOptions(capacity=512, over_long="split")
+    >>> options.capacity, options.over_long, options.empty
+    (512, 'split', 'skip')
     """
 
     capacity: int
@@ -117,7 +166,8 @@ class CorpusOptions:
     def content_capacity(self, tokenizer: Tokenizer | None) -> int:
         """Return how many content tokens fit beside the special tokens of `tokenizer` (None: ready-made ids).
 
-        Raises OptionError if no content token fits.
+        Raises:
+            OptionError: no content token fits.
         """
         special = self.special(tokenizer)
         if self.capacity <= special:
@@ -128,13 +178,13 @@ class CorpusOptions:
         return self.capacity - special
 
     def special(self, tokenizer: Tokenizer | None) -> int:
-        """Return the number of special tokens that are added to each sequence."""
+        """Return the number of special tokens that are added to each sequence; 0 without a tokenizer."""
         return len(tokenizer.prefix) + len(tokenizer.suffix) if tokenizer and self.special_tokens else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """Counts of what happened to the records; ``a + b`` are the counts of reading both sources together.
+    """How many records were read, skipped, truncated and so on; ``a + b`` adds up the counts of two sources.
 
     Attributes:
         records: number of records, skipped ones included (empty lines of a JSONL file are not records).
@@ -145,14 +195,19 @@ class Counts:
         truncated_tokens, dropped_tokens: number of content tokens lost by truncating and by dropping records.
         empty_skipped, bad_skipped: number of records skipped because they were empty, or could not be decoded.
         stripped, stripped_tokens: number of records that had padding, and number of padding tokens removed from them.
-        other_split, other_split_tokens: number of records in the other dataset (training or held out), and number of
-            their tokens, special tokens included.
-        documents, documents_empty: number of documents that pre-training pairs were made from, and of documents
-            without a sentence (`nopad.corpus.pretraining`; there, a record is one pair).
+        other_split, other_split_tokens: if some records are held out: number of records that went to the other dataset
+            (training or held-out), and number of their tokens, special tokens included.
+        documents, documents_empty: number of documents from which pre-training pairs were made, and of documents
+            without a sentence (`nopad.corpus.pretraining`, for which a record is one pair).
         long_sentences, long_sentences_tokens: number of sentences that were too long for a pair, and number of their
             tokens that were truncated or dropped.
         random_next: number of pairs whose second side comes from another document.
         trimmed_tokens: number of tokens cut off the ends of sides so that pairs fit.
+
+    >>> from nopad.corpus import Counts
+    >>> both = Counts(records=3, sequences=3, tokens=12) + Counts(records=1, sequences=2, tokens=9, split=1)
+    >>> both.records, both.sequences, both.split
+    (4, 5, 1)
     """
 
     records: int = 0
@@ -185,7 +240,11 @@ class Counts:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, int]) -> Counts:
-        """Return the counts in a dict. Raises FormatError for missing or unknown keys, or values that are no counts."""
+        """Return the `Counts` that `to_dict` turned into this dict.
+
+        Raises:
+            FormatError: a key is missing or unknown, or a value is not a count.
+        """
         names = {field.name for field in fields(cls)}
         if set(values) != names:
             raise FormatError(f"counts have the keys {sorted(values)}; they must be {sorted(names)}")

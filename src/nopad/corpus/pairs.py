@@ -1,7 +1,7 @@
-"""Documents -> pairs ``[CLS] A [SEP] B [SEP]`` for masked language models with next-sentence prediction, as in BERT.
+"""Make pairs ``[CLS] A [SEP] B [SEP]`` from documents, for next-sentence prediction as in BERT.
 
 Sentences of a document are taken until they reach the target number of tokens. The target is the maximum for a pair, or
-for one document in ten (`short`) a smaller number, drawn evenly from 2 on. The sentences are divided at random into
+for one document in ten (`short`) a smaller number, drawn uniformly from 2 on. The sentences are divided at random into
 side A and side B. For half of the pairs (`random_next`), and if there is only one sentence, B comes from another
 document instead, beginning at a random sentence; the sentences that B would have had are used in the next pair. A pair
 that is too long loses tokens one by one, from the longer side, at its beginning or end at random. Unlike in BERT's
@@ -50,7 +50,7 @@ _BOOLEAN = Option(default=False, choices=BOOLEAN, help="")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairOptions:
-    """How pairs are made.
+    """The rules by which pairs are made.
 
     Attributes:
         max_length: maximum number of tokens in a pair, ``[CLS]`` and two ``[SEP]`` included.
@@ -60,7 +60,7 @@ class PairOptions:
         sentences: how documents are divided: "rules" (`nopad.corpus.sentences`), or "line" if each line is a sentence.
         over_long: what to do with a sentence too long to fit beside one token of another: "error" raises, "truncate"
             keeps its beginning, "split" cuts it into pieces, "drop" leaves it out.
-        empty: what to do with a document without a sentence: "skip" leaves it out, "error" raises.
+        empty: what to do with a document without a sentence: "skip" leaves it out, "error" raises RecordError.
         static: whether masks are drawn now and stored in a column ``labels``; otherwise they are drawn for each batch.
         rate, max_predictions: only for static masks: the share of tokens to predict, and the maximum number of
             predictions in a pair (`nopad.corpus.masks`). `max_predictions` None: 20, 56 or 76 for a `max_length` of
@@ -72,6 +72,11 @@ class PairOptions:
 
     Raises:
         OptionError: an option has an invalid value, or `rate` or `max_predictions` is given without `static`.
+
+    >>> from nopad.corpus import PairOptions
+    >>> options = PairOptions(max_length=64, copies=2)
+    >>> options.max_length, options.random_next
+    (64, 0.5)
     """
 
     max_length: int = 128
@@ -122,11 +127,11 @@ class PairOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vocabulary:
-    """The ids that pairs are made with.
+    """The token ids that are needed to make pairs.
 
     Attributes:
         start, middle: ids of ``[CLS]`` and ``[SEP]``.
-        masks: how masks are drawn.
+        masks: the rules by which masks are drawn.
         goes_on: whether the token with each id continues a word; bool, indexed by id; None: every token counts as a
             word.
     """
@@ -223,7 +228,7 @@ def sentences_in(texts: Sequence[str], tokenizer: Tokenizer, unit: SentenceUnit)
 
 
 class Pairs(NamedTuple):
-    """Pairs, in the order of their documents, copy by copy.
+    """Pairs, in the order of their documents; all copies of a document come before the next document.
 
     Attributes:
         sequences: the pairs. Columns per token: ``input_ids``, ``token_type_ids``, and ``labels`` if masks are static,
@@ -245,7 +250,7 @@ def pairs_of(
     options: PairOptions,
     where: str = "the documents",
 ) -> Pairs:
-    """Make the pairs of documents.
+    """Make pairs from tokenised documents.
 
     Args:
         given: the documents' sentences. Those that are too long are handled as `options.over_long` says; if that is
@@ -255,7 +260,7 @@ def pairs_of(
             ``[D]``.
         words: the vocabulary.
         options: how pairs are made.
-        where: what messages call the documents.
+        where: a name for the documents in messages.
 
     Raises:
         RecordError: fewer than two documents have a sentence that fits, or none has two, so there is no next sentence
@@ -300,7 +305,7 @@ def _check_next(sizes: NDArray[np.int64], where: str) -> None:
 
 
 def too_long(given: Sentences, options: PairOptions) -> int | None:
-    """Return the number of the first sentence that is too long to fit beside one token of another; None: all fit."""
+    """Return the index of the first sentence that is too long to share a pair with one more token; None: all fit."""
     over = given.lengths > _room(options) - 1
     return int(over.argmax()) if over.any() else None
 

@@ -1,8 +1,8 @@
 """Turn blocks of records into sequences of at most `capacity` tokens, with a count of every record.
 
-Whole blocks are collected into groups of about 2 MiB, decoded, tokenised in one batch and cut with array operations.
-Each group is yielded with its blocks, so that a spool can commit it and a resumed job can continue after it. The
-sequences depend only on the records, not on how they are divided into blocks or groups.
+Blocks are collected into groups of about 2 MiB. A group is decoded, tokenised in one batch, and cut with array
+operations. Each group is yielded with its blocks, so that a spool can commit it and a resumed job can continue after
+it. The sequences depend only on the records, not on how they are divided into blocks or groups.
 
 A thread always tokenises one group ahead, so reading, decoding, cutting and the caller's work take no extra time while
 the tokenizer is busy. Memory: two groups. If reading fails, the group before the failure is not yielded either.
@@ -42,6 +42,7 @@ __all__ = [
 ]
 
 GROUP_BYTES = 2 << 20
+THREADS = "nopad-tokenize"  # names of the threads that tokenise begin so
 
 _NONE = np.empty(0, dtype=np.int32)
 
@@ -49,15 +50,21 @@ Content = Callable[[], Sequences]
 
 
 class Group(NamedTuple):
-    """The sequences of a run of blocks, their counts, and the blocks.
+    """The sequences made from several consecutive blocks, with counts.
 
     Attributes:
         batch: the sequences. Columns: ``input_ids``, int32; ``seq_index``, int64, the record's number in its source,
-            from 0, counting skipped records too; ``seq_start``, int64, the token of the record's content at which the
-            sequence starts, 0 unless the record was split; and the carried columns, those with one value per sequence
-            as Arrow arrays.
-        counts: what happened to the records of the blocks.
+            from 0, counting skipped records too; ``seq_start``, int64, the index in the record's content tokens at
+            which the sequence starts, 0 unless the record was split; and the carried columns, those with one value per
+            sequence as Arrow arrays.
+        counts: how many records of the blocks were kept, skipped, truncated and so on.
         blocks: the blocks that the sequences were made from.
+
+    >>> import nopad
+    >>> from nopad.corpus import sequences
+    >>> [group] = sequences(nopad.open_source([[7, 8, 9], [5]]).blocks(), None, nopad.CorpusOptions(capacity=4))
+    >>> group.batch.seq_lengths.tolist(), group.counts.tokens, len(group.blocks)
+    ([3, 1], 4, 1)
     """
 
     batch: Sequences
@@ -75,9 +82,9 @@ class Part(NamedTuple):
 
 @dataclass(slots=True)
 class Gathered:
-    """The records of a group: the good ones in order (`parts`), and the number of skipped bad ones (`bad`).
+    """The decoded records of a group: the good ones in order (`parts`), and the number of skipped bad ones (`bad`).
 
-    `records` counts both. `failure` is the error of the bad record at which the group ended; None: there is none.
+    `records` is the number of both. `failure` is the error of the bad record that ended the group; None: no record did.
     """
 
     blocks: list[Block]
@@ -97,7 +104,7 @@ class Gathered:
         return np.concatenate([np.empty(0, dtype=np.int64), *(part.numbers for part in self.parts)])
 
     def skip(self, block: Block, bad: BadRecord, options: CorpusOptions) -> bool:
-        """Count a bad record, or store its error if bad records are not allowed; return whether the group goes on."""
+        """Count a bad record, or store its error if bad records are not allowed; return whether the group may go on."""
         if options.on_bad_record == "error":
             reason = f'{block.place(bad.line)}: {bad.reason}; repair it, or choose on_bad_record="skip"'
             self.failure = RecordError(reason)
@@ -133,9 +140,17 @@ def sequences(
         group_bytes: about how many bytes of blocks make a group.
 
     Raises:
-        OptionError: at once: no content fits the capacity. While iterating: there is text, and no tokenizer was given.
+        OptionError: when called: no content token fits the capacity. While iterating: there is text, and no tokenizer
+            was given.
         RecordError: while iterating: a record is bad, empty or too long, and its policy is "error".
         SourceError: while iterating: text and ids are mixed, or reading fails.
+
+    >>> import nopad
+    >>> from nopad.corpus import sequences
+    >>> options = nopad.CorpusOptions(capacity=2, over_long="split")
+    >>> [group] = sequences(nopad.open_source([[7, 8, 9], [5]]).blocks(), None, options)
+    >>> group.batch.seq_lengths.tolist(), group.batch.values["seq_index"].tolist()
+    ([2, 1, 1], [0, 0, 1])
     """
     options.content_capacity(tokenizer)
     return _groups(blocks, tokenizer, options, first_record, group_bytes)
@@ -150,7 +165,8 @@ def _groups(
     """
     first: dict[bool, str] = {}
     waiting: tuple[Gathered, Content] | None = None
-    with ThreadPoolExecutor(1, thread_name_prefix="nopad-tokenize") as pool:
+    pool, waits = ThreadPoolExecutor(1, thread_name_prefix=THREADS), True
+    try:
         for group in _runs(blocks, group_bytes):
             gathered = _gather(group, record, options)
             check_kind(gathered, first)
@@ -162,6 +178,11 @@ def _groups(
             waiting = gathered, content
         if waiting:
             yield finish(*waiting, tokenizer, options)
+    except KeyboardInterrupt:
+        waits = False  # a group takes seconds to tokenise
+        raise
+    finally:
+        pool.shutdown(wait=waits, cancel_futures=True)
 
 
 def _runs(blocks: Iterable[Block], group_bytes: int) -> Iterator[list[Block]]:
@@ -190,16 +211,20 @@ def _gather(blocks: list[Block], first_record: int, options: CorpusOptions) -> G
     for block in blocks:
         for run in in_columns(block.records(), options):
             if isinstance(run, Records):
-                first = first_record + out.records
-                out.parts.append(Part(block, run, np.arange(first, first + run.lines.size)))
-                out.records += run.lines.size
+                first, origin = first_record + out.records, run.origin
+                numbers = np.arange(run.lines.size) if origin is None else origin.record
+                out.parts.append(Part(block, run, first + numbers))
+                out.records += run.lines.size if origin is None else origin.of
             elif not out.skip(block, run, options):
                 return out
     return out
 
 
 def in_columns(found: Iterable[Record | Records | BadRecord], options: CorpusOptions) -> Iterator[Records | BadRecord]:
-    """Combine single records into columns; texts that are too long and ids beyond the vocabulary become bad records."""
+    """Combine single records into columns.
+
+    Turn texts that are too long, and ids beyond the vocabulary, into bad records.
+    """
     for one in _runs_of(found):
         if isinstance(one, BadRecord):
             yield one
@@ -222,22 +247,27 @@ def _runs_of(found: Iterable[Record | Records | BadRecord]) -> Iterator[Records 
 
 
 def check_kind(gathered: Gathered, first: dict[bool, str]) -> None:
-    """Raise SourceError if text and ready-made ids are mixed, since only text would get special tokens.
+    """Refuse a mix of text and ready-made ids, since only text would get special tokens.
 
-    `first` is kept across groups: it maps True to the place of the first text, and False to that of the first ids.
+    `first` is a dict that the caller keeps for all groups, empty at first: this function stores the place of the first
+    text under True, and that of the first ids under False.
+
+    Raises:
+        SourceError: text and ids are mixed; the message names both places.
     """
     for part in gathered.parts:
         is_text = part.run.texts is not None
-        if is_text not in first:
+        if is_text not in first and part.run.lines.size:
             first[is_text] = part.block.place(int(part.run.lines[0]))
     if len(first) > 1:
         raise SourceError(f"{first[True]} is text and {first[False]} is ready-made ids; pack them in two separate jobs")
 
 
 def start_tokenising(gathered: Gathered, tokenizer: Tokenizer | None, pool: Executor) -> Content:
-    """Start tokenising a group in `pool`; return a function that waits for the tokens of each record, not cut yet.
+    """Start tokenising a group in `pool`; return a function that waits for the tokens, which are not cut yet.
 
-    Raises OptionError if the group holds text and `tokenizer` is None.
+    Raises:
+        OptionError: the group holds text, and `tokenizer` is None.
     """
     if not gathered.is_text:
         ids = _end_to_end([part.run.ids for part in gathered.parts if part.run.ids is not None])
@@ -263,9 +293,12 @@ def _end_to_end(parts: Sequence[Sequences]) -> Sequences:
 
 
 def finish(gathered: Gathered, wait: Content, tokenizer: Tokenizer | None, options: CorpusOptions) -> Group:
-    """Apply the policies, add the special tokens, and return the group; `wait` is what `start_tokenising` returned.
+    """Apply the policies of `options`, add special tokens, and return the group.
 
-    Raises RecordError for the first record of the group that the policies do not allow.
+    `wait` is the function that `start_tokenising` returned.
+
+    Raises:
+        RecordError: the policies do not allow a record; the first such record is named.
     """
     content = wait()
     lengths = content.seq_lengths.astype(np.int64)
@@ -277,6 +310,9 @@ def finish(gathered: Gathered, wait: Content, tokenizer: Tokenizer | None, optio
     pieces = cut(lengths, room, options.over_long)
     around = (tokenizer.prefix, tokenizer.suffix) if tokenizer and special else (_NONE, _NONE)
     runs = [part.run for part in gathered.parts]
+    starts = np.concatenate(
+        [np.empty(0, np.int64), *(np.zeros_like(r.lines) if r.origin is None else r.origin.start for r in runs)]
+    )
     tokens = {
         name: assemble(column, lengths, pieces, *(around if name == "input_ids" else ()))
         for name, column in content.tokens.items()
@@ -287,7 +323,7 @@ def finish(gathered: Gathered, wait: Content, tokenizer: Tokenizer | None, optio
     batch = Sequences(
         seq_lengths=(pieces.length + special).astype(np.int32),
         tokens=tokens,
-        values={"seq_index": gathered.record[pieces.row], "seq_start": pieces.start, **values},
+        values={"seq_index": gathered.record[pieces.row], "seq_start": pieces.start + starts[pieces.row], **values},
     )
     counts = Counts(
         records=gathered.records,

@@ -1,4 +1,4 @@
-"""Count the tokens of a text that belong to each of its prefixes, such as the prompts of a chat's turns.
+"""Count how many tokens of a text belong to each of its prefixes, such as the prompt of each turn of a chat.
 
 A fast tokenizer splits a text at special tokens first, and tokenises the parts between them independently. So only the
 end of a prefix, from its last special token on, is tokenised again; its earlier tokens are those of the text. A prefix
@@ -25,7 +25,7 @@ def token_ids(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
 def prefix_lengths(
     tokenizer: Any, text: str, prefixes: Sequence[str], special: Collection[int]
 ) -> tuple[list[int], list[int | None]]:
-    """Return the ids of a text, and for each prefix the number of ids that belong to it.
+    """Return the ids of a text, and for each of its prefixes how many of these ids belong to it.
 
     The number is None if the ids of the prefix alone are not the first ids of the text. `special` are the ids of the
     special tokens.

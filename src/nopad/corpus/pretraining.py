@@ -1,4 +1,4 @@
-"""`PretrainingSource`: makes pairs for pre-training from a source of texts, and is itself a source of ready-made ids.
+"""`PretrainingSource`: a source of ready-made ids that makes pre-training pairs from a source of texts.
 
 Documents are read into pools of about `PairOptions.pool_bytes` bytes. A pool is one block, and the second sides of its
 pairs are drawn from its own documents. So memory holds two pools, never the corpus, and the pairs of a block depend
@@ -84,7 +84,7 @@ class PretrainingSource(Source):
         options: how pairs are made; None: the defaults of `PairOptions`.
 
     Raises:
-        OptionError: the vocabulary lacks one of these tokens, or does not fit the options.
+        OptionError: the vocabulary lacks one of these tokens, or lacks word parts that `options` require.
         SourceError: the source holds ready-made ids, or carries columns.
 
     >>> from nopad import load_tokenizer
@@ -189,7 +189,7 @@ class PretrainingSource(Source):
         return self._source.files()
 
     def settings(self) -> dict[str, Any]:
-        """Return how documents are read, how pairs are made from them, and the tokenizer's fingerprint."""
+        """Return, by name, how documents are read, how pairs are made from them, and the tokenizer's fingerprint."""
         own = {f"{PREFIX}{name}": value for name, value in self.options.settings().items()}
         return {**self._source.settings(), **own, f"{PREFIX}tokenizer": self._tokenizer.fingerprint}
 
@@ -256,7 +256,7 @@ class TokenisedPool(NamedTuple):
 
 
 def tokenised_pool(data: bytes, first_line: int, tokenizer: Tokenizer, options: PairOptions) -> TokenisedPool:
-    """Tokenise the documents in the `data` of a block of a `PretrainingSource`; `first_line` is that of the block."""
+    """Tokenise the documents in `data`, which is a block of a `PretrainingSource` whose first line is `first_line`."""
     documents = list(enumerate(orjson.loads(data), first_line))
     good = [(line, document) for line, document in documents if isinstance(document, str)]
     given = sentences_in([document for _, document in good], tokenizer, options.sentences)

@@ -1,7 +1,7 @@
 """`open_records`: read records from any input as dicts, in input order, for tasks and `nopad predict`.
 
-`open_source` turns its input into token sequences; here, records stay dicts of columns, from which a task chooses.
-Files are found by the same rules; several files are read one after the other, and must be of one kind. Memory is
+`open_source` is for inputs that become token sequences directly; here, records stay dicts of columns, which a task
+reads. Files are found by the same rules; several files are read one after the other, and must be of one kind. Memory is
 bounded by a run of records (a few MiB), and reading can begin at any record.
 """
 
@@ -16,8 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from nopad.corpus.delimited import delimited_runs
-from nopad.corpus.discover import JSONL_SUFFIXES, TEXT_SUFFIXES, refuse_tables
-from nopad.corpus.finding import TABLE_SUFFIXES, Finder, Suffixes, refuse_magic
+from nopad.corpus.finding import (
+    DELIMITED,
+    JSONL_SUFFIXES,
+    OTHERS,
+    TABLE_SUFFIXES,
+    TEXT_SUFFIXES,
+    Finder,
+    Suffixes,
+    refuse_magic,
+    refuse_tables,
+)
 from nopad.corpus.hub import hub_dataset
 from nopad.corpus.inputs import InputFile
 from nopad.corpus.json_array import array_runs, is_array
@@ -26,12 +35,11 @@ from nopad.corpus.runs import ROWS, Run, arrow_runs, dataset_runs, jsonl_runs, o
 from nopad.corpus.source import BLOCK_BYTES, CHAIN_START, Block, chain
 from nopad.errors import OptionError, SourceError
 
-__all__ = ["RecordStream", "open_records"]
+__all__ = ["RecordStream", "open_records", "opened_runs", "records_from_python"]
 
-DELIMITED = (".csv", ".tsv")
 RECORDS = Suffixes(
     read=TEXT_SUFFIXES + JSONL_SUFFIXES + (".json",) + TABLE_SUFFIXES + DELIMITED,
-    others=(".npy", ".npz", ".pkl", ".pdf", ".docx", ".xlsx"),
+    others=OTHERS,
 )
 _Runs = Callable[[], Iterator[Run]]
 
@@ -45,6 +53,11 @@ class RecordStream:
         kind: the format of the records: "jsonl", "json", "parquet", "arrow", "csv", "tsv", "text" or "objects".
         folders: the folders that were searched for files.
         ignored: names of files in these folders that are not read.
+
+    >>> from nopad.corpus import open_records
+    >>> stream = open_records([{"text": "yes"}, {"text": "no"}])
+    >>> stream.kind, [record["text"] for record in stream]
+    ('objects', ['yes', 'no'])
     """
 
     def __init__(
@@ -58,7 +71,7 @@ class RecordStream:
         once: bool = False,
         text_unit: TextUnit = "line",
     ) -> None:
-        self._parts, self.kind, self._strings = tuple(parts), kind, tuple(sorted(strings))
+        self.parts, self.kind, self._strings = tuple(parts), kind, tuple(sorted(strings))
         self._text_unit = text_unit
         self.folders, self.ignored = tuple(folders), tuple(ignored)
         self._left = 1 if once else None  # how often it can be read
@@ -68,7 +81,7 @@ class RecordStream:
         return self.read()
 
     def read(self, *, after: int = 0) -> Iterator[dict[str, Any]]:
-        """Yield the records from number `after` (counted from 0) on; runs of earlier records are skipped undecoded.
+        """Yield the records from number `after` (counted from 0) on; most earlier records are skipped without decoding.
 
         Raises:
             RecordError: a record is bad; the message names the file and line.
@@ -93,24 +106,24 @@ class RecordStream:
     def fingerprint(self) -> str:
         """Return a SHA-256 of the input, in hex; this reads all files, at about 1 GB/s.
 
-        Files count with their stored (compressed) bytes, Python objects as JSON. A value without a JSON form counts
-        with its `repr`.
+        It covers the stored (compressed) bytes of files, and the JSON form of Python objects; a value without a JSON
+        form is covered by its `repr`.
 
         Raises:
             SourceError: the input cannot be read, or changed since it was opened.
         """
         digest = CHAIN_START
-        for file, runs in self._parts:
+        for file, runs in self.parts:
             for block in _objects_as_blocks(runs()) if file is None else _stored(file):
                 digest = chain(digest, block)
         return digest.hex()
 
     def inventory(self) -> list[tuple[str, int]]:
         """Return (name, bytes) of each file, in reading order."""
-        return [(file.name, file.size) for file, _ in self._parts if file is not None]
+        return [(file.name, file.size) for file, _ in self.parts if file is not None]
 
     def settings(self) -> dict[str, Any]:
-        """Return by name how the input is read (format, columns read as text, text unit), for a manifest."""
+        """Return how the input is read (format, columns read as text, text unit), by name, for a manifest."""
         units = {} if self._text_unit == "line" else {"text_unit": self._text_unit}
         return {"kind": self.kind, "strings": list(self._strings), **units}
 
@@ -122,11 +135,11 @@ class RecordStream:
         if self.kind not in ("csv", "tsv") or set(columns) <= set(self._strings):
             return self
         strings = {*self._strings, *columns}
-        parts = [(file, partial(delimited_runs, file, strings)) for file, _ in self._parts if file is not None]
+        parts = [(file, partial(delimited_runs, file, strings)) for file, _ in self.parts if file is not None]
         return RecordStream(parts, self.kind, strings=strings, folders=self.folders, ignored=self.ignored)
 
     def read_again(self) -> bool:
-        """Whether the records can be read more than once; False if the input is an iterator."""
+        """Return whether the records can be read more than once, which is so unless the input is an iterator."""
         return self._left is None
 
     def _runs(self) -> Iterator[Run]:
@@ -134,7 +147,7 @@ class RecordStream:
             if not self._left:
                 raise SourceError("an iterator can be read once; give a function that returns a new one, or a list")
             self._left -= 1
-        for _, runs in self._parts:
+        for _, runs in self.parts:
             yield from runs()
 
 
@@ -168,7 +181,7 @@ def open_records(inputs: Any, *, strings: Collection[str] = (), text_unit: TextU
         return inputs
     if isinstance(strings, str):
         raise OptionError(f"strings is {strings!r}; give a list of columns")
-    made = _from_python(inputs)
+    made = records_from_python(inputs)
     if made is None:
         made = _from_paths([inputs] if isinstance(inputs, str | os.PathLike) else inputs, strings, text_unit)
     if strings and made.kind not in ("csv", "tsv"):
@@ -179,7 +192,7 @@ def open_records(inputs: Any, *, strings: Collection[str] = (), text_unit: TextU
     return made
 
 
-def _from_python(inputs: Any) -> RecordStream | None:
+def records_from_python(inputs: Any) -> RecordStream | None:
     """Return the stream of Python objects; None if `inputs` are paths."""
     if isinstance(inputs, Mapping):
         names = ", ".join(map(str, list(inputs)[:8]))
@@ -212,7 +225,7 @@ def _from_paths(inputs: Sequence[Any], strings: Collection[str], text_unit: Text
             parts.append((None, partial(dataset_runs, hub_dataset(found.what), found.what)))
             kinds.append("objects")
         else:
-            kind, runs = _opened(found.what, strings, text_unit)
+            kind, runs = opened_runs(found.what, strings, text_unit)
             parts.append((found.what, runs))
             kinds.append(kind)
         if kinds[-1] != kinds[0]:
@@ -224,7 +237,7 @@ def _from_paths(inputs: Sequence[Any], strings: Collection[str], text_unit: Text
     return RecordStream(parts, kinds[0], text_unit=text_unit if kinds[0] == "text" else "line", **told)
 
 
-def _opened(file: InputFile, strings: Collection[str], text_unit: TextUnit) -> tuple[str, _Runs]:
+def opened_runs(file: InputFile, strings: Collection[str], text_unit: TextUnit) -> tuple[str, _Runs]:
     """Return a file's kind and its runs; Parquet and Arrow files are opened, so that a damaged one is found now."""
     suffix = file.suffix
     if suffix in TABLE_SUFFIXES:

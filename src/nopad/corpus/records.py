@@ -1,4 +1,4 @@
-"""The results of decoding a block, in order: `Record` (one record), `Records` (a run in columns) and `BadRecord`.
+"""What decoding a block yields, in order: `Record` (one record), `Records` (many, in columns) and `BadRecord`.
 
 Some readers of lines give single `Record` objects. Tables give `Records`, the runs between bad rows, without a cost per
 record. `run_of` turns single records into runs, so that all later code handles columns.
@@ -27,6 +27,7 @@ __all__ = [
     "BadRecord",
     "Carried",
     "Kind",
+    "Origin",
     "Record",
     "Records",
     "ids_record",
@@ -53,12 +54,16 @@ Kind = Literal["text", "ids"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """One document.
+    """One record: a document, as text or as ids.
 
     Attributes:
         line: 1-based line or row in the file; 1 if the whole file is the document.
         text: the document's text; None if the record holds ready-made ids.
         ids: ready-made ids, int32 ``[n]``; None if the record holds text.
+
+    >>> from nopad.corpus import Record
+    >>> Record(line=1, text="one document").text
+    'one document'
     """
 
     line: int
@@ -76,7 +81,12 @@ class Record:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BadRecord:
-    """A record that cannot be decoded: its 1-based line or row, and the reason, without the file's name."""
+    """A record that cannot be decoded: its 1-based line or row, and the reason, without the file's name.
+
+    >>> from nopad.corpus import BadRecord
+    >>> BadRecord(line=7, reason="no JSON").line
+    7
+    """
 
     line: int
     reason: str
@@ -90,11 +100,30 @@ class Carried:
         name: name of the column.
         per: "token": the column has one value per id; "sequence": it has one value per record.
         type: the Arrow name of one value's type, such as "int64", "float" or "string".
+
+    >>> from nopad.corpus import Carried
+    >>> Carried(name="label", per="sequence", type="int64")
+    Carried(name='label', per='sequence', type='int64')
     """
 
     name: str
     per: Literal["token", "sequence"]
     type: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """The record that a task made each of n sequences of; it may leave records out, or make several sequences of one.
+
+    Attributes:
+        record: number of each sequence's record in the run, from 0, ascending; int64 ``[n]``.
+        start: number of tokens in earlier sequences of the same record; int64 ``[n]``.
+        of: number of records that the task read, including those of which it made no sequence.
+    """
+
+    record: NDArray[np.int64]
+    start: NDArray[np.int64]
+    of: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,8 +136,16 @@ class Records:
         ids: ready-made ``input_ids``, int32, and carried per-token columns; None if the records hold text.
         values: carried columns with one value per record, by name; Arrow arrays ``[n]``.
         padding: number of padding tokens removed from each record; int64 ``[n]``; None if no mask or id marks padding.
-        counts: counts of the steps that made these records, by the field names of `Counts`; `part` and `take` drop
-            them.
+        counts: further counts to add to those of the source, such as of the documents from which these records were
+            made, by the field names of `Counts`. `part` and `take` do not copy them.
+        origin: for sequences that a task made, the record of each; None: these are records of the source itself. `part`
+            and `take` do not copy it.
+
+    >>> import nopad
+    >>> [block] = nopad.open_source([[7, 8, 9], [5]]).blocks()
+    >>> [records] = block.records()
+    >>> records.lines.tolist(), records.ids.seq_lengths.tolist(), records.texts
+    ([1, 2], [3, 1], None)
     """
 
     lines: NDArray[np.int64]
@@ -117,6 +154,7 @@ class Records:
     values: Mapping[str, pa.Array] = field(default_factory=dict)
     padding: NDArray[np.int64] | None = None
     counts: Mapping[str, int] = field(default_factory=dict)
+    origin: Origin | None = None
 
     def part(self, begin: int, end: int) -> Records:
         """Return records `begin` to `end` (exclusive)."""
@@ -129,7 +167,7 @@ class Records:
         )
 
     def take(self, chosen: NDArray[np.int64]) -> Records:
-        """Return the records with these numbers in the run (from 0), in this order."""
+        """Return the records with these indices in the run, in this order."""
         return Records(
             lines=self.lines[chosen],
             texts=None if self.texts is None else [self.texts[at] for at in chosen.tolist()],
@@ -219,7 +257,7 @@ def within_document(run: Records) -> Iterator[Records | BadRecord]:
 
 
 def text_run(texts: list[str], lines: NDArray[np.int64], label: str) -> Iterator[Records | Record | BadRecord]:
-    """Yield texts as one `Records`, or one by one if a text is bad (`text_record`), which takes ten times as long.
+    """Yield texts as one `Records`; if any of them is bad (`text_record`), one by one, which takes ten times as long.
 
     `lines` are the 1-based lines or rows of the texts, int64 ``[n]``; `label` is what messages call a text.
     """

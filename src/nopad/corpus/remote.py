@@ -23,7 +23,7 @@ _URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remote:
-    """A file at `path` in a `pyarrow.fs.FileSystem`."""
+    """A remote file: its `path` in a `pyarrow.fs.FileSystem`."""
 
     filesystem: Any
     path: str
@@ -37,7 +37,7 @@ class Remote:
         return self.filesystem.open_input_stream(self.path, compression=None)
 
     def now(self) -> tuple[int, tuple[int, int] | None]:
-        """Return the file's current size in bytes, and its current stamp (see `stamp_of`)."""
+        """Ask the store for the file's size in bytes and its stamp (see `stamp_of`; may be None), as they are now."""
         info = self.filesystem.get_file_info(self.path)
         return int(info.size or 0), stamp_of(info)
 
@@ -51,7 +51,7 @@ def stamp_of(info: Any) -> tuple[int, int] | None:
 
 
 def is_url(text: str) -> bool:
-    """Whether this is a URL and not a path.
+    """Return whether a text is a URL and not a path.
 
     >>> is_url("s3://bucket/a.parquet"), is_url("a.parquet")
     (True, False)

@@ -1,4 +1,4 @@
-"""Turn Arrow tables into records: runs of good rows in columns, and bad rows with the reason.
+"""Turn Arrow tables into records: runs of good rows as `Records`, and each bad row as a `BadRecord`.
 
 Array operations do this in about 3 ns per token; Python code runs only for bad rows. Padding is removed if it is marked
 by an attention mask, or by a padding id that the user names.
@@ -31,7 +31,7 @@ def decode_rows(
     selection: Selection,
     known_bad: Mapping[int, str] | None = None,
 ) -> Iterator[Records | BadRecord]:
-    """Yield the rows of a batch in order: runs of good records between bad ones.
+    """Yield the rows of a batch as records, in order: runs of good ones, and single bad ones between them.
 
     Args:
         batch: the rows, with the columns that `selection` names.
@@ -144,7 +144,10 @@ class _Ragged:
 
 
 def numbers(flat: pa.Array) -> NDArray[Any]:
-    """Return an array of numbers or booleans as NumPy; nulls become 0 or False, and callers mark their rows as bad."""
+    """Return an array of numbers or booleans as NumPy.
+
+    Nulls become 0 or False, so the caller must mark their rows as bad.
+    """
     if flat.null_count:
         flat = flat.fill_null(False if pa.types.is_boolean(flat.type) else 0)
     values: NDArray[Any] = flat.to_numpy(zero_copy_only=False)

@@ -34,7 +34,7 @@ ROWS = 1000  # records of a run, where bytes do not say
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run of records: their number (`count`), and the function that decodes them to dicts (`decode`)."""
+    """A run of records: `count`, the number of records, and `decode`, a function that yields them as dicts."""
 
     count: int
     decode: Callable[[], Iterator[dict[str, Any]]]
@@ -69,13 +69,16 @@ def _texts(records: list[Any], file: InputFile) -> Iterator[dict[str, Any]]:
 
 
 def parquet_runs(file: InputFile) -> Iterator[Run]:
-    """Yield runs of a Parquet file: batches of rows. The footer is read at once."""
+    """Yield the batches of rows of a Parquet file as runs. The call itself already reads the file's footer."""
     metadata, schema = parquet_footer(file)
     return _rows(parquet_batches(file, metadata, BLOCK_BYTES), schema, str(file.path))
 
 
 def arrow_runs(file: InputFile) -> Iterator[Run]:
-    """Yield runs of an Arrow file, or a stream as `datasets` saves it: batches of rows. The schema is read at once."""
+    """Yield the batches of rows of an Arrow file, or of a stream as `datasets` saves it, as runs.
+
+    The call itself already reads the file's schema.
+    """
     return _rows(arrow_batches(file), arrow_schema(file), str(file.path))
 
 
@@ -141,5 +144,5 @@ def _dicts(items: list[Any], first_row: int, name: str) -> Iterator[dict[str, An
 
 
 def bad_record(place: str, bad: BadRecord) -> RecordError:
-    """Return the `RecordError` of the bad record at `place`, such as ``a.jsonl, line 7``."""
+    """Return a `RecordError` with the reason of `bad`, and its `place`, such as ``a.jsonl, line 7``."""
     return RecordError(f"{place}: {bad.reason}; repair it, or leave it out")

@@ -1,4 +1,4 @@
-"""Choose which columns of a table to read: once, from its schema, before any data is read.
+"""Choose which columns of a table to read, from its schema, before any data is read.
 
 A column that is missing, occurs twice, or has a type that cannot be read is refused here, not while reading.
 """
@@ -50,7 +50,7 @@ class Selection:
     new: Literal["all", "mask", "none"] = "none"
 
     def unforeseen(self, record: Mapping[str, Any]) -> str | None:
-        """Return why `record` is bad if it has a column that is not `known` and that `new` forbids, else None."""
+        """Return why a record is bad, if it has a column that is not `known` and that `new` forbids; else None."""
         if self.new == "none":
             return None
         if self.new == "mask":
@@ -221,12 +221,12 @@ def _check_once(schema: pa.Schema, name: str, place: str) -> None:
 
 
 def is_list(kind: pa.DataType) -> bool:
-    """Whether a type is a list, large list or fixed-size list type."""
+    """Return whether an Arrow type is a list, large list or fixed-size list."""
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
 def is_string(kind: pa.DataType) -> bool:
-    """Whether a type is a string, large string or string view type."""
+    """Return whether an Arrow type is a string, large string or string view."""
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 

@@ -1,4 +1,4 @@
-"""Divide text into sentences by rules: no model, no download, the same on every machine; several MB a second.
+"""Divide text into sentences by rules: without a model or a download, the same on every machine, several MB/s.
 
 A sentence ends
 
@@ -21,7 +21,7 @@ per paragraph. Runs of white space, line ends included, become one space.
 
 Libraries with models (NLTK's Punkt, spaCy) need a download or are heavy; the rule-based pySBD is more careful but far
 slower, and has had no release since 2021. Pre-training needs speed and results that never change; an occasional wrong
-end only moves the beginning of a pair's side.
+division only moves the point at which a side of a pair begins.
 """
 
 # ruff: noqa: RUF001 - the stops of other scripts are meant
@@ -73,7 +73,7 @@ _STARTERS = _listed(
 def sentences_of(text: str, unit: SentenceUnit = "rules") -> list[str]:
     """Return the sentences of a text, in order, each without white space at its ends; none of them is empty.
 
-    `unit`: "rules" applies the rules of this module; "line" takes each line as a sentence, as BERT's input files do.
+    With `unit` "rules", the rules of this module apply; with "line", each line is a sentence, as in BERT's input files.
 
     >>> sentences_of('Dr. J. Smith paid $3.50, e.g. for tea. "Why?" he asked. Nobody in the U.S. knew. The end...')
     ['Dr. J. Smith paid $3.50, e.g. for tea.', '"Why?" he asked.', 'Nobody in the U.S. knew.', 'The end...']

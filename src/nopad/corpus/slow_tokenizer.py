@@ -1,4 +1,4 @@
-"""Give slow (Python) tokenizers from transformers the methods of `tokenizers` that nopad uses. Runs on one core."""
+"""Adapt slow (Python) tokenizers from transformers to the methods of `tokenizers` that nopad uses, on one core."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _WHERE_FROM = (
 
 @dataclass(frozen=True, slots=True)
 class SlowEncoding:
-    """The encoding of one text: its `ids`, and a mask with 1 for special tokens (empty if no mask was made)."""
+    """The encoding of one text: its `ids`, and a mask with 1 for special tokens, else 0 (empty if no mask was made)."""
 
     ids: list[int]
     special_tokens_mask: list[int]
@@ -53,11 +53,11 @@ class SlowBackend:
         """Do nothing, since every call turns padding off."""
 
     def get_vocab_size(self, with_added_tokens: bool = True) -> int:
-        """Return the number of tokens in the vocabulary, added tokens included."""
+        """Return the number of tokens in the vocabulary, added tokens included; `with_added_tokens` has no effect."""
         return len(self._given)
 
     def get_vocab(self, with_added_tokens: bool = True) -> dict[str, int]:
-        """Return the id of each token by its text, added tokens included."""
+        """Return the id of each token by its text, added tokens included; `with_added_tokens` has no effect."""
         return dict(self._given.get_vocab())
 
     def get_added_tokens_decoder(self) -> dict[int, Any]:
@@ -69,7 +69,7 @@ class SlowBackend:
         return int(self._given.num_special_tokens_to_add(is_pair))
 
     def id_to_token(self, token: int) -> str | None:
-        """Return the text of a token by its id."""
+        """Return the text of the token with the id `token`; None if the tokenizer gives none for this id."""
         text: str | None = self._given.convert_ids_to_tokens(token)
         return text
 

@@ -1,12 +1,12 @@
-"""`Source`, the interface between a corpus and its readers: a stream of `Block`s.
+"""`Source`: the interface between a corpus and the code that reads it, as a stream of `Block`s.
 
-A block is a run of whole records, as raw bytes or as an Arrow table; it is the unit of reading, hashing and resuming.
-Decoding is lazy: a resumed job reads and hashes the blocks it already has (0.6 GB/s), and decodes only new ones. The
-same input always gives the same blocks. A corpus need not fit in memory, but each block must (4 MiB, or one larger
-record).
+A block is a run of whole records, as raw bytes or as an Arrow table; blocks are what is read, hashed and resumed from.
+Decoding is lazy: a resumed job only reads and hashes the blocks that it has processed before (0.6 GB/s), and decodes
+new ones. The same input always gives the same blocks. A corpus need not fit in memory, but each block must (4 MiB, or
+one larger record).
 
 To add a source: subclass `Source`, write `blocks()`, and give each block a decoder whose result depends only on the
-block's data. `IterableSource` is the smallest example; tests use it too.
+block's data. `IterableSource` is the smallest example.
 """
 
 from __future__ import annotations
@@ -34,6 +34,12 @@ if TYPE_CHECKING:
 
 BLOCK_BYTES = 4 << 20
 CHAIN_START = bytes(32)
+"""The digest that `chain` starts from: 32 zero bytes.
+
+>>> from nopad.corpus import CHAIN_START
+>>> len(CHAIN_START), any(CHAIN_START)
+(32, False)
+"""
 
 BLOCK_RECORDS = Option(default=1000, help="records in a block")
 
@@ -50,12 +56,17 @@ class Block:
         decoder: the function that decodes the records; it is called as ``decoder(data, first_line)``.
         first_line: 1-based line or row of the first record.
         path: path of the file in messages, as the user knows it.
-        whole: whether the block is one document; messages then give no line number.
+        whole: whether the block is one whole document; messages then give no line number.
         by_line: whether each line of `data` that is not empty is one record; empty lines are not records.
-        source: name of the named source that the block belongs to; "" if sources are not named.
-        at: the argument with which `Source.blocks_from` begins at this block; (): use the block's number.
-        places: for a block with documents of several files, the place of each document, for messages; (): messages use
-            `path`.
+        source: name of the source in a mixture to which the block belongs; "" if there is no mixture.
+        at: the argument with which `Source.blocks_from` begins at this block; (): ``(number,)`` of the block, from 0.
+        places: for a block with documents from several files, the place of each document, for messages; (): the place
+            is made from `path` and the line.
+
+    >>> import nopad
+    >>> [block] = nopad.open_source([[7, 8, 9], [5]]).blocks()
+    >>> block.name, block.first_line
+    ('memory', 1)
     """
 
     name: str
@@ -87,15 +98,15 @@ class Block:
         return content_digest(self.data)
 
     def records(self) -> Iterator[Record | Records | BadRecord]:
-        """Decode the records lazily; bad content never raises, but gives a `BadRecord`."""
+        """Decode the records lazily; content that cannot be decoded gives a `BadRecord`, not an exception."""
         return self.decoder(self.data, self.first_line)
 
     def lines(self) -> Lines | None:
-        """Return the lines of the block, so that chosen ones can be decoded alone; None if a line is not one record."""
+        """Return the block's lines, so that chosen ones can be decoded alone; None unless each line is a record."""
         return Lines(self.data) if self.by_line and isinstance(self.data, bytes) else None
 
     def place(self, line: int) -> str:
-        """Return where a record is, for messages: `docs/a.jsonl, line 7`."""
+        """Return the place of the record at `line`, for messages, such as ``docs/a.jsonl, line 7``."""
         if self.places:
             return self.places[line - self.first_line]
         if self.whole:
@@ -104,51 +115,82 @@ class Block:
 
 
 class Source(ABC):
-    """Base class of sources. A subclass must define `blocks`; the other members improve progress bars and messages."""
+    """Base class of sources. A subclass must define `blocks`; all other members have defaults.
+
+    >>> import nopad
+    >>> source = nopad.open_source([[7, 8, 9], [5]])
+    >>> isinstance(source, nopad.corpus.Source), sum(1 for block in source.blocks())
+    (True, 1)
+    """
 
     kind: Kind | None = None
-    """What every record holds, "text" or "ids"; None if that is not known before reading."""
+    """Content of every record, "text" or "ids"; None if that is not known before reading."""
     total_bytes: int | None = None
-    """Sum of the block sizes, for a progress bar."""
+    """Sum of the sizes of all blocks in bytes, for a progress bar; None if that is not known."""
     ignored: tuple[str, ...] = ()
-    """Files that were found but that no reader handles, to be shown to the user."""
+    """Names of files that were found but are not read, to be shown to the user."""
     carried: tuple[Carried, ...] = ()
-    """Columns that are carried, the same for every record."""
+    """Columns that are packed along with the tokens of every record."""
     left_out: tuple[str, ...] = ()
-    """Columns that are not carried, to be shown to the user."""
+    """Names of columns that are not read, to be shown to the user."""
     mask: str | None = None
-    """The column that marks padding, the same for every record."""
+    """Name of the column that marks padding, such as ``attention_mask``; None if no column does."""
     folders: tuple[Path, ...] = ()
-    """Folders of this machine that were walked: what is written into one of them would be read the next time."""
+    """Local folders that were searched for files.
+
+    A job must not write into one: its output would be read the next time.
+    """
     divisible: bool = True
-    """Whether a share of the records can be held out: not where records share text."""
+    """Whether a share of the records can be held out for validation; False if records share text."""
+    made_here: bool = False
+    """Whether nopad made the ids from texts; then no token of them is padding."""
     names: tuple[str, ...] = ("",)
-    """Names of the named sources that it reads, in reading order; ``("",)`` if its sources have no names."""
+    """Names of the sources in a mixture, in reading order; ``("",)`` for a source that is not a mixture."""
 
     @abstractmethod
     def blocks(self) -> Iterator[Block]:
-        """Yield all blocks in a fixed order, from the start at every call. Raises SourceError if reading fails."""
+        """Yield all blocks in a fixed order, from the first one at every call.
+
+        Raises:
+            SourceError: reading fails.
+        """
+
+    def __repr__(self) -> str:
+        """Return in a few words what is read from where, which columns come along, and what is left out."""
+        parts = [{"text": "texts", "ids": "ready-made ids"}.get(self.kind or "", "texts or ids")]
+        if self.names != ("",):
+            parts[0] += f" of {', '.join(self.names)}"
+        files = [name for name, _ in self.inventory()]
+        parts += [f"from {files[0]}{f' and {len(files) - 1:,} more' if files[1:] else ''}"] if files else []
+        parts += [f"carries {', '.join(column.name for column in self.carried)}"] if self.carried else []
+        parts += [f"padding is where {self.mask} is 0"] if self.mask else []
+        parts += [f"columns left out: {', '.join(self.left_out)}"] if self.left_out else []
+        parts += [f"files left out: {', '.join(self.ignored[:3])}{', ...' * bool(self.ignored[3:])}"] * bool(
+            self.ignored
+        )
+        return f"{type(self).__name__}({'; '.join(parts)})"
 
     def blocks_from(self, at: tuple[int, ...]) -> Iterator[Block]:
-        """Yield the blocks from the given one on.
+        """Yield the blocks from a given one on.
 
-        `at` is the first block's `Block.at`; if that is empty, it is ``(number,)``, where blocks are counted from 0.
+        `at` says which: it is that block's `Block.at`, or ``(number,)`` (counted from 0) if `Block.at` is empty.
         Sources that can find a block without reading the earlier ones override this method.
         """
         return islice(self.blocks(), at[0], None)
 
     def inventory(self) -> list[tuple[str, int]]:
-        """Return (name, bytes) per file in reading order, so that a refused resume can say which file changed."""
+        """Return (name, bytes) of each file in reading order, so that an error can name a file that changed."""
         return []
 
     def files(self) -> list[InputFile] | None:
-        """Return the files in reading order, as they were when found; None if some input does not come from files."""
+        """Return the files in reading order; None if some of the input does not come from files."""
         return None
 
     def settings(self) -> dict[str, Any]:
-        """Return how the bytes are read (fields, units), which is part of the source's identity.
+        """Return how the bytes are read, such as field and text unit, by name, as JSON values.
 
-        The settings are kept in the manifest; a job that was started with other settings is not resumed.
+        These settings are part of the source's identity: they are stored in the manifest, and a job that was started
+        with other settings is not resumed.
         """
         return {}
 
@@ -156,7 +198,15 @@ class Source(ABC):
 class IterableSource(Source):
     """Texts or lists of ids from memory, in blocks of `block_records` items.
 
-    Messages count the items from 1. Raises SourceError if texts and ids are mixed, or if an item is neither.
+    Messages count the items from 1.
+
+    Raises:
+        SourceError: texts and ids are mixed, or an item is neither.
+
+    >>> from nopad.corpus import IterableSource
+    >>> source = IterableSource(["one text", "another"])
+    >>> [records.texts for block in source.blocks() for records in block.records()]
+    [['one text', 'another']]
     """
 
     def __init__(self, items: Iterable[str | Sequence[int]], *, name: str = "memory", block_records: int = 1000):
@@ -175,7 +225,7 @@ class IterableSource(Source):
         self.total_bytes = sum(block.size for block in self.blocks())
 
     def blocks(self) -> Iterator[Block]:
-        """Yield blocks whose data is the canonical JSON array of their items."""
+        """Yield blocks whose data is their items as a JSON array."""
         for first in range(0, len(self._items), self._block_records):
             items = self._items[first : first + self._block_records]
             data = json.dumps(items, separators=(",", ":"), default=repr).encode()
@@ -187,9 +237,9 @@ class IterableSource(Source):
 
 
 def located(sources: Sequence[Source], at: tuple[int, ...] = (0,)) -> Iterator[Block]:
-    """Yield the blocks of several sources, one after the other, with the source's number in front of each block's `at`.
+    """Yield the blocks of several sources in turn, with the source's number put in front of each block's `at`.
 
-    Begins in source number ``at[0]``, at the block that ``at[1:]`` names there (see `Source.blocks_from`).
+    This begins in source number ``at[0]``, with the block that ``at[1:]`` stands for (see `Source.blocks_from`).
     """
     for number in range(at[0], len(sources)):
         inside = at[1:] if number == at[0] else ()
@@ -200,11 +250,18 @@ def located(sources: Sequence[Source], at: tuple[int, ...] = (0,)) -> Iterator[B
 
 
 def chain(digest: bytes, block: Block) -> bytes:
-    """Return the SHA-256 of the previous digest, the block's name, NUL, and the SHA-256 of its data; 32 bytes.
+    """Return the digest of all blocks up to `block`, 32 bytes, from the digest of the blocks before it.
 
-    Start from `CHAIN_START`; the last digest, in hex, is the fingerprint of the source. No hash state is kept between
-    calls, so a job that stored the digest after block k can continue from there. The digest depends on how the input
-    was cut into blocks, but not on how the bytes are read (unit, fields): a job must compare those settings itself.
+    It is the SHA-256 of the previous digest, the block's name, a zero byte, and the SHA-256 of the block's data. Start
+    from `CHAIN_START`; the last digest, in hex, is the fingerprint of the source. No hash state is kept between calls,
+    so a job that stored the digest after block k can continue from there. The digest depends on how the input was cut
+    into blocks, but not on how the bytes are read (unit, fields): a job must compare those settings itself.
+
+    >>> import nopad
+    >>> from nopad.corpus import CHAIN_START, chain
+    >>> [block] = nopad.open_source([[7, 8, 9], [5]]).blocks()
+    >>> len(chain(CHAIN_START, block)), chain(CHAIN_START, block) == chain(CHAIN_START, block)
+    (32, True)
     """
     name = block.name.encode("utf-8", "surrogateescape")
     return hashlib.sha256(digest + name + b"\0" + block.digest()).digest()

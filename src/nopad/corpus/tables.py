@@ -1,8 +1,8 @@
 """Tables as sources: the base class, and Parquet and Arrow files.
 
 A table source yields record batches of a few thousand rows; `selection` chooses their columns, and `rows` decodes them.
-A block is one batch, cut at the same rows in every pass and validated before it is used (`batches`). Reading takes as
-long as Arrow's decoding. Batches of an Arrow file are copied once, and each must fit in memory.
+A block is one batch, cut at the same rows in every pass, and validated before it is used (`nopad.corpus.batches`).
+Reading is as fast as Arrow decodes. Batches of an Arrow file are copied once, and each must fit in memory.
 """
 
 from __future__ import annotations
@@ -68,10 +68,13 @@ class TableSource(Source):
 
     @abstractmethod
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield all rows as record batches, the same at every call, with at least the selected columns."""
+        """Yield all rows as record batches that have at least the selected columns; the same batches at every call."""
 
     def pieces(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Yield the parts of a validated batch, here the batch itself; sources with large batches override this."""
+        """Yield the parts into which a validated batch is cut, by default only the batch itself.
+
+        Sources with large batches override this.
+        """
         yield batch
 
     def settings(self) -> dict[str, Any]:
@@ -89,7 +92,7 @@ class TableSource(Source):
 
 
 class ParquetFile(TableSource):
-    """One Parquet file. The footer is read first, so a truncated file raises SourceError at once."""
+    """One Parquet file as a source. Its footer is read when it is opened; a truncated file then raises SourceError."""
 
     def __init__(self, file: InputFile, options: ReaderOptions, *, block_bytes: int = BLOCK_BYTES) -> None:
         """Read the footer, and choose the columns to read."""
@@ -202,7 +205,7 @@ def arrow_batches(file: InputFile) -> Iterator[pa.RecordBatch]:
 
 @contextmanager
 def library_errors(file: InputFile, kind: str) -> Iterator[None]:
-    """Turn any error that a damaged file causes in Arrow into a SourceError that names the file.
+    """In a ``with`` block, turn any error that a damaged file causes in Arrow into a SourceError that names the file.
 
     `kind` is what messages call the format, such as "Parquet".
     """

@@ -1,8 +1,8 @@
 """Apply a tokenizer's chat template to messages, and find the special tokens that a tokenizer puts around a text.
 
 Any error that a template raises becomes a `RecordError` with the record's number. Templates silently ignore what they
-do not support (a role, tools). So the first chat with such a part is also written without it, and refused if the result
-is the same.
+do not support, such as a role or tools. So the first chat with a role or with tools is also rendered without them, and
+refused if the result is the same.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Frame:
         eos: id of the end-of-sequence token; None: the tokenizer has none.
 
     Raises:
-        OptionError: the tokens of a text change if special tokens are added.
+        OptionError: the tokenizer tokenises a text differently when it adds special tokens.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -78,7 +78,7 @@ class Frame:
     def closed(self, ids: Sequence[int]) -> list[int]:
         """Return a text's ids with the special tokens around it.
 
-        If the tokenizer puts none after a text, the text ends with the end-of-sequence token, if there is one.
+        If the tokenizer puts no special token after a text, its end-of-sequence token, if it has one, is put there.
         """
         back = self.back or ([] if self.eos is None or (ids and ids[-1] == self.eos) else [self.eos])
         return [*self.front, *ids, *back]
@@ -133,7 +133,7 @@ class Template:
         return str(found)
 
     def marks(self, chat: Conversation, number: int) -> tuple[list[int], list[bool], list[tuple[int, int]]]:
-        """Return the token ids of a chat, whether the template marks each, and the (begin, end) characters of each.
+        """Return three lists per token of a chat: ids, whether the template marks them, and (begin, end) characters.
 
         Raises:
             RecordError: the template refuses these messages.
@@ -150,12 +150,12 @@ class Template:
         return list(found["input_ids"]), mask, list(found["offset_mapping"])
 
     def check(self, chat: Conversation, number: int, whole: str) -> None:
-        """Refuse a chat with a role, tools or tool calls that the template leaves out; each is checked only once.
+        """Refuse a chat with a role, tools or tool calls that the template ignores; each of these is checked only once.
 
         `whole` is the text that the template writes for the chat.
 
         Raises:
-            RecordError: the template writes the same text without one of them.
+            RecordError: the template writes the same text without one of these.
         """
         if chat.tools is not None and self._first("tools") and self.text(chat, number, tools=False) == whole:
             raise RecordError(f"record {number} has tools, and the chat template leaves them out; remove them")

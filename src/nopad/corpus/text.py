@@ -22,7 +22,7 @@ _WHOLE_PARAGRAPHS = re.compile(rb".*\n[ \t\r]*\n", re.DOTALL)
 
 
 class TextFile(Source):
-    """One text file, as one document (`unit` is "file"), or as one per line ("line") or paragraph ("paragraph").
+    """A text file as a source: one document (`unit` "file"), or one document per "line" or "paragraph".
 
     Raises:
         SourceError: `unit` is "file", and the file is too large to be tokenised at once (`DOCUMENT_BYTES`).
@@ -43,7 +43,10 @@ class TextFile(Source):
         return self.blocks_from((0,) if self._unit == "file" else (0, 1))
 
     def blocks_from(self, at: tuple[int, ...]) -> Iterator[Block]:
-        """Yield the single block, or the blocks from the line at `at` on: (its offset in bytes, its 1-based number)."""
+        """Yield the blocks from the line at `at` on; a file that is one document has a single block.
+
+        `at` is (offset of the line in bytes, its 1-based number).
+        """
         file, path = self._file, str(self._file.path)
         if self._unit == "file":
             data = file.whole(DOCUMENT_BYTES)

@@ -15,7 +15,7 @@ _LINE_END, _RETURN = ord("\n"), ord("\r")
 
 
 class Lines:
-    r"""The lines of some bytes that are not empty, whether they end with LF or CRLF.
+    r"""The lines in a bytes object that are not empty; lines end with LF or CRLF.
 
     >>> lines = Lines(b"one\n\ntwo\r\n\r\nthree")
     >>> len(lines), lines.only(np.array([0, 2]))
@@ -41,9 +41,9 @@ class Lines:
         return self._numbers.size
 
     def only(self, chosen: NDArray[np.int64]) -> bytes:
-        """Return the bytes with all lines emptied but the chosen ones.
+        """Return the bytes with all lines made empty except the chosen ones.
 
-        `chosen` are numbers of lines from 0, not counting empty ones, ascending; int64.
+        `chosen` are indices of lines, counting only those that are not empty, in ascending order; int64 ``[k]``.
         """
         found, at = [], 0
         numbers, begins, ends = (of[chosen].tolist() for of in (self._numbers, self._begins, self._ends))

@@ -42,7 +42,15 @@ class Tokenizer:
         prefix, suffix: ids of the special tokens before and after a sequence; int32 ``[p]`` and ``[s]``.
 
     Raises:
-        FormatError: the tokenizer puts special tokens inside a sequence, or makes no token of any text.
+        FormatError: the tokenizer puts special tokens inside a sequence, or gives no token for any text.
+
+    >>> import tokenizers
+    >>> from nopad.corpus import Tokenizer
+    >>> words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[UNK]": 0, "red": 1}, unk_token="[UNK]"))
+    >>> words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    >>> tokenizer = Tokenizer(words)
+    >>> tokenizer.prefix.size, tokenizer.suffix.size
+    (0, 0)
     """
 
     def __init__(self, inner: tokenizers.Tokenizer | SlowBackend, *, name: str = "the tokenizer"):
@@ -74,15 +82,17 @@ class Tokenizer:
         return np.split(tokens, np.cumsum(lengths)[:-1]) if len(texts) else []
 
     def encodings(self, texts: Sequence[str]) -> list[Any]:
-        """Encode all texts without special tokens, on all cores and without the GIL.
+        """Encode texts without adding special tokens, on all cores and without holding the GIL.
 
-        The result is one `tokenizers.Encoding` or `SlowEncoding` per text, for `flatten`. Raises FormatError if a text
-        cannot be encoded, because the tokenizer has no token for a part of it, not even an unknown token.
+        The result is one `tokenizers.Encoding` or `SlowEncoding` per text, for `flatten`.
+
+        Raises:
+            FormatError: the tokenizer has no token for a part of a text, not even an unknown token.
         """
         return self._encoded(self._inner, texts)
 
     def plain_encodings(self, texts: Sequence[str]) -> list[Any]:
-        """Encode texts as `encodings` does, but read the names of special tokens in them ("[SEP]") as plain text."""
+        """Encode texts as `encodings` does, but treat names of special tokens in them ("[SEP]") as plain text."""
         self._plain.encode_special_tokens = True  # each time, since it is lost when the copy is pickled
         return self._encoded(self._plain, texts)
 
@@ -133,7 +143,7 @@ def load_tokenizer(spec: Any = None) -> Tokenizer:
     [array([11687,  4667,  2003,  5949], dtype=int32)]
     """
     if spec is None:
-        return _from_file(_default_file())
+        return _from_file(default_file())
     if not isinstance(spec, str | Path):
         return _from_object(spec)
     path = Path(spec)
@@ -148,7 +158,12 @@ def load_tokenizer(spec: Any = None) -> Tokenizer:
     return _from_hub(str(spec))
 
 
-def _default_file() -> Path:
+def default_file() -> Path:
+    """Return the file of the default tokenizer, that of bert-base-uncased.
+
+    Raises:
+        MissingExtraError: the package that holds it is not installed.
+    """
     # find_spec and not import, since the package's __init__ imports torch
     spec = importlib.util.find_spec(DEFAULT_PACKAGE)
     for folder in (spec.submodule_search_locations or []) if spec else []:

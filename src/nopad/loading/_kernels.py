@@ -1,4 +1,4 @@
-"""The compiled loops of loading: checks that would cost more than the copying, as NumPy calls on a few numbers.
+"""Compiled loops of loading: index look-ups and checks on a few numbers, for which NumPy calls would be too slow.
 
 Conventions as in `nopad._kernels`.
 """
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 @njit(cache=True, nogil=True)
 def within(numbers: NDArray[Any], n: int) -> bool:
-    """Whether all numbers are from 0 to n - 1."""
+    """Return whether all of `numbers` (integers) are from 0 to n - 1."""
     outside = 0
     for number in numbers:
         outside += number < 0 or number >= n
@@ -23,7 +23,10 @@ def within(numbers: NDArray[Any], n: int) -> bool:
 
 @njit(cache=True, nogil=True)
 def sizes_of(indptr: NDArray[Any], chosen: NDArray[Any], sizes: NDArray[Any]) -> int:
-    """Set the sizes of the chosen lists, which begin at `indptr`; return their sum."""
+    """Write the size of list ``chosen[i]`` to ``sizes[i]``, for each i; return the sum of the sizes.
+
+    List p has ``indptr[p + 1] - indptr[p]`` values.
+    """
     total = 0
     for i in range(chosen.shape[0]):
         sizes[i] = indptr[chosen[i] + 1] - indptr[chosen[i]]
@@ -33,7 +36,10 @@ def sizes_of(indptr: NDArray[Any], chosen: NDArray[Any], sizes: NDArray[Any]) ->
 
 @njit(cache=True, nogil=True)
 def members_of(indptr: NDArray[Any], values: NDArray[Any], chosen: NDArray[Any], members: NDArray[Any]) -> None:
-    """Write the values of the chosen lists to `members`, list after list; if `values` is empty, value p is p."""
+    """Write the values of the chosen lists to `members`, list after list.
+
+    List p is ``values[indptr[p]:indptr[p + 1]]``; if `values` is empty, its values are these indices themselves.
+    """
     at = 0
     for chosen_list in chosen:
         for place in range(indptr[chosen_list], indptr[chosen_list + 1]):
@@ -43,7 +49,7 @@ def members_of(indptr: NDArray[Any], values: NDArray[Any], chosen: NDArray[Any],
 
 @njit(cache=True, nogil=True)
 def sum_at(values: NDArray[Any], numbers: NDArray[Any]) -> int:
-    """Return the sum of the values with these numbers."""
+    """Return the sum of ``values[numbers]``."""
     total = np.int64(0)
     for number in numbers:
         total += np.int64(values[number])
@@ -52,7 +58,7 @@ def sum_at(values: NDArray[Any], numbers: NDArray[Any]) -> int:
 
 @njit(cache=True, nogil=True)
 def are_at(values: NDArray[Any], numbers: NDArray[Any], found: NDArray[Any]) -> bool:
-    """Whether ``found[i]`` is ``values[numbers[i]]`` for each i; `numbers` and `found` have the same size."""
+    """Return whether ``found[i]`` is ``values[numbers[i]]`` for each i; `numbers` and `found` have the same size."""
     different = 0
     for i in range(numbers.shape[0]):
         different += np.int64(values[numbers[i]]) != np.int64(found[i])
@@ -63,7 +69,8 @@ def are_at(values: NDArray[Any], numbers: NDArray[Any], found: NDArray[Any]) -> 
 def total_of_runs(begins: NDArray[Any], lengths: NDArray[Any], size: int, short: NDArray[Any]) -> int:
     """Return the total length of runs in a column of `size` values, or -1 if a run lies outside of it.
 
-    The lengths are copied to `short`, which is int32; a run whose length does not fit into int32 counts as outside.
+    Run i has ``lengths[i]`` values from index ``begins[i]`` on. The lengths are copied to `short`, which is int32; a
+    run whose length does not fit into int32 counts as outside.
     """
     total = 0
     for i in range(begins.shape[0]):
@@ -77,7 +84,7 @@ def total_of_runs(begins: NDArray[Any], lengths: NDArray[Any], size: int, short:
 
 @njit(cache=True, nogil=True)
 def between(offsets: NDArray[Any], numbers: NDArray[Any], begins: NDArray[Any], lengths: NDArray[Any]) -> None:
-    """Set begin and length of run i to those between offsets ``numbers[i]`` and ``numbers[i] + 1``."""
+    """Set ``begins[i]`` to ``offsets[numbers[i]]``, and ``lengths[i]`` to the distance to the offset after it."""
     for i in range(numbers.shape[0]):
         begins[i] = offsets[numbers[i]]
         lengths[i] = np.int64(offsets[numbers[i] + 1]) - begins[i]
@@ -98,7 +105,10 @@ def _chunk_of(row: int, bounds: NDArray[Any]) -> int:
 
 @njit(cache=True, nogil=True)
 def places_in_chunks(rows: NDArray[Any], bounds: NDArray[Any], at: NDArray[Any], places: NDArray[Any]) -> None:
-    """Set the place of each row's value in a flat view; chunk c begins at ``at[c]``."""
+    """Set ``places[i]`` to the index of the value of row ``rows[i]`` in a flat view over all chunks.
+
+    Chunk c holds the rows from ``bounds[c]`` up to ``bounds[c + 1]`` (exclusive); in the view it begins at ``at[c]``.
+    """
     for i in range(rows.shape[0]):
         chunk = _chunk_of(rows[i], bounds)
         places[i] = at[chunk] + rows[i] - bounds[chunk]
@@ -116,10 +126,12 @@ def lists_in_chunks(
     begins: NDArray[Any],
     lengths: NDArray[Any],
 ) -> bool:
-    """Set begin and length of each row's list in a flat view; return whether all lie within their chunks.
+    """Set begin and length of each row's list in a flat view over all chunks; return whether all lie in their chunks.
 
-    Chunk c has ``sizes[c]`` values, from ``at[c]`` on. Its offsets begin at ``offsets_at[c]`` of `offsets`. With a
-    `width` above 0, all lists have that length, and the chunk's first list is list ``offsets_at[c]`` of its values.
+    List i is that of row ``rows[i]``. Chunk c holds the rows from ``bounds[c]`` up to ``bounds[c + 1]`` (exclusive),
+    and has ``sizes[c]`` values, which begin at ``at[c]`` in the view. The offsets of its lists begin at
+    ``offsets_at[c]`` of `offsets`. With a `width` above 0 there are no offsets: every list has `width` values, and the
+    first list of chunk c is list number ``offsets_at[c]`` of the chunk's values.
     """
     outside = 0
     for i in range(rows.shape[0]):

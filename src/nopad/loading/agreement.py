@@ -1,7 +1,7 @@
 """A check that all ranks load the same data in the same way, so that a mistake does not hang in the middle of an epoch.
 
-Every rank sends the facts that all must share (data, plan, seed, step, world size, position), once, when it begins to
-iterate. This takes torch.distributed; in a program without it, ranks are not checked.
+When a rank begins to iterate, it sends all other ranks what must be the same everywhere: data, plan, seed, step, world
+size and position. This takes torch.distributed; in a program without it, ranks are not checked.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Exchange = Callable[[Any], Sequence[Any]]  # sends one object, and returns those
 
 
 def exchange_of(ranks: Ranks) -> Exchange | None:
-    """Return a function that gathers an object from all ranks; None for one rank, or without torch.distributed."""
+    """Return a function that gathers one object per rank; None if there is one rank, or no torch.distributed."""
     distributed = getattr(sys.modules.get("torch"), "distributed", None)
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
@@ -39,8 +39,13 @@ def exchange_of(ranks: Ranks) -> Exchange | None:
 def check_agreement(ranks: Ranks, facts: Mapping[str, Any], exchange: Exchange | None) -> None:
     """Compare facts and rank numbers with those of all other ranks.
 
+    Args:
+        ranks: this process's rank and the number of ranks.
+        facts: what must be the same on all ranks, by name.
+        exchange: gathers an object from all ranks (`exchange_of`); None: nothing is compared.
+
     Raises:
-        OptionError: a fact differs, or the ranks do not have each number once; the message is the same on all ranks.
+        OptionError: a fact differs, or two processes have the same rank number; the message is the same on all ranks.
     """
     if exchange is None:
         return

@@ -1,4 +1,4 @@
-"""Items of an iterator, made ahead in a thread."""
+"""Run an iterator ahead in a thread."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ _END = object()
 
 
 def ahead(items: Generator[Item, None, None], count: int, name: str) -> Generator[Item, None, None]:
-    """Yield the items, up to `count` of them made ahead in a thread called `name`; 0: no thread.
+    """Yield the items of a generator, which a thread called `name` runs up to `count` items ahead.
 
-    An error from `items` is raised after the items before it. Closing the iterator closes `items` and ends the thread.
+    With `count` 0 there is no thread. An error that `items` raises is raised after the items before it. Closing the
+    iterator closes `items` and ends the thread.
     """
     if not count:
         try:

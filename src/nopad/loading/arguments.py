@@ -1,4 +1,4 @@
-"""Checks of the arguments of `PackedLoader` that say what a step is."""
+"""Checks of those arguments of `PackedLoader` that define a step."""
 
 from __future__ import annotations
 
@@ -36,13 +36,21 @@ _TORCHS = {
 
 
 def refuse_torchs(options: Mapping[str, Any]) -> None:
-    """Refuse options of torch's `DataLoader`, which have other names in `PackedLoader`."""
+    """Refuse options of torch's `DataLoader` that `PackedLoader` has under another name.
+
+    Raises:
+        OptionError: there is such an option; the message says what to use instead.
+    """
     for name in _TORCHS.keys() & options.keys():
         raise OptionError(f"{name} is an option of torch's DataLoader, and not of PackedLoader: {_TORCHS[name]}")
 
 
 def refuse_dealing(**given: Any) -> None:
-    """Refuse, for a stream, the arguments that say how an epoch is dealt: only the beginning of a stream is known."""
+    """Refuse, for a stream, the arguments that only an epoch of known size can honour, such as `balance` and `groups`.
+
+    Raises:
+        OptionError: one of these arguments is given.
+    """
     usual = {"balance": "karmarkar_karp", "cost": None, "seed": 0, "groups": None, "together": "rank", "align": 1}
     usual["host_dir"] = None
     odd = [name for name, value in given.items() if value is not usual[name] and value != usual[name]]
@@ -54,7 +62,12 @@ def refuse_dealing(**given: Any) -> None:
 
 
 def per_rank(rows: int | None, tokens: int | None, sequences: int | None, capacity: int | None) -> int:
-    """Return how many units a rank takes in a micro-step."""
+    """Return how many units a rank takes in a micro-step.
+
+    Raises:
+        OptionError: not exactly one of `rows`, `tokens` and `sequences` is given, it is out of range, or it contradicts
+            `capacity`.
+    """
     given = {name: n for name, n in (("rows", rows), ("tokens", tokens), ("sequences", sequences)) if n is not None}
     if len(given) != 1:
         raise OptionError(
@@ -70,7 +83,11 @@ def per_rank(rows: int | None, tokens: int | None, sequences: int | None, capaci
 
 
 def aligned(align: int, capacity: int | None, options: dict[str, Any]) -> int:
-    """Return `align` after checking it, and add it to the options of the plan."""
+    """Return `align` after checking it, and add it to `options`, the options of the plan, if it is above 1.
+
+    Raises:
+        OptionError: `align` is out of range, or is above 1 where sequences are not packed.
+    """
     align = ALIGN.check("align", align)
     if align > 1:
         if capacity is None:
@@ -80,14 +97,24 @@ def aligned(align: int, capacity: int | None, options: dict[str, Any]) -> int:
 
 
 def fitting(form: Form, align: int, *, packed: bool) -> Form:
-    """Return `form` after checking that it aligns sequences as the packs are planned."""
+    """Return `form` after checking that it pads each sequence to a multiple of `align`, as the packs are planned.
+
+    Raises:
+        OptionError: `form` does not align sequences in this way.
+    """
     if packed and getattr(form, "align", 1) != align:
         raise OptionError(f"align is {align}, and {form} does not align sequences so; leave form out, or let it")
     return form
 
 
 def capped(token_cap: int | None, form: Form | None, *, unpacked: bool, stream: bool) -> int | None:
-    """Return the limit of tokens per rank and micro-step after checking that the other arguments allow one."""
+    """Return `token_cap` (None: no limit) after checking that the other arguments allow one.
+
+    It is a limit on the tokens per rank and micro-step.
+
+    Raises:
+        OptionError: a cap is given for packs or for a stream, `form` adds padding, or the cap is out of range.
+    """
     cap = TOKEN_CAP.check("token_cap", token_cap)
     if cap is None:
         return None
@@ -104,7 +131,11 @@ def capped(token_cap: int | None, form: Form | None, *, unpacked: bool, stream: 
 
 
 def groups_per_rank(per_rank: int, size: int) -> int:
-    """Return how many groups of `size` sequences make `per_rank` sequences."""
+    """Return how many groups of `size` sequences make `per_rank` sequences.
+
+    Raises:
+        OptionError: `per_rank` is not a multiple of `size`.
+    """
     if per_rank % size:
         raise OptionError(f"a rank takes {per_rank} sequences, and groups have {size}; give a multiple of {size}")
     return per_rank // size

@@ -1,4 +1,4 @@
-"""Functions that make a batch of a loader's sequences, for use as `collate` in place of `PackedBatch.from_columns`."""
+"""Functions that make batches from sequences; pass one to `PackedLoader` as `collate`, instead of the default."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ from numpy.typing import NDArray
 from nopad.batch import PackedBatch
 from nopad.batch.form import Form
 from nopad.errors import BatchError
-from nopad.sequences import Sequences
+from nopad.sequences import LABELS, Sequences
 
 __all__ = ["causal"]
-
-LABELS = frozenset({"label", "label_ids", "labels"})
 
 
 def causal(sequences: Sequences, form: Form, per_row: NDArray[np.int64]) -> PackedBatch:
@@ -31,9 +29,9 @@ def causal(sequences: Sequences, form: Form, per_row: NDArray[np.int64]) -> Pack
     >>> [batch["labels"].tolist() for batch in loader]
     [[[-100, 8, 9, -100, 6]]]
     """
-    if found := LABELS.intersection(sequences.values):
-        raise BatchError(f"{min(found)} has one value per sequence; a causal language model has a label per token")
-    if not LABELS.intersection(sequences.tokens):
+    if found := [name for name in LABELS if name in sequences.values]:
+        raise BatchError(f"{found[0]} has one value per sequence; a causal language model has a label per token")
+    if not any(name in sequences.tokens for name in LABELS):
         labels = sequences.tokens["input_ids"].astype(np.int64)
         sequences = replace(sequences, tokens={**sequences.tokens, "labels": labels})
     return PackedBatch.from_columns(sequences, form, per_row=per_row, causal=True)

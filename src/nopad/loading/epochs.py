@@ -1,4 +1,4 @@
-"""`Epochs`: the units of an epoch, its current leg, and the position of a loader after its next batch.
+"""`Epochs`: the units that a loader deals in an epoch, the current leg, and the position after the next batch.
 
 The next epoch is dealt in the background while the last tenth of the current one is read.
 """
@@ -40,9 +40,9 @@ class Epochs:
     """The epochs of a feed, one at a time.
 
     Attributes:
-        feed: gives the units.
+        feed: supplies the units (packs, rows, single sequences or groups) of each epoch.
         cost: the cost model by which ranks are balanced.
-        last: what happens to units that make no whole step, as in `PackedLoader`.
+        last: what happens to units that are too few for a whole step: "drop", "fill" or "refuse", as in `PackedLoader`.
     """
 
     def __init__(self, feed: Feed, cost: CostModel, last: Last, shared: HostArrays | None = None) -> None:
@@ -98,7 +98,8 @@ class Epochs:
         """Return the leg that is under way at this position.
 
         Raises:
-            OptionError: the units left do not make whole steps, and `last` is "refuse".
+            OptionError: the units left do not make whole steps and `last` is "refuse", or they do not make a single
+                step.
         """
         which = _which(at)
         kept = self._course  # a reference of its own, as in `units`
@@ -135,11 +136,11 @@ class Epochs:
         return self._shared.arrays(f"epoch-{at.epoch:010d}-{key}", make)["order"]
 
     def is_over(self, at: Position) -> bool:
-        """Whether the epoch has no batch after this position."""
+        """Return whether the epoch has no batch after this position."""
         return at.leg.steps >= self.course(at).steps
 
     def check_within(self, at: Position) -> None:
-        """Refuse a position that the epoch does not have.
+        """Refuse a position that lies beyond the end of its epoch.
 
         Raises:
             FormatError: the position counts more steps than the epoch has.
@@ -164,7 +165,7 @@ class Epochs:
         return at.after_step(*self.course(at).seen(at.leg.steps))
 
     def deal_ahead(self, at: Position) -> None:
-        """Deal the next epoch in the background if this one is nearly over."""
+        """Start dealing the next epoch in the background if the last tenth of this one has begun."""
         if self._ahead is None and at.leg.steps >= int(_NEARLY * self.course(at).steps):
             pool = ThreadPoolExecutor(1, thread_name_prefix="nopad-deal")
             self._ahead = os.getpid(), at.epoch + 1, pool.submit(self._begun, at.at_start_of(at.epoch + 1))

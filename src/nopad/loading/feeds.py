@@ -1,8 +1,9 @@
-"""Feeds: the interface to what a loader deals: packs over stored tokens, single sequences, rows of a packed dataset.
+"""Feeds: what a loader deals in an epoch: packs over stored tokens, single sequences, or rows of a packed dataset.
 
-A feed gives the units of an epoch and, for any of them, their sequences in columns. Packs over stored tokens ("virtual
-packs") are an index: one plan, dealt anew every epoch in O(sequences), each sequence exactly once; capacity, depth,
-algorithm and seed change without writing a token.
+The things dealt are called units. A feed lists the units of an epoch, and gathers the sequences of any of them, in
+columns. Packs over stored tokens ("virtual packs") are only an index: a plan is made once, and in every epoch each
+sequence is dealt to one of its packs, in O(sequences). So capacity, depth, algorithm and seed can change without
+writing a token.
 """
 
 from __future__ import annotations
@@ -33,17 +34,19 @@ __all__ = ["Feed", "StoredRows", "StoredTokens", "check_fits", "planned"]
 
 
 class Feed(ABC):
-    """Gives the units that a loader deals.
+    """Base class of feeds: lists the units that a loader deals, and gathers their sequences.
 
     Attributes:
         unit: what a unit is called in messages and summaries: "pack", "sequence" or "group".
-        group_size: number of sequences of a unit that is a group of sequences; 1 for other units.
+        group_size: number of sequences per unit, if units are groups; 1 for all other units.
         capacity: most tokens of a unit.
-        sequences: number of sequences.
+        sequences: number of sequences that the feed deals from.
+        packs: number of packs of an epoch; None: sequences are not packed, or the number differs between epochs.
+        tokens: number of tokens; None: not known without counting.
         seed: the seed of all random choices.
-        apart: whether the sequences of a unit are dealt one by one.
+        apart: whether the sequences of a unit may go to different ranks of a step.
         steady: whether every epoch has the same number of units.
-        phased: whether the order of units is fixed and must not be drawn anew.
+        phased: whether units must stay in the order that `units` gives them, so that ``Balance.draw`` must be "random".
     """
 
     apart: bool = False
@@ -53,25 +56,31 @@ class Feed(ABC):
     group_size: int = 1
     capacity: int
     sequences: int
+    packs: int | None = None
+    tokens: int | None = None
     seed: int
 
     @abstractmethod
     def facts(self) -> dict[str, Any]:
-        """Return the facts that must be the same when a saved run goes on, by name; JSON values."""
+        """Return, by name, what must be the same when a saved run goes on, such as a fingerprint of the data.
+
+        All values can be written as JSON.
+        """
 
     @abstractmethod
     def units(self, epoch: int) -> Units:
-        """Return the units of an epoch: the same on every rank."""
+        """Return the units of epoch number `epoch` (from 0); every rank gets the same."""
 
     def notes(self, epoch: int) -> tuple[str, ...]:
-        """Return further lines of an epoch's summary."""
+        """Return further lines for the summary of epoch number `epoch`; () if there are none."""
         return ()
 
     @abstractmethod
     def gather(self, taken: Taken) -> Sequences:
         """Return the sequences of these units, unit after unit.
 
-        Values have ``seq_index``: the number of each sequence, or the one that it has in the data.
+        Their per-sequence columns include ``seq_index``: the column of that name in the data if there is one, else the
+        number of each sequence in the source.
 
         Raises:
             CorruptError, SourceError: the data changed since the feed was opened.
@@ -87,10 +96,10 @@ class Feed(ABC):
 
 
 class StoredTokens(Feed):
-    """Sequences of stored tokens, packed by a plan, or each a unit by itself.
+    """Sequences of stored tokens: packed by a plan, or as single sequences or groups.
 
-    The plan stays; which sequences share a pack is chosen anew every epoch. Without a plan, n sequences per rank make a
-    flat batch without padding.
+    The plan is the same in all epochs; which sequences share a pack is chosen anew in each. Without a plan, the
+    sequences that a rank takes make one flat row without padding.
     """
 
     def __init__(
@@ -121,11 +130,13 @@ class StoredTokens(Feed):
         self.sequences = len(source)
         self.capacity = int(source.seq_lengths.max(initial=1)) if plan is None else plan.capacity
         self.unit = "pack" if plan is not None else "sequence" if groups is None else "group"
+        if plan is not None:
+            self.packs, self.tokens = plan.packs, int(source.seq_lengths.sum(dtype=np.int64))
         if plan is None and groups is not None:
             self.group_size = groups.one_size()
 
     def facts(self) -> dict[str, Any]:
-        """Return the fingerprints of data, groups and plan, and the seed."""
+        """Return the fingerprints of data, groups and plan, and the seed, by name."""
         found: dict[str, Any] = {"unit": self.unit, "seed": self.seed, "data": self._source.fingerprint}
         if self._groups is not None:
             found["groups"] = self._groups.fingerprint
@@ -136,7 +147,7 @@ class StoredTokens(Feed):
         return found
 
     def units(self, epoch: int) -> Units:
-        """Deal the sequences to the packs: which share a pack, and the order of packs, are new in every epoch."""
+        """Return the units of an epoch: the plan's packs, filled anew; without a plan, shuffled sequences or groups."""
         lengths, groups = self._source.seq_lengths, self._groups
         key = random.key(self.seed, random.STREAM_EPOCH, epoch)
         indptr = sequence = order = None
@@ -152,13 +163,17 @@ class StoredTokens(Feed):
         return Units(seq_lengths=narrow(lengths), indptr=indptr, sequence=sequence, order=order, apart=self.apart)
 
     def gather(self, taken: Taken) -> Sequences:
-        """Return the sequences of these units."""
+        """Return the sequences of these units, unit after unit; see `Feed.gather`."""
         found = self._source.gather(taken.sequences, wide=True)
         values = {"seq_index": taken.sequences.copy(), **found.values}  # the step keeps its own
         return Sequences(seq_lengths=found.seq_lengths, tokens=found.tokens, values=values, begin=found.begin)
 
     def check_unchanged(self) -> None:
-        """Refuse tokens that changed since the source was opened."""
+        """Refuse tokens that changed since the source was opened.
+
+        Raises:
+            SourceError: a file changed; the message names it.
+        """
         self._source.check_unchanged()
 
 
@@ -173,13 +188,19 @@ def planned(
 ) -> Plan:
     """Return the plan for the sequences of `source`: `plan` if it is given, or a new one (`nopad.plan`).
 
-    With `groups`, it is a plan for the groups, each as long as all its sequences together; with `align`, every sequence
-    takes a multiple of `align` slots.
+    Args:
+        source: the sequences.
+        capacity: most tokens per pack.
+        groups: groups of sequences that share a pack; the plan is then for groups, each as long as its sequences
+            together. None: the plan is for single sequences.
+        plan: a plan made before; None: a new one.
+        align: every sequence takes a multiple of this many slots.
+        options: options of a new plan, as in `nopad.plan`.
 
     Raises:
         LengthError: a sequence or group is longer than `capacity`; the message counts them.
-        PlanMismatchError: `plan` is for other lengths or another capacity.
-        OptionError: an option has an invalid value.
+        PlanMismatchError: `plan` is for other lengths, another capacity, or a smaller `align`.
+        OptionError: an option has an invalid value, `depth` is given with `groups`, or options are given with `plan`.
     """
     lengths = source.seq_lengths if groups is None else groups.slots(source.seq_lengths, align)
     check_fits(lengths, capacity, "sequence" if groups is None else "group")
@@ -203,7 +224,7 @@ def planned(
 
 
 def check_fits(lengths: NDArray[Any], capacity: int, what: str) -> None:
-    """Refuse lengths above the capacity; `what` names the things of these lengths in the message.
+    """Refuse lengths above the capacity; `what`, such as "sequence", is the word for one of them in the message.
 
     Raises:
         LengthError: a length is above the capacity; the message counts them.
@@ -218,7 +239,10 @@ def check_fits(lengths: NDArray[Any], capacity: int, what: str) -> None:
 
 
 class StoredRows(Feed):
-    """Rows of a packed dataset as stored; an epoch takes row groups, and the rows in each, in random order."""
+    """Rows of a packed dataset, as stored.
+
+    An epoch visits the row groups in random order, and the rows within each row group in random order too.
+    """
 
     unit = "pack"
 
@@ -236,24 +260,35 @@ class StoredRows(Feed):
         indptr, lengths = dataset.seq_lengths()
         self._lengths, self._indptr = narrow(lengths), indptr.astype(index_dtype(lengths.size))
         self.capacity, self.sequences = dataset.capacity, self._lengths.size
+        self.packs, self.tokens = len(dataset), dataset.manifest.tokens
 
     def facts(self) -> dict[str, Any]:
         """Return the fingerprint of the dataset, and the seed."""
         return {"unit": "row", "seed": self.seed, "data": _of_shards(self._dataset)}
 
     def units(self, epoch: int) -> Units:
-        """Return the rows in a random order in which row groups are read one after the other."""
+        """Return the rows of an epoch in a random order in which each row group is read only once."""
         return Units(seq_lengths=self._lengths, indptr=self._indptr, order=self._dataset.order(self.seed, epoch))
 
     def gather(self, taken: Taken) -> Sequences:
-        """Return the sequences of these rows."""
+        """Return the sequences of these rows, row after row.
+
+        Raises:
+            CorruptError: the rows do not hold the sequences that the dataset's index promised.
+        """
         sequences, sizes = self._dataset.gather(taken.units)
         if not np.array_equal(sizes, taken.sizes):
             raise CorruptError(f"{self._dataset.path}: rows hold other sequences than were dealt; open it again")
         return sequences
 
     def check_unchanged(self) -> None:
-        """Refuse a dataset that another one has replaced; its manifest checks rows when they are read."""
+        """Refuse a dataset that was replaced by another one since it was opened.
+
+        Only the manifest is compared; the content of rows is checked when they are read.
+
+        Raises:
+            CorruptError: the folder holds another dataset now.
+        """
         if Manifest.load(self._dataset.path) != self._dataset.manifest:
             raise CorruptError(f"{self._dataset.path} holds another dataset than when it was opened; open it again")
 

@@ -1,4 +1,4 @@
-"""Epochs over stored tokens as the supply of a loader: every rank computes its part from lengths, seed and epoch."""
+"""Supply a loader with epochs over stored tokens: every rank computes its own part from lengths, seed and epoch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ log = logging.getLogger("nopad")
 
 
 class EpochSupply(Supply):
-    """The batches of one rank, epoch after epoch; a place is a `Position`."""
+    """The batches of one rank, epoch after epoch; the places of this supply are `Position`s."""
 
     def __init__(self, epochs: Epochs, serving: Serving, balance: Balance) -> None:
         """Serve batches of these epochs.
@@ -48,25 +48,28 @@ class EpochSupply(Supply):
         self._cost = fingerprint(epochs.cost, int(epochs.units(0).seq_lengths.max()))
 
     def begin(self) -> Position:
-        """Return the beginning of epoch 0."""
+        """Return the position at the beginning of epoch 0."""
         return Position(leg=self._leg)
 
     def epoch_begin(self, at: Position, epoch: int) -> Position:
-        """Return the beginning of this epoch."""
+        """Return the position at the beginning of epoch number `epoch`."""
         return at.at_start_of(epoch)
 
     def described(self) -> str:
-        """Return in words what is dealt, and what a rank takes of it."""
+        """Return a phrase that says what is dealt, and how many units a rank takes in a micro-step."""
         feed = self._epochs.feed
-        packs = f" in packs of at most {feed.capacity:,} tokens" if feed.unit == "pack" else ""
+        number = "" if feed.packs is None else f"{feed.packs:,} "
+        packs = f" in {number}packs of at most {feed.capacity:,} tokens" if feed.unit == "pack" else ""
+        if feed.packs and feed.tokens is not None:
+            packs += f" with {1 - feed.tokens / (feed.packs * feed.capacity):.2%} padding"
         return f"{feed.sequences:,} sequences{packs}, {self._serving.takes(feed.unit)} per rank and micro-step"
 
     def facts(self) -> dict[str, Any]:
-        """Return the facts of the feed, of `Serving` and of the cost model."""
+        """Return the facts of the feed and of `Serving`, and a fingerprint of the cost model, by name."""
         return {**self._serving.facts(), **self._epochs.feed.facts(), "cost": self._cost}
 
     def agreed(self, at: Position) -> dict[str, Any]:
-        """Return the facts, how many units a step takes, the method of balance, and the position."""
+        """Return what all ranks must agree on: the facts, the units per step, the balance and the position."""
         leg = at.leg
         return {
             **self.facts(),
@@ -81,11 +84,14 @@ class EpochSupply(Supply):
         }
 
     def length(self, at: Position) -> int:
-        """Return the number of batches of the whole epoch; after a change of ranks, of those since the change."""
+        """Return the number of batches that a rank takes in the epoch.
+
+        If the number of ranks changed during the epoch, only the batches after that change count.
+        """
         return self._epochs.course(at).steps * at.leg.shape.accumulation
 
     def steps_in(self, at: Position, epoch: int) -> int:
-        """Return the number of steps of a whole epoch; takes O(units) if epochs may differ in length."""
+        """Return the number of optimiser steps of a whole epoch; takes O(units) if epochs may differ in length."""
         same = self._epochs.feed.steady and at.leg.token_cap is None
         return self._epochs.course(at.at_start_of(at.epoch if same else epoch)).steps
 
@@ -98,19 +104,23 @@ class EpochSupply(Supply):
         return summarise(epochs.course(at), epochs.units(at.epoch), feed.unit, takes, epochs.cost, capacity, notes)
 
     def state(self, at: Position, batches: int) -> dict[str, Any]:
-        """Return the state after `batches` more batches; at the end of an epoch, the beginning of the next."""
+        """Return the state after `batches` more batches of this epoch.
+
+        After the last batch, this is the beginning of the next epoch.
+        """
         for _ in range(batches):
             at = self._epochs.after(at)
         return self.settled(at).state(self.facts())
 
     def settled(self, at: Position) -> Position:
-        """Return `at`, or the beginning of the next epoch if this one has no batch after it."""
+        """Return `at`; or the beginning of the next epoch, if this one has no batch after `at`."""
         return at.at_start_of(at.epoch + 1) if self._epochs.is_over(at) else at
 
     def placed(self, state: Any) -> Position:
-        """Return the place of a state, in a new leg if the ranks changed.
+        """Return the position that a state holds, in a new leg if the number of ranks, the step or the balance changed.
 
-        If the units left of the epoch make no step for the new ranks, the next epoch begins, with a warning in the log.
+        If the units left of the epoch do not make a single step for the new ranks, the next epoch begins, with a
+        warning in the log.
         """
         position, facts = read_state(state)
         check_same(facts, self.facts())
@@ -125,10 +135,10 @@ class EpochSupply(Supply):
         return self.settled(there)
 
     def check_workers(self, workers: int) -> None:
-        """Any number of processes can build batches."""
+        """Accept any number of worker processes: each of them can compute any batch."""
 
     def batches(self, at: Position, worker: int = 0, workers: int = 1) -> Iterator[tuple[Position, PackedBatch]]:
-        """Yield the batches that are left of the epoch, each with the position after it; they are built ahead."""
+        """Yield (position after the batch, batch) for the batches left of the epoch; batches are built ahead."""
         self._epochs.feed.check_unchanged()
         pairs = islice(self._pairs(at, deal_ahead=workers == 1), worker, None, workers)
         if not self._serving.prefetch:

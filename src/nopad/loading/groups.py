@@ -1,7 +1,7 @@
 """Groups of sequences that stay together: preference pairs, answers to one prompt.
 
-A group is dealt as one: to one step, to one rank, or into one pack. If ranks take a fixed number of sequences, all
-groups must have the same size. Sorting the sequences by group takes O(sequences).
+The sequences of a group share one step, one rank, or one pack. If ranks take a fixed number of sequences, all groups
+must have the same size. Sorting the sequences by group takes O(sequences).
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ Together = Literal["step", "rank", "pack"]
 
 @dataclass(frozen=True, eq=False)
 class Groups:
-    """n sequences in groups.
+    """A partition of n sequences into groups.
 
     Attributes:
-        indptr: where each group begins in `sequence`; ``[groups + 1]``.
-        sequence: sequence numbers, group after group, ascending in each; ``[n]``.
+        indptr: group g is ``sequence[indptr[g]:indptr[g + 1]]``; ``[groups + 1]``.
+        sequence: sequence numbers, group after group, ascending within each group; ``[n]``.
 
     >>> groups = Groups.of([7, 3, 7, 3, 3], 5)
     >>> len(groups), groups.sizes.tolist(), groups.sequence.tolist()
@@ -43,12 +43,12 @@ class Groups:
         """Return the groups of `sequences` sequences.
 
         Args:
-            given: the group of each sequence, integers ``[n]``; or one number k: every k sequences, in the order in
-                which they are stored, are a group.
+            given: the number of each sequence's group, integers ``[n]``; or one integer k: every k consecutive
+                sequences are a group.
             sequences: number of sequences.
 
         Raises:
-            OptionError: there is not one number per sequence, or k does not divide the number of sequences.
+            OptionError: `given` does not have one integer per sequence, or k does not divide the number of sequences.
         """
         dtype = index_dtype(sequences)
         if isinstance(given, int | np.integer) and not isinstance(given, bool):
@@ -80,14 +80,14 @@ class Groups:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256, in hex, of which sequences share a group."""
+        """SHA-256, in hex, of the division of the sequences into groups."""
         digest = hashlib.sha256(b"nopad.groups.v1\0")
         for array in (self.indptr, self.sequence):
             digest.update(array.astype("<i8").tobytes())
         return digest.hexdigest()
 
     def one_size(self) -> int:
-        """Return the number of sequences that every group has.
+        """Return the number of sequences per group, which must be the same for all groups.
 
         Raises:
             OptionError: groups differ in size.
@@ -102,12 +102,12 @@ class Groups:
         return most
 
     def slots(self, seq_lengths: NDArray[np.int32], align: int = 1) -> NDArray[np.int64]:
-        """Return the slots that each group takes if sequences take multiples of `align` slots; int64 ``[groups]``."""
+        """Return the slots of each group if every sequence is padded to a multiple of `align`; int64 ``[groups]``."""
         slots = round_up(seq_lengths, align)[self.sequence]
         sums: NDArray[np.int64] = np.add.reduceat(slots, self.indptr[:-1])
         return sums
 
     def expanded(self, packs: Packs) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Return packs of groups as packs of sequences: ``(indptr, sequence)``."""
+        """Turn packs of groups into packs of sequences; return ``(indptr, sequence)``, as in `nopad.Packs`."""
         bounds, sequence = take_lists(self.indptr, self.sequence, packs.sequence.astype(np.int64))
         return bounds[packs.indptr], sequence

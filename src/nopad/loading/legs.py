@@ -1,8 +1,9 @@
-"""Legs: the parts of an epoch, each dealt to one number of ranks, and the steps of the current leg.
+"""Legs: the parts of an epoch between two changes of the ranks, and the steps of the current leg.
 
-An epoch is one leg, unless training stops in the middle and goes on with other ranks, nodes or accumulation: then a new
-leg begins with exactly the units that no earlier leg has taken. A few integers per leg are enough to know these units,
-since a leg's order depends only on seed, epoch, number of the leg and units left, and is computed again.
+An epoch is one leg, unless training stops in the middle and goes on with another number of ranks or nodes, or another
+accumulation. Then a new leg begins, which deals exactly the units that no earlier leg has taken. A state stores only a
+few integers per leg: the order of a leg is computed again from the seed, the epoch, the leg's number and the units
+left.
 
 Cost: O(units) when a leg begins, and once more for every earlier leg; O(units of a step) per step.
 """
@@ -33,12 +34,12 @@ Last = Literal["drop", "fill", "refuse"]
 
 @dataclass(frozen=True, kw_only=True)
 class Leg:
-    """A part of an epoch that was dealt to one number of ranks.
+    """A part of an epoch in which ranks, step and balance stay the same.
 
     Attributes:
-        shape: the number of units of a step, and the ranks that share it.
+        shape: the ranks, and the number of units per rank and micro-step.
         balance: how units are drawn and dealt.
-        steps: number of whole steps that the leg took.
+        steps: number of whole steps that the leg has taken.
         token_cap: most tokens per rank and micro-step; None: no limit.
     """
 
@@ -48,17 +49,17 @@ class Leg:
     token_cap: int | None = None
 
     def deals_as(self, other: Leg) -> bool:
-        """Whether this leg and `other` deal the same units to the same steps and ranks."""
+        """Return whether this leg and `other` have the same shape, balance and cap, and so deal alike."""
         return replace(self, steps=0) == replace(other, steps=0)
 
 
 class Course:
-    """The current leg: which units each rank gets in each step; every rank computes the same.
+    """The steps of the current leg: which units each rank gets in each. Every rank computes the same.
 
     Attributes:
         steps: number of steps from the beginning of this leg to the end of the epoch.
-        units_left: units that no earlier leg has taken.
-        empty: how many places of the last step stay empty.
+        units_left: number of units that no earlier leg has taken.
+        empty: number of places for units that stay empty in the last step.
         token_cap: most tokens of a rank's micro-step; None: no limit.
     """
 
@@ -89,27 +90,32 @@ class Course:
         self.steps, self.empty = _whole_steps(self.units_left, leg.shape, last, resumed, self._cuts)
 
     def units_at(self, begin: int, end: int) -> NDArray[np.int64]:
-        """Return units number `begin` to `end` (exclusive) in the order of this leg; int64."""
+        """Return the unit numbers at places `begin` to `end` (exclusive) in the order of this leg; int64 ``[k]``."""
         end = min(end, self.units_left)
         if self._order is None:
             return np.arange(begin, end)
         return self._order[begin:end].astype(np.int64)
 
     def bounds(self, step: int) -> tuple[int, int]:
-        """Return where in the order of this leg the units of a step begin and end; `steps` is the end of all."""
+        """Return where the units of a step begin and end (exclusive), as places in the order of this leg.
+
+        With `step` equal to the number of steps, "begin" is where the last step ends.
+        """
         if self._cuts is None:
             return step * self.shape.per_step, (step + 1) * self.shape.per_step
         return int(self._cuts[step]), int(self._cuts[min(step + 1, self._cuts.size - 1)])
 
     @property
     def cut_short(self) -> int:
-        """Number of steps that take fewer units than a step may, since more would not fit under the cap."""
+        """Number of steps with fewer units than usual, because more would not fit under the token cap."""
         if self._cuts is None:
             return 0
         return int((np.diff(self._cuts[: self.steps + 1]) < self.shape.per_step).sum()) - bool(self.empty)
 
     def step(self, number: int) -> Taken:
-        """Return what step `number` of this leg takes on all ranks; the results of the last few steps are cached.
+        """Return the units and sequences that step `number` of this leg takes on all ranks together.
+
+        The results of the last few steps are cached.
 
         Raises:
             IndexError: the leg has no such step.
@@ -131,7 +137,10 @@ class Course:
         return step.sequences.size, _kernels.sum_at(self._units.seq_lengths, step.sequences)
 
     def part(self, step: int, rank: int, micro: int) -> Taken:
-        """Return what a rank takes in a micro-step of step `step`; in a filled last step, this can be nothing."""
+        """Return the units and sequences that one rank takes in one micro-step of step number `step`.
+
+        In a last step that was filled with empty rows, a rank may have none.
+        """
         if self.shape.per_step == self.shape.per_rank and not self._units.apart:  # a single rank, without accumulation
             return self.step(step)
         kept = self._dealt  # a reference of its own, since another thread may replace the attribute
@@ -141,11 +150,12 @@ class Course:
         return self._units.taken(chosen[chosen >= 0])
 
     def dealt(self, step: int) -> NDArray[np.int64]:
-        """Return the units that step `step` deals, by rank, micro-step and place; -1 where a place stays empty.
+        """Return the unit numbers of a step by rank, micro-step and place; -1: the place stays empty.
 
-        If the units' sequences are dealt apart, these are sequences. The result is int64 ``[world_size, accumulation,
-        per_rank]``; under a cap, the last dimension is the largest number that a rank gets. Places are in the order of
-        the epoch, empty places last.
+        The result is int64 ``[world_size, accumulation, per_rank]``; under a token cap, the last dimension is the
+        largest number of units of any rank. If the sequences of a unit may go to different ranks (`Units.apart`), the
+        numbers are those of sequences, and the last dimension counts these. Units that share a rank and micro-step are
+        in the order of the epoch, and empty places come last.
         """
         taken = self.step(step)
         if self._units.apart:
@@ -176,9 +186,21 @@ class Course:
 def ordered(
     units: Units, leg: Leg, past: Sequence[Leg], *, seed: int, epoch: int, cost: CostModel
 ) -> NDArray[Any] | None:
-    """Return the units that the legs in `past` left, in the order in which `leg` takes them; ``[units left]``.
+    """Return the units that the legs in `past` did not take, in the order in which `leg` takes them; ``[units left]``.
 
-    None: all units, in the order of their numbers. Takes O(units) for every leg.
+    None stands for all units, in the order of their numbers. Takes O(units) per leg.
+
+    Args:
+        units: the units of the epoch.
+        leg: the current leg.
+        past: the finished legs of this epoch, in order.
+        seed: the seed of the loader.
+        epoch: number of the epoch, from 0.
+        cost: the cost model by which ranks are balanced.
+
+    Raises:
+        OptionError: a leg's balance would reorder units that must stay in their phases (`Units.phased`).
+        FormatError: a finished leg cannot have taken its steps from these units.
     """
     left = units.order
     for number, other in enumerate((*past, leg)):
@@ -199,9 +221,9 @@ def ordered(
 
 
 def check_cap(units: Units, leg: Leg, unit: str) -> None:
-    """Refuse a cap under which some unit could never be dealt, even one that this epoch does not take.
+    """Refuse a token cap under which a unit could never be dealt, even if this epoch leaves that unit out.
 
-    `unit` is the name of a unit in the message.
+    `unit`, such as "sequence", is the word for a unit in the message.
 
     Raises:
         LengthError: a unit does not fit under the cap; the message names it.

@@ -1,12 +1,13 @@
 """`PackedLoader`: from stored tokens, or a stream, to the batches of one rank.
 
-For stored tokens, every rank computes which units (packs or sequences) each step takes, and which rank gets which
-unit, from lengths, seed and epoch alone: nothing is communicated, and every rank takes the same number of steps. A
-state is a few integers. A loader that loads it gives the batches that were still to come or, with another number of
-ranks, the sequences that were still to come. `nopad.loading.streams` says how streams are read.
+For stored tokens, every rank computes which units (packs or sequences) each step takes, and which rank gets which unit,
+from lengths, seed and epoch alone: nothing is communicated, and every rank takes the same number of steps. A state is a
+few integers. After a state is loaded, the loader gives the batches that were still to come; if the number of ranks has
+changed, it gives new batches of the sequences that were still to come. `nopad.loading.streams` says how streams are
+read.
 
-Cost: O(sequences) per epoch, computed in the background while the epoch before it ends; O(units of a step) per step,
-for all ranks; O(tokens) per batch. Batches are built ahead in a thread.
+Cost: O(sequences) per epoch, in the background while the previous epoch ends; O(units of a step) per step, on every
+rank; O(tokens) per batch. Batches are built ahead in a thread.
 """
 
 from __future__ import annotations
@@ -69,17 +70,17 @@ class PackedLoader:
             `capacity`.
         sequences: number of sequences per rank and micro-step, not packed, as one flat row without padding; replaces
             `rows` and `capacity`.
-        token_cap: only with `sequences`: most tokens per rank and micro-step. If `sequences` sequences on each rank
-            would exceed it, ranks get different numbers of sequences; if the sequences of a step still do not fit, the
-            step takes fewer, and those left over go to the next step. None: no limit.
+        token_cap: only with `sequences`: most tokens per rank and micro-step. To stay below it, ranks may get different
+            numbers of sequences; if the sequences of a step still do not fit, the step takes fewer, and those left over
+            go to the next step. None: no limit.
         accumulation: micro-steps per optimiser step.
         last: what happens at the end of an epoch to the units (packs, single sequences or groups) that are too few for
             a whole step. "drop" leaves them out (`summary` counts them); "fill" completes the step with empty rows (a
             rank without any sequence gets a stand-in of weight 0); "refuse" raises OptionError.
         balance: how units are drawn and dealt to ranks: a `nopad.balance.Balance`, or a name in
             `nopad.balance.METHODS`.
-        cost: how much work each sequence takes, so that ranks get equal work: a `nopad.balance.CostModel`. None: a
-            sequence costs its number of tokens.
+        cost: how much work a sequence is, by its length, so that ranks get equal work: a `nopad.balance.CostModel`.
+            None: a sequence costs its number of tokens.
         seed: the seed of all random choices.
         align: every sequence takes a multiple of this many slots of its row, padded at its end. Context parallelism
             needs 2 x its number of ranks; FP8 kernels need a multiple too. Packs are planned for it.
@@ -92,8 +93,9 @@ class PackedLoader:
         collate: a function that makes the `PackedBatch`; it gets the sequences (`nopad.sequences.Sequences`), `form`,
             and how many of the sequences lie in each row, int64 ``[rows]``; or `nopad.loading.EpochCollate`, which
             makes other batches in every epoch. None: `PackedBatch.from_columns`.
-        rank, world_size, node_size, group: this process's data-parallel rank among how many, as in `Ranks.found`. None:
-            from torch.distributed, or else from the environment.
+        rank, world_size, node_size, group: this process's data-parallel rank, the number of these ranks, how many of
+            them share a node, and their process group, as in `Ranks.found`. None: found from torch.distributed, or else
+            from the environment.
         prefetch: number of batches that a thread builds ahead; 0: no thread.
         host_dir: a folder where the ranks of a host share the arrays that describe the epoch, so that memory does not
             grow with the number of ranks. None: a temporary folder if the host has two or more ranks and the data have
@@ -102,9 +104,9 @@ class PackedLoader:
             ``plan``, a plan made before. For a stream: ``tokenizer``; ``exhausted``, "repeat" or "stop";
             ``shuffle_buffer``, the number of sequences that wait for a random turn (by `seed`) before they are packed;
             depth, buffer, patience and buffer_tokens, as in `nopad.StreamPacker`; and the options of
-            `nopad.CorpusOptions`. Data are a stream if they are texts (`nopad.open_source`), a function that returns an
-            iterator of dicts or an iterable dataset, or if ``tokenizer`` or ``exhausted`` is given. The batches of a
-            stream never end with "repeat", and end where the source ends with "stop" (`docs/loading.md`).
+            `nopad.CorpusOptions`. Data are a stream if they are texts (`nopad.open_source`), an iterable dataset, or a
+            function that returns an iterator of dicts; or if ``tokenizer`` or ``exhausted`` is given. With "repeat",
+            the batches of a stream never end; with "stop", they end with the source (`docs/loading.md`).
 
     Attributes:
         ranks: this process's data-parallel rank and the number of ranks (`Ranks`).
@@ -243,7 +245,7 @@ class PackedLoader:
 
     @property
     def capacity(self) -> int | None:
-        """Most tokens per pack; None if sequences are not packed."""
+        """Most tokens per pack; None: sequences are not packed."""
         return self._capacity
 
     @property
@@ -264,7 +266,8 @@ class PackedLoader:
     def __repr__(self) -> str:
         """Return in one line what is loaded, for which rank, and where the loader stands."""
         return (
-            f"PackedLoader({self._supply.described()}, {self._accumulation:,} micro-steps per step; rank "
+            f"PackedLoader({self._supply.described()}, {self._accumulation:,} micro-step"
+            f"{'s' * (self._accumulation != 1)} per step; rank "
             f"{self.ranks.rank} of {self.ranks.world_size}; epoch {self.epoch}, {self.steps_seen:,} steps seen)"
         )
 
@@ -290,10 +293,10 @@ class PackedLoader:
         return self._supply.length(self._at)
 
     def steps_in(self, epoch: int) -> int:
-        """Return how many optimiser steps the whole of epoch number `epoch` has.
+        """Return the number of optimiser steps of epoch number `epoch`, from its beginning to its end.
 
-        Every epoch has the same number of steps, except in mixtures and with a `token_cap`; there the steps must be
-        dealt to be counted, which takes O(sequences).
+        Every epoch has the same number of steps, except with a `Mixture` or a `token_cap`: then the epoch must be dealt
+        to count its steps, which takes O(sequences).
 
         Raises:
             TypeError: the data are a stream, whose length is not known.
@@ -301,7 +304,7 @@ class PackedLoader:
         return self._supply.steps_in(self._at, _NUMBER.check("epoch", epoch))
 
     def summary(self) -> Summary | StreamSummary:
-        """Return a summary of the current epoch: steps, sequences, tokens, units left out, how evenly ranks work.
+        """Return a summary of the current epoch: steps, sequences, tokens, units left out, and how evenly ranks work.
 
         >>> import nopad
         >>> data = [[1, 2, 3], [4], [5, 6], [7, 8]]
@@ -330,7 +333,7 @@ class PackedLoader:
         self._begin_again()
 
     def facts(self) -> dict[str, Any]:
-        """Return the facts that must be the same when a saved run goes on, by name; JSON values."""
+        """Return, by name, what must be the same when a saved run goes on, such as data and seed; JSON values."""
         return self._supply.facts()
 
     def state_dict(self, *, batches: int = 0) -> dict[str, Any]:
@@ -340,7 +343,8 @@ class PackedLoader:
         an epoch, the loader stands at the beginning of the next epoch.
 
         Raises:
-            OptionError: this epoch has fewer batches left.
+            OptionError: this epoch has fewer than `batches` batches left; or the data are a stream, and `batches` is
+                not 0.
         """
         return self._supply.state(self._at, _NUMBER.check("batches", batches))
 
@@ -400,10 +404,11 @@ class PackedLoader:
     def follow(self, batches: Callable[[], Iterator[PackedBatch]]) -> Iterator[PackedBatch]:
         """Iterate over the batches that are left of this epoch, while other processes build them (`share`).
 
-        `batches` is called once; it returns an iterator over these batches in order.
+        `batches` is a function without arguments that returns an iterator over these batches in order; it is called
+        once.
 
         Raises:
-            OptionError: as `__iter__`; or the other processes gave too few batches.
+            OptionError: the other processes gave too few batches, or another iteration of this loader began meanwhile.
         """
         return self._moved_on(lambda: self._paired(batches()))
 

@@ -20,7 +20,7 @@ __all__ = ["MixedTokens"]
 
 
 class MixedTokens(Feed):
-    """The sequences of several sources, packed together, or each sequence as a unit of its own."""
+    """The sequences of a `Mixture`, packed together, or dealt one by one."""
 
     steady = False
 
@@ -53,7 +53,7 @@ class MixedTokens(Feed):
         return self._mixture.chosen(self.seed, epoch).notes
 
     def units(self, epoch: int) -> Units:
-        """Choose the epoch's sequences of each source, plan them, and deal them to packs; phase by phase."""
+        """Return the units of an epoch: choose the sequences of each source, and plan and pack them, phase by phase."""
         lengths, chosen = self._mixture.seq_lengths, self._mixture.chosen(self.seed, epoch)
         dtype = index_dtype(max(lengths.size, chosen.numbers.size))
         bounds: list[NDArray[Any]] = [np.zeros(1, dtype=dtype)]
@@ -76,9 +76,13 @@ class MixedTokens(Feed):
         return Units(seq_lengths=narrow(lengths), indptr=np.concatenate(bounds), sequence=sequence, phased=self.phased)
 
     def gather(self, taken: Taken) -> Sequences:
-        """Return the sequences of these units."""
+        """Return the sequences of these units, unit after unit; see `Feed.gather`."""
         return self._mixture.gather(taken.sequences)
 
     def check_unchanged(self) -> None:
-        """Refuse tokens that changed since the sources were opened."""
+        """Refuse tokens that changed since the sources were opened.
+
+        Raises:
+            SourceError: a file changed; the message names it.
+        """
         self._mixture.check_unchanged()

@@ -1,8 +1,8 @@
 """`Mixture`: several sources of stored tokens in one epoch, each with a share of the epoch's tokens.
 
-An epoch reaches the shares by choosing sequences; no data is left out for good. Every source is read in passes, each in
-a random order of its own. An epoch takes from each source as many tokens as its share, from where the last epoch
-stopped. Which sequences these are depends only on seed and epoch. O(sequences) per epoch.
+An epoch meets these shares by its choice of sequences; over several epochs, no sequence is left out. Every source is
+read in passes, each in a random order of its own. An epoch takes from each source as many tokens as its share, from
+where the last epoch stopped. Which sequences these are depends only on seed and epoch. O(sequences) per epoch.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ Exhausted = Literal["repeat", "drop", "stop"]
 
 @dataclass(frozen=True, eq=False)
 class Chosen:
-    """What one epoch takes of a mixture.
+    """The sequences that one epoch takes from a mixture.
 
     Attributes:
-        numbers: sequence numbers in the whole mixture; a repeated sequence occurs several times; ``[n]``.
-        phases: where each phase begins in `numbers`, and where the last one ends; ``[phases + 1]``. Within a phase, the
-            shares of the sources stay the same; a phase ends when a source has run out.
+        numbers: numbers of these sequences, counted over all sources of the mixture; ``[n]``. A sequence that is
+            repeated occurs several times.
+        phases: index in `numbers` at which each phase begins, and the end of the last one; ``phases + 1`` integers. The
+            shares of the sources are constant within a phase; a phase ends when a source runs out.
         notes: one line for each source, for the summary.
     """
 
@@ -47,19 +48,19 @@ class Mixture:
     """Named sources of stored tokens, each with a share of the tokens of every epoch; the `data` of a `PackedLoader`.
 
     Args:
-        sources: a dict of sources by name, in any form that `nopad.loading.sources.open_tokens` takes.
-        weights: the share of each source, by name: positive numbers, of which only the ratios matter. None: in
-            proportion to the number of tokens of each source.
+        sources: a dict from names to sources, each in any form that `nopad.loading.sources.open_tokens` takes.
+        weights: the share of each source, by name: positive numbers. Only their ratios matter. None: in proportion to
+            the number of tokens of each source.
         exhausted: what happens when a source has been read once. "repeat": it is read again, and the epoch ends when
             every source has given as many tokens as it holds. "stop": the epoch ends when the first source has been
-            read; the others go on in the next epoch where they stopped. "drop": the others go on without it, with the
-            same shares among themselves, until all have been read once.
+            read; the others go on in the next epoch where they stopped. "drop": the epoch goes on with the other
+            sources, in the same proportions, until all have been read once.
 
     Attributes:
         names: names of the sources, in the order given; ``seq_source`` in a batch's records is an index into them.
 
     Raises:
-        OptionError: a weight names no source, is missing or not above 0; `exhausted` is none of the three; the sources
+        OptionError: a weight names no source, is missing or is not above 0; `exhausted` has another value; the sources
             do not have the same columns; or an epoch would have more than 2^31 sequences.
 
     >>> import nopad
@@ -122,7 +123,10 @@ class Mixture:
             source.release()
 
     def chosen(self, seed: int, epoch: int) -> Chosen:
-        """Return which sequences an epoch takes; O(sequences of a source) for each pass of it in the epoch."""
+        """Return which sequences epoch number `epoch` takes.
+
+        This takes O(sequences of a source) for each pass over the source that the epoch touches.
+        """
         if self.exhausted == "drop":
             return self._each_once(seed, epoch)
         parts, notes = [], []
@@ -177,9 +181,10 @@ class Mixture:
         return Chosen(np.concatenate(parts).astype(index_dtype(len(self))), bounds, notes)
 
     def gather(self, numbers: NDArray[np.int64]) -> Sequences:
-        """Return the sequences with these numbers, in this order; ``seq_source`` is one of their values.
+        """Return the sequences with these numbers, in this order; their values include ``seq_source``.
 
-        Columns are as from `TokenSource.gather`; per-token columns of integers are int64.
+        `numbers` are counted over all sources, as in `Chosen`. Columns are as from `TokenSource.gather`; per-token
+        columns of integers are int64. ``seq_source`` is the index of each sequence's source in `names`.
         """
         of = np.searchsorted(self._begin, numbers, side="right") - 1
         by_source = np.argsort(of, kind="stable")

@@ -31,11 +31,14 @@ def open_feed(
     together: Together = "rank",
     **options: Any,
 ) -> Feed:
-    """Return the feed of `data`: stored rows, virtual packs of `capacity`, or, if `unpacked`, single sequences.
+    """Return the feed of `data`: stored rows, packs of `capacity`, or, if `unpacked`, single sequences or groups.
+
+    `groups`, `together` and `options` are as in `PackedLoader`.
 
     Raises:
-        OptionError: `data` is not a packed dataset and no capacity is given; options of a plan are given without one;
-            groups cannot stay together in this way.
+        OptionError: `data` is not a packed dataset and has neither a capacity nor `unpacked`; options of a plan are
+            given where nothing is planned; groups cannot stay together in this way; or groups or a plan are given for a
+            mixture.
     """
     checked, _ = check_sizes(1 if capacity is None else capacity, None, seed)
     capacity, seed = None if capacity is None else checked, int(seed)

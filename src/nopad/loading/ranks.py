@@ -1,8 +1,8 @@
 """`Ranks`: this process's data-parallel rank, the number of ranks, and how many of them share a node.
 
-Tensor- and pipeline-parallel peers compute on the same batches, so they have the same data-parallel rank: give the
-process group (or the one-dimensional `DeviceMesh`) of the ranks that take different data. Torch is not imported; it is
-asked only if the program has imported it already.
+Tensor- and pipeline-parallel peers compute on the same batches, so they have the same data-parallel rank. With these,
+pass as `group` the process group (or the one-dimensional `DeviceMesh`) of the ranks that take different data. This
+module does not import torch; it asks torch.distributed only if the program has imported torch already.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Ranks:
     ) -> Ranks:
         """Return this process's place, from the arguments, torch.distributed or the environment.
 
-        The first of these that is there is used: `group`; `rank` and `world_size`; the default process group of
+        The first of these that is available decides: `group`; `rank` and `world_size`; the default process group of
         torch.distributed, if it is initialised; ``RANK`` and ``WORLD_SIZE`` in the environment; else a single rank.
         Without `node_size` and `group`, a node has ``LOCAL_WORLD_SIZE`` ranks if that is set and divides the number of
         ranks; otherwise all ranks count as one node.

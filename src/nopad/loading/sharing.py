@@ -1,7 +1,7 @@
-"""Arrays that the ranks of a host make once and map, so that their memory does not grow with the number of ranks.
+"""Arrays that one rank of a host makes and all its ranks map, so that memory does not grow with the number of ranks.
 
-The ranks find one another by a folder whose name is a digest of the facts that all of them share. The process that
-needs an array first makes it under a lock; the others wait, and map the file. Files are never changed, only removed,
+The ranks of a job find the same folder because its name is a digest of facts that all of them share. The first process
+that needs an array makes it, under a lock; the others wait, and map its file. Files are never changed, only removed,
 which does not affect processes that have mapped them. The last process that uses a folder removes it; folders that a
 killed job left behind are removed, unread, when the next job begins. If another program removes files meanwhile (such
 as a cleaner of temporary files), arrays are made again; once the folder is gone, each process has its own arrays.
@@ -71,7 +71,7 @@ class HostArrays:
         self._close = weakref.finalize(self, _leave, root, self.folder, users, os.getpid())
 
     def arrays(self, name: str, make: Callable[[], Arrays]) -> dict[str, NDArray[Any]]:
-        """Return the arrays of this name, mapped from files; `make` returns them if no process has made them yet.
+        """Return the arrays of this name, mapped from files; `make` is called only if no process has made them yet.
 
         Writing to the returned arrays does not change them in other processes.
 
@@ -103,7 +103,7 @@ class HostArrays:
                 shutil.rmtree(place, ignore_errors=True)
 
     def close(self) -> None:
-        """Leave the folder; the last process removes it."""
+        """Stop using the folder; the last process that does so removes it."""
         self._close()
 
 

@@ -1,7 +1,7 @@
-"""Where a loader stands: a few integers, and the facts that must be the same when a run goes on from there.
+"""The state of a loader over stored tokens: a few integers, and the facts that must be the same when the run goes on.
 
-A state holds the legs of the current epoch (`nopad.loading.legs`), how far the last leg is, the number of steps,
-sequences and tokens seen, and the fingerprints of data and plan. It is plain JSON.
+A state holds the legs of the current epoch (`nopad.loading.legs`) with the steps that each has taken, the number of
+steps, sequences and tokens seen, and the fingerprints of data and plan. It is plain JSON.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SHAPE = ("world_size", "node_size", "accumulation", "per_rank")
 
 @dataclass(frozen=True, kw_only=True)
 class Position:
-    """How far a loader is.
+    """How far a loader over stored tokens has come.
 
     Attributes:
         epoch: number of the epoch, from 0.
@@ -43,11 +43,11 @@ class Position:
     tokens_seen: int = 0
 
     def at_start_of(self, epoch: int) -> Position:
-        """Return the position where an epoch begins, with the same ranks."""
+        """Return the position at the beginning of epoch number `epoch`; ranks and numbers seen stay the same."""
         return replace(self, epoch=epoch, past=(), leg=replace(self.leg, steps=0), batches=0)
 
     def after_step(self, sequences: int, tokens: int) -> Position:
-        """Return the position after a whole step of so many sequences and tokens on all ranks together."""
+        """Return the position after one more step, in which all ranks together took these `sequences` and `tokens`."""
         return Position(
             epoch=self.epoch,
             past=self.past,
@@ -58,9 +58,10 @@ class Position:
         )
 
     def resumed(self, leg: Leg) -> Position:
-        """Return this position for a loader whose leg is `leg`: in the same leg, or at the beginning of a new one.
+        """Return the position from which a loader with the leg `leg` goes on.
 
-        A new leg takes an unfinished step again, since its gradient was never applied.
+        If the position's own leg deals units in the same way as `leg`, this is the position itself. Otherwise it is
+        the beginning of a new leg, which takes an unfinished step again, since its gradient was never applied.
         """
         if leg.deals_as(self.leg):
             return self
@@ -158,7 +159,7 @@ def _count(state: Mapping[str, Any], name: str) -> int:
 
 
 def check_same(there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
-    """Refuse a state for other data, another plan or another seed; the message names each fact that differs.
+    """Compare the facts of a state (`there`) with those of this loader (`here`); the message names each that differs.
 
     Raises:
         PlanMismatchError: a fact differs.

@@ -1,4 +1,4 @@
-"""`Summary`: the steps, sequences and tokens of an epoch before it begins, and how evenly its ranks work."""
+"""`Summary`: what an epoch will take in steps, sequences and tokens, and how evenly its ranks will work."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Summary:
     Attributes:
         unit: what is dealt: "pack", "sequence" or "group".
         takes: what a rank takes in a micro-step, in words, such as "8 packs".
-        shape, balance, cost: how a step is dealt.
+        shape, balance, cost: the ranks and units of a step, how units are dealt to ranks, and the cost model.
         steps: number of optimiser steps.
         sequences, tokens: number of sequences and tokens in these steps, on all ranks together.
         slots: number of slots in these steps, tokens and padding together; None: units have no capacity.
@@ -35,13 +35,15 @@ class Summary:
             units have no capacity.
         left_out: number of (units, sequences, tokens) that make no whole step in this epoch.
         empty: number of places for units that stay empty in the last step.
-        balanced: how even the ranks' costs are between two points where they wait, measured over up to 32 steps.
+        balanced: how even the ranks' costs are between two points where they wait for one another, measured over up to
+            32 steps.
         token_cap: most tokens per rank and micro-step; None: no limit.
         most_tokens: the largest number of tokens of a rank's micro-step in the steps measured; 0 if there is no cap.
-        cut_short: number of steps that take fewer units than a step may, since more would not fit under the cap.
+        cut_short: number of steps with fewer units than usual, because more would not fit under the token cap.
         notes: further lines of the summary, such as what each source of a mixture gives.
-        too_long: sequences that alone cost a rank over 10 % more than the mean rank, in the steps measured without
-            empty places, the longest first, as (sequence, tokens): only context parallelism helps, no balance does.
+        too_long: (sequence, tokens) of each sequence that alone costs over 10 % more than the mean rank, the longest
+            first; no balance can even these out, only context parallelism. Only measured steps without empty places
+            count.
         longest: number of tokens of the longest sequence of the epoch.
     """
 
@@ -120,11 +122,11 @@ def summarise(
     Args:
         course: how the units are dealt.
         units: the units of the epoch.
-        unit: as in `Summary`.
-        takes: as in `Summary`.
+        unit: what is dealt, as in `Summary`.
+        takes: what a rank takes in a micro-step, as in `Summary`.
         cost: the cost model by which ranks are balanced.
         capacity: slots per unit; None: a unit has as many slots as tokens.
-        notes: as in `Summary`.
+        notes: further lines, as in `Summary`.
     """
     shape, places = course.shape, course.units_at(0, course.units_left)
     taken = places[: course.bounds(course.steps)[0]]

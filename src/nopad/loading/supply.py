@@ -1,4 +1,4 @@
-"""The interface between `PackedLoader` and the source of its batches: epochs over stored tokens, or a stream.
+"""`Supply`: the interface between `PackedLoader` and what makes its batches, which is stored tokens or a stream.
 
 The methods of a supply take a *place*: an immutable value that says where a loader stands. A supply keeps no place
 itself, so that batches can be built ahead of the training loop while the loader alone knows how far the loop is.
@@ -27,10 +27,17 @@ Collate = Callable[[Sequences, Form, NDArray[np.int64]], PackedBatch]
 
 
 class EpochCollate(ABC):
-    """A `Collate` that makes other batches of the same sequences in every epoch, such as masks drawn anew.
+    """A `Collate` that makes different batches from the same sequences in every epoch, such as with masks drawn anew.
 
     A subclass defines `at` and `facts`. Random draws must depend only on the epoch and on the numbers of the sequences
     (``seq_index`` in their values). Then ranks, worker processes and resuming do not change them.
+
+    >>> from nopad.loading import EpochCollate, causal
+    >>> class Same(EpochCollate):
+    ...     def at(self, epoch):
+    ...         return causal  # or a collate that draws by `epoch` and by ``seq_index``
+    >>> Same().at(3) is causal, Same().facts()
+    (True, {})
     """
 
     @abstractmethod
@@ -38,7 +45,7 @@ class EpochCollate(ABC):
         """Return the `Collate` for epoch number `epoch`, from 0; for a stream, for that pass over its source."""
 
     def facts(self) -> Mapping[str, Any]:
-        """Return the settings that its batches depend on, by name, as JSON values.
+        """Return the settings on which its batches depend, by name, as JSON values.
 
         A saved run goes on only if they are the same.
         """
@@ -50,7 +57,7 @@ class EpochCollate(ABC):
 
 
 class Place(Protocol):
-    """Where a loader stands; the attributes are described by the properties of `PackedLoader` of the same names."""
+    """Where a loader stands. Its attributes are those properties of `PackedLoader` that have the same names."""
 
     @property
     def epoch(self) -> int: ...  # noqa: D102
@@ -67,18 +74,18 @@ class Place(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Serving:
-    """The rank for which batches are built, and how they are built.
+    """The rank for which batches are built, and the settings by which they are built.
 
     Attributes:
         ranks: this process's rank and the number of ranks.
         accumulation: number of micro-steps per optimiser step.
         per_rank: number of units per rank and micro-step.
         rows: whether a unit is a row of fixed capacity.
-        tokens: most tokens per rank and micro-step, if the loader was made with `tokens`; else None.
-        token_cap: most tokens per rank and micro-step, if a step is a number of units; None: no limit.
+        tokens: the loader's argument `tokens`: most tokens per rank and micro-step; None if it was not given.
+        token_cap: the loader's argument `token_cap`; None: no limit.
         form: how a batch lies in memory.
-        collate: makes a batch.
-        prefetch: batches that are built ahead in a thread.
+        collate: the function that makes batches.
+        prefetch: number of batches that are built ahead in a thread; 0: no thread.
     """
 
     ranks: Ranks
@@ -92,7 +99,7 @@ class Serving:
     prefetch: int
 
     def takes(self, unit: str) -> str:
-        """Return in words what a rank takes in a micro-step, such as "8 packs"; `unit` is the name of a unit."""
+        """Return what a rank takes in a micro-step, in words, such as "8 packs"; `unit` is "pack" in this example."""
         if self.tokens is not None:
             return f"{self.tokens:,} tokens"
         return f"{self.per_rank:,} {unit}s" + (
@@ -100,11 +107,11 @@ class Serving:
         )
 
     def facts(self) -> dict[str, Any]:
-        """Return the settings that batches depend on besides their sequences, by name; JSON values."""
+        """Return the settings on which a batch depends besides its sequences, by name; JSON values."""
         return dict(self.collate.facts()) if isinstance(self.collate, EpochCollate) else {}
 
     def batch(self, sequences: Sequences, per_row: NDArray[np.int64], epoch: int) -> PackedBatch:
-        """Make a batch of an epoch; `per_row` is the number of sequences in each row, int64 ``[rows]``.
+        """Make a batch from sequences; `per_row` is the number of sequences in each row, int64 ``[rows]``.
 
         Raises:
             OptionError: `collate` did not return a `PackedBatch`, or one with more tokens than the cap.
@@ -123,7 +130,7 @@ class Serving:
 
 
 class Supply(ABC):
-    """Gives the batches of one rank from any place on."""
+    """Base class of supplies: makes the batches of one rank, from any place on."""
 
     @abstractmethod
     def begin(self) -> Any:
@@ -131,7 +138,7 @@ class Supply(ABC):
 
     @abstractmethod
     def described(self) -> str:
-        """Return in a few words what is dealt, and what a rank takes of it in a micro-step."""
+        """Return a phrase that says what is dealt, and how many units a rank takes in a micro-step."""
 
     @abstractmethod
     def facts(self) -> dict[str, Any]:
@@ -180,23 +187,23 @@ class Supply(ABC):
 
     @abstractmethod
     def epoch_begin(self, at: Any, epoch: int) -> Any:
-        """Return the place where this epoch begins, for a loader that stands at `at`."""
+        """Return the place where epoch number `epoch` begins, for a loader that stands at `at`."""
 
     def settled(self, at: Any) -> Any:
-        """Return `at`, or the beginning of the next epoch if this one has no batch after it."""
+        """Return `at`; or the beginning of the next epoch, if this one has no batch after `at`."""
         return at
 
     @abstractmethod
     def batches(self, at: Any, worker: int = 0, workers: int = 1) -> Iterator[tuple[Any, PackedBatch | None]]:
         """Yield every `workers`-th batch that is left of the epoch, from number `worker` on; batches are built ahead.
 
-        Each item is (place after the batch, batch). If a place does not say that the epoch is over (at the end of a
+        Each item is (place after the batch, batch). Where only reading shows that the epoch is over (at the end of a
         stream), the last item is (beginning of the next epoch, None). Closing the iterator ends its threads.
         """
 
     @abstractmethod
     def places(self, at: Any) -> Iterator[Any]:
-        """Yield the place after each batch that is left of the epoch, without building it: other processes do."""
+        """Yield the place after each batch left of the epoch, without building the batches: other processes do."""
 
     @abstractmethod
     def check_workers(self, workers: int) -> None:

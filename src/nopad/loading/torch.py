@@ -5,9 +5,9 @@ in the main process stands where the training loop is, not where the workers are
 default random generator is not used, so that a resumed run draws the same numbers as an uninterrupted one.
 
 A DataLoader that would put several of the loader's batches into one is refused, with a clearer message than the type
-error from torch. The batches are already one rank's share: accelerate's `prepare`, and therefore transformers' own
-Trainer, would share them out among ranks again and are refused. Lightning does not change loaders of an
-`IterableDataset`.
+error from torch. The batches are already one rank's share. accelerate's `prepare`, and therefore transformers' own
+Trainer, would divide them among ranks a second time, so both are refused. Lightning leaves loaders of an
+`IterableDataset` as they are.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = ["TorchDataset", "TorchLoader"]
 
 
 class TorchDataset(IterableDataset[PackedBatch]):
-    """The batches of a loader; for ``DataLoader(dataset, batch_size=None)``.
+    """The batches of a loader as a torch dataset; use it as ``DataLoader(dataset, batch_size=None)``.
 
     Attributes:
         loader: the loader.
@@ -74,7 +74,7 @@ class TorchDataset(IterableDataset[PackedBatch]):
         return len(self.loader)
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the beginning of another epoch (`PackedLoader.set_epoch`)."""
+        """Go to the beginning of epoch number `epoch` (`PackedLoader.set_epoch`)."""
         self.loader.set_epoch(epoch)
 
 
@@ -120,7 +120,7 @@ class TorchLoader(DataLoader[PackedBatch]):
         return len(self.packed_loader)
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the beginning of another epoch (`PackedLoader.set_epoch`)."""
+        """Go to the beginning of epoch number `epoch` (`PackedLoader.set_epoch`)."""
         self.packed_loader.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:

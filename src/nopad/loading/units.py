@@ -1,7 +1,8 @@
-"""`Units`: what an epoch deals to ranks, as an index over sequences: packs, single sequences, or groups of sequences.
+"""`Units`: an index of what an epoch deals to ranks, which is packs, single sequences, or groups of sequences.
 
-A unit is in one step, and one rank gets all of it, unless its sequences are dealt apart. For up to 2^31 sequences, the
-index takes 4 bytes per sequence and 4 per pack; the lengths take 1 to 4 bytes per sequence.
+All sequences of a unit go to one step and one rank; only with `Units.apart` may they go to several ranks of the step.
+For up to 2^31 sequences, the index takes 4 bytes per sequence and 4 per pack; the lengths take 1 to 4 bytes per
+sequence.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class Taken(NamedTuple):
 
     Attributes:
         units: unit numbers, or sequence numbers if sequences are dealt one by one (`Units.apart`); int64 ``[units]``.
-        sequences: numbers of the sequences that the units hold, unit after unit; int64 ``[k]``.
+        sequences: numbers of the sequences in these units, unit after unit; int64 ``[k]``.
         sizes: number of sequences of each unit; int64 ``[units]``.
     """
 
@@ -39,11 +40,12 @@ class Units:
 
     Attributes:
         seq_lengths: length of each sequence in tokens; ``[sequences]``, of the narrowest unsigned type.
-        indptr: where each unit begins in `sequence`; ``[units + 1]``; None: unit u is sequence u.
+        indptr: unit u holds the sequences ``sequence[indptr[u]:indptr[u + 1]]``; ``[units + 1]``. None: unit u is
+            sequence u.
         sequence: sequence numbers, unit after unit; ``[sequences]``; None: ascending, so that unit u holds the
             sequences ``indptr[u]`` to ``indptr[u + 1]``.
         order: the units in the epoch's random order; ``[units]``; None: they are numbered in that order.
-        phased: whether the order is fixed and must not be drawn anew: a source of a mixture runs out during the epoch.
+        phased: whether units must stay in this order, since a source of a mixture runs out during the epoch.
         apart: whether ranks get the sequences of a step's units one by one instead of whole units.
 
     >>> lengths = np.array([5, 3, 4], np.int32)
@@ -72,7 +74,7 @@ class Units:
 
     @property
     def parts(self) -> int:
-        """Number of sequences of every unit, if these are dealt apart; 1 if whole units are dealt."""
+        """With `apart`, the number of sequences of every unit; else 1, since whole units are dealt."""
         return self.members(np.zeros(1, dtype=np.int64))[0].size if self.apart else 1
 
     def arrays(self) -> dict[str, NDArray[Any]]:
@@ -81,7 +83,7 @@ class Units:
         return {name: array for name, array in found.items() if array is not None}
 
     def members(self, chosen: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the sequences of the chosen units, int64 ``[k]``, and how many each unit holds, int64 ``[chosen]``."""
+        """Return the sequences of these units, int64 ``[k]``, and how many each unit holds, int64 ``[chosen]``."""
         if self.indptr is None:
             return chosen, np.ones(chosen.size, dtype=np.int64)
         sizes = np.empty(chosen.size, dtype=np.int64)
@@ -90,13 +92,13 @@ class Units:
         return numbers, sizes
 
     def taken(self, dealt: NDArray[np.int64]) -> Taken:
-        """Return what a rank takes if it was dealt these units, or, with `apart`, these single sequences."""
+        """Return these units and their sequences; with `apart`, `dealt` holds sequence numbers instead of units."""
         if self.apart:
             return Taken(dealt, dealt, np.ones(dealt.size, dtype=np.int64))
         return Taken(dealt, *self.members(dealt))
 
     def check_lengths(self, taken: Taken, seq_lengths: NDArray[np.int32]) -> None:
-        """Refuse sequences whose lengths are not those by which they were dealt.
+        """Check that gathered sequences have the lengths by which they were dealt.
 
         Raises:
             CorruptError: there are more or fewer sequences, or a length differs.
@@ -130,7 +132,7 @@ class Units:
         return self.costs_of(*self.members(chosen), model)
 
     def costs_of(self, numbers: NDArray[np.int64], sizes: NDArray[np.int64], model: CostModel) -> NDArray[np.int64]:
-        """Return the costs of units from the result of `members` for them; see `costs`."""
+        """Return the costs of units, given what `members` returned for them as `numbers` and `sizes`; see `costs`."""
         if numbers.size == sizes.size:  # one sequence each
             return model.checked(self.seq_lengths[numbers])
         bounds = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(sizes)])

@@ -1,11 +1,11 @@
 """Losses and metrics of packed batches that equal those of the unpacked sequences, over batches and ranks."""
 
-from nopad.errors import MissingExtraError
+from nopad.errors import MissingExtraError, install
 
 try:
     import torch  # noqa: F401
 except ImportError as error:
-    raise MissingExtraError(f"computing losses needs {error.name}: pip install 'nopad[torch]'") from error
+    raise MissingExtraError(f"computing losses needs {error.name}: {install('torch')}") from error
 
 from nopad.losses.means import (
     over_ranks,

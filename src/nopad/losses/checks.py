@@ -1,4 +1,4 @@
-"""Checks of the arguments of losses and metrics, before any arithmetic: types, devices, and labels that are classes.
+"""Check the arguments of losses and metrics before any arithmetic: types, devices, and the range of labels.
 
 Label values are checked on the CPU only. On an accelerator the check would have to wait for the device, whose own
 kernels report invalid labels.
@@ -29,7 +29,7 @@ IGNORED = -100
 
 
 def check_tensors(**given: Any) -> None:
-    """Refuse arguments that are not tensors, or not all on one device; messages use the arguments' names.
+    """Refuse arguments, given by name, that are not tensors or not all on one device.
 
     Raises:
         BatchError: an argument is not a tensor, or is on another device than the others.
@@ -81,7 +81,7 @@ def check_per(per: str) -> None:
 def check_classes(labels: Tensor, classes: int, name: str = "labels", *, anywhere: bool = False) -> None:
     """Refuse labels that are not classes from 0 to `classes` - 1; -100, which losses ignore, is allowed.
 
-    `anywhere`: check the values on an accelerator too, which waits for the device.
+    With `anywhere`, the values are checked on an accelerator too, which waits for the device.
 
     Raises:
         BatchError: labels are not integers, or one is below 0 or above the last class.

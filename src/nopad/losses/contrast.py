@@ -1,4 +1,4 @@
-"""The contrastive loss over the pairs of a batch on all ranks: it couples sequences on purpose, by their vectors.
+"""The contrastive loss over the pairs of a batch on all ranks, which compares the vectors of sequences.
 
 The loss is the cross-entropy of scaled similarities (multiple negatives ranking, InfoNCE): each anchor should be nearer
 to its positive than to the other positives and the hard negatives of the batch, on all ranks. The model keeps sequences
@@ -28,7 +28,7 @@ Same = Literal["mask", "keep"]
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """Which sequences are anchors and positives of each other, and which are hard negatives.
+    """Which sequences are anchors, which are their positives, and which are hard negatives.
 
     Attributes:
         anchors: indices of the p anchors among the sequences; int64 ``[p]``.
@@ -48,7 +48,7 @@ def paired(roles: Tensor, pairs: Tensor, where: Tensor) -> Pairs:
         roles: 0 for an anchor, 1 for a positive, 2 for a hard negative; int64 ``[S]``.
         pairs: pair number of each sequence, the same for an anchor and its positive; int64 ``[S]``. If a pair occurs
             twice, its first anchor belongs to its first positive.
-        where: number of the batch that each sequence is in; int64 ``[S]``.
+        where: the number of each sequence's batch (rank); int64 ``[S]``.
 
     Raises:
         BatchError: an anchor has no positive in its batch, or a positive no anchor.
@@ -90,12 +90,13 @@ def contrastive_sum(
     Args:
         vectors: the vectors of all sequences of all ranks; ``[S, H]``.
         found: which sequences are anchors, positives and hard negatives.
-        contents: a number per sequence, equal for sequences with equal tokens; int64 ``[S]``.
-        mine: for which of the p pairs cross-entropies are summed; bool ``[p]``.
+        contents: a number per sequence, such as a hash, that is equal for sequences with equal tokens; int64 ``[S]``.
+        mine: True for those of the p pairs whose cross-entropies are summed; bool ``[p]``.
         scale: factor of the similarities, which are dot products.
         symmetric: average the loss of anchors against candidates with that of positives against all anchors.
-        same: what happens to candidates that equal the anchor or its positive, or are the positive of an equal anchor:
-            "mask" leaves them out, "keep" takes them for negatives.
+        same: what happens to false negatives of an anchor, which are candidates with the same tokens as the anchor or
+            its positive, and positives of an anchor with the same tokens: "mask" leaves them out, "keep" uses them as
+            negatives.
     """
     vectors = vectors.float() if vectors.dtype.itemsize < 4 else vectors
     wanted = mine.nonzero()[:, 0]
@@ -127,9 +128,10 @@ def _sum(left: Tensor, right: Tensor, wanted: Tensor, equal: Tensor, scale: floa
 
 
 def gathered(mine: Tensor, group: Any = None) -> tuple[Tensor, Tensor]:
-    """Gather the rows of all ranks, in order of ranks, without gradients.
+    """Gather the rows ``[n, ...]`` of all ranks, in the order of ranks, without gradients.
 
-    Returns ``([N, ...], the rank of each row [N])``. Without a process group, the rows are this process's own.
+    Returns (all rows ``[N, ...]``, the rank of each row ``[N]``). Without a process group, these are only this
+    process's rows.
     """
     if not _ranks(group):
         return mine, mine.new_zeros(mine.shape[0], dtype=torch.long)

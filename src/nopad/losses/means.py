@@ -62,7 +62,7 @@ def token_loss(
     weights: Tensor | None = None,
     denominator: float | Tensor | None = None,
 ) -> Tensor:
-    """Cross-entropy of a head with one result per token (masked and causal language models, token classification).
+    """Return the cross-entropy of a head with one result per token (language models, token classification).
 
     Args:
         logits: ``[R, L, C]``.
@@ -115,6 +115,13 @@ def token_denominator(
     accumulation and several ranks, sum the denominators of all batches of a step (over ranks with `over_ranks`), pass
     the sum to every `token_loss` as `denominator`, and sum the losses. With DDP, which averages gradients, multiply the
     loss by the number of ranks.
+
+    >>> import nopad, torch
+    >>> from nopad.losses import token_denominator
+    >>> batch = nopad.PackedBatch.from_sequences([[1, 2, 3], [4]])
+    >>> labels = torch.tensor([[1, -100, 3, 4]])
+    >>> token_denominator(labels, batch).item(), token_denominator(labels, batch, causal=True).item()
+    (3.0, 1.0)
     """
     number, wanted = labelled(labels, batch, causal)
     return slot_weights(number, wanted, batch, per, weights).sum()
@@ -127,7 +134,7 @@ def sequence_loss(
     weights: Tensor | None = None,
     denominator: float | Tensor | None = None,
 ) -> Tensor:
-    """Loss of a head with one result per sequence: classification, regression, next-sentence prediction.
+    """Return the loss of a head with one result per sequence: classification, regression, next-sentence prediction.
 
     Args:
         logits: ``[S, C]``.
@@ -164,7 +171,13 @@ def sequence_loss(
 
 
 def sequence_denominator(labels: Tensor, *, weights: Tensor | None = None) -> Tensor:
-    """Return the denominator of `sequence_loss`: the sum of the weights of sequences with a label; a float64 scalar."""
+    """Return the denominator of `sequence_loss`: the sum of the weights of sequences with a label; a float64 scalar.
+
+    >>> import torch
+    >>> from nopad.losses import sequence_denominator
+    >>> sequence_denominator(torch.tensor([0, 3, -100])).item()
+    2.0
+    """
     check_tensors(labels=labels)
     if not labels.dim():
         raise BatchError("labels are one number; expected [S] or [S, C], one entry for each sequence")
@@ -181,7 +194,7 @@ def span_loss(
     weights: Tensor | None = None,
     denominator: float | Tensor | None = None,
 ) -> Tensor:
-    """Loss of question answering: the mean of the cross-entropies of answer starts and answer ends.
+    """Return the loss of question answering: the mean of the cross-entropies of answer starts and answer ends.
 
     Args:
         start_logits: ``[S, longest]``, minus infinity after a sequence's end, as a pack-safe question-answering model
@@ -200,6 +213,13 @@ def span_loss(
 
     Raises:
         BatchError: shapes do not fit the batch.
+
+    >>> import nopad, torch
+    >>> from nopad.losses import span_loss
+    >>> batch = nopad.PackedBatch.from_sequences([[1, 2, 3], [4, 5, 6]])
+    >>> logits = torch.zeros(2, 3)
+    >>> round(span_loss(logits, logits, torch.tensor([1, 0]), torch.tensor([2, 0]), batch).item(), 4)
+    1.0986
     """
     check_tensors(start_logits=start_logits, end_logits=end_logits)
     known = _spans(starts, ends, batch)
@@ -218,6 +238,12 @@ def span_denominator(starts: Tensor, ends: Tensor, batch: PackedBatch, *, weight
     """Return the denominator of `span_loss`: the sum of the weights of sequences that contain their answer.
 
     The result is a float64 scalar.
+
+    >>> import nopad, torch
+    >>> from nopad.losses import span_denominator
+    >>> batch = nopad.PackedBatch.from_sequences([[1, 2, 3], [4]])
+    >>> span_denominator(torch.tensor([1, 5]), torch.tensor([2, 6]), batch).item()  # the second lies outside
+    1.0
     """
     return _weighted(_spans(starts, ends, batch).double(), weights).sum()
 
@@ -240,7 +266,7 @@ def over_ranks(count: Tensor) -> Tensor:
 
 
 def labelled(labels: Tensor, batch: PackedBatch, causal: bool) -> tuple[Tensor, Tensor]:
-    """Return the sequence number and the label of each slot; int64 ``[R x L]`` each.
+    """Return (sequence numbers, labels) of all slots; int64 ``[R x L]`` each.
 
     Sequence numbers begin at 1, and are 0 in padding; ignored labels are -100. `labels` are ``[R, L]``; with `causal`,
     the first label of each sequence is ignored.

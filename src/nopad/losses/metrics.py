@@ -64,7 +64,7 @@ class Accuracy(_Counts):
     def add(self, logits: Tensor, labels: Tensor, batch: PackedBatch, *, causal: bool = False) -> None:
         """Add a batch: logits ``[R, L, C]``, labels ``[R, L]``; labels of -100 are ignored.
 
-        `causal`: the logits of a token predict the next token.
+        With `causal`, the logits of a token predict the label of the next token.
 
         Raises:
             BatchError: a shape does not fit the batch.

@@ -1,4 +1,4 @@
-"""Losses of pairs of a chosen and a rejected answer: for reward models, and for language models against a reference.
+"""Losses of pairs of a chosen and a rejected answer, for reward models and for DPO.
 
 They take one number per sequence, for the chosen and the rejected answers in the same order, so packing does not change
 them. Like all losses here they are sums, divided by a number that the caller can give: by default, the number of pairs.
@@ -22,6 +22,13 @@ from nopad.losses.means import check_logits, labelled, wide
 __all__ = ["PreferenceLoss", "label_logprobs", "preference_loss", "reward_loss"]
 
 PreferenceLoss = Literal["sigmoid", "ipo", "robust"]
+"""The losses that `preference_loss` knows, by name.
+
+>>> from typing import get_args
+>>> from nopad.losses import PreferenceLoss
+>>> get_args(PreferenceLoss)
+('sigmoid', 'ipo', 'robust')
+"""
 Denominator = float | Tensor | None
 
 
@@ -64,7 +71,7 @@ def reward_loss(
     center: float | None = None,
     denominator: Denominator = None,
 ) -> Tensor:
-    """Bradley-Terry loss: the negative log-probability, given both rewards, that the chosen answer is the better one.
+    """Return the Bradley-Terry loss: minus the log-probability, given both rewards, that the chosen answer is better.
 
     Args:
         chosen: rewards of the chosen answers, ``[P]``.
@@ -104,13 +111,13 @@ def preference_loss(
     label_smoothing: float = 0.0,
     denominator: Denominator = None,
 ) -> Tensor:
-    """DPO loss, which moves the model towards chosen and away from rejected answers, relative to the reference.
+    """Return the DPO loss, which moves the model towards chosen and away from rejected answers.
 
     Args:
         chosen: the model's log-probability of each chosen answer minus the reference model's, ``[P]``.
         rejected: the same for the rejected answers, ``[P]``.
         counts: numbers of tokens of the chosen and of the rejected answers, ``[P]`` each; "ipo" divides by them.
-        beta: how strongly the model is held to the reference.
+        beta: how strongly the model is held to the reference; above 0, as in TRL.
         kind: "sigmoid", "ipo" or "robust".
         label_smoothing: share of pairs whose answers are assumed to be swapped; below 0.5, and 0 with "ipo".
         denominator: divide by this number instead of P.

@@ -1,12 +1,12 @@
-"""Unmodified transformers models on packed batches: each sequence gets the result it would get alone."""
+"""Run unmodified transformers models on packed batches, so that each sequence gets the result it would get alone."""
 
-from nopad.errors import MissingExtraError
+from nopad.errors import MissingExtraError, install
 
 try:
     import torch  # noqa: F401
     import transformers  # noqa: F401
 except ImportError as error:
-    raise MissingExtraError(f"running models needs {error.name}: pip install 'nopad[torch]'") from error
+    raise MissingExtraError(f"running models needs {error.name}: {install('torch')}") from error
 
 from nopad.model.compiled import static_inputs
 from nopad.model.linear import fast_linear

@@ -1,4 +1,4 @@
-"""Check whether a batch fits a model. If not, it is refused before the model runs, with advice on what to do."""
+"""Check whether a batch fits a model; a batch that does not is refused before the model runs, with advice."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def check_call(
 ) -> None:
     """Check the arguments of a packed call, given by name, against the batch's layout and the model.
 
-    `most`: largest number of sequences that a batch may have (None: any). `takes`: names of the model's arguments.
-    `stock`: whether the model is one of transformers' own classes.
+    `most` is the most sequences that a batch may have (None: unlimited), `takes` are the names of the model's
+    arguments, and `stock` says whether the model is one of transformers' own classes.
 
     Raises:
         BatchError: inputs have a wrong shape, device or dtype, attention weights are asked for, or the batch does not
@@ -89,8 +89,8 @@ def leave_columns(model: Any, takes: Sequence[str], named: dict[str, Any]) -> No
     """Remove from `named` the columns of the batch that the model does not accept, and warn once.
 
     Raises:
-        BatchError: a column's name is nearly that of an argument that was not given, an argument of the model holds no
-            numbers, or labels are already shifted.
+        BatchError: a column's name is very similar to that of an argument that was not given, an argument of the model
+            does not hold numbers, or labels are already shifted.
     """
     if named.get("shift_labels") is not None and "shift_labels" not in takes:
         raise BatchError(
@@ -156,7 +156,7 @@ def check_layout(model: Any, family: Family, most: int | None, layout: Layout, w
 
 
 def positions_of(model: Any, family: Family) -> int | None:
-    """Return the largest number of tokens that the model's positions allow in a sequence; None: any number."""
+    """Return the most tokens that the model's positions allow in a sequence; None: unlimited."""
     config = model.config
     limit = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
     relative = getattr(config, "model_type", "") in RELATIVE and not getattr(config, "position_biased_input", False)

@@ -36,7 +36,7 @@ def check_inputs(model: Any, takes: Sequence[str], stock: bool, named: Mapping[s
 
     Args:
         model: the transformers model, without wrappers.
-        takes: names of the model's arguments; other entries of `named` are not looked at.
+        takes: names of the model's arguments; other entries of `named` are not checked.
         stock: whether the model is one of transformers' own classes.
         named: the arguments by name.
         layout: the batch's layout.
@@ -151,9 +151,12 @@ def _check_per_token(name: str, value: Any, layout: Layout) -> None:
 
 
 def check_range(name: str, value: Tensor, most: int, what: str, layout: Layout) -> None:
-    """Check, on a CPU, that values ``[R, L]`` are from 0 to `most` - 1; the error says where the first other one is.
+    """Check, on a CPU, that values ``[R, L]`` are from 0 to `most` - 1; the error names the first one that is not.
 
-    For the message, `name` is the argument and `what` the word for its values.
+    In the message, `name` is the argument, and `what` a word for its values, such as "id".
+
+    Raises:
+        BatchError: a value is out of range.
     """
     if value.device.type != "cpu":
         return
@@ -175,7 +178,7 @@ def _told(value: Any) -> str:
 def check_labels(model: Any, by_token: bool, named: dict[str, Any]) -> None:
     """Check that the labels of a call are classes that the model has, or numbers for regression.
 
-    Integer labels in `named` are converted to int64. `by_token`: whether there is one label per token.
+    Integer labels in `named` are converted to int64. `by_token` says whether there is one label per token.
 
     Raises:
         BatchError: labels are not a tensor, are not integers although they must be classes, or are not a valid class.

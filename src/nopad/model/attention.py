@@ -1,4 +1,4 @@
-"""The attention function that nopad registers with transformers, for every model that uses its attention interface.
+"""The attention function that nopad registers with transformers, which serves every model with registered attention.
 
 The function takes the model's settings (causality, window, scale, position bias) and the placement attached to the
 mask, and calls a backend with both. Batches that are not packed go to transformers' own SDPA, so a pack-safe model
@@ -59,7 +59,9 @@ def packed_attention(
     softcap: float | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Compute the attention of one layer: queries, keys and values ``[R, H, L, D]`` to ``([R, L, H, D], None)``.
+    """Compute the attention of one layer, from queries, keys and values ``[R, H, L, D]``.
+
+    The result is ``(attention output [R, L, H, D], None)``.
 
     transformers calls this function with these arguments; `module` is the layer. `attention_mask` is one of nopad's
     masks, which carry the batch's layout, or the mask of an ordinary call. `others` may hold attention sinks as
@@ -200,7 +202,7 @@ def tell(module: nn.Module) -> None:
 
 
 def inside() -> Call | None:
-    """Return the current packed call, whose layout every attention module must get; None: there is none."""
+    """Return the current packed call, whose layout every attention module must get; None outside of a packed call."""
     if torch.compiler.is_compiling():
         return None
     call = known = _inside.get()
@@ -212,7 +214,7 @@ def inside() -> Call | None:
 
 
 def lost(module: nn.Module) -> UnsupportedModelError:
-    """Return the error for an attention module that the layout did not reach."""
+    """Return the error to raise for an attention module that did not get the layout."""
     return UnsupportedModelError(
         f"{type(module).__name__} lost the layout of a packed batch on its way, and would let sequences see each "
         "other. Do hooks, compiled layers or a split over devices copy or drop attention masks? Take them off, or "
@@ -233,7 +235,7 @@ def end(token: Any) -> None:
 
 @contextmanager
 def watched(seen: Callable[[nn.Module], None]) -> Any:
-    """Call `seen` with every layer that attends to a packed batch inside this context; for the audit."""
+    """In a ``with`` block, call `seen` with every layer that attends to a packed batch; the audit uses this."""
     token = _watch.set(seen)
     try:
         yield

@@ -85,7 +85,7 @@ def check_rope(model: Any, layout: Layout) -> None:
 
 
 def check_layers(model: nn.Module) -> None:
-    """Check that no layer quantises the activations of a whole batch together, and that none gets an argument per row.
+    """Check that no layer quantises the activations of a whole batch together, or gets an argument per row (PEFT).
 
     Raises:
         UnsupportedModelError: a layer quantises that way, or gets an argument per row from PEFT.

@@ -1,4 +1,4 @@
-"""The state of a packed call, which its hooks share, and helpers that name a forward method's arguments."""
+"""The state of a packed call, which hooks share, and functions that find the names of a forward method's arguments."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Call:
         inside: the part that runs now: "encoder" or "decoder".
         as_tuple: whether the caller wants a tuple.
         labels: by name, the labels from which the head computes the loss after the model ran.
-        seen: hidden states that hooks keep for the head.
+        seen: hidden states that hooks store for the head, by name.
         ran: how often each hook ran, by role.
         attended: how often each attention module attended, by ``id(module)``.
         kinds: classes of the modules that attended.
@@ -87,12 +87,12 @@ class Static:
     frame: FrameType | None = None
 
     def clear(self) -> None:
-        """Forget the call."""
+        """Reset all attributes at the end of the call."""
         self.ids = self.kept = self.tokens = self.frame = None
 
 
 class Calls(local):
-    """The calls that run now in this thread, innermost last; None stands for an ordinary call."""
+    """The calls that run now in this thread, the innermost one last; None stands for an ordinary call."""
 
     def __init__(self) -> None:
         self.stack: list[Call | None] = []
@@ -109,7 +109,8 @@ class Cell:
         calls: the calls of each thread.
         compiled: the call of static shapes while compiling, since the compiler cannot trace thread-local values.
         most: largest number of sequences that a batch may have; None: any number.
-        how: in calls of static shapes, the token or mean from which a sequence's result is read (`Head.pooling`).
+        how: in calls of static shapes, how the result of a sequence is read from its tokens, as `Head.pooling` returns
+            it.
         opened: number of packed calls that run now, in all threads; the compiler can read this number.
         owned: whether the cell belongs to a model, and not to a module that was copied by itself.
     """
@@ -153,9 +154,10 @@ class Cell:
             self.count(-1)
 
     def refuse_compiling(self) -> None:
-        """Raise an error while compiling if a packed call runs now: the compiled graph would silently omit the hook.
+        """Raise an error while compiling if a packed call runs now.
 
-        The error makes PyTorch run the hook uncompiled, which gives the right result.
+        Without this error, the compiled graph would silently lack the hook. With it, PyTorch runs the hook
+        uncompiled, which gives the right result.
 
         Raises:
             UnsupportedModelError: the compiler traces this hook during a packed call.
@@ -210,12 +212,12 @@ def bound(module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> dict[str, 
 
 @lru_cache(maxsize=256)
 def takes_more(forward: Any) -> bool:
-    """Whether a forward method has a ``**kwargs`` argument."""
+    """Return whether a forward method has a ``**kwargs`` argument."""
     return any(p.kind is p.VAR_KEYWORD for p in inspect.signature(forward).parameters.values())
 
 
 @lru_cache(maxsize=256)
 def parameters(forward: Any) -> tuple[str, ...]:
-    """Names of the arguments of a forward method, without self and ``**kwargs``."""
+    """Return the names of the arguments of a forward method, without self and ``**kwargs``."""
     found = inspect.signature(forward).parameters.values()
     return tuple(p.name for p in found if p.name != "self" and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL))

@@ -1,4 +1,4 @@
-"""Inputs of a compiled model: the same shapes for every batch, so that one graph serves a whole dataset."""
+"""Make inputs for compiled models, with the same shapes for every batch, so that one graph serves a whole dataset."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["static_inputs"]
 
 
 def static_inputs(model: Any, batch: PackedBatch) -> dict[str, Any]:
-    """Return the inputs of a compiled pack-safe model: tensors of fixed shapes; only their values differ by batch.
+    """Return the inputs of a compiled pack-safe model: tensors whose shapes are the same for every batch.
 
     The mask holds the sequence numbers, int32 ``[R, 1, 1, L]``, from which the compiled attention makes a block mask.
     Pass these inputs to a pack-safe model only: unlike a batch's guard, this mask raises no error in another model. One

@@ -1,4 +1,4 @@
-"""Models whose layers do not call a registered attention function (DeBERTa, MPNet): hooks around their own attention.
+"""Hooks for models that do not use transformers' registered attention (DeBERTa, MPNet), around their own attention.
 
 With the backend `mask`, the encoder gets a dense block mask. With `segments` and `repack`, each attention module gets
 one sequence per row, as in PopRT: the states are unpacked before the module, its own attention runs on
@@ -40,7 +40,7 @@ class _Around:
 def encoder_mask(placed: Placement, family: Family, dtype: torch.dtype, encoder: nn.Module, compiled: bool) -> Any:
     """Return the attention mask for the encoder of a model with its own attention, with the placement attached.
 
-    `family` says whether the mask is bool or additive; `dtype` is the dtype of an additive one. `compiled`: whether
+    `family` says whether the mask is bool or additive; `dtype` is the dtype of an additive one. `compiled` says whether
     layers are compiled.
 
     Raises:
@@ -66,7 +66,7 @@ def encoder_mask(placed: Placement, family: Family, dtype: torch.dtype, encoder:
 
 
 def unpack_first(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Return an attention module's arguments with one sequence per row; None: they stay unchanged."""
+    """Return an attention module's arguments with one sequence per row; None if they need no change."""
     if torch.compiler.is_compiling():
         return None  # with `mask` only, where there is nothing to unpack
     named = bound(module, args, kwargs)
@@ -91,7 +91,7 @@ def unpack_first(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def pack_again(kwargs: dict[str, Any], output: Any) -> Any:
-    """Return an attention module's output packed into the batch's rows again; None: it stays unchanged."""
+    """Return an attention module's output packed into the batch's rows again; None if it needs no change."""
     placed = getattr(kwargs.get("attention_mask"), REPACKED, None)
     if placed is None:
         return None

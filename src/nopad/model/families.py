@@ -1,4 +1,4 @@
-"""What nopad knows about each model type: how to reach its attention, where positions begin, how its heads pool.
+"""Facts about each model type: how to reach its attention, where its positions begin, and how its heads pool.
 
 A model type that is not listed, or is listed in `REFUSED` with a reason, raises an error, since a wrong result looks
 like a right one. These tables hold data only; `nopad.audit` and the equality tests check every line.
@@ -24,7 +24,7 @@ def _never(config: Any) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """What nopad knows about one model type.
+    """The facts about one model type that nopad needs to run it on packs.
 
     Attributes:
         route: "interface": its layers call transformers' registered attention; "encoder mask": they do not, and nopad

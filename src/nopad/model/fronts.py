@@ -1,4 +1,4 @@
-"""Models whose own front end makes the tokens: patches of an image, with positions in two dimensions.
+"""Models with a front end that makes tokens from raw data, such as patches of an image with 2-D positions.
 
 Such a front end (`ViTModel.embeddings`) works on one grid of pixels. So it runs before packing, on each image by
 itself, and a packed call begins with the resulting states, as ``inputs_embeds`` ``[R, L, H]``. A hook cannot skip a
@@ -55,9 +55,10 @@ def front_of(base: Any, family: Family) -> nn.Module:
 
 
 def takes_states(base: Any, family: Family, takes: tuple[str, ...]) -> tuple[str, ...]:
-    """Return a model's argument names in packed calls: `takes` without its front end's, and ``inputs_embeds``.
+    """Return the names of the arguments that a model takes in packed calls.
 
-    Without a front end, `takes` itself is returned.
+    These are `takes`, the names of its own arguments, with ``inputs_embeds`` in place of those that its front end
+    reads. Without a front end, `takes` itself is returned.
     """
     if family.front is None:
         return takes
@@ -92,7 +93,10 @@ def check_raw(model: Any, base: Any, family: Family, named: Mapping[str, Any]) -
 
 
 def blank(config: Any, like: Tensor) -> Tensor:
-    """Return one image of zeros ``[1, C, height, width]``, of the configuration's size and like `like` in dtype."""
+    """Return one image of zeros ``[1, C, height, width]``, of the size that the configuration states.
+
+    Its dtype and device are those of `like`.
+    """
     size = config.image_size
     height, width = (size, size) if isinstance(size, int) else size
     return torch.zeros(1, config.num_channels, height, width, dtype=like.dtype, device=like.device)

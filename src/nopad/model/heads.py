@@ -1,4 +1,4 @@
-"""Results per sequence from the model's own heads, which get pooled states per sequence instead of per row.
+"""Get results per sequence from a model's own heads, by giving them pooled states per sequence instead of per row.
 
 Heads with one result per token (masked and causal language models, token classification) keep the layout of the batch;
 `PackedBatch.unpack_tokens` splits their results. Heads that pool give ``[S, ...]``, in the order in which sequences
@@ -29,7 +29,7 @@ IGNORED = -100
 
 
 class Head:
-    """A model's head. This base class does not change results: it serves base models and heads with results per token.
+    """A model's head; this base class, which changes no results, is for base models and heads with results per token.
 
     Attributes:
         name: the head's name in `nopad.model.known.NAMES`.
@@ -79,9 +79,9 @@ class Head:
     def enter(self, call: Call, named: dict[str, Any]) -> None:
         """Check the shapes of labels before the model runs; `named` are the model's arguments by name.
 
-        Where a sequence's result is read from its end-of-sequence token (CLIP), the places of these tokens are kept in
-        `call.seen` for `leave`. Where the model would compute a wrong loss from some labels, subclasses change these
-        labels in `named`, or remove them.
+        If a sequence's result is read from its end-of-sequence token (CLIP), the positions of these tokens are stored
+        in `call.seen` for `leave`. If the model would compute a wrong loss from some labels, subclasses change or
+        remove these labels in `named`.
 
         Raises:
             BatchError: labels have another shape than the batch needs.
@@ -137,7 +137,7 @@ class Head:
             yield inner, Keep(cell, f"states before the {role}", name="hidden", first=True)
 
     def pooling(self) -> str:
-        """Return the token or mean that a sequence's result is read from.
+        """Return from which token, or which mean, the result of a sequence is read.
 
         "first" or "last": this token; "eos": the first end-of-sequence token; "mean": the mean of all tokens' states;
         "late": the mean of all tokens' scores.
@@ -245,7 +245,7 @@ class _LastToken(Head):
 
 
 class Causal(Head):
-    """A causal language model: no sequence may predict the first token of the next one."""
+    """The head of a causal language model, in which no sequence may predict the first token of the next one."""
 
     name = "causal"
 

@@ -38,9 +38,9 @@ __all__ = [
 
 @dataclass(eq=False)
 class Hook:
-    """Base class of all nopad hooks, which tells them from other hooks when nopad removes its own.
+    """Base class of all hooks of nopad; by it, nopad recognises its own hooks when it removes them.
 
-    PyTorch calls them with the positional and keyword arguments of the forward call.
+    PyTorch calls a hook with the positional and keyword arguments of the forward call.
 
     Attributes:
         cell: the model's cell.
@@ -110,7 +110,7 @@ class Swap(Hook):
 
 @dataclass(eq=False)
 class Count(Hook):
-    """Gives the base model the batch's positions, in case the class around it does not pass them on."""
+    """Passes the batch's positions to the base model, in case the class around it does not pass them on."""
 
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
         """Return the module's new arguments, ``(args, kwargs)``; None: leave them as they are."""
@@ -152,7 +152,7 @@ class PackAgain(Hook):
 
 @dataclass(eq=False)
 class NoPositions(Hook):
-    """Keeps learned position embeddings (BART) from counting along the whole row, which would exceed their table."""
+    """Stops learned position embeddings (BART) from counting along the whole row, which would exceed their table."""
 
     def __call__(self, module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Return the module's new arguments, ``(args, kwargs)``; None: leave them as they are."""

@@ -1,4 +1,4 @@
-"""Find out which head a model has: by its exact transformers class, or as the user says.
+"""Find out which head a model has, by its exact transformers class or by what the user says.
 
 A class name proves nothing: a user's ``MyForSequenceClassification`` may pool in any way. So a class is known only if
 it is the very class that transformers' tables of Auto classes list for a task.
@@ -40,7 +40,7 @@ TABLES = {
 
 
 def class_of(module: nn.Module) -> type:
-    """The class of a module; if FSDP's `fully_shard` replaced it by a subclass, the original class."""
+    """Return the class of a module; if FSDP's `fully_shard` replaced it by a subclass, the original class."""
     kind = type(module)
     first = kind.__bases__[0]
     wrapped = first.__name__ == "FSDPModule" and first.__module__.startswith("torch.distributed.")
@@ -48,7 +48,7 @@ def class_of(module: nn.Module) -> type:
 
 
 def is_stock(kind: type) -> bool:
-    """Whether a class is exactly transformers' own: not a subclass, and not another class of the same name."""
+    """Return whether a class is exactly transformers' own: not a subclass, and not another class of the same name."""
     import transformers
 
     return kind.__module__.startswith("transformers.") and getattr(transformers, kind.__name__, None) is kind

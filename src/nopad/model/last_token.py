@@ -20,7 +20,7 @@ __all__ = ["eos_tokens", "last_tokens", "static_last_tokens"]
 
 
 def last_tokens(config: Any, ids: Tensor | None, placed: Placement, pads_inside: bool = True) -> Tensor:
-    """Return where, in the concatenated rows, each sequence's result is read; int64 ``[S]``.
+    """Return the index in the concatenated rows of the token from which each sequence's result is read; int64 ``[S]``.
 
     Args:
         config: the model's configuration.
@@ -29,7 +29,7 @@ def last_tokens(config: Any, ids: Tensor | None, placed: Placement, pads_inside:
         pads_inside: whether a sequence may have pad ids before its last token that is not a pad id.
 
     Raises:
-        BatchError: a sequence has such a pad id, and `pads_inside` is False.
+        BatchError: `pads_inside` is False, but a sequence has a pad id before its last token that is not a pad id.
     """
     padding = config.get_text_config().pad_token_id
     if ids is None or padding is None:
@@ -50,7 +50,9 @@ def last_tokens(config: Any, ids: Tensor | None, placed: Placement, pads_inside:
 
 
 def eos_tokens(config: Any, ids: Tensor, placed: Placement) -> Tensor:
-    """Return where, in the concatenated rows, CLIP's text model reads each sequence's result; int64 ``[S]``.
+    """Return the index in the concatenated rows of the token that CLIP's text model reads for each sequence.
+
+    The result is int64 ``[S]``.
 
     CLIP reads the first end-of-sequence token, or the first token if there is none. With a configuration from before
     transformers 4.31, whose `eos_token_id` is 2, it reads the first token that has the sequence's largest id.
@@ -61,7 +63,7 @@ def eos_tokens(config: Any, ids: Tensor, placed: Placement) -> Tensor:
 
 
 def static_last_tokens(config: Any, ids: Tensor | None, sequence_ids: Tensor, most: int) -> Tensor:
-    """Return the same places as `last_tokens`, in a tensor of the same shape for every batch; int64 ``[most]``.
+    """Return the same indices as `last_tokens`, in a tensor of the same shape for every batch; int64 ``[most]``.
 
     Args:
         config: the model's configuration.

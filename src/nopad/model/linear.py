@@ -1,4 +1,4 @@
-"""Inference on CPUs: inside `fast_linear(model)`, linear layers use the faster of two kernels.
+"""`fast_linear`: run linear layers with the faster of two kernels, for inference on CPUs.
 
 PyTorch multiplies float32 matrices with MKL. On AVX-512 CPUs that are not made by Intel, oneDNN with reordered weights
 is up to 1.85 times as fast; on CPUs with AVX2 only, MKL is faster. So both are timed on the model's most frequent layer
@@ -32,7 +32,7 @@ _linear = nn.functional.linear
 
 @contextmanager
 def fast_linear(model: nn.Module) -> Iterator[None]:
-    """Inside this context, float32 linear layers of the model run on oneDNN's kernel if it is faster than PyTorch's.
+    """In a ``with`` block, run the model's float32 linear layers on oneDNN's kernel if it is faster than PyTorch's.
 
     It is for inference on a CPU: calls that need gradients run on PyTorch's own kernel. Do not train, load or swap the
     model's weights inside the context. Each time the context is entered, the weights are reordered, which takes about
@@ -56,7 +56,7 @@ def fast_linear(model: nn.Module) -> Iterator[None]:
 
 
 def is_worth_it(model: nn.Module) -> bool:
-    """Whether `fast_linear` changes anything for this model on this CPU; may time both kernels first."""
+    """Return whether `fast_linear` makes this model faster on this CPU; this may time both kernels first."""
     parameter = next(model.parameters(), None)
     if parameter is None or parameter.device.type != "cpu" or parameter.dtype != torch.float32:
         return False

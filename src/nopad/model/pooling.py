@@ -1,4 +1,4 @@
-"""Pool token states into one state per sequence: that of its first or last token, or the mean of all its tokens."""
+"""Pool token states into one state per sequence: its first or last token's, or the mean over its tokens."""
 
 from __future__ import annotations
 
@@ -54,10 +54,12 @@ def pooled(states: Tensor, batch: PackedBatch, how: str = "mean") -> Tensor:
 
 
 def pool(states: Tensor, placed: Placement, how: str) -> Tensor:
-    """Pool ``[R, L, ...]`` to ``[S, ...]``, in the order given: the "first", the "last" or the "mean" of the tokens.
+    """Pool states ``[R, L, ...]`` to one entry per sequence, ``[S, ...]``, by `how`: "first", "last" or "mean".
+
+    "first" and "last" take the state of that token of the sequence, "mean" the mean over its tokens.
 
     Raises:
-        BatchError: `how` is not one of the three.
+        BatchError: `how` is not "first", "last" or "mean".
     """
     flat = states.reshape(-1, *states.shape[2:])
     if how == "first":

@@ -36,7 +36,7 @@ def positions(
 
     Args:
         model: the transformers model, without wrappers.
-        family: what nopad knows about its type.
+        family: the facts about its model type.
         given: positions from 0 in each sequence; int64 ``[R, L]``.
         ids: token ids, ``[R, L]``; None: embeddings are given instead, so there are no pad ids.
         sequence_ids: number of each slot's sequence, from 1, and 0 in padding; ``[R, L]``.

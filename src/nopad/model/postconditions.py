@@ -1,4 +1,4 @@
-"""Checks at the end of a packed call; if one fails, an error is raised and no result is returned.
+"""Checks at the end of a packed call; if one fails, the call raises an error instead of returning a result.
 
 The checks: every hook ran once, every layer attended as often as the configuration says, and each output has one entry
 per slot or one per sequence, as its head declares. They catch models that do not work as nopad assumes, for example

@@ -14,7 +14,7 @@ called with a `PackedBatch`, every sequence gets the result it would get alone:
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import nn
 
@@ -27,11 +27,13 @@ from nopad.options import Option
 
 __all__ = ["bare", "is_packed", "packed", "part_of", "state_of", "unpacked"]
 
+M = TypeVar("M")
+
 STATE = "_nopad_state"
 MOST = Option(default=None, none=True, help="most sequences of a batch")
 
 
-def packed(model: Any, *, backend: str = "auto", max_sequences: int | None = None, head: str | None = None) -> Any:
+def packed(model: M, *, backend: str = "auto", max_sequences: int | None = None, head: str | None = None) -> M:
     """Make a model pack-safe, in place; the same object is returned.
 
     Args:
@@ -39,11 +41,11 @@ def packed(model: Any, *, backend: str = "auto", max_sequences: int | None = Non
         backend: how attention keeps sequences apart: "flex", "mask", "repack", "segments" or "varlen"; or "auto":
             `segments` on a CPU; on other devices `varlen` for flat batches in half precision on a CUDA GPU, `repack`
             for rows filled end to end, else `mask`.
-        max_sequences: the most sequences that a batch may have; a batch with more is refused. None: any number. With
+        max_sequences: the most sequences that a batch may have; a batch with more is refused. None: unlimited. With
             this limit, heads that give a result per sequence have static shapes too (`nopad.model.static_inputs`).
-        head: what the head gives, only for a class of your own. "tokens": one result per token; "causal": the same,
-            with labels that the model shifts; "classification": one result per sequence, read from the same token or
-            mean as in transformers' own classes of this model type; "answers": the start_logits and end_logits of
+        head: the kind of head, needed only if the model's class is your own. "tokens": one result per token; "causal":
+            the same, with labels that the model shifts; "classification": one result per sequence, read from the same
+            token or mean as in transformers' own classes of this model type; "answers": start_logits and end_logits of
             question answering. A call that contradicts this raises an error.
 
     Raises:
@@ -80,11 +82,19 @@ def packed(model: Any, *, backend: str = "auto", max_sequences: int | None = Non
     return model
 
 
-def unpacked(model: Any) -> Any:
+def unpacked(model: M) -> M:
     """Undo `packed`, in place; the same object is returned, without nopad's hooks and attention.
 
     Raises:
         OptionError: the model is not pack-safe.
+
+    >>> import nopad
+    >>> from nopad.model import is_packed
+    >>> from transformers import BertConfig, BertModel
+    >>> sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    >>> model = nopad.packed(BertModel(BertConfig(**sizes)))
+    >>> is_packed(model), is_packed(nopad.unpacked(model))
+    (True, False)
     """
     state_of(model).remove()
     object.__delattr__(bare(model), STATE)
@@ -92,7 +102,16 @@ def unpacked(model: Any) -> Any:
 
 
 def is_packed(model: Any) -> bool:
-    """Whether `packed` made this model pack-safe."""
+    """Return whether `packed` made this model pack-safe.
+
+    >>> import nopad
+    >>> from nopad.model import is_packed
+    >>> from transformers import BertConfig, BertModel
+    >>> sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    >>> model = BertModel(BertConfig(**sizes))
+    >>> is_packed(model), is_packed(nopad.packed(model))
+    (False, True)
+    """
     return hasattr(bare(model), STATE)
 
 

@@ -1,4 +1,4 @@
-"""`State`: what makes one model pack-safe. It puts hooks on the model's modules and runs each packed call."""
+"""`State`: makes one model pack-safe, by putting hooks on its modules and running each packed call."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ log = logging.getLogger("nopad")
 
 @dataclass(eq=False)
 class State:
-    """What makes one model pack-safe.
+    """The hooks and settings that make one model pack-safe.
 
     Attributes:
         model: the transformers model, without wrappers.
-        family: what nopad knows about its type.
-        backend: the attention backend that was asked for.
+        family: the facts about its model type.
+        backend: name of the attention backend, as given to `packed`.
         head: the model's head.
-        most: largest number of sequences that a batch may have; None: any number.
+        most: most sequences that a batch may have; None: unlimited.
         takes: names of the model's arguments in packed calls.
         before: the attention implementation that the model had before; "": it was not changed.
         cell: the state that the hooks share.
@@ -245,7 +245,7 @@ class State:
         return (), named
 
     def leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-        """End a packed call: check what ran, and return the output with results per sequence instead of per row.
+        """End a packed call: check that all hooks and layers ran, and return the output with results per sequence.
 
         `leave_static` ends a call of static shapes. The output of an ordinary call, or of a call that raised, does not
         change.
@@ -343,7 +343,7 @@ class State:
 
 @dataclass(eq=False)
 class Enter(Hook):
-    """Begins each call of the whole model."""
+    """The hook that begins each call of the whole model (`State.enter`)."""
 
     state: Any = None
 
@@ -354,7 +354,7 @@ class Enter(Hook):
 
 @dataclass(eq=False)
 class Leave(Hook):
-    """Ends each call of the whole model, also after an exception."""
+    """The hook that ends each call of the whole model, also after an exception (`State.leave`)."""
 
     state: Any = None
 

@@ -1,4 +1,4 @@
-"""Calls with the inputs of `nopad.model.static_inputs`, eager or while compiling.
+"""Run calls with the inputs of `nopad.model.static_inputs`, eager or while compiling.
 
 The mask holds the sequence numbers and no layout is attached to it, so one graph serves all batches with the same
 number and width of rows. No check here may depend on a tensor's values; `static_inputs` checks the batch's values.
@@ -27,7 +27,8 @@ def enter_static(cell: Cell, head: Head, named: Mapping[str, Any], frame: FrameT
     `frame` is the frame that calls the module; None while compiling.
 
     Raises:
-        BatchError: the arguments hold a cache or a loss's denominator, or the mask's shape is not that of the tokens.
+        BatchError: the arguments include a cache or the denominator of a loss, or the mask's shape does not fit the
+            tokens.
     """
     static, numbers = cell.static, named["attention_mask"]
     if not torch.compiler.is_compiling():

@@ -1,4 +1,4 @@
-"""Online packing: lengths go in one by one, and packs come out when they are ready."""
+"""Online packing: sequences are packed as they arrive, and packs are returned when they are ready."""
 
 from nopad.online.stream import StreamPacker, stream_pack
 

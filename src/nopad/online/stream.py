@@ -1,16 +1,16 @@
-"""Pack an endless stream: lengths go in as they arrive, and packs come out when they are ready.
+"""Pack an endless stream: sequences are packed as they arrive, and packs are returned when they are ready.
 
-A buffer holds back at most `buffer` sequences, with fewer than `buffer_tokens` tokens in all. When the buffer is full,
-one pack leaves: it begins with one of the longest sequences held, and prefers lengths that fill it *exactly*; of
+A buffer holds back at most `buffer` sequences, with fewer than `buffer_tokens` tokens in total. When the buffer is
+full, one pack leaves: it begins with one of the longest sequences held, and prefers lengths that fill it *exactly*; of
 several such lengths, it prefers those held most often. So common lengths are used up, rare lengths wait for the packs
 that only they complete, and the buffer stays varied. `finish` packs all sequences still held; no sequence is lost.
 
-A sequence of the full capacity leaves at once as a pack. When `patience` sequences have arrived after one that still
-waits, that one begins the next pack. The packs depend on the lengths and their order alone, not on how they are divided
-among calls of `push`, and a packer restored by `load_state_dict` gives identical packs.
+A sequence of the full capacity leaves immediately, as a pack by itself. When `patience` sequences have arrived after
+one that still waits, that one begins the next pack. The packs depend on the lengths and their order alone, not on how
+they are divided among calls of `push`, and a packer restored by `load_state_dict` gives identical packs.
 
 The cost is O(1 + capacity / 64) time per sequence; memory is about 12 bytes per token of capacity and 40 bytes per
-sequence of the buffer. Where few lengths fit together (SQuAD), a plan of the whole corpus has fewer packs;
+sequence of the buffer. If few lengths fit together (SQuAD), a plan of the whole corpus has fewer packs;
 `docs/streaming.md` compares both.
 """
 

@@ -1,4 +1,4 @@
-"""The compiled loops that check certificates. They share no code with the solver, and so no mistakes."""
+"""Compiled loops that check certificates. They share no code with the solver, so they cannot share its mistakes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 @njit(cache=True, nogil=True)
 def most_valuable(lengths: NDArray[Any], values: NDArray[Any], capacity: int) -> int:
-    """Return the highest total value of lengths that add up to at most `capacity`.
+    """Return the highest total value of any lengths that together fit into `capacity`; an exact integer.
 
     ``lengths[i]`` (ascending, each usable repeatedly) is worth ``values[i]``; both int64.
     """
@@ -28,9 +28,10 @@ def most_valuable(lengths: NDArray[Any], values: NDArray[Any], capacity: int) ->
 
 @njit(cache=True, nogil=True)
 def most_valuable_of_two(sizes: NDArray[Any], values: NDArray[Any], rooms: int, places: int) -> Any:
-    """Return ``worth[r, p]``, the highest total of `values` within two limits, up to `rooms` and `places`.
+    """Return the table ``worth[r, p]``: the highest total value of any sizes that add up to at most r and p.
 
-    `sizes` ``[m, 2]`` ascend in the first; none is 0 in both; each may be used repeatedly.
+    ``sizes[i]`` (two integers, ``[m, 2]``) is worth ``values[i]`` and may be used repeatedly. Rows ascend in their
+    first column, and no row is (0, 0). The table is int64 ``[rooms + 1, places + 1]``.
     """
     worth = np.zeros((rooms + 1, places + 1), dtype=np.int64)
     for r in range(rooms + 1):

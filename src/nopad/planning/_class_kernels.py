@@ -1,4 +1,4 @@
-"""Best-fit decreasing in compiled form: equal packs are handled as one class, as in `nopad.planning.open_packs`.
+"""Compiled best-fit decreasing, in which equal packs are handled as one class, as in `nopad.planning.open_packs`.
 
 Arguments are plain arrays, and callers validate them. A row of `classes` is one class, in four columns: how many packs
 it has, the row of `contents` that says what each pack holds, how many sequences each pack holds, and the row of the
@@ -32,9 +32,9 @@ def best_fit_classes(
 ) -> tuple[int, int]:
     """Place ``counts[i]`` sequences of each ``lengths[i]`` (descending) into the fullest packs that they fit.
 
-    Returns (rows used of `classes`, rows used of `contents`), see the module for both; (-1, -1) if one of them is full.
-    A class whose packs all went into other classes keeps its row, with a count of 0. `words` must be all 0 at first;
-    `keys` and `tops`, which are equally long, all -1.
+    Returns how many rows of `classes` and of `contents` are used, as a pair; (-1, -1) if one of these tables is full. A
+    class whose packs all went into other classes keeps its row, with a count of 0. `words` must be all 0 at first;
+    `keys` and `tops`, of equal size, must be all -1.
     """
     rows, made = 0, 0
     for i in range(lengths.shape[0]):

@@ -35,9 +35,10 @@ def pack_bounds(pack_of: NDArray[Any], indptr: NDArray[Any]) -> None:
 
 @njit(cache=True, nogil=True)
 def settle(tree: NDArray[Any], node: int, room: int) -> None:
-    """Set the room of a leaf of a tree of maxima (see `first_fit`), and update the nodes above it.
+    """Set the free room of one leaf of the tree of `first_fit`, and update the nodes above it.
 
-    `node` is the index of the leaf in `tree`; the nodes below node i are 2 i and 2 i + 1.
+    `node` is the index of the leaf in `tree`; the children of node i are nodes 2 i and 2 i + 1, and a node holds the
+    larger of theirs.
     """
     tree[node] = room
     node >>= 1
@@ -58,9 +59,10 @@ def move_open(
     new_packs: NDArray[Any],
     new_used: NDArray[Any],
 ) -> int:
-    """Copy the leaves with room to a new tree (zeros at first), in order, and set its inner nodes; return their number.
+    """Copy the leaves that have free room to a new tree, in order; return their number.
 
-    ``packs[leaf]`` is the number of the pack at a leaf, ``used[leaf]`` how many sequences it holds.
+    The new tree is all 0 at first, and its inner nodes are set too. ``packs[leaf]`` is the number of the pack at a
+    leaf, and ``used[leaf]`` how many sequences that pack holds.
     """
     size, new_size = packs.shape[0], new_packs.shape[0]
     at = 0
@@ -79,13 +81,13 @@ def move_open(
 def first_fit(
     lengths: NDArray[Any], capacity: int, depth: int, shortest: int, leaves: int, pack_of: NDArray[Any]
 ) -> int:
-    """Place each sequence into the pack that was opened first among those with room; return the number of packs.
+    """Place each sequence into the earliest opened pack that has room for it; return the number of packs.
 
     ``pack_of[i]`` gets the pack of sequence i. The packs are found by a tournament tree: its leaves are open packs in
     order of opening, and each inner node holds the largest room below it. It starts with `leaves` leaves (a power of
-    two). When all leaves are in use, those of closed packs are dropped; if more than half of the leaves stay, their
-    number doubles. A pack closes when its room is below `shortest` or it holds `depth` sequences. So the tree has
-    O(open packs) leaves, and dropping costs O(1) per pack.
+    two). When all leaves are in use, those of closed packs are dropped; if more than half of the leaves remain, the
+    number of leaves is doubled. A pack closes when its room is below `shortest` or it holds `depth` sequences. So the
+    tree has O(open packs) leaves, and dropping costs O(1) per pack.
     """
     tree = np.zeros(2 * leaves, np.int32)
     numbers, used = np.empty(leaves, pack_of.dtype), np.empty(leaves, np.int32)
@@ -125,7 +127,7 @@ def first_fit(
 
 @njit(cache=True, nogil=True)
 def slot_of(keys: NDArray[Any], key: int) -> int:
-    """Return the slot of `key` in a hash table of 2^b entries (-1: free); put the key in if it is not there yet."""
+    """Return the index of `key` in a hash table of 2^b entries (-1: free); add the key if it is not there yet."""
     # Multiplicative hashing with linear probing.
     slot: int = ((key * 0x9E3779B1) >> 16) & (keys.shape[0] - 1)
     while keys[slot] != key:
@@ -146,9 +148,9 @@ def best_fit(
     keys: NDArray[Any],
     pack_of: NDArray[Any],
 ) -> int:
-    """Place each sequence into the pack with the least room that fits; return the number of packs.
+    """Place each sequence into the fullest pack that has room for it; return the number of packs.
 
-    Among packs of equal room the one filled last is taken. ``pack_of[i]`` gets the pack of sequence i. A pack is closed
+    Among equally full packs, the one used last is taken. ``pack_of[i]`` gets the pack of sequence i. A pack is closed
     when its room is below `shortest`, the length of the shortest sequence, or it holds `depth` sequences. `words` are
     those of an empty set of rooms (`empty_set`), `keys` an empty hash table (`empty_table`).
     """
@@ -184,7 +186,8 @@ def best_fit(
 def enqueue(i: int, slot: int, first: NDArray[Any], last: NDArray[Any], following: NDArray[Any]) -> bool:
     """Append sequence i to the linked queue in `slot`; return whether the queue was empty before.
 
-    ``first[slot]`` (-1: empty) and ``last[slot]`` are its ends, ``following[i]`` is the sequence after i (-1: none).
+    ``first[slot]`` (-1: the queue is empty) and ``last[slot]`` are the queue's ends; ``following[i]`` is the sequence
+    after i (-1: none).
     """
     was_empty = first[slot] < 0
     if was_empty:
@@ -206,7 +209,7 @@ def look_ahead(
     keys: NDArray[Any],
     pack_of: NDArray[Any],
 ) -> int:
-    """Fill one pack after another from a buffer of `window` sequences: first the oldest, then the longest that fit.
+    """Fill packs one after another from a buffer of `window` sequences: the oldest one, then the longest that fit.
 
     Returns the number of packs; ``pack_of[i]``, -1 at first, gets the pack of sequence i. `words` are those of an empty
     set of lengths (`empty_set`), `keys` an empty hash table (`empty_table`).
@@ -241,9 +244,9 @@ def look_ahead(
 
 @njit(cache=True, nogil=True)
 def harmonic(lengths: NDArray[Any], capacity: int, depth: int, k: int, pack_of: NDArray[Any]) -> int:
-    """Run next-fit in each of k kinds of pack: kind j < k takes lengths in (capacity / (j + 1), capacity / j].
+    """Pack each of k size classes by next-fit: class j < k has the lengths in (capacity / (j + 1), capacity / j].
 
-    Kind k takes all shorter lengths. Returns the number of packs; ``pack_of[i]`` gets the pack of sequence i.
+    Class k has all shorter lengths. Returns the number of packs; ``pack_of[i]`` gets the pack of sequence i.
     """
     last = np.empty(k + 1, pack_of.dtype)
     room, places = np.zeros(k + 1, np.int64), np.zeros(k + 1, np.int64)
@@ -262,7 +265,7 @@ def harmonic(lengths: NDArray[Any], capacity: int, depth: int, k: int, pack_of: 
 
 @njit(cache=True, nogil=True)
 def next_fit(lengths: NDArray[Any], capacity: int, depth: int, indptr: NDArray[Any]) -> int:
-    """Divide the sequences, in order of arrival, into packs by next-fit; return the number of packs.
+    """Pack sequences by next-fit, in order of arrival; return the number of packs.
 
     Pack p holds the sequences from ``indptr[p]`` up to ``indptr[p + 1]`` (exclusive); `indptr` has n + 1 entries.
     """
@@ -283,7 +286,7 @@ def next_fit(lengths: NDArray[Any], capacity: int, depth: int, indptr: NDArray[A
 
 @njit(cache=True, nogil=True)
 def multiset_keys(indptr: NDArray[Any], sequence: NDArray[Any], lengths: NDArray[Any], keys: NDArray[Any]) -> None:
-    """Set ``keys[p]`` (uint64) to the sum of a hash of each length in pack p: equal for equal multisets of lengths.
+    """Set ``keys[p]`` (uint64) to a hash of the multiset of lengths in pack p, so that equal packs have equal keys.
 
     Pack p holds the sequences ``sequence[indptr[p]:indptr[p + 1]]``; ``lengths[i]`` is the length of sequence i.
     """

@@ -1,8 +1,8 @@
-"""`Algorithm`: a planning function with its options, and what such a function returns.
+"""`Algorithm`: a planning function with its name, help and options; and `Planned`, which such a function may return.
 
-A histogram algorithm is ``run(histogram, capacity, depth, **options)`` and returns strategies, or a `Planned` with
-further results; an arrival-order algorithm is ``run(lengths, capacity, depth, **options) -> Packs``. The results depend
-on the arguments alone and are the same on every machine.
+A histogram algorithm is a function ``run(histogram, capacity, depth, **options)`` that returns strategies, or a
+`Planned` with further results. An arrival-order algorithm is ``run(lengths, capacity, depth, **options) -> Packs``. The
+results depend on the arguments alone and are the same on every machine.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Planned:
     Attributes:
         strategies: ``(count, lengths longest first)`` pairs that cover the histogram exactly.
         certificate: proof of a lower bound, which the plan stores.
-        facts: figures that the plan reports, by name (JSON-ready), such as the number of slots without a sequence.
+        facts: figures for `Plan.facts`, by name, as JSON values, such as the number of slots without a sequence.
         notes: sentences that the user should see, for example about a fallback.
     """
 
@@ -55,7 +55,7 @@ class Algorithm:
     options: Mapping[str, Option] = field(default_factory=dict)
 
     def complete(self, name: str, given: Mapping[str, Any], common: Iterable[str] = ()) -> dict[str, Any]:
-        """Check the given options, and return all options with defaults filled in.
+        """Check the options `given`, and return all options of the algorithm with defaults filled in.
 
         `name` is the algorithm's name, and `common` names the options that every algorithm has; both are used in error
         messages.

@@ -1,4 +1,4 @@
-"""Helpers of algorithms that place sequences one by one: making `Packs`, and hash tables for the kernels.
+"""Helpers of algorithms that place sequences one by one: arrays and hash tables for the kernels, and making `Packs`.
 
 O(n) for n sequences. Packs are in the order in which they were opened, members in order of arrival.
 """
@@ -16,12 +16,12 @@ __all__ = ["empty_table", "grouped", "unplaced"]
 
 
 def unplaced(n: int) -> NDArray[Any]:
-    """Return an array ``[n]`` of -1 for the pack of each of n sequences, none placed yet; int32, int64 from 2^31 on."""
+    """Return an array ``[n]`` of -1: no sequence has a pack yet; int32, or int64 if n is 2^31 or more."""
     return np.full(n, -1, dtype=index_dtype(n))
 
 
 def grouped(pack_of: NDArray[Any], packs: int, capacity: int, depth: int | None) -> Packs:
-    """Return the packs in which sequence i is in pack ``pack_of[i]``; `packs` is the number of packs.
+    """Return `Packs` made from the pack of each sequence, ``pack_of[i]``; `packs` is the number of packs.
 
     >>> [p.tolist() for p in grouped(np.array([0, 1, 0, 2]), 3, 8, None)]
     [[0, 2], [1], [3]]

@@ -3,10 +3,11 @@
 Without a window every pack stays open until it is full. Among equally full packs the one used last is taken, since its
 memory is cached. O(n log64 capacity) for n sequences.
 
-With ``window=w``, for streams: one pack is open at a time, and only a buffer of the next w sequences in order of
-arrival is considered. The oldest of them opens the pack; then the longest that fits is added, the oldest among equals,
-until none fits; the buffer is refilled after each sequence. So no sequence waits longer than w packs, packs are in the
-order of their first members, memory is bounded by w, and ``window=1`` is next-fit. This takes O(n log64 capacity) too.
+With ``window=w``, for streams, one pack is open at a time, and sequences are taken from a buffer of the next w
+arrivals. The oldest one opens the pack; then the longest that fits (the oldest of these, if several are equally long)
+is added until none fits. The buffer is refilled after each sequence. So no sequence waits longer than w packs, packs
+are in the order of their first members, memory is bounded by w, and ``window=1`` is next-fit. This takes O(n log64
+capacity) too.
 
 Number of packs compared with LPFHP, which sees all lengths, without a window and with a window of 1,024:
 

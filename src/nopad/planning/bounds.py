@@ -1,13 +1,13 @@
-"""Lower bounds: numbers of packs that no plan of a histogram can be below.
+"""Lower bounds on the number of packs that any plan of a histogram needs.
 
 All bounds are exact integers at any size; the first four take O(distinct lengths) time each:
 
 * tokens: ``ceil(tokens / capacity)``
 * big lengths (Martello and Toth's L2): for any threshold t, lengths above capacity - t cannot share a pack with a
   length >= t, and no two lengths above half the capacity can share one; the t that gives the highest bound is used
-* depth: each sequence that fits with no other sequence needs a pack, and the n others need ``ceil(n / depth)`` packs
+* depth: each sequence that fits beside no other needs a pack, and the n remaining ones need ``ceil(n / depth)`` packs
 * pairs, at depth 2: a maximum matching, found by two pointers; this bound is the optimum itself
-* certificate: an algorithm may return values of lengths that prove a bound (`nopad.planning.certificate`)
+* certificate: values of lengths, found by an algorithm, that prove a bound (`nopad.planning.certificate`)
 
 Source: Martello and Toth, "Knapsack Problems", 1990, section 8.3.
 """
@@ -31,10 +31,15 @@ class Bound:
     """A proven lower bound on the number of packs.
 
     Attributes:
-        packs: the number of packs that every plan needs at least.
-        proof: what proves it: tokens, big lengths, depth, pairs or certificate (see `lower_bound`), or a condition of
-            the plan: max_squares, cost certificate or pack_multiple.
-        certificate: the values of lengths that prove it; None if another proof does.
+        packs: smallest number of packs that any plan could have.
+        proof: name of the bound: "tokens", "big lengths", "depth", "pairs" or "certificate" (see the module); or, under
+            conditions, "max_squares", "cost certificate" or "pack_multiple".
+        certificate: the values of lengths that prove the bound; None if the proof needs none.
+
+    >>> import nopad
+    >>> bound = nopad.plan([5, 5, 5], capacity=8).bound
+    >>> bound.packs, bound.proof
+    (3, 'big lengths')
     """
 
     packs: int
@@ -45,10 +50,10 @@ class Bound:
 def lower_bound(
     histogram: Histogram, capacity: int, depth: int | None, certificate: Certificate | None = None
 ) -> Bound:
-    """Return the best of the lower bounds, including that of a `certificate`.
+    """Return the highest of the lower bounds that the module lists, including that of `certificate` if it is given.
 
-    Of equal bounds, the first in this order is returned: tokens, big lengths, depth, pairs, certificate. A `depth` of
-    None is unlimited.
+    If several are equal, the first in this order is returned: tokens, big lengths, depth, pairs, certificate. `depth`
+    None means unlimited.
 
     Raises:
         FormatError: `certificate` cannot be checked at this capacity and depth.

@@ -5,11 +5,11 @@ hold. P packs are worth at most ``P * best``, and all sequences together are wor
 sum(count * value) / best``. The values come from a linear program, but nothing here needs to trust it: this module
 recomputes `best` by a plain knapsack recursion that shares no code with the solver.
 
-Values are a step function: ``steps[i] = (from length, value)``, both rising. A longer length of the same step is never
-better in a pack than the first one, so the recursion considers only the first length of each step: O(steps * capacity)
-without a depth limit, O(depth * steps * capacity) with one. A certificate is refused if checking it would take more
-than `MAX_WORK` comparisons (a minute or two), more memory than a capacity of `MAX_CAPACITY` takes, or sums beyond 64
-bits.
+Values are a step function of length: ``steps[i] = (from length, value)``, both rising. Of the lengths of one step, all
+of the same value, the shortest is the best to put into a pack, so the recursion considers only that one: O(steps *
+capacity) without a depth limit, O(depth * steps * capacity) with one. A certificate is refused if checking it would
+take more than `MAX_WORK` comparisons (a minute or two), more memory than a capacity of `MAX_CAPACITY` takes, or sums
+beyond 64 bits.
 
 Source: duality of the cutting-stock linear program; Farley, "A note on bounding a class of linear programming
 problems", Operations Research 38(5), 1990.
@@ -36,7 +36,7 @@ _MAX_WORTH = 2**62
 
 @dataclass(frozen=True)
 class Certificate:
-    """Values of lengths, as rising steps ``((from length, value), ...)``; lengths below the first step are worth 0.
+    """Values of lengths: ``steps`` are ``((from length, value), ...)``, both rising; shorter lengths are worth 0.
 
     >>> proof = Certificate(((1, 0), (3, 1), (6, 2)))
     >>> proof.best(capacity=8, depth=None)
@@ -59,7 +59,7 @@ class Certificate:
     def of(cls, values: Iterable[tuple[int, int]]) -> Certificate:
         """Make a certificate from ``(length, value)`` pairs in ascending order of length.
 
-        A pair is dropped if its value is 0, or no higher than that of a shorter length: it begins no new step.
+        A pair whose value is 0, or not above that of a shorter length, is dropped, since it begins no new step.
         """
         steps: list[tuple[int, int]] = []
         for length, value in values:
@@ -89,7 +89,7 @@ class Certificate:
         return [(length, value) for length, value in self.steps if length <= capacity]
 
     def best(self, capacity: int, depth: int | None) -> int:
-        """Return the highest total value of the lengths in one pack.
+        """Return the highest total value that the lengths in one pack can have.
 
         Raises:
             FormatError: the certificate cannot be checked; `problem` says why.
@@ -114,7 +114,7 @@ class Certificate:
         return int(worth[capacity])
 
     def worth(self, histogram: Histogram) -> int:
-        """Return the total value of all sequences, exactly."""
+        """Return the total value of all sequences, an exact integer."""
         lengths = np.array([length for length, _ in self.steps], dtype=np.int64)
         values = [0, *(value for _, value in self.steps)]
         at = np.searchsorted(lengths, histogram.lengths, side="right").tolist()

@@ -32,13 +32,26 @@ def compare(
     on_start: Callable[[str], None] = lambda name: None,
     on_plan: Callable[[Plan], None] = lambda plan: None,
 ) -> list[dict[str, Any]]:
-    """Plan with every algorithm at every depth; return `Plan.summary` rows with the seconds that each took.
+    """Plan with every algorithm at every depth.
 
-    `given` goes to arrival-order algorithms: the lengths in order of arrival, or the histogram if the order is not
-    known. A row's `lower_bound` is the best that any algorithm proved at this depth. `on_start` is called with
-    the name of each algorithm before it runs, `on_plan` with each plan. The seconds measure planning alone: every
-    algorithm first plans a tiny input, so that its modules are imported, and the time in which loops are compiled or
-    loaded does not count (see `nopad.planning.stopwatch`).
+    Return a row for each plan: its `Plan.summary`, and the seconds it took.
+
+    The seconds measure planning alone: every algorithm first plans a tiny input, so that its modules are imported, and
+    the time in which loops are compiled or loaded does not count (`nopad.planning.stopwatch`).
+
+    Args:
+        given: what arrival-order algorithms plan: lengths in order of arrival, or `histogram` if the order is not
+            known.
+        histogram: what histogram algorithms plan.
+        capacity: most tokens per pack.
+        algorithms: names of the algorithms.
+        depths: most sequences per pack, one or more; None: unlimited.
+        seed: seed of the order in which an arrival-order algorithm plans a histogram.
+        options: options for all algorithms that have them.
+        on_start: called with the name of each algorithm before it runs.
+        on_plan: called with each plan.
+
+    In each row, ``lower_bound`` is the highest that any algorithm proved at that depth.
 
     >>> rows = compare([5, 3, 4], Histogram.from_lengths([5, 3, 4]), 8, ["lpfhp"], [1, None])
     >>> [(row["depth"], row["packs"]) for row in rows]
@@ -66,7 +79,7 @@ def compare(
 
 
 def notes_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return each note in the rows of `compare` once, after its algorithm's name.
+    """Return the notes in the rows of `compare`, each once and with the name of its algorithm in front.
 
     If only some depths have the note, these depths are named too.
 

@@ -1,11 +1,11 @@
-"""Conditions on packs: aligned lengths, a limit on attention cost, packs that are alike, a multiple of packs.
+"""Conditions on packs: aligned lengths, limited attention cost, packs of even cost, and a multiple of packs.
 
 * ``align=m``: every sequence may be padded to a multiple of m (FP8 kernels, tensor or context parallelism) and its pack
   still fits. Plans are made for lengths rounded up; the real lengths are put in afterwards.
 * ``max_squares=s``: the sum of squared lengths of a pack, its attention cost, is at most s. `auto` and `optimal` plan
   with both limits from the start (`nopad.planning.costs`). With another histogram algorithm a pack above the limit
   keeps its sequences, longest first, as far as the limit allows; the others are packed again. Packs of arrival-order
-  algorithms are cut instead.
+  algorithms are cut into smaller ones instead.
 * ``even=True``: no pack is far above the mean in attention cost or in number of sequences; this may add one pack in
   1,000 (`nopad.planning.costs.even`). `auto` and `optimal` only.
 * ``pack_multiple=k``: the number of packs is a multiple of k (such as world size x accumulation steps). The packs with
@@ -121,7 +121,7 @@ def bound_under(
 def unchecked(
     options: Mapping[str, Any], certificate: Certificate | CostCertificate | None, capacity: int, depth: int | None
 ) -> str | None:
-    """Return why a certificate cannot be checked under the conditions in `options`, as text; None if it can."""
+    """Return why a certificate cannot be checked under the conditions in `options`, as a sentence; None if it can."""
     align, squares, _ = _values(options)
     if isinstance(certificate, CostCertificate):
         if squares is None:
@@ -131,7 +131,7 @@ def unchecked(
 
 
 def even_limits(options: Mapping[str, Any], capacity: int) -> tuple[int, int]:
-    """Return ``(squares, align)``: the limit on squared lengths before packs are made even, and the option `align`.
+    """Return ``(squares, align)``: the limit on a pack's sum of squared lengths before `even` lowers it, and `align`.
 
     The limit is `max_squares`, but at most ``capacity ** 2``, the squared length of one sequence of the full capacity.
     """
@@ -152,10 +152,10 @@ def broken_conditions(
     counts: NDArray[np.int64],
     capacity: int,
 ) -> list[str]:
-    """Return sentences on how the strategies break conditions in `options`, all but `even`; at most three.
+    """Return up to three sentences that say how the strategies break conditions in `options`; `even` is not checked.
 
-    Strategy s holds ``lengths[indptr[s]:indptr[s + 1]]``, at least one length, and is used for ``counts[s]`` packs. All
-    arrays are int64.
+    Strategy s holds ``lengths[indptr[s]:indptr[s + 1]]``, at least one length, and ``counts[s]`` packs use it; all
+    int64.
     """
     align, squares, multiple = _values(options)
     found = []
@@ -179,10 +179,10 @@ def broken_conditions(
 
 
 def within_squares(strategies: Strategies, capacity: int, depth: int | None, most: int, align: int = 1) -> Strategies:
-    """Return strategies for the same sequences in which the squared lengths of no pack add up to more than `most`.
+    """Return strategies for the same sequences in which every pack's sum of squared lengths is at most `most`.
 
     Each pack keeps its sequences, longest first, as far as `most` allows; the others are packed again. The new packs
-    also have room for every sequence padded to a multiple of `align`.
+    also fit if every sequence is padded to a multiple of `align`.
 
     >>> within_squares([(2, (5, 3))], 8, None, 30)
     [(2, (5,)), (1, (3, 3))]
@@ -221,7 +221,7 @@ def _packed_again(out: Mapping[int, int], capacity: int, depth: int | None, most
 
 
 def cut_strategies(strategies: Strategies, multiple: int) -> Strategies:
-    """Return strategies with packs cut in two, those with most sequences first, until `multiple` divides their number.
+    """Cut packs in two, those with most sequences first, until their number is a multiple of `multiple`.
 
     >>> cut_strategies([(2, (4, 2, 2)), (1, (8,))], 4)
     [(1, (4, 2, 2)), (1, (4, 2)), (1, (2,)), (1, (8,))]
@@ -260,9 +260,9 @@ def _missing(packs: int, sequences: int, multiple: int) -> int:
 
 
 def cut_packs(packs: Packs, lengths: NDArray[np.int32], squares: int | None, multiple: int) -> Packs:
-    """Cut arrival-order packs until they meet two conditions; return the packs, with sequences in the same order.
+    """Cut packs of an arrival-order algorithm until they meet two conditions; the order of sequences stays.
 
-    First, packs whose squared lengths add up to more than `squares` are cut (None: no limit). Then the packs with most
+    First, packs with a sum of squared lengths above `squares` are cut (None: no limit). Then the packs with most
     sequences are cut in two until the number of packs is a multiple of `multiple`.
     """
     starts = packs.indptr.tolist()

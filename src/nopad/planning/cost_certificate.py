@@ -3,9 +3,9 @@
 This is like `nopad.planning.Certificate`, but a pack has two limits: `capacity` tokens, and `squares` for the sum of
 its squared lengths. Each length weighs ``floor(length * T / capacity)`` units of tokens and
 ``floor(length^2 * S / squares)`` units of squares. Since both are rounded down, the weights of every possible pack add
-up to at most T and S. So a knapsack with the capacities T and S finds a value that is at least that of the most
-valuable pack, `best`, and all sequences need at least ``their total value / best`` packs. The depth is ignored, which
-can only lower the bound. O(steps x T x S).
+up to at most T and S. So a knapsack with the capacities T and S finds a value, `best`, that no pack exceeds, and the
+sequences need at least ``their total value / best`` packs. The depth is ignored, which can only lower the bound.
+O(steps x T x S).
 
 A certificate is refused if checking it takes more than `MAX_WORK` comparisons (half a minute) or a table of more than
 `MAX_TABLE` numbers, if values could add up beyond 64 bits, or if a length with a value weighs 0 units of tokens.
@@ -36,11 +36,11 @@ _MAX_WORTH = 2**62
 
 @dataclass(frozen=True)
 class CostCertificate:
-    """Values of lengths, and the units in which lengths weigh tokens and squares.
+    """Values of lengths, and the units in which tokens and squared lengths are counted.
 
     Attributes:
         steps: ``((from length, value), ...)``, both rising; shorter lengths than the first are worth 0.
-        units: how many units of tokens, and of squares, a full pack weighs.
+        units: (T, S): the weight of a full pack in units of tokens and in units of squares.
 
     >>> proof = CostCertificate(((3, 1), (6, 4)), (12, 40))
     >>> proof.best(capacity=12, squares=40)
@@ -66,7 +66,8 @@ class CostCertificate:
     def of(cls, values: Iterable[tuple[int, int]], units: tuple[int, int]) -> CostCertificate:
         """Make a certificate from ``(length, value)`` pairs in ascending order of length.
 
-        A pair is dropped if its value is 0, or no higher than that of a shorter length: it begins no new step.
+        A pair whose value is 0, or not above that of a shorter length, is dropped, since it begins no new step. `units`
+        are (T, S).
         """
         steps: list[tuple[int, int]] = []
         for length, value in values:
@@ -114,7 +115,7 @@ class CostCertificate:
         return None
 
     def best(self, capacity: int, squares: int, align: int = 1) -> int:
-        """Return a number that the total value of the lengths in one pack cannot exceed; limits as for `problem`.
+        """Return an upper bound on the total value of one pack; the limits of a pack are as for `problem`.
 
         Raises:
             FormatError: the certificate cannot be checked; `problem` says why.
@@ -131,7 +132,7 @@ class CostCertificate:
         return int(most_valuable_of_two(table[:, :2].copy(), table[:, 2].copy(), *self.units)[self.units])
 
     def bound(self, histogram: Histogram, capacity: int, squares: int, align: int = 1) -> int:
-        """Return the number of packs that this certificate proves necessary; limits as for `problem`.
+        """Return the number of packs that this certificate proves necessary; the limits of a pack are as for `problem`.
 
         Raises:
             FormatError: the certificate cannot be checked; `problem` says why.

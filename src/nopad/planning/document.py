@@ -1,4 +1,4 @@
-"""Read the JSON document of a plan file (`opened`), and the arguments of `Plan` in it (`parsed`), strict about types.
+"""Read a plan file: its JSON document (`opened`), and the arguments of `Plan` in it (`parsed`), with strict types.
 
 This module does not check whether the plan and its lower bound are right: `nopad.planning.Plan.problems` does.
 """
@@ -27,16 +27,16 @@ _KINDS = {"options": dict, "facts": dict, "notes": list, "strategies": list, "al
 
 
 def read_json(text: str) -> Any:
-    """Parse JSON in which no object has a key twice, and no number is NaN or infinite.
+    """Parse JSON; refuse objects with a repeated key, and numbers that are NaN or infinite.
 
     Raises:
-        ValueError: the text is not such JSON.
+        ValueError: the text is not JSON, or is refused.
     """
     return json.loads(text, object_pairs_hook=once_each, parse_constant=_no_number)
 
 
 def text_of(path: str | Path) -> str:
-    """Return the text of a plan file of either kind.
+    """Return the text of a plan file, for one capacity or for several.
 
     Raises:
         FormatError: the file is missing, cannot be read, or is not UTF-8.
@@ -70,7 +70,11 @@ def _no_number(name: str) -> NoReturn:
 
 
 def parsed(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of `Plan`; any malformed part raises KeyError, TypeError, ValueError or OptionError."""
+    """Return the arguments of `Plan` that a plan file's JSON document holds, by name.
+
+    Raises:
+        KeyError, TypeError, ValueError, OptionError: a part of the document is missing or malformed.
+    """
     for key, kind in _KINDS.items():
         if type(document.get(key, {} if key == "facts" else None)) is not kind:
             raise ValueError(f"{key} is {document[key]!r}, and should be a {kind.__name__}")

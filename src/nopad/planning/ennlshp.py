@@ -1,4 +1,4 @@
-"""ENNLSHP, extended NNLSHP: minimise the padding tokens, and leave no sequence without a slot.
+"""ENNLSHP, extended NNLSHP: minimise padding tokens, with at least one slot for every sequence.
 
 Let A be the packing matrix, x how often each strategy is used, and b the number of sequences of each length. The
 surplus slots, r = A x - b, become separate unknowns that must be at least 0:
@@ -7,8 +7,8 @@ least as often as it occurs (before rounding), and the sum of squares of the pad
 twice the rows of NNLSHP's, and solving takes 3 to 6 times as long. It needs more packs and time than ``optimal``, but
 fewer packs than NNLSHP: 0.11 % above ``optimal`` on Wikipedia-512, 0.2 % on SQuAD-384 at depth 3.
 
-The lower right block of equation 24 is a negative identity, as the equation says; listing 9 has a block of ones there,
-and is then worse than SPFHP (96.96 % instead of 98.61 % on SQuAD-384).
+The lower right block of the matrix is a negative identity, as in equation 24. The paper's listing 9 has a block of ones
+there, which makes its plans worse than those of SPFHP (an efficiency of 96.96 % instead of 98.61 % on SQuAD-384).
 
 Source: supplement to arXiv 2107.02027, G.1 (equations 23 and 24).
 """

@@ -1,10 +1,11 @@
-"""Every way to fill a pack exactly: the strategies of NNLSHP and ENNLSHP, and how many there are.
+"""List and count every way to fill a pack exactly, which are the strategies of NNLSHP and ENNLSHP.
 
 A strategy here is a multiset of lengths whose sum is the capacity: a partition of the capacity into at most `depth`
-parts. Listing them takes O(strategies x depth) numbers. The dense matrix for least squares, capacity x strategies, sets
-the limit: at capacity 512 and depth 3 it takes 86 MiB (22,102 strategies), at depth 4 it takes 3.7 GiB (959,631).
+parts. Listing them takes O(strategies x depth) numbers. The dense matrix for least squares, ``[capacity, strategies]``,
+limits the size: at capacity 512 and depth 3 it takes 86 MiB (22,102 strategies), at depth 4 it takes 3.7 GiB (959,631).
 
-Source: supplement to arXiv 2107.02027, D.4.1, and D.5.1 with equations 5 and 6, which approximate the counts here.
+Source: supplement to arXiv 2107.02027, sections D.4.1 and D.5.1. Equations 5 and 6 there approximate the counts that
+are exact here.
 """
 
 from __future__ import annotations
@@ -59,8 +60,8 @@ def packing_matrix(strategies: NDArray[np.int32], capacity: int) -> NDArray[np.f
 def strategy_count(capacity: int, depth: int, enough: int) -> int:
     """Return the number of strategies that fill a pack exactly, with at most `depth` sequences each.
 
-    The result is exact up to depth 4. At larger depths counting stops above `enough`, so any result above `enough` only
-    says that there are more than `enough`.
+    The result is exact up to depth 4. At larger depths counting stops once it exceeds `enough`, so a result above
+    `enough` only says that there are more than that.
 
     >>> [strategy_count(512, depth, 10**6) for depth in (1, 2, 3, 4)]
     [1, 257, 22102, 959631]
@@ -84,7 +85,7 @@ def strategy_count(capacity: int, depth: int, enough: int) -> int:
 
 
 def check_size(name: str, capacity: int, depth: int, granularity: int, copies: int) -> None:
-    """Refuse a matrix of more than `MATRIX_LIMIT_BYTES`, with `copies` times as many rows as `packing_matrix`.
+    """Refuse problems whose matrix, with `copies` times the rows of `packing_matrix`, exceeds `MATRIX_LIMIT_BYTES`.
 
     `name` is the algorithm's name, for the error message.
 

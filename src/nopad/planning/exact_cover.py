@@ -18,7 +18,7 @@ __all__ = ["OverCover", "fill", "fit_remainder", "over_cover", "pad_remainder"]
 
 
 class OverCover(NamedTuple):
-    """The papers' figures for a rounded solution before its repair, when its slots do not match the sequences yet.
+    """Figures of a rounded solution before its repair, counted as in the papers.
 
     Attributes:
         missing: number of sequences without a slot.
@@ -34,9 +34,10 @@ class OverCover(NamedTuple):
 
 
 def over_cover(solution: Strategies, demand: Counter[int], capacity: int, depth: int) -> OverCover:
-    """Count as the papers do: each sequence without a slot shares a new pack with a slot for the rest of the capacity.
+    """Return the figures of a rounded solution, counted as in the papers.
 
-    `solution` are the packs before their repair, and `demand` the number of sequences of each length.
+    The papers give each sequence without a slot a new pack, whose remaining room is one more slot. `solution` are the
+    packs before their repair, and `demand` is the number of sequences of each length.
 
     >>> over_cover([(2, (5, 3))], Counter({5: 3, 3: 1}), 8, 2)
     OverCover(missing=1, over=2, packs=3, strategies=1)
@@ -53,7 +54,9 @@ def over_cover(solution: Strategies, demand: Counter[int], capacity: int, depth:
 
 
 def fill(solution: Strategies, left: Counter[int]) -> Strategies:
-    """Put the sequences in `left` into the slots of a solution; return the packs that hold at least one.
+    """Put the sequences in `left` (their number by length) into the slots of a solution.
+
+    Returns the packs that are not empty.
 
     Sequences without a slot stay in `left`. Packs are filled one after another. Those with the most tokens in slots of
     lengths that the solution covers too often are filled last: the empty slots gather in them, and many of these packs
@@ -79,7 +82,7 @@ def fill(solution: Strategies, left: Counter[int]) -> Strategies:
 
 
 def pad_remainder(left: Counter[int], capacity: int, depth: int) -> Strategies:
-    """Give each sequence in `left` a padded pack, as the papers do; two that fill a pack exactly share one.
+    """Give each sequence in `left` a pack of its own, as the papers do; two that fill a pack exactly share one.
 
     >>> pad_remainder(Counter({5: 2, 3: 1, 4: 3}), 8, 2)
     [(1, (5, 3)), (1, (5,)), (1, (4, 4)), (1, (4,))]
@@ -98,7 +101,7 @@ def pad_remainder(left: Counter[int], capacity: int, depth: int) -> Strategies:
 
 
 def fit_remainder(packs: Strategies, left: Counter[int], capacity: int, depth: int) -> Strategies:
-    """Put the remaining sequences, longest first, where they fit tightest, or into new packs; return all packs.
+    """Put the sequences in `left`, longest first, into the fullest packs with room, or new ones; return all packs.
 
     >>> fit_remainder([(2, (5,)), (1, (8,))], Counter({3: 1, 2: 2}), 8, 3)
     [(1, (8,)), (1, (5, 3)), (1, (5, 2)), (1, (2,))]

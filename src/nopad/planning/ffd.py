@@ -1,4 +1,4 @@
-"""FFD, first-fit decreasing: longest length first, each into the pack opened earliest that has room.
+"""FFD, first-fit decreasing: sequences are placed longest first, each into the earliest opened pack that has room.
 
 It runs on the histogram: equal packs that were opened one after the other form one class. Classes are kept in opening
 order in blocks that store their largest room, so that blocks without room for a length are skipped. O(k * sqrt(c)) for

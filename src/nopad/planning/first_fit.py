@@ -1,4 +1,4 @@
-"""First-fit: in order of arrival, each sequence into the pack opened earliest that has room.
+"""First-fit: sequences are placed in order of arrival, each into the earliest opened pack that has room.
 
 The pack is found by a tournament tree over the open packs; a pack closes when the shortest sequence no longer fits or
 it holds `depth` sequences. O(n log p) for n sequences and p packs open at a time. On Wikipedia-512 in random order it

@@ -48,14 +48,15 @@ def plan(
         seed: random seed, used only if an arrival-order algorithm is given a histogram: the algorithm then packs the
             sequences in a random order, and a note of the plan says so.
         options: options of the algorithm, and conditions on packs: `align`, `max_squares` and `pack_multiple` with
-            every algorithm, `even` with "auto" and "optimal"; `docs/algorithms.md` lists them.
+            every algorithm, `even` with "auto" and "optimal"; `docs/internals/algorithms.md` lists them.
 
     Raises:
         LengthError: a length is < 1, not an integer, or above `capacity`; or its square is above `max_squares`; or more
-            than 2^62 sequences have the same length (in all, if "auto" or "optimal" plan with `max_squares` or `even`).
+            than 2^62 sequences have the same length (or more than 2^62 sequences are given in total, if "auto" or
+            "optimal" plan with `max_squares` or `even`).
         OptionError: capacity, depth, seed, algorithm or an option has an invalid value, or the algorithm has no such
-            option; or more than 2^22 of these sequences fit into one pack (a plan lists them: limit the depth); or an
-            arrival-order algorithm is given a histogram of more than 2^28 sequences.
+            option; or more than 2^22 of these sequences fit into one pack, which are too many for a plan to list,
+            unless `depth` limits them; or an arrival-order algorithm is given a histogram of more than 2^28 sequences.
 
     >>> import nopad
     >>> nopad.plan([5, 3, 4, 2, 8], capacity=8, algorithm="spfhp").packs

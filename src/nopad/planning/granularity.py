@@ -1,9 +1,9 @@
-"""Rounded lengths: plan few distinct lengths, rounded up to multiples of g, then put the real lengths in.
+"""Plan with few distinct lengths, by rounding them up to multiples of g, and then put the real lengths in.
 
-This works with any algorithm: plan ``rounded_histogram(histogram, g, capacity)`` at capacity
-``whole_capacity(g, capacity)``; then `real_strategies` gives every slot a real length. Packs that fit with rounded
-lengths also fit with real ones, even if each sequence of a pack begins at a multiple of g. O(k + strategies) for k
-distinct lengths. Rounding wastes (g - 1) / 2 tokens per sequence on average, unless the free room is filled later.
+This works with any algorithm: plan ``rounded_histogram(histogram, g, capacity)`` at capacity ``whole_capacity(g,
+capacity)``; then `real_strategies` gives every slot a real length. Packs that fit with rounded lengths also fit with
+real ones, even if each sequence of a pack begins at a multiple of g. O(k + strategies) for k distinct lengths. Rounding
+wastes (g - 1) / 2 tokens per sequence on average, unless the free room is filled later.
 
 Source: the supplement to arXiv 2107.02027, D.5.1, proposes even lengths to make depth 4 feasible.
 """
@@ -28,7 +28,7 @@ def whole_capacity(granularity: int, capacity: int) -> int:
 
 
 def rounded_histogram(histogram: Histogram, granularity: int, capacity: int) -> Histogram:
-    """Round lengths up to multiples of `granularity`, or down to the last multiple within `capacity` if above it.
+    """Return the histogram of lengths rounded up to multiples of `granularity`, but to at most `whole_capacity`.
 
     >>> rounded_histogram(Histogram.from_counts({3: 5, 8: 1, 9: 1, 18: 2}), 8, 20).to_dict()
     {8: 6, 16: 3}
@@ -40,11 +40,11 @@ def rounded_histogram(histogram: Histogram, granularity: int, capacity: int) -> 
 
 
 def real_strategies(rounded: Strategies, histogram: Histogram, granularity: int, capacity: int) -> Strategies:
-    """Replace the rounded length of every slot by a real one, longest first; each sequence is used at most once.
+    """Replace the rounded lengths in strategies by real lengths, longest first; each sequence is used at most once.
 
-    Where packs of one strategy get different lengths, the strategy becomes several; the number of strategies grows by
-    at most twice the number of distinct lengths. Strategies may cover less than the histogram; then the shortest real
-    lengths of each rounded length are left over.
+    If packs of one strategy get different lengths, that strategy becomes several; in total, at most twice the number of
+    distinct lengths is added. Strategies may cover less than the histogram; then the shortest real lengths of each
+    rounded length are left over.
 
     Raises:
         ValueError: the strategies need a length more often than the histogram has it.

@@ -1,4 +1,4 @@
-"""What NNLSHP and ENNLSHP share: list strategies, solve, round, and repair into an exact cover.
+"""The steps that NNLSHP and ENNLSHP share: list strategies, solve, round, and repair the result into an exact cover.
 
 The only step that does not use integers is SciPy's solver. Its result is rounded with a margin, so that the last digits
 do not matter; yet where several solutions are equally good, another version of SciPy or another processor may find
@@ -72,10 +72,11 @@ def least_squares(
     depth: int | None,
     choices: Choices,
 ) -> Planned:
-    """Plan by least squares; `system` makes the solver's matrix and target from the packing matrix and the demand.
+    """Plan by non-negative least squares, with a system of equations that `system` makes.
 
-    The solver's matrix has `copies` times the rows of the packing matrix (see `packing_matrix`); the first of its
-    unknowns are how often each strategy is used. `name` is the algorithm's name, for error messages.
+    `system` gets the packing matrix (see `packing_matrix`) and the number of sequences of each length, and returns the
+    solver's matrix, with `copies` times as many rows, and its target. The first unknowns are how often each strategy is
+    used. `name` is the algorithm's name, for error messages.
 
     Raises:
         OptionError: there are too many strategies.
@@ -130,7 +131,7 @@ def _solve(
 
 
 def nnls(matrix: NDArray[np.float64], target: NDArray[np.float64], maxiter: int) -> tuple[NDArray[np.float64], float]:
-    """Return the x >= 0 that minimises the norm of ``matrix @ x - target``, float64 ``[columns]``, and this norm.
+    """Return the x >= 0, float64 ``[columns]``, that minimises the norm of ``matrix @ x - target``, and this norm.
 
     SciPy's solver is imported at its first use, since that takes longer than importing all of nopad.
     """

@@ -1,4 +1,4 @@
-"""LPFHP, longest-pack-first histogram-packing: longest length first, each into the fullest pack it fits.
+"""LPFHP, longest-pack-first histogram-packing: sequences are placed longest first, each into the fullest pack it fits.
 
 This is exactly best-fit decreasing, run on the histogram: a class of equal packs takes as many copies of the length as
 fit at once, so ten million sequences of one length are one step. O(k log k) for k distinct lengths. It was optimal at
@@ -27,9 +27,9 @@ def lpfhp(
 ) -> list[tuple[int, tuple[int, ...]]]:
     """Return ``(count, lengths longest first)`` pairs, `count` packs of each, that cover `histogram` exactly.
 
-    With ``distribute=False`` copies of one length are spread: each copy that fits no open pack opens one, and a pack
-    takes one copy at a time. This gives fewer strategies and fewer sequences per pack, but more packs: 0.12 % more
-    on Wikipedia-512 without a depth limit.
+    With ``distribute=False``, sequences of equal length are spread over packs: a pack takes only one of them at a time,
+    and one that fits no open pack opens a new one. This gives fewer strategies and fewer sequences per pack, but more
+    packs: 0.12 % more on Wikipedia-512 without a depth limit.
 
     >>> histogram = Histogram.from_lengths([4, 4, 3, 3, 1])
     >>> lpfhp(histogram, 8, None)
@@ -46,7 +46,7 @@ def lpfhp(
 def best_fit_decreasing_few(
     counts: Mapping[int, int], capacity: int, depth: int | None, *, distribute: bool = True
 ) -> list[tuple[int, tuple[int, ...]]]:
-    """Return ``(count, sizes largest first)`` pairs of best-fit decreasing, without compiled code.
+    """Run best-fit decreasing without compiled code; return ``(count, sizes largest first)`` pairs.
 
     `counts` maps each size to its number of sequences; `distribute` is that of `lpfhp`.
 
@@ -66,7 +66,7 @@ def best_fit_decreasing_few(
 def best_fit_decreasing(
     sizes: NDArray[np.int64], counts: NDArray[np.int64], capacity: int, depth: int | None
 ) -> list[tuple[int, tuple[int, ...]]]:
-    """Return ``(count, sizes in descending order)`` pairs of best-fit decreasing, by a compiled loop.
+    """Run best-fit decreasing in a compiled loop; return ``(count, sizes largest first)`` pairs.
 
     There are ``counts[i]`` sequences of ``sizes[i]`` tokens; `sizes` ascend; both int64 ``[k]``.
     """

@@ -1,13 +1,14 @@
-"""NNLSHP, non-negative least squares histogram-packing: the mix of full packs that is nearest to the histogram.
+"""NNLSHP, non-negative least squares histogram-packing: find the mix of full packs that is nearest to the histogram.
 
-The algorithm lists every strategy whose slots sum to exactly the capacity, and solves ``min |w (A x - b)|`` for x >= 0,
-where x says how often to use each strategy, A (the packing matrix) how often each strategy holds each length, b how
-many sequences of each length there are, and w is a weight for each length. Short lengths get a smaller weight, because
-an empty short slot wastes little. The same machine and version of SciPy always give the same plan. It takes about
-O(capacity^5) at depth 3: 6 s at capacity 384, 15 s at 512. It needs more packs than ``optimal`` (0.14 % on
-Wikipedia-512 and 1.45 % on SQuAD-384 at depth 3) and more time. It also needs more packs than ``lpfhp`` where counts
-are small or packs rarely reach the depth: rounding, and packing the sequences that remain, then cost more than the mix
-gains.
+The algorithm lists every strategy whose slots sum to exactly the capacity, and solves ``min
+w (A x - b)
+`` for x >= 0. Here x is how often to use each strategy; A, the packing matrix, is how often each strategy holds each
+length; b is the number of sequences of each length; and w is a weight for each length. Short lengths get a smaller
+weight, because an empty short slot wastes little. The same machine and version of SciPy always give the same plan. It
+takes about O(capacity^5) at depth 3: 6 s at capacity 384, 15 s at 512. It needs more packs than ``optimal`` (0.14 % on
+Wikipedia-512 and 1.45 % on SQuAD-384 at depth 3) and more time. It also needs more packs than ``lpfhp`` if counts are
+small or packs rarely reach the depth: then rounding, and packing the remaining sequences, costs more packs than the
+better mix saves.
 
 Errors of the papers' code are corrected: the plan covers the histogram exactly; depth 1 and remaining sequences of full
 length work; a remaining sequence and its complement share one pack; reaching the solver's iteration limit is handled.
@@ -51,7 +52,7 @@ def nnlshp(
     remainder: str = "pad",
     granularity: int = 1,
 ) -> Planned:
-    """Return packs that cover `histogram` exactly; `facts` describe the solver's solution and its repair in figures.
+    """Return packs that cover `histogram` exactly; the result's `facts` are figures of the solution and its repair.
 
     Args:
         histogram: the sequences, by length.

@@ -1,4 +1,4 @@
-"""No packing: one sequence per pack, as padding to a fixed length does. O(k) for k distinct lengths; the worst plan."""
+"""No packing: one sequence per pack, as with padding to a fixed length. O(k) for k distinct lengths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Open packs indexed by free room, to find the tightest pack that fits and the emptiest pack in O(1) steps.
+"""Open packs indexed by free room, which finds the fullest pack that has room, and the emptiest pack, in O(1) steps.
 
 Packs of equal content are one class: an entry ``(count, content, used)`` on the stack of its room. Two levels of bit
 words say which stacks are not empty, so a query reads two integers: one of 512 bits, one of capacity / 512 bits. Within
@@ -56,7 +56,7 @@ class OpenPacks:
         return (word << _SHIFT) + self._words[word].bit_length() - 1
 
     def tightest(self, length: int) -> int:
-        """Return the smallest free room >= `length`; -1 if no open pack has that much."""
+        """Return the free room of the fullest open pack with room for `length`; -1 if there is none."""
         word = length >> _SHIFT
         bits = self._words[word] >> (length & _MASK)
         if bits:
@@ -69,7 +69,10 @@ class OpenPacks:
         return (word << _SHIFT) + (bits & -bits).bit_length() - 1
 
     def take(self, room: int) -> tuple[int, Content, int]:
-        """Remove the class opened last among those with this free room; return (packs, content, sequences per pack)."""
+        """Remove the newest of the classes with this free room; return (packs, content, sequences per pack).
+
+        There must be such a class.
+        """
         stack = self._stacks[room]
         entry = stack.pop()
         if not stack:

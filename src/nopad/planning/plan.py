@@ -1,8 +1,8 @@
 """`Plan`: strategies with counts that cover a histogram exactly, and a lower bound on the number of packs.
 
 A strategy is a multiset of lengths that share one pack. A plan does not name sequences: `nopad.assign` assigns them to
-packs. A plan file (``*.plan.json``) is small, readable and diffable, with one strategy per line. It holds all data that
-`Plan.problems` needs for its checks.
+packs. A plan file (``*.plan.json``) is small and readable, with one strategy per line. It holds all data that
+`Plan.problems` checks.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ FORMAT_VERSION = 1
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Plan:
-    """Which lengths are packed together, and how often, so that each sequence of a histogram is covered exactly once.
+    """Which lengths share packs, and how many such packs there are.
+
+    It covers each sequence of a histogram exactly once.
 
     A strategy is the multiset of sequence lengths in one pack; ``counts[s]`` equal packs have strategy s.
 
@@ -46,10 +48,10 @@ class Plan:
         capacity: most tokens a pack may hold.
         depth: most sequences a pack may hold; None: unlimited.
         algorithm: name of the algorithm that made the plan.
-        options: options of the algorithm and conditions, JSON-ready.
-        facts: further figures that the algorithm reports, by name, JSON-ready.
+        options: options of the algorithm, and conditions, by name; JSON values.
+        facts: further figures that the algorithm reports, by name; JSON values.
         indptr: strategy s holds ``lengths[indptr[s]:indptr[s + 1]]``; int64 ``[strategies + 1]``.
-        lengths: lengths in tokens of all strategies, longest first within each; int64.
+        lengths: lengths in tokens, strategy after strategy, longest first within each; int64 ``[slots]``.
         counts: number of packs of each strategy, >= 1; int64 ``[strategies]``.
         bound: the proven lower bound on the number of packs, and its proof.
         notes: sentences for the user, such as "order drawn with seed 0".
@@ -85,10 +87,10 @@ class Plan:
         facts: Mapping[str, Any] | None = None,
         notes: tuple[str, ...] = (),
     ) -> Plan:
-        """Build a plan from ``(count, lengths longest first)`` pairs, sorted, with equal strategies merged.
+        """Build a plan from ``(count, lengths longest first)`` pairs in any order; equal strategies are merged.
 
-        `histogram` holds the sequences that the pairs cover. The lower bound is computed from it and from the
-        `certificate` of the algorithm.
+        `histogram` holds the sequences that the pairs cover. The lower bound is computed from it and `certificate`; the
+        other arguments are as in the class.
         """
         merged: Counter[tuple[int, ...]] = Counter()
         for count, lengths in strategies:
@@ -200,7 +202,7 @@ class Plan:
         return hash(self.fingerprint)
 
     def summary(self) -> dict[str, Any]:
-        """Return algorithm, packs, efficiency, lower bound and other figures as a JSON-ready dict, for comparisons."""
+        """Return the plan's main figures by name: algorithm, packs, efficiency, lower bound and others; JSON values."""
         return {
             "algorithm": self.algorithm,
             "depth": self.depth,

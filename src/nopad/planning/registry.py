@@ -1,11 +1,11 @@
-"""The algorithms by name, and their options.
+"""Look up planning algorithms by name, and check their options.
 
 There are two kinds of algorithm (see `nopad.planning.algorithm`):
 
 * histogram algorithms return strategies (lengths that share a pack, and how many packs); sequences are assigned later
 * arrival-order algorithms return packs of sequences; their plan is a summary of these packs
 
-A new algorithm is one new file and one entry in a table below.
+To add an algorithm, write one file, and add one entry to a table in this module.
 """
 
 from __future__ import annotations
@@ -101,6 +101,12 @@ ARRIVAL_ALGORITHMS: dict[str, Algorithm] = {
     ),
 }
 ALGORITHMS = tuple(sorted([*HISTOGRAM_ALGORITHMS, *ARRIVAL_ALGORITHMS]))
+"""Names of all algorithms that `plan` takes, sorted.
+
+>>> import nopad
+>>> "auto" in nopad.ALGORITHMS, len(nopad.ALGORITHMS)
+(True, 15)
+"""
 QUICK_ALGORITHMS = ("auto", "ffd", "greedy", "lpfhp", "spfhp")  # the default algorithms of a table
 # Algorithms that plan by tokens and cost at once: how many attempts of `even_out` may solve linear programs
 BY_COST = {"auto": 4, "optimal": 20}
@@ -119,7 +125,9 @@ def check_algorithm(algorithm: str) -> None:
 
 
 def complete_options(algorithm: str, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Check options; return the algorithm's own options and the conditions, both with defaults filled in.
+    """Check options; return (the algorithm's own options, the conditions), both with defaults filled in.
+
+    Conditions are the options that all algorithms share, such as ``align`` (`nopad.planning.conditions`).
 
     Raises:
         OptionError: an option is neither the algorithm's nor a condition, or its value is invalid.
@@ -133,7 +141,7 @@ def complete_options(algorithm: str, options: Mapping[str, Any]) -> tuple[dict[s
 
 
 def quick_algorithms(options: Mapping[str, Any]) -> list[str]:
-    """Return the algorithms to compare by default: those of `QUICK_ALGORITHMS` that have all these options.
+    """Return names of algorithms to compare by default: those of `QUICK_ALGORITHMS` that have all these options.
 
     If none has them, all of `QUICK_ALGORITHMS` are returned. Conditions count as options of every algorithm.
 

@@ -1,4 +1,4 @@
-"""Sort: next-fit with the longest length first, like sorting a corpus and cutting it into batches.
+"""Sort: next-fit on sequences sorted by length, longest first, like sorting a corpus and cutting it into batches.
 
 It runs on the histogram: equal packs of one length are one step, so O(k) for k distinct lengths. Equal lengths share
 packs, which wastes almost half of each pack for lengths just above half the capacity, and a third for lengths just

@@ -1,4 +1,4 @@
-"""SPFHP, shortest-pack-first histogram-packing: longest length first, each into the emptiest pack it fits.
+"""SPFHP, shortest-pack-first histogram-packing: sequences are placed longest first, each into the emptiest open pack.
 
 All remaining sequences of a length go into one class of equal packs, which is split if the counts differ, so there is
 at most one strategy per distinct length. O(k log k) for k distinct lengths, independent of the number of sequences. It

@@ -1,8 +1,8 @@
-"""`Stopwatch`: the wall seconds of a ``with`` block, less those in which loops are compiled or loaded.
+"""`Stopwatch`: measure the wall time of a ``with`` block, without the time in which Numba compiles or loads loops.
 
 Numba compiles a loop at its first call with arguments of new types, or loads it from its cache. In both cases it holds
-its compiler lock, and reports for how long. Compiling takes seconds, once after an installation, and says nothing about
-the speed of an algorithm.
+its compiler lock, and reports for how long. Compiling takes seconds, but only once after an installation, and says
+nothing about the speed of an algorithm.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["Stopwatch"]
 
 
 class Stopwatch:
-    """A context manager that measures its block.
+    """A context manager that measures the time of its block.
 
     `compiling` is the time in which loops were compiled or loaded, `seconds` all other time; both in seconds.
 

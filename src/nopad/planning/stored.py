@@ -1,4 +1,4 @@
-"""Read a plan file of either kind: for one capacity, or for several."""
+"""Read a plan file of either kind: for one capacity (`Plan`), or for several (`SeveralPlan`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["load_plan"]
 
 
 def load_plan(path: str | Path) -> Plan | SeveralPlan:
-    """Read a plan file of either kind.
+    """Read a plan file; return a `Plan`, or a `SeveralPlan` if the file is for several capacities.
 
     Raises:
         FormatError: the file is missing or not a plan, has an unknown version, or its numbers contradict each other.

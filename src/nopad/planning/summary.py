@@ -1,4 +1,4 @@
-"""Plans of arrival-order algorithms: the packs are made first, and the plan is a summary of them."""
+"""Plans of arrival-order algorithms, which make packs first; the plan is a summary of these packs."""
 
 from __future__ import annotations
 
@@ -84,11 +84,11 @@ def summarise(
 def checked(plan: Plan, histogram: Histogram) -> Plan:
     """Check the plan of any algorithm, and return it.
 
-    A valid plan holds every sequence exactly once, keeps capacity, depth and all conditions but `even`, and has no
-    fewer packs than its lower bound.
+    A valid plan holds every sequence exactly once, satisfies capacity, depth and all conditions except `even`, and has
+    at least as many packs as its lower bound.
 
     Raises:
-        RuntimeError: the plan fails this check, which is a mistake of the algorithm.
+        RuntimeError: the plan is not valid, which is a bug in the algorithm.
     """
     broken = plan.broken_limits()
     if not broken and plan.histogram != histogram:

@@ -1,4 +1,4 @@
-"""Why a plan has padding: the share of all slots that each cause takes, computed from lower bounds."""
+"""Explain why a plan has padding: the share of the slots that each cause takes, computed from lower bounds."""
 
 from __future__ import annotations
 

@@ -1,64 +1,25 @@
-"""The charts of the report: one function each, which takes a subject and returns an altair chart."""
+"""The charts of the report: one function per chart, which takes a subject and returns an altair chart."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from nopad.histogram import exact_sum
+from nopad.report.distributions import HEIGHT, alike_chart, depth_chart, fill_chart, length_chart
 from nopad.report.drawing import BLUE, COLOURS, ORANGE, load_altair
+from nopad.report.settings import Settings
 from nopad.report.subject import Subject
+from nopad.report.ways import ways_of
+from nopad.report.wording import big, percent
 
-__all__ = [
-    "charts_of",
-    "depth_chart",
-    "efficiency_chart",
-    "fill_chart",
-    "length_chart",
-    "packs_chart",
-    "source_chart",
-]
+__all__ = ["charts_of", "efficiency_chart", "packs_chart", "slots_chart", "source_chart"]
 
-BINS = 64
+LIMIT = "proven limit"
+DASHES = ([1, 0], [7, 4], [2, 3])
+WIDTHS = (5, 3, 2)
+EMPTY = "#f0b48a"  # padding, where tokens are what counts
 PACK_HEIGHT = 15
-
-
-def length_chart(subject: Subject) -> Any:
-    """Return a chart of the lengths: share of sequences and of tokens by length."""
-    alt = load_altair()
-    histogram, capacity = subject.histogram, subject.plan.capacity
-    bins = min(BINS, capacity)
-    edges = (-(-np.arange(bins + 1) * capacity // bins)).tolist()
-    place = (histogram.lengths - 1) * bins // capacity
-    sequences = _totals(place, histogram.counts, bins)
-    tokens = _totals(place, histogram.counts.astype(object) * histogram.lengths, bins)
-    rows = [
-        {
-            "from": edges[b],
-            "to": edges[b + 1],
-            "share": sequences[b] / histogram.sequences,
-            "tokens": tokens[b] / histogram.tokens,
-        }
-        for b in range(bins)
-    ]
-    return (
-        alt.Chart(alt.Data(values=rows))
-        .mark_bar(color=BLUE)
-        .encode(
-            x=alt.X("from:Q", bin="binned", title="length in tokens", scale=alt.Scale(domain=[0, capacity])),
-            x2="to:Q",
-            y=alt.Y("share:Q", title="share of sequences", axis=alt.Axis(format="%")),
-            tooltip=[
-                alt.Tooltip("from:Q", title="longer than"),
-                alt.Tooltip("to:Q", title="up to"),
-                alt.Tooltip("share:Q", title="of the sequences", format=".2%"),
-                alt.Tooltip("tokens:Q", title="of the tokens", format=".2%"),
-            ],
-        )
-        .properties(height=220)
-    )
+CROWDED = 150  # sequences in a pack
 
 
 def efficiency_chart(subject: Subject) -> Any:
@@ -79,56 +40,37 @@ def efficiency_chart(subject: Subject) -> Any:
         rows.append(
             {
                 "depth": _depth(row["depth"]),
-                "algorithm": "proven limit",
+                "algorithm": LIMIT,
                 "efficiency": best,
                 "packs": row["lower_bound"],
             }
         )
-    names = [*dict.fromkeys(row["algorithm"] for row in subject.comparison), "proven limit"]
-    x = alt.X("depth:N", sort=depths, title="most sequences a pack may hold", axis=alt.Axis(labelAngle=0))
-    y = alt.Y("efficiency:Q", title="efficiency", axis=alt.Axis(format="%"), scale=alt.Scale(zero=False))
-    colours = alt.Scale(domain=names, range=[*COLOURS[: len(names) - 1], "#888888"])
-    colour = alt.Color("algorithm:N", scale=colours, sort=names, title=None, legend=alt.Legend(orient="bottom"))
+    names = [*dict.fromkeys(row["algorithm"] for row in subject.comparison), LIMIT]
+    shown = {
+        "sort": names,
+        "title": None,
+        "legend": alt.Legend(orient="top", symbolType="stroke", symbolSize=400, columns=2),
+    }
     tooltip = ["algorithm:N", "depth:N", alt.Tooltip("efficiency:Q", format=".3%"), alt.Tooltip("packs:Q", format=",")]
-    base = alt.Chart(alt.Data(values=rows)).encode(x=x, y=y, color=colour, tooltip=tooltip)
-    lines = base.transform_filter("datum.algorithm != 'proven limit'").mark_line(point=True)
-    limit = base.transform_filter("datum.algorithm == 'proven limit'").mark_tick(
-        thickness=2, width=26, orient="horizontal"
+    base = alt.Chart(alt.Data(values=rows)).encode(
+        x=alt.X("depth:N", sort=depths, title="most sequences a pack may hold", axis=alt.Axis(labelAngle=0)),
+        y=alt.Y("efficiency:Q", title="efficiency", axis=alt.Axis(format="%", tickCount=5)),
+        color=alt.Color("algorithm:N", scale=_scale(alt, names, COLOURS, "#888888"), **shown),
+        tooltip=tooltip,
     )
-    return alt.layer(lines, limit).properties(height=220)
-
-
-def _totals(places: NDArray[np.int64], numbers: NDArray[Any], size: int) -> list[int]:
-    """Return the sum of the numbers at each place, as Python integers: counts may add up to more than 64 bits."""
-    totals = np.zeros(size, dtype=object)
-    np.add.at(totals, places, numbers.astype(object))
-    return [int(total) for total in totals]
-
-
-def fill_chart(subject: Subject) -> Any:
-    """Return a chart of how full the packs are."""
-    alt = load_altair()
-    sums, counts = subject.fills()
-    share = np.minimum(sums * 20 // subject.plan.capacity, 19)
-    full = sums == subject.plan.capacity
-    packs = _totals(share[~full], counts[~full], 20)
-    rows = [{"fill": f"{5 * b}–{5 * b + 5} %", "packs": n} for b, n in enumerate(packs)]
-    rows.append({"fill": "full", "packs": exact_sum(counts[full])})
-    first = next(at for at, row in enumerate(rows) if row["packs"])
-    return _bars(alt, rows[first:], "fill", "tokens in a pack, of its capacity")
-
-
-def depth_chart(subject: Subject) -> Any:
-    """Return a chart of the number of sequences per pack."""
-    alt = load_altair()
-    deepest = subject.plan.max_depth_used
-    packs = _totals(np.diff(subject.plan.indptr), subject.plan.counts, deepest + 1)
-    width = -(-deepest // 24)
-    rows = []
-    for begin in range(1, deepest + 1, width):
-        end = min(begin + width - 1, deepest)
-        rows.append({"depth": str(begin) if begin == end else f"{begin}–{end}", "packs": sum(packs[begin : end + 1])})
-    return _bars(alt, rows, "depth", "sequences in a pack")
+    # Each line is thinner than those below it, and dashed otherwise: where several are equal, all are seen
+    lines = base.transform_filter(f"datum.algorithm != '{LIMIT}'").mark_line(aria=False)
+    lines = lines.encode(
+        strokeDash=alt.StrokeDash("algorithm:N", scale=_scale(alt, names, DASHES, [1, 0]), **shown),
+        strokeWidth=alt.StrokeWidth("algorithm:N", scale=_scale(alt, names, WIDTHS, 2), **shown),
+    )
+    limit = base.transform_filter(f"datum.algorithm == '{LIMIT}'").mark_tick(
+        thickness=2, width=26, orient="horizontal", aria=False
+    )
+    best = max(row["efficiency"] for row in subject.comparison)
+    return alt.layer(lines, limit).properties(
+        height=HEIGHT, description=f"Lines: efficiency by depth for {', '.join(names[:-1])}, up to {best:.1%}."
+    )
 
 
 def packs_chart(subject: Subject) -> Any:
@@ -144,28 +86,32 @@ def packs_chart(subject: Subject) -> Any:
         if at < subject.plan.capacity:
             empty = f"{subject.plan.capacity - at:,} slots empty"
             rows.append({"pack": number, "from": at, "to": subject.plan.capacity, "colour": -1, "what": empty})
+    crowded = max(map(len, subject.packs)) > CROWDED  # outlines would hide what they surround
     colours = alt.Scale(domain=[-1, *range(len(COLOURS))], range=["#8884", *COLOURS])
     return (
         alt.Chart(alt.Data(values=rows))
-        .mark_bar(stroke="#fff8", strokeWidth=0.6)
+        .mark_bar(aria=False, **({} if crowded else {"stroke": "#fff8", "strokeWidth": 0.6}))
         .encode(
             x=alt.X(
                 "from:Q",
                 scale=alt.Scale(domain=[0, subject.plan.capacity], nice=False),
                 title=None,
-                axis=alt.Axis(orient="top", grid=False),
+                axis=alt.Axis(orient="top", grid=False, tickMinStep=1, labelOverlap=True),
             ),
             x2="to:Q",
             y=alt.Y("pack:O", axis=None, scale=alt.Scale(paddingInner=0.15)),
             color=alt.Color("colour:O", scale=colours, legend=None),
             tooltip=[alt.Tooltip("what:N", title="sequence")],
         )
-        .properties(height=PACK_HEIGHT * len(subject.packs))
+        .properties(
+            height=PACK_HEIGHT * len(subject.packs),
+            description=f"Bars: {len(subject.packs)} packs, each sequence in another colour than its neighbours.",
+        )
     )
 
 
 def source_chart(subject: Subject) -> Any:
-    """Return a chart of what happened to the tokens of each named source."""
+    """Return a chart of what became of the tokens of each named source."""
     alt = load_altair()
     fates = {
         "packed": "tokens",
@@ -182,7 +128,7 @@ def source_chart(subject: Subject) -> Any:
     colours = dict(zip(fates, [BLUE, "#e69f00", ORANGE], strict=True))
     return (
         alt.Chart(alt.Data(values=[row for row in rows if row["fate"] in used]))
-        .mark_bar()
+        .mark_bar(aria=False)
         .encode(
             y=alt.Y("source:N", sort=None, title=None, axis=alt.Axis(labelLimit=160)),
             x=alt.X("tokens:Q", title="tokens", axis=alt.Axis(format="~s")),
@@ -201,37 +147,76 @@ def source_chart(subject: Subject) -> Any:
                 alt.Tooltip("share:Q", title="of all packed tokens", format=".2%"),
             ],
         )
-        .properties(height=34 * len(subject.sources))
+        .properties(
+            height=34 * len(subject.sources),
+            description="Bars: tokens of each source, and what became of them.",
+        )
+    )
+
+
+def slots_chart(subject: Subject, settings: Settings) -> Any:
+    """Return a chart of an epoch's slots, split into tokens and padding: three ways without packing, and packed."""
+    alt = load_altair()
+    ways = ways_of(subject.plan, settings)
+    parts = ("tokens", "padding")
+    rows = []
+    for way in ways:
+        label = f"{big(way.slots)}, {percent(way.padding, 2)} padding"
+        for at, (part, slots) in enumerate(
+            zip(parts, (subject.plan.tokens, way.slots - subject.plan.tokens), strict=True)
+        ):
+            rows.append({"way": way.name, "part": part, "at": at, "slots": slots, "label": label if at else ""})
+    widest = max(way.slots for way in ways)
+    y = alt.Y("way:N", sort=[way.name for way in ways], title=None)
+    axis = {"title": None, "domain": False, "ticks": False, "labelLimit": 260, "labelPadding": 8}
+    bars = (
+        alt.Chart(alt.Data(values=rows))
+        .mark_bar(aria=False, height={"band": 0.62})
+        .encode(
+            y=y.axis(**axis),
+            x=alt.X(
+                "slots:Q",
+                axis=None,
+                scale=alt.Scale(domain=[0, widest * 1.4], nice=False),
+            ),
+            order="at:Q",
+            color=alt.Color(
+                "part:N",
+                title=None,
+                sort=list(parts),
+                scale=alt.Scale(domain=list(parts), range=[BLUE, EMPTY]),
+                legend=alt.Legend(orient="top"),
+            ),
+            tooltip=["way:N", "part:N", alt.Tooltip("slots:Q", format=",")],
+        )
+    )
+    ends = [
+        {"way": way.name, "end": way.slots, "label": row["label"]} for way, row in zip(ways, rows[1::2], strict=True)
+    ]
+    labels = alt.Chart(alt.Data(values=ends)).mark_text(align="left", dx=7, aria=False)
+    return alt.layer(bars, labels.encode(y=y, x="end:Q", text="label:N")).properties(
+        height=46 * len(ways),
+        description="Bars: slots of an epoch. " + ". ".join(f"{row['way']}: {row['label']}" for row in ends),
     )
 
 
 def charts_of(subject: Subject) -> dict[str, Any]:
-    """Return all charts of a subject by name; "sources" is included only if the subject has named sources."""
-    makers = {
-        "packs": packs_chart,
-        "lengths": length_chart,
-        "efficiency": efficiency_chart,
-        "fill": fill_chart,
-        "depth": depth_chart,
-        **({"sources": source_chart} if subject.sources else {}),
+    """Return the charts of a subject by name; those with nothing to show are left out."""
+    made = {
+        "packs": packs_chart(subject),
+        "lengths": length_chart(subject),
+        "efficiency": efficiency_chart(subject),
+        "fill": fill_chart(subject),
+        "depth": depth_chart(subject),
+        "alike": alike_chart(subject),
+        "sources": source_chart(subject) if subject.sources else None,
     }
-    return {name: make(subject) for name, make in makers.items()}
+    return {name: chart for name, chart in made.items() if chart is not None}
 
 
-def _bars(alt: Any, rows: list[dict[str, Any]], name: str, title: str) -> Any:
-    order = [row[name] for row in rows]
-    total = sum(row["packs"] for row in rows)
-    rows = [{**row, "share": row["packs"] / total} for row in rows]
-    return (
-        alt.Chart(alt.Data(values=rows))
-        .mark_bar(color=ORANGE)
-        .encode(
-            x=alt.X(f"{name}:N", sort=order, title=title, axis=alt.Axis(labelAngle=-40, labelOverlap=True)),
-            y=alt.Y("share:Q", title="share of packs", axis=alt.Axis(format="%")),
-            tooltip=[f"{name}:N", alt.Tooltip("packs:Q", format=","), alt.Tooltip("share:Q", format=".3%")],
-        )
-        .properties(height=180)
-    )
+def _scale(alt: Any, names: list[str], those: Sequence[Any], limit: Any) -> Any:
+    """Return a scale that gives each algorithm one of `those`, and `limit` to the proven limit."""
+    return alt.Scale(domain=names, range=[*(those[at % len(those)] for at in range(len(names) - 1)), limit])
 
 
 def _depth(depth: int | None) -> str:

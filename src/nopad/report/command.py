@@ -24,7 +24,7 @@ _DEFAULTS: dict[str, Any] = {
 
 
 def pack_command(manifest: Manifest, out: str) -> str:
-    """Return the command as one line for a shell, with every option that differs from its default.
+    """Return the command as one line for a shell, with every option that differs from its default; `out` is its folder.
 
     INPUT stands for the source, and TOKENIZER for the tokenizer. Datasets store no paths, so that the same input gives
     the same bytes on any machine; the report shows the SHA-256 of the source and of the tokenizer instead.
@@ -37,7 +37,7 @@ def pack_command(manifest: Manifest, out: str) -> str:
 
 
 def option_words(options: Mapping[str, Any]) -> list[str]:
-    """Return the options of an algorithm, and a plan's conditions, as words of a command line."""
+    """Return the options of an algorithm, and a plan's conditions, as ``--option NAME=VALUE`` arguments."""
     return [
         word
         for name, value in options.items()

@@ -1,4 +1,4 @@
-"""Shared by all charts: importing altair, colours that colour-blind readers can tell apart, and saving.
+"""Helpers for all charts: import altair, colours for colour-blind readers, and saving.
 
 Needs the extra `report` (altair, vl-convert).
 """
@@ -8,14 +8,27 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from nopad.errors import MissingExtraError, OptionError
+from nopad.errors import MissingExtraError, OptionError, install
 from nopad.files import write_atomic
 
-__all__ = ["BLUE", "CHART_KINDS", "COLOURS", "ORANGE", "check_chart", "load_altair", "save_chart"]
+__all__ = [
+    "BLUE",
+    "CHART_KINDS",
+    "COLOURS",
+    "INK",
+    "ORANGE",
+    "SKY",
+    "SOFT",
+    "check_chart",
+    "load_altair",
+    "save_chart",
+    "styled",
+]
 
 CHART_KINDS = (".html", ".svg", ".png", ".json")
-BLUE, ORANGE = "#0072b2", "#d55e00"
-COLOURS = (BLUE, "#e69f00", "#009e73", "#cc79a7", "#56b4e9", ORANGE, "#f0e442")  # Okabe and Ito, without black
+BLUE, ORANGE, SKY = "#0072b2", "#d55e00", "#56b4e9"
+INK, SOFT, GRID = "#1d2125", "#565e66", "#e8eaec"  # of pictures, which are on white
+COLOURS = (BLUE, "#e69f00", "#009e73", "#cc79a7", SKY, ORANGE, "#f0e442")  # Okabe and Ito, without black
 
 
 def check_chart(path: Path) -> None:
@@ -52,6 +65,18 @@ def save_chart(chart: Any, path: Path) -> None:
     write_atomic(path, content)
 
 
+def styled(chart: Any) -> Any:
+    """Return a chart styled for a picture: white background, pale axes, no frame."""
+    return (
+        chart.configure(font="sans-serif", background="white")
+        .configure_view(stroke=None)
+        .configure_title(anchor="start", frame="group", fontSize=14, fontWeight=600, color=INK)
+        .configure_axis(labelColor=INK, titleColor=SOFT, titleFontWeight="normal", gridColor=GRID, domainColor=GRID)
+        .configure_legend(labelFontSize=11, labelColor=INK, titleColor=SOFT, titleFontWeight="normal")
+        .configure_text(color=INK, fontSize=11)
+    )
+
+
 def load_altair() -> Any:
     """Import and return altair.
 
@@ -62,5 +87,5 @@ def load_altair() -> Any:
         import altair
         import vl_convert  # noqa: F401
     except ImportError as error:
-        raise MissingExtraError(f"charts need {error.name}: pip install 'nopad[report]'") from error
+        raise MissingExtraError(f"charts need {error.name}: {install('report')}") from error
     return altair

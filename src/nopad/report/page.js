@@ -11,6 +11,7 @@ function config(dark) {
     view: { stroke: null },
     axis: { ...text, gridColor: faint, domainColor: faint, tickColor: faint },
     legend: text,
+    text: { color: ink, fontSize: 11 },
   };
 }
 

@@ -1,4 +1,4 @@
-"""One self-contained page: the filled template, the specifications of all charts, and Vega. It works offline."""
+"""Write the report as one self-contained HTML page that works offline: template, chart specifications, and Vega."""
 
 from __future__ import annotations
 
@@ -9,31 +9,42 @@ from typing import Any
 
 from nopad.errors import OptionError
 from nopad.files import write_atomic
-from nopad.report.charts import charts_of
-from nopad.report.drawing import load_altair, save_chart
+from nopad.report.charts import charts_of, slots_chart
+from nopad.report.drawing import load_altair, save_chart, styled
+from nopad.report.settings import Settings
+from nopad.report.slide import save_slide
 from nopad.report.subject import Subject
+from nopad.report.ways import formulas, money, savings, ways_of
+from nopad.report.wording import alike, big, counted, median_of, percent, quantity, times
 
-__all__ = ["THROUGHPUT", "write_pictures", "write_report"]
+__all__ = ["write_pictures", "write_report"]
 
-THROUGHPUT = 100_000.0  # slots per second and accelerator, unless the user says otherwise
 HERE = Path(__file__).resolve().parent
+SAID = (alike, big, counted, median_of, money, percent, quantity, savings, times, ways_of)  # functions of the template
 
 
-def write_report(subjects: Sequence[Subject], path: Path, *, throughput: float = THROUGHPUT) -> None:
-    """Write the page about all subjects to `path`; a failure leaves no partial file.
+def write_report(subjects: Sequence[Subject], path: Path, settings: Settings | None = None) -> None:
+    """Write a page about all subjects, or a picture of one subject; a failure leaves no partial file.
 
-    `throughput` is the number of slots per second and accelerator from which the hours saved are computed.
+    The suffix of `path` decides: ``.png`` is a picture for a slide, anything else a page. `settings` has the title, and
+    the rates from which steps, hours, money and energy are computed; None: none of these are shown.
 
     Raises:
         MissingExtraError: altair or vl-convert is not installed.
-        OptionError: there is no subject, or the throughput is not above 0.
-        StorageError: the page cannot be written.
+        OptionError: there is no subject, or more than one for a picture.
+        StorageError: the file cannot be written.
     """
     load_altair()
+    settings = settings or Settings()
     if not subjects:
         raise OptionError("nothing to report on; give a histogram, a plan, or a packed dataset")
-    if not throughput > 0:
-        raise OptionError(f"throughput must be above 0 slots per second, got {throughput}")
+    if path.suffix == ".png":
+        if len(subjects) > 1:
+            raise OptionError(
+                f"{path} would be a picture of {len(subjects)} subjects; a picture shows one, a page several"
+            )
+        save_slide(subjects[0], path, settings)
+        return
     import jinja2
     import vl_convert
 
@@ -43,10 +54,14 @@ def write_report(subjects: Sequence[Subject], path: Path, *, throughput: float =
             specs[f"{name}-{number}"] = _flexible(chart)
     loader = jinja2.FileSystemLoader(HERE)
     environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.globals.update({function.__name__: function for function in SAID})
     script = vl_convert.javascript_bundle((HERE / "page.js").read_text(encoding="utf-8"))
     page = environment.get_template("page.html.j2").render(
         subjects=subjects,
-        throughput=throughput,
+        settings=settings,
+        title=settings.title or "Packing report: " + ", ".join(subject.name for subject in subjects),
+        formulas=formulas(settings),
+        names=set(specs),
         specs=_safe(json.dumps(specs, separators=(",", ":"))),
         style=(HERE / "page.css").read_text(encoding="utf-8"),
         script=script.replace("</script", "<\\/script"),
@@ -54,18 +69,24 @@ def write_report(subjects: Sequence[Subject], path: Path, *, throughput: float =
     write_atomic(path, page.encode())
 
 
-def write_pictures(subjects: Sequence[Subject], folder: Path) -> list[Path]:
-    """Save every chart of every subject as PNG in `folder`, at twice the screen resolution; return the files' paths.
+def write_pictures(subjects: Sequence[Subject], folder: Path, settings: Settings | None = None) -> list[Path]:
+    """Save a slide and every chart of each subject as PNG in `folder`; return the files' paths.
+
+    A slide has 1920 x 1080 pixels; charts have twice the resolution of a screen. `settings` is as for `write_report`.
 
     Raises:
         MissingExtraError: altair or vl-convert is not installed.
         StorageError: a file cannot be written.
     """
+    settings = settings or Settings()
     files = []
     for subject in subjects:
-        for name, chart in charts_of(subject).items():
-            files.append(folder / f"{subject.name.replace('/', '-')}-{name}.png")
-            save_chart(chart.properties(width=640, background="white"), files[-1])
+        stem = subject.name.replace("/", "-")
+        files.append(folder / f"{stem}-slide.png")
+        save_slide(subject, files[-1], settings)
+        for name, chart in {"slots": slots_chart(subject, settings), **charts_of(subject)}.items():
+            files.append(folder / f"{stem}-{name}.png")
+            save_chart(styled(chart.properties(width=640, padding=12)), files[-1])
     return files
 
 

@@ -1,7 +1,8 @@
 """`Subject`: a histogram, a plan, or a packed dataset, in the form that a report shows.
 
-For a histogram the default plan is shown. Packs are an evenly spaced sample: real packs with record numbers for a
-dataset, strategies for a plan. Takes O(lengths) time for histograms and plans, milliseconds for datasets.
+For a histogram, the default plan is shown. The packs shown are an evenly spaced sample: for a dataset, real packs with
+record numbers; otherwise, strategies of the plan. O(lengths) time; of a dataset with labels, up to 2^26 slots are read
+too.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import shlex
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,9 @@ from nopad.planning.comparison import DEPTHS, compare, notes_of
 from nopad.planning.registry import complete_options
 from nopad.report.causes import causes_of_padding
 from nopad.report.command import option_words, pack_command
+from nopad.report.composition import Composition
+from nopad.report.supervision import Supervised, supervised
+from nopad.report.wording import answer
 from nopad.store import Manifest, PackedRow, open_packed
 from nopad.store.manifest import PLAN
 
@@ -44,12 +49,14 @@ class Subject:
         plan: the plan of the packs; for a histogram the default plan.
         comparison: rows of `nopad.planning.comparison.compare` for several algorithms and depths.
         packs: a sample of packs; each is a list of (length, record) pairs, with record "" if there is no dataset.
-        outcome: what happened to the records, as (what, count) pairs; empty unless the subject is a dataset.
+        outcome: counts of records (read, skipped, truncated, ...) as (name, count) pairs; empty unless the subject is a
+            dataset.
         facts: fingerprints and versions, as (name, value) pairs.
         command: the command that makes this plan or dataset again, with INPUT and TOKENIZER as placeholders.
-        notes: the notes of the plan.
+        notes: the notes of the plan (`Plan.notes`).
         sources: the manifest's entries for named sources; empty if sources have no names.
         split: which part of the records the dataset holds, "train" or "validation"; None: no share was held out.
+        supervised: number of tokens with a label; None: no labels are stored per token.
     """
 
     name: str
@@ -63,6 +70,7 @@ class Subject:
     notes: Sequence[str] = field(default_factory=tuple)
     sources: Sequence[Mapping[str, Any]] = ()
     split: str | None = None
+    supervised: Supervised | None = None
 
     @property
     def histogram(self) -> Histogram:
@@ -86,7 +94,7 @@ class Subject:
 
     @property
     def causes(self) -> list[str]:
-        """Sentences that say why padding is left; empty if there is hardly any."""
+        """Sentences on why padding is left, from `causes_of_padding`; empty if no cause takes 1 % of the slots."""
         return causes_of_padding(self.plan)
 
     @property
@@ -94,10 +102,15 @@ class Subject:
         """How much padding is left after packing: "low" up to 5 %, "high" from 20 % on, "middle" in between."""
         return "low" if self.padding_after <= 0.05 else "middle" if self.padding_after < 0.2 else "high"
 
-    def hours_saved(self, throughput: float) -> float:
-        """Return the GPU-hours saved per million sequences, at `throughput` slots per second."""
-        saved_slots = 1e6 * self.plan.capacity * (1 - self.plan.packs / self.plan.sequences)
-        return saved_slots / throughput / 3600
+    @property
+    def answer(self) -> str:
+        """Two sentences that say what packing does to an epoch: the number of rows, and the padding."""
+        return answer(self.plan, packed=self.kind == "dataset")
+
+    @cached_property
+    def composition(self) -> Composition:
+        """How many sequences share a pack, and how alike their lengths are."""
+        return Composition(self.plan)
 
     def fills(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return each strategy's number of tokens per pack, and its number of packs; int64 ``[strategies]`` each."""
@@ -105,17 +118,15 @@ class Subject:
         return sums, self.plan.counts
 
 
-def read_subject(path: Path, *, comparison: Sequence[Mapping[str, Any]] | None = None) -> Subject:
+def read_subject(path: Path) -> Subject:
     """Read the subject of a report: the histogram, plan or packed dataset at a path.
-
-    `comparison`: for a dataset, the `Plan.summary` rows to show; None: compare several algorithms and depths now.
 
     Raises:
         FormatError: the path is not a histogram, plan or packed dataset.
-        OptionError: a histogram states no capacity, or is empty.
+        OptionError: the histogram states no capacity, or is empty.
     """
     if path.is_dir():
-        return _dataset(path, comparison)
+        return _dataset(path)
     if not path.is_file():
         raise FormatError(f"{path}: no such file or folder; give a histogram, a plan, or a packed dataset")
     if path.suffix != ".json":
@@ -159,7 +170,7 @@ def _histogram(path: Path, histogram: Histogram, capacity: int | None) -> Subjec
     )
 
 
-def _dataset(path: Path, comparison: Sequence[Mapping[str, Any]] | None) -> Subject:
+def _dataset(path: Path) -> Subject:
     manifest, made = Manifest.load(path), Plan.load(path / PLAN)
     counts, split = manifest.counts, manifest.options.get("split")
     named = {
@@ -179,7 +190,7 @@ def _dataset(path: Path, comparison: Sequence[Mapping[str, Any]] | None) -> Subj
         name=f"{path.resolve().parent.name}/{path.name}" if split else path.name,
         kind="dataset",
         plan=made,
-        comparison=comparison or compare(made.histogram, made.histogram, made.capacity, COMPARED, DEPTHS),
+        comparison=compare(made.histogram, made.histogram, made.capacity, COMPARED, DEPTHS),
         packs=_real_packs(path, manifest),
         outcome=[(what, count) for what, count in named.items() if count],
         facts=[
@@ -193,6 +204,7 @@ def _dataset(path: Path, comparison: Sequence[Mapping[str, Any]] | None) -> Subj
         notes=made.notes,
         sources=manifest.sources,
         split=split,
+        supervised=supervised(path, manifest),
     )
 
 

@@ -1,6 +1,5 @@
 """Packed datasets on disk: write them (`pack_corpus`), read them (`open_packed`), and check them (`verify`)."""
 
-from nopad.store.gathering import to_dataset
 from nopad.store.job import pack_corpus
 from nopad.store.manifest import Manifest, Shard
 from nopad.store.monitor import Monitor, Silent
@@ -19,6 +18,5 @@ __all__ = [
     "Silent",
     "open_packed",
     "pack_corpus",
-    "to_dataset",
     "verify",
 ]

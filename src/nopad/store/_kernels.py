@@ -1,4 +1,4 @@
-"""The compiled loops of the store: checksums of sequences.
+"""Compiled loops of the store: hashes and checksums of sequences.
 
 Conventions as in `nopad._kernels`.
 """

@@ -1,4 +1,4 @@
-"""Write one dataset of a job: sequences -> plan -> packs -> shards or index -> manifest, resumable at every step."""
+"""Write one dataset of a packing job: plan, packs, shards or index, and manifest; resumable after every step."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ class Builder:
     monitor: Monitor
 
     def build(self, sequences: Sequences, **known: Any) -> Manifest:
-        """Write the dataset of these sequences, reusing files that an earlier run finished; return its manifest.
+        """Write a dataset of these sequences, reusing files that an earlier run finished; return its manifest.
 
-        `known` are the fields of the manifest that do not depend on the packs; among them `counts` and `tokenizer`.
+        `known` are those fields of the manifest that do not depend on the packs, such as `counts` and `tokenizer`.
         """
         with storage_errors("creating", self.workspace.work):
             self.workspace.work.mkdir(parents=True, exist_ok=True)

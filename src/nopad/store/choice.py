@@ -2,7 +2,8 @@
 
 The choice depends only on the seed, the name of a source, and a record's number in the source (`nopad.random`): a
 record is held out if its random key is below share x 2^64. Records added at the end of a source, and further sources,
-do not change the choice for earlier records. If no key is below that, the record with the smallest key is held out.
+do not change the choice for earlier records. If no record's key is below that, the record with the smallest key is held
+out.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ __all__ = ["Choice", "check_divisible", "check_share", "choose", "held_out_keys"
 
 
 def check_share(validation: float) -> None:
-    """Refuse a share to hold out that is not a number of at least 0 and below 1.
+    """Refuse a share of held-out records that is not a number of at least 0 and below 1.
 
     Raises:
-        OptionError: `validation` is no such number.
+        OptionError: `validation` is not such a number.
     """
     if not (isinstance(validation, float | int) and 0 <= validation < 1):
         raise OptionError(f"the share to hold out is {validation!r}; it must be at least 0 and below 1, such as 0.01")
@@ -50,7 +51,7 @@ class Choice:
     """Whether each sequence is held out or trained on.
 
     Attributes:
-        held_out: whether each sequence is held out, the same for all pieces of a record; bool ``[n]``.
+        held_out: whether each sequence is held out; all pieces of a record have the same value; bool ``[n]``.
         source: number of the source that each sequence comes from, from 0; int32 ``[n]``.
     """
 
@@ -58,7 +59,10 @@ class Choice:
     source: NDArray[np.int32]
 
     def of(self, split: str | None) -> NDArray[np.int64]:
-        """Return the numbers of the sequences in a split, ascending; int64 ``[chosen]``. None means "train"."""
+        """Return the indices of the sequences in a split ("train" or "validation"), ascending; int64 ``[chosen]``.
+
+        None means "train".
+        """
         return np.flatnonzero(self.held_out == (split == "validation"))
 
     def counts(

@@ -1,4 +1,4 @@
-"""Index-only datasets: which sequence is in which pack, while the tokens stay in the source (virtual packing).
+"""Index-only datasets ("virtual packing"): which sequence is in which pack, without the tokens.
 
 ``packs.arrow`` is the file that `Packs.save` writes: the sequence numbers of each pack. ``sequences.arrow`` has one row
 per sequence, with the columns ``length``, in the narrowest unsigned type; ``record``, unless sequence i is simply
@@ -33,9 +33,10 @@ SEQUENCES = "sequences.arrow"
 
 
 def selection(counts: Mapping[str, int], tokenizer: object) -> str:
-    """Return in words how sequences differ from whole records of the source; an empty string if they do not.
+    """Return as text how sequences differ from whole records of the source; "" if they do not.
 
-    `counts` are counts by the field names of `nopad.corpus.Counts`; `tokenizer` is true if texts were tokenised.
+    `counts` has counts by the field names of `nopad.corpus.Counts`; `tokenizer` is any value that is true if texts were
+    tokenised.
 
     >>> selection({"stripped": 13, "truncated": 1, "split": 0}, None)
     'padding was cut off 13 records, 1 was truncated'
@@ -86,13 +87,14 @@ def write_index(packs: Packs, sequences: Sequences, folder: Path) -> tuple[Shard
 
 @dataclass(frozen=True, kw_only=True)
 class Index:
-    """An index read from disk.
+    """The content of an index-only dataset.
 
     Attributes:
         packs: the packs, which hold sequence numbers.
         lengths: number of tokens in each sequence; unsigned integers ``[n]``.
         record: record number of each sequence; int64 ``[n]``; None: sequence i is record i.
-        start: token of its record at which each sequence begins; int64 ``[n]``; None: always 0, as no record was split.
+        start: index of the token, in its record, at which each sequence begins; int64 ``[n]``; None: always 0, since no
+            record was split.
         source: number of each sequence's source; int32 ``[n]``; None: sources are not named.
     """
 

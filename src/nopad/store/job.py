@@ -1,8 +1,8 @@
-"""A packing job: source -> spool -> plan -> packs -> packed dataset, resumable at every step.
+"""A packing job: from a source to a packed dataset, through spool, plan and packs; resumable after every step.
 
 Unfinished files are in ``OUT/.work``; the manifest is written last, so a folder with a manifest is complete. Repeat the
 call to resume a killed job: it continues after its last commit and writes the same bytes as an uninterrupted job. An
-output folder that holds an unfinished job of other inputs or settings, or anything else, is refused. Memory: about 16
+output folder with other content is refused, such as an unfinished job of other inputs or settings. Memory: about 16
 bytes per sequence, plus a few row groups; tokens stay on disk.
 """
 
@@ -67,15 +67,15 @@ def pack_corpus(
         packing: algorithm, depth, seed, order, and the share to hold out; None: the defaults of `PackOptions`.
         index_only: whether to write only which sequence is in which pack; the tokens then stay in the source.
         monitor: receives the progress; None: nothing is reported.
-        commit_every_s: minimum number of seconds between two commits of finished work to disk; a killed job loses what
-            came after the last commit.
+        commit_every_s: minimum number of seconds between two commits of finished work to disk; a killed job loses its
+            work since the last commit.
 
     Raises:
         RecordError: a record is bad, empty or over-long and its policy is "error", or no sequence is left to pack; the
             unfinished job is removed.
         SourceError: the source cannot be read, or mixes text and ready-made ids.
         OptionError: an option has an invalid value; `out` is a URL, or lies in a folder that is read.
-        OutputExistsError: `out` holds something else, or a dataset made with other settings.
+        OutputExistsError: `out` has other content, or a dataset made with other settings.
         ResumeError: the unfinished job in `out` was started with other inputs or settings.
         OutputBusyError: another process is writing to `out`.
         CorruptError: the dataset in `out` is finished, but one of its files is missing or damaged.
@@ -258,7 +258,8 @@ class _Job:
     def _warn_of_padding(self, columns: Sequences) -> None:
         """Warn if all sequences are equally long, which suggests padding that no mask marks."""
         n, first = len(columns), int(columns.seq_lengths[0])
-        if self.source.kind == "ids" and n >= SUSPICIOUS and first > 1 and bool((columns.seq_lengths == first).all()):
+        given = self.source.kind == "ids" and not self.source.made_here
+        if given and n >= SUSPICIOUS and first > 1 and bool((columns.seq_lengths == first).all()):
             warnings.warn(
                 f"all {n:,} sequences have {first} tokens: if they are padded, name the mask (mask_field=) "
                 "or the padding id (pad_id=), or padding is packed as content",

@@ -33,7 +33,7 @@ __all__ = [
 MANIFEST = "nopad.json"
 PLAN = "plan.json"
 FORMAT = "nopad.packed"
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 SPLITS = ("train", "validation")  # folders of a job with a held-out share
 POLICIES = ("special_tokens", "over_long", "empty", "on_bad_record", "vocab_size")  # of CorpusOptions
 
@@ -47,6 +47,14 @@ class Shard:
         packs, sequences, tokens: number of packs, sequences and tokens in the file.
         bytes: size of the file in bytes.
         sha256: SHA-256 of the file, in hex.
+
+    >>> import nopad, tempfile
+    >>> from nopad.store import Manifest
+    >>> out = tempfile.mkdtemp()
+    >>> _ = nopad.pack_corpus(nopad.open_source([[7, 8, 9], [5], [1, 2]]), out, nopad.CorpusOptions(capacity=4))
+    >>> [shard] = Manifest.load(out).shards
+    >>> shard.file, shard.packs, shard.tokens
+    ('shards/00000-of-00001.parquet', 2, 6)
     """
 
     file: str
@@ -66,10 +74,11 @@ class Manifest:
         capacity, depth, algorithm, seed, order: the options of packing; depth None: no limit.
         packs, sequences, tokens: number of packs, sequences and tokens in the dataset.
         source: ``sha256`` (fingerprint of the source, see `nopad.corpus.chain`), ``records``, ``files``, ``bytes``,
-            ``ignored`` (number of files without a reader), ``left_out`` (names of columns that were not carried).
+            ``ignored`` (number of files that were found but not read), ``left_out`` (names of columns that were not
+            carried).
         tokenizer: ``sha256``, ``vocab_size``, ``prefix``, ``suffix``; None for ready-made ids.
         options: the options by which the source was read, cut into sequences, divided and packed.
-        counts: what happened to the records, by the field names of `nopad.corpus.Counts`.
+        counts: how many records were read, skipped, truncated and so on, by the field names of `nopad.corpus.Counts`.
         sources: for each named source, its ``name``, its ``first_record`` (number of its first record) and its counts,
             in the order of the numbers in ``seq_source``; empty if sources are not named.
         plan_sha256: SHA-256 of ``plan.json``, in hex.
@@ -80,6 +89,14 @@ class Manifest:
         rows_per_group: number of packs in a row group; the last one of a shard may have fewer.
         shards: the data files, in order.
         tool_versions: versions of nopad and of the packages that the bytes depend on, by name.
+
+    >>> import nopad, tempfile
+    >>> from nopad.store import Manifest
+    >>> out = tempfile.mkdtemp()
+    >>> _ = nopad.pack_corpus(nopad.open_source([[7, 8, 9], [5], [1, 2]]), out, nopad.CorpusOptions(capacity=4))
+    >>> manifest = Manifest.load(out)
+    >>> manifest.kind, manifest.packs, manifest.sequences, manifest.tokens
+    ('packed', 2, 3, 6)
     """
 
     kind: Literal["packed", "index"]
@@ -117,7 +134,8 @@ class Manifest:
     def save(self, folder: Path) -> None:
         """Write ``nopad.json`` into `folder`; a job writes it last.
 
-        Raises StorageError if the write fails.
+        Raises:
+            StorageError: the write fails.
         """
         write_atomic(folder / MANIFEST, self.to_json().encode())
 
@@ -224,7 +242,7 @@ def _is_part(part: object) -> bool:
 
 
 def split_folders(folder: str | Path) -> list[Path]:
-    """Return the ``train`` and ``validation`` datasets in the folder of a job that held a share out; [] if none exist.
+    """Return the ``train`` and ``validation`` folders of a job that held records out; [] if there are none.
 
     >>> split_folders("no such folder")
     []
@@ -243,9 +261,9 @@ def tool_versions(*packages: str) -> dict[str, str]:
 
 
 def other_version(folder: Path) -> Any:
-    """Return the format version of the dataset in a folder if this version of nopad cannot read it.
+    """Return the format version of a dataset that this version of nopad cannot read.
 
-    None: this version reads it, or the folder holds no dataset.
+    Returns None if this version can read it, or the folder holds no dataset.
 
     Raises:
         FormatError: the folder's ``nopad.json`` is not the manifest of a packed dataset.

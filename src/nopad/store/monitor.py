@@ -8,7 +8,20 @@ __all__ = ["Monitor", "Silent"]
 
 
 class Monitor(Protocol):
-    """Receives the progress of a job."""
+    """Receives the progress of a job.
+
+    >>> import nopad, tempfile
+    >>> class Printed:
+    ...     def stage(self, name, total, unit):
+    ...         print(name)
+    ...     def advance(self, units, tokens=0):
+    ...         pass
+    >>> source = nopad.open_source([[7, 8, 9], [5]])
+    >>> _ = nopad.pack_corpus(source, tempfile.mkdtemp(), nopad.CorpusOptions(capacity=4), monitor=Printed())
+    tokenising
+    planning
+    writing
+    """
 
     def stage(self, name: str, total: int | None, unit: str) -> None:
         """Begin a stage, which lasts until the next call of `stage`.
@@ -21,7 +34,14 @@ class Monitor(Protocol):
 
 
 class Silent:
-    """A monitor that ignores all progress."""
+    """A monitor that ignores all progress.
+
+    >>> import nopad, tempfile
+    >>> from nopad.store import Silent
+    >>> source = nopad.open_source([[7, 8, 9], [5]])
+    >>> nopad.pack_corpus(source, tempfile.mkdtemp(), nopad.CorpusOptions(capacity=4), monitor=Silent()).packs
+    1
+    """
 
     def stage(self, name: str, total: int | None, unit: str) -> None:
         """Do nothing."""

@@ -1,4 +1,4 @@
-"""`PackOptions`: how a job packs the sequences that it has read."""
+"""`PackOptions`: the options by which a job packs the sequences that it has read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["PackOptions"]
 
 @dataclass(frozen=True, kw_only=True)
 class PackOptions:
-    """How a job packs the sequences that it has read.
+    """The options by which a job packs the sequences that it has read.
 
     Attributes:
         depth, algorithm, seed, order: as the arguments of `nopad.pack`.

@@ -1,4 +1,4 @@
-"""Read a packed dataset: any pack by its number, all packs in order, or all in a chosen order.
+"""Read a packed dataset: single packs by number, or all packs, in stored order or another one.
 
 A row group is always decoded as a whole. Iterating reads row groups ahead in Arrow's threads, so a pass runs at the
 speed of Parquet decoding. Random access decodes one row group (about 2^18 tokens), or takes it from a cache. Files are
@@ -11,29 +11,35 @@ workers) and imports no framework.
 from __future__ import annotations
 
 import os
+import shutil
 import threading
-import warnings
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 from itertools import accumulate, repeat, tee
 from pathlib import Path
-from typing import Any
-from weakref import WeakSet
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet, finalize
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from nopad import random
-from nopad.errors import CorruptError
+from nopad.errors import CorruptError, OptionError
 from nopad.options import Option
 from nopad.packs import index_dtype
-from nopad.sequences import Sequences
+from nopad.sequences import LABELS, Sequences
+from nopad.store.described import described
 from nopad.store.index import Index, read_index
 from nopad.store.manifest import Manifest
 from nopad.store.row_groups import PackedRow, RowGroup, row_group_problems
+from nopad.store.sampling import refuse_stacking, warn_of_random_reads
 from nopad.store.shard_files import ShardFiles
+
+if TYPE_CHECKING:
+    from nopad.batch.form import Form
+    from nopad.loading.collator import PackCollator
 
 __all__ = ["PackedDataset", "PackedRow", "RowGroup", "open_packed"]
 
@@ -58,22 +64,33 @@ def open_packed(path: str | Path, *, cached_row_groups: int = 16) -> PackedDatas
         FormatError: the folder is not a packed dataset, or has an unknown format version.
         CorruptError: the job that writes the dataset has not finished, or the manifest is damaged.
         StorageError: the manifest cannot be read.
+
+    >>> import nopad, tempfile
+    >>> out = tempfile.mkdtemp()
+    >>> _ = nopad.pack_corpus(nopad.open_source([[7, 8, 9], [5], [1, 2]]), out, nopad.CorpusOptions(capacity=4))
+    >>> dataset = nopad.open_packed(out)
+    >>> len(dataset), dataset[0].input_ids.size
+    (2, 4)
     """
     return PackedDataset(path, cached_row_groups=cached_row_groups)
 
 
 class PackedDataset:
-    """A packed dataset on disk, made by `open_packed`. Threads and processes may share it.
+    """A packed dataset on disk, opened by `open_packed`. Threads and processes may share it.
 
-    ``dataset[number]`` is one pack. Iterating yields all packs in stored order, and `read` those with given numbers.
+    ``dataset[number]`` is one pack (`PackedRow`). Iterating yields all packs in stored order; `read` yields those with
+    given numbers.
 
     Attributes:
         path: the dataset folder.
         manifest: the content of ``nopad.json``.
     """
 
-    def __init__(self, path: str | Path, *, cached_row_groups: int = 16) -> None:
-        """Read the manifest in `path`; at most `cached_row_groups` decoded row groups (about 1 MiB each) are kept."""
+    def __init__(self, path: str | Path, *, cached_row_groups: int = 16, owned: bool = False) -> None:
+        """Read the manifest in `path`; at most `cached_row_groups` decoded row groups (about 1 MiB each) are kept.
+
+        `owned`: the folder is removed when this object is garbage-collected, or when this process ends.
+        """
         self.path = Path(path).absolute()  # pyarrow takes a relative one such as run-12:30 for a URL
         self.manifest = Manifest.load(path)
         self._cached_row_groups = _CACHED.check("cached_row_groups", cached_row_groups)
@@ -83,6 +100,9 @@ class PackedDataset:
         self._first_pack_of_file = [0, *accumulate(packs_of)]
         groups = [-(-packs // m.rows_per_group) for packs in packs_of]
         self._first_of_file = [0, *accumulate(groups)]
+        self._temporary, self._warned = owned, False
+        if owned:
+            finalize(self, _remove, self.path, os.getpid())
         self._reset()
 
     def _reset(self) -> None:
@@ -92,7 +112,6 @@ class PackedDataset:
         _ALIVE.add(self)
         self._index: Index | None = None
         self._rows = self._decoded = 0  # counted since the last check for random reads
-        self._warned = False
 
     def _unlock(self) -> None:
         """Make a new lock: a forked child has no thread that could release a lock held at the fork."""
@@ -100,7 +119,7 @@ class PackedDataset:
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state without open files and decoded row groups, so that each worker opens its own."""
-        private = {"_cache", "_lock", "_files", "_index"}
+        private = {"_cache", "_lock", "_files", "_index", "_rows", "_decoded"}
         return {name: value for name, value in vars(self).items() if name not in private}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -111,6 +130,88 @@ class PackedDataset:
     def __len__(self) -> int:
         """Number of packs."""
         return self.manifest.packs
+
+    def __repr__(self) -> str:
+        """Return in a few words what the dataset holds, what was left out of it, and where it lies."""
+        return described(self.manifest, "a temporary folder" if self._temporary else str(self.path))
+
+    def to_hf(self, *, causal: bool | None = None) -> Any:
+        """Return the packs as a `datasets.Dataset` in memory, for transformers' `Trainer` and TRL's `SFTTrainer`.
+
+        A row is a pack. It has ``seq_lengths``, ``seq_index`` and the other columns with one value per sequence;
+        ``input_ids`` and the other columns with one value per token; ``position_ids``, which begin at 0 in each
+        sequence; and, unless `causal` says otherwise, ``labels``. The result takes 8 to 12 bytes of memory per token
+        and no longer needs the folder. Reading rows at random is as fast as reading them in order. Also give the
+        trainer the dataset's `collator` as `data_collator`.
+
+        Args:
+            causal: True: ``labels`` are for a causal language model: those of the dataset, or a copy of ``input_ids``
+                if it has none, with -100 for the first token of each sequence, which no token predicts. False: labels
+                are left as they are, and none are added. None: False if there is one label per sequence or a column
+                ``maskable``, otherwise True.
+
+        Raises:
+            OptionError: the dataset is an index without tokens, or its labels do not fit `causal`.
+            CorruptError: a shard is missing or damaged.
+            MissingExtraError: `datasets` is not installed.
+
+        >>> import nopad
+        >>> rows = nopad.pack_dataset([[7, 8, 9], [5, 6]], 8).to_hf()
+        >>> rows[0]["input_ids"], rows[0]["position_ids"], rows[0]["labels"], rows[0]["seq_lengths"]
+        ([7, 8, 9, 5, 6], [0, 1, 2, 0, 1], [-100, 8, 9, -100, 6], [3, 2])
+        """
+        from nopad.store.hf import to_hf
+
+        return to_hf(self, causal=causal)
+
+    def collator(
+        self,
+        *,
+        causal: bool = False,
+        mlm_probability: float | None = None,
+        tokenizer: Any = None,
+        seed: int = 0,
+        form: Form | None = None,
+    ) -> PackCollator:
+        """Return a function that makes batches of rows; give it as `data_collator` or `collate_fn`.
+
+        It takes lists of rows of this dataset, or of the result of `to_hf`, and returns a `PackedBatch`. ``label``
+        becomes ``labels``, as in transformers' collators.
+
+        Args:
+            causal: whether to make labels for a causal language model: tokens are the labels if there are none, and the
+                first label of each sequence is -100 (`nopad.loading.causal`).
+            mlm_probability: share of the tokens to mask, for masked language models, by the rule of
+                `nopad.tasks.Masking`. Masks are drawn anew at each call; after `PackCollator.set_epoch`, they depend
+                only on seed, epoch and sequence. None: nothing is masked.
+            tokenizer: a transformers tokenizer with a mask token; needed with `mlm_probability`, not allowed without.
+            seed: random seed of the masks.
+            form: shape of the batch: `nopad.Flat()`, one row without padding, or ``nopad.Rows(dataset.capacity)``, one
+                row per pack; None: flat.
+
+        Raises:
+            OptionError: an option is invalid, or two contradict each other.
+
+        >>> import nopad
+        >>> dataset = nopad.pack_dataset([[7, 8, 9], [5, 6]], 8)
+        >>> batch = dataset.collator(causal=True)([dataset[0]])
+        >>> batch["input_ids"].tolist(), batch["labels"].tolist()
+        ([[7, 8, 9, 5, 6]], [[-100, 8, 9, -100, 6]])
+        """
+        from nopad.loading.collator import PackCollator
+
+        masking = None
+        if mlm_probability is not None:
+            from nopad.tasks import Masking
+
+            if tokenizer is None:
+                raise OptionError("mlm_probability needs the mask token: give tokenizer=, the model's tokenizer")
+            masking = Masking(tokenizer, rate=mlm_probability, seed=seed)
+        elif tokenizer is not None:
+            raise OptionError("tokenizer is for masks; give mlm_probability too, or leave it out")
+        per_sequence = [name for name, per in self.manifest.carried.items() if per == "sequence"]
+        per_sequence += ["labels"] if set(LABELS).intersection(per_sequence) else []
+        return PackCollator(form=form, causal=causal, masking=masking, per_sequence=per_sequence)
 
     @property
     def row_groups(self) -> int:
@@ -152,17 +253,11 @@ class PackedDataset:
         if self._warned or rows >= _FEW * decoded or self.manifest.rows_per_group <= _FEW:
             return
         self._warned = True
-        warnings.warn(
-            f"packs are read at random: the last {rows:,} of them cost the decoding of {decoded:,} row groups of "
-            f"{self.manifest.rows_per_group:,} packs, a hundred times what it costs in order. Read "
-            "dataset.read(dataset.order(seed, epoch)) instead, or give that order to your loader as its sampler; or "
-            "read in order (shuffle=False): packs are stored in random order unless they were packed with another",
-            UserWarning,
-            stacklevel=3,
-        )
+        warn_of_random_reads(rows, decoded, self.manifest.rows_per_group)
 
     def __getitems__(self, indices: list[int]) -> list[PackedRow]:
         """Return the packs with these numbers; torch's `DataLoader` calls this with the numbers of a whole batch."""
+        refuse_stacking()
         return [self[at] for at in indices]
 
     def __iter__(self) -> Iterator[PackedRow]:
@@ -360,6 +455,12 @@ class PackedDataset:
         """Return row group `number` of the index."""
         first = number * self.manifest.rows_per_group
         return self._opened_index().row_group(first, first + self.manifest.rows_per_group)
+
+
+def _remove(folder: Path, process: int) -> None:
+    """Remove the folder of a dataset that nobody uses any more; a forked child leaves it to its parent."""
+    if os.getpid() == process:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _after_fork() -> None:

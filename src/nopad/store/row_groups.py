@@ -22,13 +22,20 @@ class RowGroup:
     """Consecutive packs that were decoded together.
 
     Attributes:
-        indptr: where each pack begins among the sequences; ``[packs + 1]``.
-        token_indptr: where each pack begins in the per-token columns; ``[packs + 1]``.
+        indptr: the sequences of pack p are those from ``indptr[p]`` to ``indptr[p + 1]`` (exclusive); ``[packs + 1]``.
+        token_indptr: the same for the values of pack p in per-token columns; ``[packs + 1]``.
         sequences: the sequences of all packs, concatenated without padding. The per-sequence columns include
             ``seq_index``, ``seq_start`` if records were split, and ``seq_source`` if sources were named; an index-only
             dataset has no per-token columns.
         bounds, token_bounds: `indptr` and `token_indptr` as lists, since slicing is three times as fast with Python
             integers.
+
+    >>> import nopad, tempfile
+    >>> out = tempfile.mkdtemp()
+    >>> _ = nopad.pack_corpus(nopad.open_source([[7, 8, 9], [5], [1, 2]]), out, nopad.CorpusOptions(capacity=4))
+    >>> group = nopad.open_packed(out).row_group(0)
+    >>> group.indptr.tolist(), group.sequences.seq_lengths.size
+    ([0, 2, 3], 3)
     """
 
     __slots__ = ("bounds", "indptr", "sequences", "token_bounds", "token_indptr")
@@ -131,7 +138,10 @@ class PackedRow(Mapping[str, NDArray[Any]]):
 
     @property
     def seq_start(self) -> NDArray[np.int64]:
-        """Token of its record at which each sequence begins, 0 unless the record was split; int64 ``[sequences]``."""
+        """Index of the token, in its record, at which each sequence begins: 0 unless records were split.
+
+        The result is int64 ``[sequences]``.
+        """
         if "seq_start" in self._row_group.sequences.values:
             return self["seq_start"]
         return np.zeros(self.seq_lengths.size, dtype=np.int64)

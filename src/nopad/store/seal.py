@@ -1,4 +1,4 @@
-"""Seal JSON documents with a checksum of themselves, so that no damage goes unnoticed.
+"""Seal JSON documents with a checksum of themselves, so that damage is noticed.
 
 ``sha256`` in a sealed document is the SHA-256 of all its other fields as canonical JSON: keys sorted, no spaces, ASCII.
 The manifest, the description of a running job and each line of its journals are sealed.
@@ -18,7 +18,7 @@ SEAL = "sha256"
 
 
 def sealed(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a document with its checksum added.
+    """Return a copy of a document with the field ``sha256`` added, the checksum of all its other fields.
 
     >>> unsealed(sealed({"a": 1}))
     {'a': 1}

@@ -6,8 +6,8 @@ reading a file that was changed in any way raises an error that names it, or ret
 
 Scanning caches the footers of 32 files, about 1 MB each with 256 row groups. Each thread that reads packs by number
 keeps 8 files open. Other files are opened again when needed (1 ms). When scanning, Arrow's threads decode a few row
-groups ahead. (With Python threads, reading was a quarter slower: they wait for the GIL, which the loop over rows keeps
-busy.)
+groups ahead. (With Python threads, reading would take a quarter longer, since they wait for the GIL that the loop over
+rows holds.)
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class ShardFiles:
         self._local = threading.local()
 
     def unlock(self) -> None:
-        """Make a new lock for a forked child, which has no thread that could release a lock held at the fork."""
+        """Make a new lock in a forked process, where no thread could release a lock that was held at the fork."""
         self._lock = threading.Lock()
 
     def read(self, file: int, group: int) -> RowGroup:
@@ -86,7 +86,7 @@ class ShardFiles:
                 yield row_group
 
     def lengths(self, file: int) -> tuple[NDArray[Any], NDArray[np.int32]]:
-        """Return the ``seq_lengths`` of shard number `file`, preceded by the offsets of its packs in them.
+        """Return (offsets, lengths): where each pack of shard number `file` begins in the lengths, and ``seq_lengths``.
 
         The offsets are ``[packs + 1]``, the lengths int32 ``[sequences]``.
 

@@ -210,7 +210,7 @@ def _finish_shard(folder: Path, shard: Shard) -> Shard:
 def gather(
     packs: Packs, sequences: Sequences, schema: pa.Schema, scratch: dict[str, NDArray[Any]]
 ) -> tuple[pa.Table, int]:
-    """Return the rows of these packs as an Arrow table, and their number of tokens.
+    """Return these packs as the rows of an Arrow table, and their number of tokens.
 
     The table uses the memory of `scratch`, so the next call with the same `scratch` overwrites it. (Fresh memory for
     every row group would take a third more time, because of page faults.)

@@ -4,9 +4,9 @@
 values are appended, then committed together: the data is fsynced first, then one journal line is written with a
 checksum of the bytes added to each file since the previous line. Opening a spool reads its files again (2 GB/s) and
 accepts the journal up to the last line before any wrong checksum. Files and journal are truncated there, and the job
-makes all later sequences again. So a kill at any moment loses at most the sequences after the last commit. If bytes
-were changed or removed meanwhile, the sequences from that commit on are made again, and the wrong bytes are never
-packed.
+makes all later sequences again. So a kill at any moment loses at most the sequences after the last commit. If bytes of
+an earlier commit were changed or removed, the sequences from that commit on are made again, and the wrong bytes are
+never packed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = ["Progress", "Spool"]
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """How much of a spool is valid: one line of its journal.
+    """How much of a spool is committed: the content of one line of its journal.
 
     Attributes:
         blocks: number of source blocks consumed.
@@ -70,7 +70,8 @@ class Progress:
     def from_document(cls, document: Mapping[str, Any]) -> Progress:
         """Return the progress in the document of a journal line.
 
-        Raises ValueError, TypeError or KeyError if the document does not describe a progress.
+        Raises:
+            ValueError, TypeError, KeyError: the document does not describe a progress.
         """
         sources = {name: Counts.from_dict(counts) for name, counts in document["sources"].items()}
         files = {name: (size, digest) for name, (size, digest) in document["files"].items()}
@@ -84,8 +85,8 @@ class Spool:
     apart, except the last one.
 
     Attributes:
-        progress: what has been appended, committed or not.
-        history: the valid commits so far, oldest first.
+        progress: what was appended so far, including what is not committed yet.
+        history: the `Progress` of each valid commit so far, oldest first.
     """
 
     def __init__(
@@ -114,7 +115,7 @@ class Spool:
 
     @staticmethod
     def begun(folder: Path) -> bool:
-        """Whether a spool in `folder` was ever committed to."""
+        """Return whether a spool in `folder` has a commit."""
         return (folder / "journal.jsonl").exists()
 
     def remaining(self, source: Source, on_bytes: Callable[[int], None]) -> Iterator[Block]:
@@ -194,7 +195,11 @@ class Spool:
         self.close()
 
     def commit(self) -> None:
-        """Sync all values appended so far to disk, then add a journal line."""
+        """Write all values that were appended so far to disk (fsync), then add a journal line.
+
+        Raises:
+            StorageError: the disk is full, or a write failed.
+        """
         files = {name: (self._bytes[name], self._hashes[name].hexdigest()) for name in self._files}
         self.progress = replace(self.progress, files=files)
         with storage_errors("spooling tokens to", self._folder):
@@ -219,7 +224,7 @@ class Spool:
     def sequences(self, *, split: bool) -> Sequences:
         """Return the sequences of the finished spool, memory-mapped except for 8 bytes per sequence.
 
-        `split`: whether to include the column ``seq_start``, which is needed if records were split.
+        `split` says whether records were split; the column ``seq_start`` is then included.
         """
         arrays = {name: self._map(name) for name in self._layout}
         begin = np.zeros(arrays["lengths"].size, dtype=np.int64)

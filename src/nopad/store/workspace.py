@@ -1,4 +1,4 @@
-"""The dataset folder of a packing job: which job it belongs to, which files are finished, and publishing the result.
+"""`Workspace`: the dataset folder of a packing job, with its owner, its finished files and its final result.
 
 ``OUT/.work/job.json`` says which job a folder belongs to, by the job's settings and the files of its source. A folder
 that belongs to another job, or has any other content, is refused. A lock keeps two processes from working in one
@@ -38,7 +38,7 @@ class Inventoried(Protocol):
 
 
 class Workspace:
-    """The folder `out`, and ``out/.work`` while a job is unfinished.
+    """The dataset folder `out` of a job, and ``out/.work`` while the job is unfinished.
 
     Attributes:
         out: the dataset folder.
@@ -55,7 +55,7 @@ class Workspace:
         return self if split is None else Workspace(self.out / split, self.work / split)
 
     def has_manifest(self) -> bool:
-        """Whether `out` holds a finished dataset."""
+        """Return whether `out` holds a finished dataset."""
         return (self.out / MANIFEST).exists()
 
     def finished(self, settings: Mapping[str, Any], fingerprint: str) -> Manifest:
@@ -87,7 +87,9 @@ class Workspace:
 
     @contextmanager
     def claim(self, settings: Mapping[str, Any], source: Inventoried) -> Iterator[None]:
-        """Create or enter the work folder and lock it, after checking that any unfinished job in it is this one.
+        """For a ``with`` block, lock the work folder, which is created if it does not exist.
+
+        An unfinished job in it must be this one.
 
         Raises:
             OutputExistsError: `out` is a file, or holds anything but an unfinished job.
@@ -159,7 +161,7 @@ class Workspace:
             return {name: known for name, known in noted.items() if holds(where / name, known["sha256"])}
 
     def take_back(self, name: str) -> None:
-        """Move folder `name` back into the work folder, if a run was killed after publishing it and before finishing.
+        """Move folder `name` from `out` back into the work folder, if a run was killed while it moved results to `out`.
 
         Raises:
             ResumeError: the work folder has a folder of this name too.
@@ -253,12 +255,12 @@ def _start_over(out: Path) -> str:
 
 
 def holds(path: Path, digest: str) -> bool:
-    """Whether the file `path` exists and has this SHA-256, in hex."""
+    """Return whether the file `path` exists and its SHA-256, in hex, is `digest`."""
     return path.is_file() and sha256_file(path) == digest
 
 
 def differences(stored: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Return in words which settings differ, such as "capacity was 512, now 384"; an empty string if none do."""
+    """Return as text which settings differ, such as "capacity was 512, now 384"; "" if none do."""
     groups = {"options": None, "tool_versions": None}
     flat = [{**s, **s["options"], **s.get("tool_versions", {}), **groups} for s in (stored, now)]
     names = [name for name in {**flat[0], **flat[1]} if flat[0].get(name) != flat[1].get(name)]

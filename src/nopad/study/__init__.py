@@ -16,6 +16,7 @@ from nopad.study.pretraining import PairsAt, machine_documents, pairs_at
 from nopad.study.published import TABLES, Table, tables_for, unpublished_table
 from nopad.study.residuals import Compared, Residuals, compare, residuals
 from nopad.study.scaling import ScalingRow, scaling
+from nopad.study.serving import ServingRow, serving_rows
 
 __all__ = [
     "TABLES",
@@ -31,6 +32,7 @@ __all__ = [
     "Redone",
     "Residuals",
     "ScalingRow",
+    "ServingRow",
     "StrategyCount",
     "Table",
     "balance_rows",
@@ -50,6 +52,7 @@ __all__ = [
     "redo",
     "residuals",
     "scaling",
+    "serving_rows",
     "tables_for",
     "too_long",
     "unpublished_table",

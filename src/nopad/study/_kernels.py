@@ -1,4 +1,4 @@
-"""The compiled loops of the studies: two published ways to pack for ranks, as simple simulations.
+"""Compiled loops of the studies: simple simulations of two published ways to pack sequences for ranks.
 
 Conventions as in `nopad._kernels`.
 """
@@ -17,7 +17,7 @@ def first_fit_in_bins(lengths: NDArray[Any], capacity: int, bins: int, pack_of: 
     """Put each sequence into the first of `bins` open packs that has room; return the number of packs.
 
     The pack of each sequence is written to `pack_of`. If a sequence fits into no open pack, all open packs are closed
-    and as many new ones opened.
+    and the same number of new ones is opened.
     """
     room = np.full(bins, capacity, dtype=np.int64)
     first = 0
@@ -39,7 +39,7 @@ def first_fit_in_bins(lengths: NDArray[Any], capacity: int, bins: int, pack_of: 
 
 @njit(cache=True, nogil=True)
 def worst_fit(lengths: NDArray[Any], capacity: int, packs: int, pack_of: NDArray[Any]) -> int:
-    """Put each sequence into the emptiest pack, or into a new one if that has no room; return the number of packs.
+    """Put each sequence into the emptiest pack, or into a new one if it does not fit there; return the number of packs.
 
     The pack of each sequence is written to `pack_of`. `packs` is the number of packs that are open from the start.
     """

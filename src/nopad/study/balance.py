@@ -1,4 +1,4 @@
-"""The paper's Table 5 and Figure 6: tokens per GPU under each balancing method, the paper's and ours.
+"""Recompute the paper's Table 5 and Figure 6: tokens per GPU under each balancing method, the paper's and ours.
 
 Each method draws from the histogram and deals step by step, as `nopad.balance` does in training; the reported values
 are means over the steps. The published rows are simulated as the paper describes them: nodes of 8 GPUs, with a batch
@@ -124,7 +124,7 @@ class BalanceRow:
         mean_tokens: number of tokens per rank, averaged over ranks and steps.
         waste: how much longer the costliest rank takes than the mean rank: largest / mean cost of a step, minus 1,
             averaged over the steps.
-        floor: the lowest waste that any deal of the same steps could have.
+        floor: the lowest waste with which the units of the same steps could be dealt.
         abr: share of the ranks' time that is spent waiting: 1 - mean / largest cost of a step, averaged over the steps.
         seconds_per_step: seconds to draw and deal a step for all ranks.
         steps: number of steps that were simulated.
@@ -206,7 +206,7 @@ _Kinds = tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]
 
 
 class Pool:
-    """The units to draw from: every sequence of a histogram, or every pack of a plan, in random order."""
+    """The units from which a study draws: every sequence of a histogram, or every pack of a plan, in random order."""
 
     def __init__(self, histogram: Histogram, cost: CostModel) -> None:
         self.cost = cost
@@ -215,7 +215,10 @@ class Pool:
         self._drawn: dict[tuple[Unit, int | None, int], tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
 
     def units(self, method: Studied, size: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return number of tokens and cost of the first `size` units for a method; one array if both are the same."""
+        """Return the number of tokens and the cost of each of a method's first `size` units; int64 ``[size]`` each.
+
+        If tokens are the cost, both results are the same array.
+        """
         what = (method.unit, method.depth)
         if what not in self._orders:
             self._orders[what] = self._sequences() if method.unit == "sequences" else self._packs(method.depth)
@@ -325,10 +328,10 @@ def published_range(row: BalanceRow, histogram: Histogram) -> tuple[int, int] | 
 
 
 def order_effect(histogram: Histogram, cost: CostModel | None = None, steps: int = ORDER_STEPS) -> dict[str, float]:
-    """Return the correlation between a step's number and its cost, for each of three ways to draw.
+    """Return the correlation between a step's number and its cost, for each of three ways to draw, by name.
 
-    It is near 0 for all three: steps that are drawn by cost come in random order too. Simulates one epoch of up to
-    `steps` steps, each of 128 sequences; fewer if the histogram holds fewer sequences.
+    It is near 0 for all three, since steps that are drawn by cost come in random order too. One epoch of up to `steps`
+    steps of 128 sequences is simulated; of fewer steps if the histogram holds fewer sequences.
 
     Args:
         histogram: lengths to draw from.

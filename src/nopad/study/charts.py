@@ -50,7 +50,7 @@ def residuals_chart(plain: Residuals, weighted: Residuals) -> Any:
 
 
 def distributions_chart(found: Sequence[Distribution]) -> Any:
-    """Return Figure 1 as a chart: share of sequences by length, one panel per corpus with its two speed-ups."""
+    """Return Figure 1 as a chart: share of sequences by length, one panel per corpus, titled with its speed-ups."""
     alt = load_altair()
     panels = []
     for one in found:

@@ -1,9 +1,9 @@
 """Figure 1: how lengths are distributed, and the theoretical and achieved speed-up of packing.
 
-The theoretical speed-up is capacity x sequences / tokens: no padding, no overhead. The achieved speed-up is the
-packing factor. No plan exceeds the packing factor of the proven lower bound. The difference between that factor and
-the factor of the papers' algorithm (`spfhp` without a depth limit) is the most that a better plan could gain. Takes
-milliseconds to seconds per corpus.
+The theoretical speed-up is capacity x sequences / tokens, which assumes no padding and no overhead. The achieved
+speed-up is the packing factor. The lower bound on the number of packs gives an upper bound on the packing factor of any
+plan. The difference between that upper bound and the packing factor of the papers' algorithm (`spfhp` without a depth
+limit) is the most that a better plan could gain. Takes milliseconds to seconds per corpus.
 
 Source: arXiv 2107.02027, section 2 and figure 1.
 """
@@ -33,7 +33,7 @@ class Distribution:
         theoretical: speed-up if there were no padding.
         spfhp: packing factor of the papers' algorithm, without a depth limit.
         factor: packing factor of nopad's default algorithm, without a depth limit.
-        possible: packing factor at the lower bound on the number of packs; no plan exceeds it.
+        possible: sequences / lower bound on the number of packs, a packing factor that no plan exceeds.
     """
 
     name: str

@@ -53,12 +53,12 @@ class GlueSet:
 
 
 def glue_sets(folder: Path | None) -> Iterator[GlueSet]:
-    """Yield all nine sets, read from a folder as `nopad.corpus.glue.glue_files` finds them; None: from the hub.
+    """Yield all nine sets, from a folder (in the form that `nopad.corpus.glue.glue_files` reads) or, if None, the hub.
 
     A set that is not available is yielded too; its `missing` says why.
 
     Raises:
-        SourceError: the folder has none of the sets, or `glue_files` or `nopad.corpus.open_records` raises it.
+        SourceError: the folder has none of the sets, or a file in it cannot be read.
     """
     if folder is not None:
         files = glue_files(folder)

@@ -1,4 +1,4 @@
-"""The supplement's theorem on LAMB's betas: exact for constant gradients; here, how far off it is with noise.
+"""The supplement's theorem on LAMB's betas, which is exact for constant gradients, and its error with noisy ones.
 
 With p sequences per pack, one step takes the mean of p gradients, where training without packs takes p steps. The
 theorem: if the p gradients are equal, one step with beta^p gives the same moments as p steps with beta. If each
@@ -66,7 +66,7 @@ class LambRow:
         first_apart_uncorrected: the same ratio with uncorrected betas.
         second: mean second moment without packs / mean second moment with packs.
         expected: expected value of `second`, by the formula.
-        largest: largest relative difference of either moment, over all parameters.
+        largest: largest relative difference between the two first or the two second moments, over all parameters.
         cosine: cosine of the angle between the two updates ``m / sqrt(v)``.
     """
 

@@ -1,4 +1,4 @@
-"""The paper's Figures 7 and 11, as a simulation: how long a step takes, by batch size and number of GPUs.
+"""Simulate the paper's Figures 7 and 11: how long a step takes, by batch size and number of GPUs.
 
 The figures are images of measurements on 1,024 A100 GPUs, which cannot be repeated here. This is a cost model with the
 constants below. The time of a step is the sum of

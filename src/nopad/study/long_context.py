@@ -5,8 +5,8 @@ is simulated step by step, in two settings: ranks wait for each other once per o
 the first, a step takes as long as its costliest rank; in the second, the times of the costliest ranks of its
 micro-steps add up.
 
-*Floor*: the lowest waste that any deal of the same step, or of the same micro-steps, could have. It exists because a
-rank costs at least as much as its longest sequence.
+*Floor*: the lowest waste with which the same step, or the same micro-steps, could be dealt to ranks. It exists because
+a rank costs at least as much as its longest sequence.
 
 Two of the methods are ours:
 
@@ -188,7 +188,7 @@ def long_context_rows(
 def too_long(
     workload: Workload, cost: CostModel | None = None, *, ranks: int = RANKS, steps: int = STEPS
 ) -> tuple[int, NDArray[np.int32]]:
-    """Return how many random steps have a floor above 10 % because of one sequence, and the lengths of such sequences.
+    """Return how many random steps have a floor above 10 % because of one sequence, and the lengths of these sequences.
 
     The lengths are in tokens, int32 ``[n]``. No deal makes these steps even: such sequences need context parallelism.
     """

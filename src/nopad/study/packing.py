@@ -102,7 +102,10 @@ def _what_it_took(made: Plan) -> list[str]:
 
 
 def contrast(table: Table, histogram: Histogram, algorithm: str = "optimal") -> list[Redone]:
-    """Return a row with the result of `algorithm` for each depth above 1 in the table; notes give the lower bound."""
+    """Return, for each depth above 1 in the table, a row with the result of `algorithm`.
+
+    Its note gives the lower bound.
+    """
     rows = []
     limits = {row.limit for row in table.rows} - {1}
     for limit in sorted(limits, key=lambda limit: limit or MAX_LENGTH):
@@ -124,7 +127,9 @@ def contrast(table: Table, histogram: Histogram, algorithm: str = "optimal") -> 
 
 
 def sorted_batches(histogram: Histogram, capacity: int, rows: int) -> dict[str, float]:
-    """Return efficiency and packing factor if sequences are sorted, and batches of `rows` are padded to their longest.
+    """Return efficiency and packing factor, by name, if batches of `rows` sequences of similar length are padded.
+
+    Sequences are sorted by length, and each batch is padded to its longest one.
 
     >>> sorted_batches(Histogram.from_counts({2: 2, 4: 1, 8: 1}), 8, 2)
     {'efficiency %': 80.0, 'packing factor': 1.6}

@@ -1,4 +1,4 @@
-"""BERT's pre-training pairs of any text at 128, 384 and 512 tokens: their lengths, and the speed-up from packing.
+"""Measure BERT's pre-training pairs of any text at 128, 384 and 512 tokens, and the speed-up from packing them.
 
 For Wikipedia, the paper states theoretical speed-ups of about 1.2, 1.7 and 2.0 at these lengths (arXiv 2107.02027,
 section 2), and packing factors of 1.17, 1.70 (Table 2) and 2.00. Its histograms at 128 and 384 are not published, so no
@@ -34,7 +34,8 @@ class PairsAt:
 
     Attributes:
         lengths: distribution of the pairs' lengths, and the speed-ups from packing them.
-        published: the paper's theoretical speed-up and packing factor for Wikipedia; None: none at this length.
+        published: the paper's theoretical speed-up and packing factor for Wikipedia; None: it gives none for this
+            length.
         predictions: most masked tokens to predict in a pair.
         counts: counts of documents, random next sides, lost tokens and more, by their names in `nopad.corpus.Counts`.
     """

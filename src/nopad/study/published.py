@@ -1,4 +1,4 @@
-"""Figures that the papers print: tables, values of the residuals, counts of strategies. Table figures are text.
+"""Figures that the papers print: tables, residuals and counts of strategies. Figures of tables are kept as text.
 
 Text keeps the printed digits. What the papers call "tokens" counts every slot, padding included; the column keeps that
 name here.
@@ -223,7 +223,7 @@ def _depth(limit: int | None) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Stated:
-    """A figure stated in a text, and how far ours may differ.
+    """A figure that a paper's text states, and how far ours may differ from it.
 
     Attributes:
         value: figure as printed; None: the text leaves it out.

@@ -128,7 +128,7 @@ class Compared:
 
 
 def compare(plain: Residuals, weighted: Residuals, histogram: Histogram) -> list[Compared]:
-    """Return our figures without and with weights, beside the published ones if the histogram is the paper's.
+    """Return each of our figures, without and with weights, beside the published one if the histogram is the paper's.
 
     >>> histogram = Histogram.from_counts({3: 9, 5: 10, 8: 1})
     >>> found = residuals(histogram, 8)

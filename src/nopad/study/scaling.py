@@ -87,7 +87,7 @@ class ScalingRow:
 
 
 def of_one_device(alpha: float = ALPHA_8, beta: float = BETA_8, devices: int = 8) -> tuple[float, float]:
-    """Return location and scale of the speed-up on one device, by equations 19 and 20.
+    """Return (location, scale) of the Gumbel distribution of the speed-up on one device, by equations 19 and 20.
 
     `alpha` and `beta` are location and scale of the minimum speed-up over `devices` devices.
 
@@ -105,7 +105,7 @@ def _z(p: float) -> float:
 
 
 def speed_up_of_minimum(alpha: float, beta: float, devices: int) -> float:
-    """Return the expected minimum, over this many devices, of Gumbel speed-ups with location `alpha` and scale `beta`.
+    """Return the expected minimum of `devices` Gumbel-distributed speed-ups with location `alpha` and scale `beta`.
 
     >>> round(speed_up_of_minimum(1.94, 0.108, 1024), 3)
     1.724
@@ -115,9 +115,10 @@ def speed_up_of_minimum(alpha: float, beta: float, devices: int) -> float:
 
 
 def speed_up_by_time(devices: int, alpha: float = ALPHA_8, beta: float = BETA_8) -> float:
-    """Return the speed-up from the expected time of the slowest device, if times are Gumbel-distributed.
+    """Return the speed-up of un-padding on `devices` devices, if times are Gumbel-distributed.
 
-    The distribution of times is fitted by its moments to the speed-up on 8 GPUs (location `alpha`, scale `beta`).
+    It follows from the expected time of the slowest device. The distribution of times is fitted by its moments to the
+    speed-up on 8 GPUs (location `alpha`, scale `beta`).
 
     >>> round(speed_up_by_time(8), 2)
     1.66
@@ -183,7 +184,7 @@ def _shuffled(histogram: Histogram) -> NDArray[np.int32]:
 
 
 def crossing(rows: Sequence[ScalingRow], curve: str, level: float) -> float | None:
-    """Return the number of devices from which a falling curve is below a level; None if it never is.
+    """Return the number of devices above which a falling curve is below `level`; None if it never is.
 
     `curve` is the name of an attribute of the rows. Between rows it is interpolated linearly over the logarithm of the
     number of devices.

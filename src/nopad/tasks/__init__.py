@@ -1,12 +1,12 @@
-"""Tasks of a model on packs, from records to predictions, and the objectives that are learned from batches."""
+"""Tasks, which turn records into packed sequences and model outputs into predictions, and the objectives they train."""
 
-from nopad.errors import MissingExtraError
+from nopad.errors import MissingExtraError, install
 
 try:
     import torch  # noqa: F401
     import transformers  # noqa: F401
 except ImportError as error:
-    raise MissingExtraError(f"running tasks needs {error.name}: pip install 'nopad[torch]'") from error
+    raise MissingExtraError(f"running tasks needs {error.name}: {install('torch')}") from error
 
 from nopad.tasks.answers import Answers
 from nopad.tasks.causal import CausalLM, Chat

@@ -3,7 +3,7 @@
 A question and its context are one sequence. A long context gives several sequences, called windows, which share
 `stride` tokens; the question is never cut. A window's target is where its answer begins and ends, as positions in the
 sequence. In a window without the whole answer, both are the position of ``[CLS]``, as in BERT's own recipe and
-transformers' run_qa. A prediction is the best span of the context over all windows of a question, as text.
+transformers' run_qa. A prediction is the text of the best span among all windows of a question.
 """
 
 from __future__ import annotations
@@ -46,26 +46,28 @@ class _OfAnswers(OfSpans):
 
 
 class Answers(Task):
-    """The answer to a question, as a span of a context.
+    """Extractive question answering: the answer to a question is a span of its context.
 
     Args:
         tokenizer: the model's tokenizer; it must be a fast one, which gives offsets.
-        question, context, answers: names of the columns. Answers are a dict with ``text`` and ``answer_start`` (number
-            of the first character), lists of the same length. The first answer is learned; scores accept any of them.
+        question, context, answers: names of the columns. Answers are a dict with two lists of the same length, ``text``
+            and ``answer_start`` (index of the first character). The first answer is learned; scores accept any of them.
             `read_squad` reads SQuAD's own files.
         max_length: most tokens of a window, with its question; None: no limit.
         stride: number of context tokens that two consecutive windows share; None: a third of `max_length`, at most 128.
         over_long: what happens to sequences longer than `max_length`: "split" into windows, "truncate" to the first
             window, "error" or "drop"; None: "split" if there is a `max_length`.
-        absent: what windows without the answer learn: the position of [CLS] ("cls"), or nothing ("ignore").
+        absent: what the model learns from a window without the answer: the position of [CLS] ("cls"), or nothing
+            ("ignore").
         threshold: None: every question has an answer (SQuAD 1.1). A number: a question has no answer if ``[CLS]``
             scores higher than the best span by more than this (SQuAD 2.0; 0 is usual).
         max_answer: most tokens of a predicted answer.
-        n_best: number of candidate spans that are kept of each window.
+        n_best: number of candidate spans that are kept per window.
 
-    A prediction has ``text``, ``start`` (number of its first character in the context; None without an answer) and
-    ``score`` (its probability among the candidates). With a threshold, it also has ``no_answer``, the score for the
-    absence of an answer minus that of the best span, and ``best_text``, the best span's text whatever the threshold.
+    A prediction has ``text``, ``start`` (index of its first character in the context; None without an answer) and
+    ``score`` (its probability among the candidates, from 0 to 1). With a threshold, it also has ``no_answer``, the
+    score of ``[CLS]`` minus that of the best span (logits), and ``best_text``, the text of the best span even if the
+    threshold decides for no answer.
 
     Raises:
         OptionError: an option has an invalid value.
@@ -124,9 +126,10 @@ class Answers(Task):
     def encode(self, records: Iterable[Mapping[str, Any]], *, labels: bool = True) -> Examples:
         """Turn records into windows, with the columns ``start_positions`` and ``end_positions``; see `Task.encode`.
 
-        The column ``context``, int64 ``[n, 3]``, holds the positions in each sequence where the context begins and ends
-        (exclusive), and that of ``[CLS]``. The details of a window are ``context``, the record's text, and ``offsets``,
-        the first and last character (exclusive) of each context token.
+        The per-sequence column ``context``, int64 ``[n, 3]``, holds the positions at which the context begins and ends
+        (exclusive) in each sequence, and the position of ``[CLS]``. `Examples.details` has, for each window,
+        ``context``, the text of the record's context, and ``offsets``, the first and last character (exclusive) of each
+        context token.
         """
         questions, contexts, spans = self._read(records, labels)
         ids: list[list[int]] = []
@@ -197,7 +200,7 @@ class Answers(Task):
         return questions, contexts, spans
 
     def results(self, outputs: Any, batch: PackedBatch) -> list[dict[str, Any]]:
-        """Return, per window, its best ``spans``, and ``null``, the score for the absence of an answer.
+        """Return, for each window of the batch, its best ``spans``, and ``null``, the score for no answer.
 
         A span is a list of its first token, its last token (inclusive) and its score. Tokens are counted from the
         context's first token in the window. The score is the start logit of the first token plus the end logit of the
@@ -239,8 +242,8 @@ class Answers(Task):
     def merged(self, results: Sequence[dict[str, Any]], examples: Examples) -> list[dict[str, Any] | None]:
         """Return the answer to each question, chosen from the best spans of its windows; see the class.
 
-        A span found in two windows counts once, with the higher score. The score for the absence of an answer is the
-        lowest ``null`` of the question's windows.
+        A span found in two windows counts once, with the higher score. The score for no answer is the lowest ``null``
+        of the question's windows. The answer is None if the task left the question out.
         """
         spans: dict[int, dict[tuple[int, int], float]] = {}
         nulls: dict[int, float] = {}
@@ -274,11 +277,11 @@ class Answers(Task):
     def scores(
         self, predictions: Sequence[dict[str, Any] | None], records: Iterable[Mapping[str, Any]]
     ) -> dict[str, float]:
-        """Return exact match and F1 of the predicted texts, from 0 to 1, as SQuAD's script has them.
+        """Return exact match and F1 of the predicted texts as SQuAD's script defines them, but from 0 to 1.
 
         If only some questions have answers, the result also has the scores of questions with and without an answer
-        (`nopad.tasks.squad`). A record without a prediction is wrong. With a threshold, the result also has the best
-        scores over all thresholds, and the smallest thresholds that give them (``best_exact``,
+        (`nopad.tasks.squad`). A record without a prediction counts as wrong. If the task has a `threshold`, the result
+        also has the best scores that any threshold gives, and the smallest thresholds that give them (``best_exact``,
         ``best_exact_threshold``, ``best_f1``, ``best_f1_threshold``).
         """
         texts, right = [], []

@@ -2,8 +2,8 @@
 
 `CausalLM` turns each text into one sequence, or into several (``over_long="split"``), with the tokenizer's special
 tokens before it and its end-of-sequence token behind it. `Chat` takes the formats of `nopad.corpus.conversations`;
-`nopad.corpus.chats` decides which tokens are learned. A prediction holds the log-probability of the tokens that would
-be learned from the record.
+`nopad.corpus.chats` decides which tokens are learned. A prediction is the log-probability of those tokens of a record
+that training would learn.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _AT_ONCE = 1000  # texts; the tokenizer works on them in parallel
 
 
 class Likely(Task):
-    """Base of the tasks of causal language models: their head, batches and predictions."""
+    """Base class of the tasks of causal language models: sets their Auto class, the `collate` and the predictions."""
 
     auto: ClassVar[str] = "AutoModelForCausalLM"
 
@@ -43,17 +43,20 @@ class Likely(Task):
         return causal
 
     def results(self, outputs: Any, batch: PackedBatch) -> list[dict[str, Any]]:
-        """Return, per sequence, its log-probability under the model.
+        """Return, for each sequence, its log-probability (natural logarithm) under the model.
 
-        ``logprob`` is the sum over its labelled tokens (in a batch without labels: over all tokens but the first),
-        ``tokens`` the number of these tokens, and ``mean_logprob`` the mean, or None if there are no such tokens.
+        ``logprob`` is the sum over its labelled tokens; in a batch without labels, over all its tokens but the first.
+        ``tokens`` is the number of these tokens, and ``mean_logprob`` the mean per token, None if there are none.
         """
         labels = batch["labels"] if "labels" in batch else batch["input_ids"]
         sums, counts = label_logprobs(outputs["logits"], labels, batch)
         return [_likely(one, int(count)) for one, count in zip(sums.tolist(), counts.tolist(), strict=True)]
 
     def merged(self, results: Sequence[dict[str, Any]], examples: Examples) -> list[dict[str, Any] | None]:
-        """Return one prediction per record; if it has several sequences, sum and mean are over the tokens of all."""
+        """Return one prediction per record; None if the task left the record out.
+
+        For a record of several sequences, sum and mean are over the tokens of all of them.
+        """
         found: list[dict[str, Any] | None] = [None] * examples.records
         for record, result in zip(examples.record.tolist(), results, strict=True):
             before = found[record]
@@ -98,7 +101,7 @@ class CausalLM(Likely):
         self.text, self.objective = text, OfTokens(causal=True)
 
     def encode(self, records: Iterable[Mapping[str, Any]], *, labels: bool = True) -> Examples:
-        """Turn texts into sequences; see `Task.encode`. There is no column of labels: the tokens are the labels."""
+        """Turn texts into sequences; see `Task.encode`. There is no column of labels: every token is also a label."""
         texts = [field_of(record, self.text, number) for number, record in numbered(records)]
         frame, counts = Frame(self.tokenizer), dict[str, int]()
         ids: list[list[int]] = []
@@ -109,7 +112,6 @@ class CausalLM(Likely):
             for part in self._parts(frame.ended(one), number, counts):
                 ids.append(part)
                 record.append(number)
-        _check_left(ids, len(texts), counts)
         return Examples(sequences=stacked(ids), record=np.array(record, np.int64), records=len(texts), counts=counts)
 
     def _parts(self, ids: list[int], number: int, counts: dict[str, int]) -> list[list[int]]:
@@ -131,9 +133,9 @@ class Chat(Likely):
         last_only: learn only the last of the assistant's turns.
         rewriting: what happens if the template rewrites earlier turns: "error", or "expand" such a chat into one
             sequence for each of the assistant's turns.
-        end_of_turn: "require" a special token at the end of each learned turn, or accept "any" end.
+        end_of_turn: "require" refuses a learned turn that does not end with a special token; "any" accepts every end.
         template: arguments of the chat template, such as ``{"enable_thinking": False}``.
-        roles: further names of roles, such as ``{"bot": "assistant"}``.
+        roles: names that the records use for roles, and the roles meant, such as ``{"bot": "assistant"}``.
         max_length, over_long: see `Task`. A truncated chat loses its end; if none of the assistant's tokens are left,
             it is dropped, and counted as dropped.
 
@@ -175,8 +177,8 @@ class Chat(Likely):
     def encode(self, records: Iterable[Mapping[str, Any]], *, labels: bool = True) -> Examples:
         """Turn chats into sequences, with the column ``labels``; see `Task.encode`.
 
-        The labels are made from the chat itself, so `labels` has no effect: predictions are for the tokens that would
-        be learned.
+        The labels come from the chat itself, so `labels` has no effect: a prediction is about the tokens that would be
+        learned.
         """
         encoder = ChatEncoder(self.tokenizer, **self.choices)
         found: list[Answered] = []
@@ -198,19 +200,17 @@ class Chat(Likely):
 def answered(
     found: Sequence[Answered], record: Sequence[int], records: int, counts: Mapping[str, int], **options: Any
 ) -> Examples:
-    """Return answered chats as examples, with the column ``labels``; `options` are those of `Examples`.
+    """Return answered chats as examples, with the column ``labels``.
 
-    Raises:
-        LengthError: there are no chats.
+    Args:
+        found: ids of each sequence, and which of them are learned.
+        record: index of each sequence's record, ascending.
+        records: number of records.
+        counts: number of records that were cut or dropped, by reason.
+        options: further arguments of `Examples`.
     """
-    _check_left(found, records, counts)
     made = stacked([one.ids for one in found], tokens={"labels": [one.labels for one in found]})
     return Examples(sequences=made, record=np.array(record, np.int64), records=records, counts=dict(counts), **options)
-
-
-def _check_left(found: Sequence[Any], records: int, counts: Mapping[str, int]) -> None:
-    if records and not found:
-        raise LengthError(f"of {records} records nothing is left: {dict(counts)}; raise max_length")
 
 
 def _tokenised(tokenizer: Any, texts: Sequence[str]) -> Iterator[list[int]]:

@@ -1,4 +1,4 @@
-"""Classification and regression of texts and pairs of texts: one class, several classes, or a number.
+"""Classification and regression of texts, or of pairs of texts: one class, several classes, or a number.
 
 A record has one or two texts, and a label. The texts become one sequence with the tokenizer's special tokens and token
 types, built as in transformers' own examples. `glue` makes the tasks of GLUE's nine sets.
@@ -16,13 +16,13 @@ import numpy as np
 import torch
 
 from nopad.batch import PackedBatch
+from nopad.corpus.framing import tokenised
 from nopad.corpus.glue import GLUE
 from nopad.errors import OptionError, RecordError
 from nopad.options import check_choice
 from nopad.tasks.examples import Examples, field_of, numbered, stacked
 from nopad.tasks.objectives import OfSequences
 from nopad.tasks.task import Task
-from nopad.tasks.texts import tokenised
 
 __all__ = ["GLUE", "Classification", "Regression", "SeveralLabels", "glue"]
 
@@ -80,7 +80,7 @@ class _OfTexts(Task):
 
 
 class Classification(_OfTexts):
-    """One class per text, or per pair of texts.
+    """Classification into one of several classes, of texts or of pairs of texts.
 
     Args:
         tokenizer: the model's tokenizer.
@@ -108,28 +108,35 @@ class Classification(_OfTexts):
         self.objective = OfSequences("classes", len(self.names))
 
     def target(self, value: Any, number: int) -> int:
-        """Return the class number of a record's label."""
+        """Return the number of the class that is a record's label.
+
+        Raises:
+            RecordError: `value` is not a class; the message gives `number`, the record's.
+        """
         return number_of(value, self.names, f"record {number}: {self.label}")
 
     def text_columns(self) -> tuple[str, ...]:
-        """Return the columns that hold texts; also the label's, if names of classes are other numbers than theirs."""
+        """Return the columns that files without types (CSV, TSV) must read as text.
+
+        The label's column is among them only if class names are numbers that differ from the classes' own numbers.
+        """
         odd = any(_NUMERIC.fullmatch(name) for name in self.names) and self.names != names_of(len(self.names))
         return (*super().text_columns(), *([self.label] if odd else []))
 
     def model_options(self) -> dict[str, Any]:
-        """Return number and names of the classes."""
+        """Return settings of the model's configuration, by name: the names of the classes and the problem type."""
         return _named(self.names, "single_label_classification")
 
     def results(self, outputs: Any, batch: PackedBatch) -> list[dict[str, Any]]:
-        """Return, per sequence, ``label`` (name of the most likely class) and ``probabilities`` (of all classes)."""
+        """Return, for each sequence, ``label`` (the name of the most likely class) and ``probabilities`` ``[C]``."""
         each = torch.softmax(outputs["logits"].double(), -1).tolist()
         return [{"label": self.names[max(range(len(one)), key=one.__getitem__)], "probabilities": one} for one in each]
 
 
 class SeveralLabels(_OfTexts):
-    """Any number of classes per text.
+    """Multi-label classification: any number of classes per text, or per pair of texts.
 
-    It takes the arguments of `Classification`, and:
+    It takes the arguments of `Classification`, and one more:
 
     Args:
         labels_as: form of a record's label: "classes", a list of the names or numbers of the classes that apply; or
@@ -138,6 +145,12 @@ class SeveralLabels(_OfTexts):
 
     Raises:
         OptionError: an option has an invalid value.
+
+    >>> from nopad.tasks import SeveralLabels
+    >>> task = SeveralLabels(tokenizer, ["red", "green", "blue"])
+    >>> made = task.encode([{"text": "is it red or blue ?", "labels": ["red", "blue"]}])
+    >>> made.sequences.values["labels"].tolist()
+    [[1.0, 0.0, 1.0]]
     """
 
     name = "tag"
@@ -189,11 +202,11 @@ class SeveralLabels(_OfTexts):
         return [float(one) for one in value]
 
     def model_options(self) -> dict[str, Any]:
-        """Return number and names of the classes."""
+        """Return settings of the model's configuration, by name: the names of the classes and the problem type."""
         return _named(self.names, "multi_label_classification")
 
     def results(self, outputs: Any, batch: PackedBatch) -> list[dict[str, Any]]:
-        """Return, per sequence, ``labels`` (classes with a probability above 0.5) and ``probabilities`` (of all)."""
+        """Return, for each sequence, ``labels`` (names with a probability above 0.5) and ``probabilities`` ``[C]``."""
         each = torch.sigmoid(outputs["logits"].double()).tolist()
         return [
             {
@@ -205,7 +218,14 @@ class SeveralLabels(_OfTexts):
 
 
 class Regression(_OfTexts):
-    """A number per text, or per pair of texts: similarity, a grade."""
+    """Regression: a number per text, or per pair of texts, such as a similarity or a grade.
+
+    >>> from nopad.tasks import Regression
+    >>> task = Regression(tokenizer, text="first", pair="second", label="score")
+    >>> made = task.encode([{"first": "the cat sleeps", "second": "the dog sleeps", "score": 0.5}])
+    >>> made.sequences.values["labels"].tolist()
+    [0.5]
+    """
 
     name = "regress"
     dtype = np.float32
@@ -215,7 +235,11 @@ class Regression(_OfTexts):
         self.objective = OfSequences("numbers", 1)
 
     def target(self, value: Any, number: int) -> float:
-        """Return the number that a record has as its label."""
+        """Return the number that a record has as its label.
+
+        Raises:
+            RecordError: `value` is not a finite number; the message gives `number`, the record's.
+        """
         if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not math.isfinite(value):
             raise RecordError(f"record {number}: {self.label} is {value!r}; it is a finite number")
         return float(value)
@@ -225,7 +249,7 @@ class Regression(_OfTexts):
         return {"num_labels": 1, "problem_type": "regression"}
 
     def results(self, outputs: Any, batch: PackedBatch) -> list[dict[str, Any]]:
-        """Return, per sequence, ``score``: the predicted number."""
+        """Return, for each sequence, ``score``: the predicted number."""
         return [{"score": score} for score in outputs["logits"].double().reshape(-1).tolist()]
 
 
@@ -244,11 +268,11 @@ def names_of(labels: Sequence[str] | int) -> list[str]:
 
 
 def number_of(value: Any, names: Sequence[str], where: str) -> int:
-    """Return the number of a class that is given by name, or by number from 0.
+    """Return the number of a class, given its name or its number (from 0).
 
     Raises:
-        RecordError: `value` is neither, or is a number that is also the name of another class; `where` begins the
-            message.
+        RecordError: `value` is not a class, or is a number that is also the name of another class; the message begins
+            with `where`.
     """
     if isinstance(value, str) and value in names:
         return names.index(value)
@@ -271,7 +295,7 @@ def _named(names: Sequence[str], problem: str) -> dict[str, Any]:
 
 
 def glue(name: str, tokenizer: Any, **options: Any) -> Classification | Regression:
-    """Return the task of one of GLUE's nine sets, with the columns and classes that the hub's ``nyu-mll/glue`` has.
+    """Return the task of one of GLUE's nine sets, with the columns and classes of ``nyu-mll/glue`` on the hub.
 
     Raises:
         OptionError: there is no such set.

@@ -1,4 +1,4 @@
-"""Training embeddings on pairs: each anchor nearer to its positive than to the texts of other records in the batch.
+"""Train embeddings on pairs, so that an anchor is nearer to its positive than to the texts of other records.
 
 A record is an anchor and a positive, and may have hard negatives. Each text is a sequence of its own, and the sequences
 of a record stay together (`Examples.group`). The candidates of an anchor are all positives and hard negatives of the
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from nopad.batch import PackedBatch
+from nopad.corpus.framing import Tokenised, tokenised
 from nopad.errors import OptionError, RecordError
 from nopad.losses.contrast import ANCHOR, NEGATIVE, POSITIVE, Same, contrastive_sum, gathered, gathered_rows, paired
 from nopad.options import check_choice
@@ -26,7 +27,7 @@ from nopad.tasks.folder import Pooling
 from nopad.tasks.meters import over_all_ranks
 from nopad.tasks.objective import Meter
 from nopad.tasks.task import Task
-from nopad.tasks.texts import Tokenised, encoded, tokenised
+from nopad.tasks.texts import encoded
 from nopad.tasks.vectors import Vectors, base_model
 
 __all__ = ["Contrastive", "InBatch"]
@@ -35,21 +36,27 @@ _ROWS = 1024  # anchors compared at a time, when metrics are computed
 
 
 class InBatch(Vectors):
-    """In-batch negatives over all ranks of a micro-step (`nopad.losses.contrast`).
+    """Contrastive loss with in-batch negatives, from all ranks of a micro-step (`nopad.losses.contrast`).
 
     Args:
-        pooling: see `nopad.tasks.embed`.
+        pooling: "mean", "first" or "last"; see `nopad.tasks.embed`.
         normalize: True: similarities are cosines; False: dot products.
         scale: factor of the similarities: 1 / temperature.
-        symmetric: average the loss of anchors against candidates with that of positives against anchors.
-        same: what happens to candidates that equal an anchor or its positive, or are the positive of an equal anchor:
-            "mask" leaves them out of the anchor's negatives, "keep" takes them for negatives.
+        symmetric: average the loss of anchors against all candidates with the loss of positives against all anchors.
+        same: what happens to false negatives of an anchor, which are candidates with the same text as the anchor or its
+            positive, and positives of an anchor with the same text: "mask" leaves them out of its negatives, "keep"
+            uses them.
         group: the process group whose ranks share negatives; None: all ranks.
 
-    All ranks must call `step` equally often, and if one of them runs the backward pass, all must.
+    All ranks must call `step` the same number of times, and either all or none of them run the backward pass.
 
     Raises:
         OptionError: an option has an invalid value.
+
+    >>> from nopad.tasks import InBatch
+    >>> objective = InBatch("mean", scale=20.0, symmetric=True)
+    >>> objective.pooling, objective.scale
+    ('mean', 20.0)
     """
 
     targets = ("roles", "pairs", "contents")
@@ -78,7 +85,7 @@ class InBatch(Vectors):
     def loss(self, outputs: Any, batch: PackedBatch, denominator: Tensor) -> Tensor:
         """Return the sum of the losses of this rank's anchors, divided by `denominator`; a scalar.
 
-        The candidates of an anchor are those of all ranks.
+        An anchor is compared with the candidates of all ranks.
         """
         table, where = gathered(torch.stack([batch[name] for name in self.targets], 1), self.group)
         vectors = gathered_rows(outputs["embeddings"], self.group)
@@ -95,13 +102,13 @@ class InBatch(Vectors):
         return total / denominator.to(total)
 
     def nothing(self, outputs: Any, batch: PackedBatch) -> Tensor:
-        """Return 0, the loss of a stand-in; the rank still takes part in exchanging vectors and their gradients."""
+        """Return 0, the loss of a stand-in batch, while still exchanging vectors and gradients with other ranks."""
         gathered(torch.stack([batch[name] for name in self.targets], 1)[:0], self.group)
         vectors = gathered_rows(outputs["embeddings"][:0], self.group)
         return super().nothing({**outputs, "gathered": vectors}, batch)
 
     def meter(self) -> Meter:
-        """Return a meter of the positives' accuracy at 1 and mean reciprocal rank, among candidates of all records."""
+        """Return a meter of the positives' accuracy at 1 and mean reciprocal rank among all candidates."""
         return _Nearness(self)
 
     def _rank(self) -> int:
@@ -168,16 +175,16 @@ class _Nearness(Meter):
 
 
 class Contrastive(Task):
-    """Embeddings trained on pairs of texts, with the negatives of the batch and the hard negatives of records.
+    """Embeddings trained on pairs of texts, with in-batch negatives and, if the records have them, hard negatives.
 
     A prediction has ``embedding``, the vector of the anchor's text.
 
     Args:
         tokenizer: the model's tokenizer.
-        anchor: column of the anchor: a question, a title.
-        positive: column of the text that belongs to it.
+        anchor: column of the anchor, such as a question or a title.
+        positive: column of the positive: the text that belongs to the anchor, such as an answer.
         negative: column of a hard negative, or of a list of them with the same length in all records. If the first
-            record does not have this column, no record is taken to have it. None: no hard negatives are read.
+            record lacks this column, no hard negatives are read from any record. None: none are read.
         prompt: text to put before each anchor.
         positive_prompt: text to put before each positive and negative.
         pooling: see `InBatch`; give "last" for models with causal attention.
@@ -230,7 +237,10 @@ class Contrastive(Task):
     objective: InBatch
 
     def encode(self, records: Iterable[Mapping[str, Any]], *, labels: bool = True) -> Examples:
-        """Turn records into sequences: anchor, positive and hard negatives; without `labels` only the anchors."""
+        """Turn each record into an anchor, a positive and hard negatives; if `labels` is False, only into an anchor.
+
+        Each of these texts is one sequence; see `Task.encode`.
+        """
         if not labels:
             anchors = [field_of(record, self.anchor, number) for number, record in numbered(records)]
             return encoded(self, [self.prompt + text for text in anchors])
@@ -286,11 +296,11 @@ class Contrastive(Task):
         return tokenised(self.tokenizer, texts, max_length=self.max_length, over_long=self.over_long)
 
     def results(self, outputs: Any, batch: PackedBatch) -> list[dict[str, Any]]:
-        """Return, per sequence, ``embedding``: its vector, a list of H floats in single precision."""
+        """Return, for each sequence, ``embedding``: its vector, as a list of H floats (single precision)."""
         return [{"embedding": vector} for vector in outputs["embeddings"].float().tolist()]
 
     def model(self, name: Any, **options: Any) -> Any:
-        """Load a base model without a pooler, whose weights would get no gradient; see `Task.model`."""
+        """Load a base model without its pooling layer, whose weights would get no gradient; see `Task.model`."""
         return base_model(super().model, name, **options)
 
 

@@ -1,7 +1,7 @@
 """Embed texts: an encoder on flat batches without padding, pooled and normalised as the model's folder says.
 
-Texts are run in the order given, about `budget` tokens at a time, without sorting or buckets. Prompts are put before
-texts as sentence-transformers does (`nopad.tasks.folder`).
+Texts are run in the order given, about `budget` tokens (an argument of `Embedder`) at a time, without sorting or
+buckets. Prompts are prepended as in sentence-transformers (`nopad.tasks.folder`).
 """
 
 from __future__ import annotations
@@ -45,22 +45,22 @@ WORTH_TOKENS = 2048  # below this, reordering weights costs more than the faster
 def embed(
     model: Any, batch: PackedBatch, *, pooling: Pooling = "mean", normalize: bool = True, skip: int = 0
 ) -> Tensor:
-    """Return one vector per sequence of a batch, in the order in which they were given; ``[S, H]``.
+    """Return one vector per sequence of a batch, in the order of its sequences; ``[S, H]``.
 
-    The dtype is that of the model's states, or with `normalize` float32 or wider.
+    The dtype is that of the model's hidden states; with `normalize`, it is float32 or wider.
 
     Args:
         model: a pack-safe base model (`nopad.packed`).
         batch: a batch on the model's device.
-        pooling: the "mean" of a sequence's states, or its "first" or "last" state.
+        pooling: the vector is the "mean" of a sequence's last hidden states, or its "first" or "last" one.
         normalize: scale vectors to length 1, in float32 or wider.
-        skip: number of first tokens of each sequence (a prompt) that are left out of the mean.
+        skip: number of tokens at the beginning of each sequence, such as a prompt, that are left out of the mean.
 
     Raises:
         OptionError: the pooling is unknown, `skip` is below 0 or used with another pooling than the mean, or the model
             has a head or is not pack-safe.
         LengthError: a sequence has no more than `skip` tokens.
-        BatchError: the batch is not a `PackedBatch`, or one with targets.
+        BatchError: the batch is not a `PackedBatch`, or has targets.
 
     >>> import nopad
     >>> from transformers import BertConfig, BertModel
@@ -91,15 +91,22 @@ def embed(
 
 
 class Embedder:
-    """A model and its tokenizer, as one function from texts to vectors.
+    """A model with its tokenizer, which embeds texts: `encode` returns one vector per text.
 
     Attributes:
         model: the pack-safe model.
         tokenizer: the tokenizer, as `nopad.load_tokenizer` returns it.
-        pooling, normalize: see `embed`.
-        texts: prompts, and changes of texts before they are tokenised (`nopad.tasks.Texts`).
-        max_tokens: most tokens a text may have, special tokens included; None: unlimited (T5).
+        pooling, normalize: how vectors are made from hidden states, as in `embed`.
+        texts: the model's prompts, and how texts are changed before they are tokenised (`nopad.tasks.Texts`).
+        max_tokens: most tokens of a text, special tokens included; None: unlimited, as for T5.
         truncated: number of texts truncated so far.
+
+    >>> from transformers import BertConfig, BertModel
+    >>> from nopad.tasks import Embedder
+    >>> sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    >>> embedder = Embedder(BertModel(BertConfig(**sizes)), tokenizer)
+    >>> embedder.encode(["is it red ?", "yes"]).shape
+    (2, 16)
     """
 
     def __init__(
@@ -151,7 +158,7 @@ class Embedder:
     def from_folder(cls, folder: str | Path | None = None, **how: Any) -> Embedder:
         """Load a folder of sentence-transformers or of transformers; None: all-MiniLM-L6-v2, if it is installed.
 
-        `how`: arguments of the class, except `model` and `tokenizer`, that replace those read from the folder.
+        `how` are arguments of the class, except `model` and `tokenizer`; they replace what is read from the folder.
 
         Raises:
             FormatError: the folder has no model, or pools in a way that `embed` does not support.
@@ -174,9 +181,16 @@ class Embedder:
             raise FormatError(f"transformers cannot load the model in {path}: {str(error).splitlines()[0]}") from error
         return cls(model, load_tokenizer(path), **{**read_folder(path, _positions(model)), **how})
 
+    def __repr__(self) -> str:
+        """Return in one line the model, how vectors are made, and the longest text."""
+        how = f"{self.pooling} pooling{', normalised' if self.normalize else ''}"
+        most = "any number of" if self.max_tokens is None else f"at most {self.max_tokens:,}"
+        cut = f"; {self.truncated:,} texts truncated so far" if self.truncated else ""
+        return f"Embedder({type(bare(self.model)).__name__}, {how}, {most} tokens per text{cut})"
+
     @property
     def content_capacity(self) -> int | None:
-        """Most tokens of a text without special tokens; None: unlimited."""
+        """Most tokens of a text, not counting special tokens; None: unlimited."""
         special = self.tokenizer.prefix.size + self.tokenizer.suffix.size
         return None if self.max_tokens is None else max(self.max_tokens - special, 0)
 
@@ -192,15 +206,16 @@ class Embedder:
 
         Args:
             texts: n texts.
-            prompt: text to put before each text; "" for none.
-            prompt_name: name of one of the model's own prompts (`texts.prompts`). Without `prompt` and `prompt_name`,
-                the default prompt of the model's folder is used, if it has one.
+            prompt: text to put before each text; "": no prompt.
+            prompt_name: name of one of the model's own prompts (``Embedder.texts.prompts``). Without `prompt` and
+                `prompt_name`, the default prompt of the model's folder is used, if it has one.
             over_long: what to do with texts above `max_tokens`: "error" refuses them, "truncate" cuts and counts them
                 (`truncated`).
 
         Raises:
             LengthError: a text is too long and `over_long` is "error", or no token is left after its prompt.
-            OptionError: there is no prompt of this name, `prompt` is given too, or `over_long` has another value.
+            OptionError: there is no prompt named `prompt_name`, both `prompt` and `prompt_name` are given, `texts` is
+                not a list of strings, or `over_long` has another value.
         """
         if isinstance(texts, str):
             raise OptionError("one text was given where a list of texts is wanted; give [text]")
@@ -233,7 +248,11 @@ class Embedder:
     def encode_ids(self, sequences: Sequence[Any]) -> NDArray[np.float32]:
         """Return one vector per sequence of token ids, in order; float32 ``[n, H]``.
 
-        The ids must include special tokens and prompts. All tokens are pooled.
+        The ids must include special tokens and, if wanted, a prompt. All tokens are pooled.
+
+        Raises:
+            OptionError: `sequences` is not a list of lists of ids.
+            LengthError: a sequence has no tokens, or too many for the model.
         """
         return self._vectors(sequences, 0)
 
@@ -268,7 +287,7 @@ class Embedder:
 
 @contextmanager
 def evaluated(model: Any) -> Iterator[None]:
-    """Put a model's modules into evaluation mode (no dropout) inside this context; then restore each one's mode."""
+    """Put a model's modules into evaluation mode (no dropout) for a ``with`` block; then restore each one's mode."""
     training = [module for module in model.modules() if module.training]
     for module in training:
         module.training = False

@@ -1,8 +1,9 @@
-"""Entities in tags (BIO), and their F1.
+"""Find entities in BIO tags, and compute their F1.
 
-An entity is a run of words of one type: tags ``B-PER``, ``I-PER``, ``O``. As in CoNLL's script and seqeval, ``I-``
-begins an entity where none of its type goes on, ``E-`` and ``S-`` (BIOES) end one, and an entity counts as found only
-if type, beginning and end are right.
+An entity is a run of words with tags of one type: ``B-PER`` begins one, ``I-PER`` continues it, and ``O`` is outside of
+any. The rules are those of CoNLL's script and seqeval: ``I-`` begins an entity if the word before is not in an entity
+of the same type; ``E-`` and ``S-`` (BIOES) end one; and an entity counts as found only if its type, beginning and end
+are right.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ _BEGIN, _INSIDE = ("B", "S"), ("I", "E")
 
 
 def has_entities(names: Sequence[str]) -> bool:
-    """Whether names of tags are those of entities."""
+    """Return whether any of these tag names begins with ``B-`` or ``I-``, so that the tags mark entities."""
     return any(name[:2] in ("B-", "I-") for name in names)
 
 
 def entities(tags: Sequence[str | None]) -> list[tuple[str, int, int]]:
-    """Return type, first and last word (exclusive) of each entity; None is not an entity.
+    """Return (type, first word, last word (exclusive)) of each entity; a tag of None counts as ``O``.
 
     >>> entities(["B-PER", "I-PER", "O", "I-LOC", "B-LOC", "I-PER"])
     [('PER', 0, 2), ('LOC', 3, 4), ('LOC', 4, 5), ('PER', 5, 6)]
@@ -52,16 +53,24 @@ def entities(tags: Sequence[str | None]) -> list[tuple[str, int, int]]:
 
 
 def f1_of(right: float, guessed: float, wanted: float) -> dict[str, float]:
-    """Return precision, recall and F1 of counts; 0 where nothing was guessed, or there was nothing to find."""
+    """Return ``precision``, ``recall`` and ``f1``, from 0 to 1; each is 0 if its denominator is 0.
+
+    Args:
+        right: number of entities predicted correctly.
+        guessed: number of entities predicted.
+        wanted: number of labelled entities.
+    """
     precision, recall = right / guessed if guessed else 0.0, right / wanted if wanted else 0.0
     return {"precision": precision, "recall": recall, "f1": 2 * right / (guessed + wanted) if right else 0.0}
 
 
 class OfTags(OfTokens):
-    """Cross-entropy per labelled token, and F1 of entities if the tags' names say where they begin.
+    """Cross-entropy per labelled token.
+
+    Its meter also has the F1 of entities if the tags are like ``B-PER``, ``I-PER``.
 
     Args:
-        names: the names of the tags, by number.
+        names: the name of each tag, in the order of their numbers.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -69,7 +78,7 @@ class OfTags(OfTokens):
         self.names, self.classes = list(names), len(names)
 
     def meter(self) -> Meter:
-        """Return a meter of the accuracy per labelled token, and of precision, recall and F1 of entities."""
+        """Return an `EntityMeter` if the tags mark entities, else a meter of the accuracy per labelled token."""
         return EntityMeter(self.names) if has_entities(self.names) else super().meter()
 
 
@@ -82,7 +91,7 @@ class EntityMeter(TokenMeter):
         self.found = torch.zeros(3, dtype=torch.double)
 
     def add(self, outputs: Any, batch: PackedBatch) -> None:
-        """Add a batch: ``logits`` ``[R, L, C]``."""
+        """Add the outputs for a batch: ``logits`` ``[R, L, C]``. The targets are the batch's ``labels``."""
         super().add(outputs, batch)
         guesses, labels = outputs["logits"].argmax(-1).cpu(), batch["labels"].cpu()
         counts = [0, 0, 0]
@@ -94,10 +103,10 @@ class EntityMeter(TokenMeter):
         self.found += torch.tensor(counts, dtype=torch.double)
 
     def reduce(self) -> None:
-        """Add up over all ranks."""
+        """Sum the counts over all ranks; every rank must call this."""
         super().reduce()
         self.found = over_ranks(self.found.to(self.counts.counts.device)).cpu()
 
     def values(self) -> dict[str, float]:
-        """Return accuracy, precision, recall and f1."""
+        """Return ``accuracy``, ``precision``, ``recall`` and ``f1``, from 0 to 1."""
         return {**super().values(), **f1_of(*self.found.tolist())}

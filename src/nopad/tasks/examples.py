@@ -1,33 +1,37 @@
-"""`Examples`: records of a task as sequences in columns, with the number of each sequence's record."""
+"""`Examples`: the sequences that a task makes from records, in columns, and the record that each of them is from."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import islice
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nopad.errors import LengthError, RecordError
+from nopad.errors import InputError, LengthError, RecordError
 from nopad.sequences import Sequences
 
-__all__ = ["Examples", "check_text", "field_of", "numbered", "paired", "stacked"]
+__all__ = ["Examples", "check_text", "encoded_part", "field_of", "numbered", "paired", "parts_of", "stacked"]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Examples:
-    """n sequences of a task, made of r records.
+    """n sequences that a task made from r records.
 
     Attributes:
         sequences: the sequences, with ``input_ids`` and the task's columns; `nopad.PackedLoader` reads them.
         record: index of each sequence's record, ascending; int64 ``[n]``.
         records: number of records, r.
-        group: number of consecutive sequences that belong together and stay in one step (2: a chosen and a rejected
-            answer).
+        group: number of consecutive sequences that stay together in one step, such as 2 for a chosen and a rejected
+            answer.
         counts: number of records that were cut, dropped or skipped, by reason; reasons with a count of 0 are left out.
-        details: lists by name, with an entry per sequence, which a task keeps for its predictions (such as where words
-            begin in texts).
+        details: what the task needs to make predictions later, such as where words begin: lists by name, one entry per
+            sequence.
     """
 
     sequences: Sequences
@@ -43,7 +47,7 @@ class Examples:
 
     @property
     def tokens(self) -> int:
-        """Number of tokens."""
+        """Number of tokens of all sequences."""
         return int(self.sequences.seq_lengths.sum(dtype=np.int64))
 
     def __str__(self) -> str:
@@ -58,7 +62,9 @@ def stacked(
     tokens: Mapping[str, Sequence[Sequence[int]]] | None = None,
     values: Mapping[str, Any] | None = None,
 ) -> Sequences:
-    """Return lists of ids, and of further values per token, as columns of int32, with values per sequence.
+    """Return lists of ids as `Sequences`; ids and the other per-token columns, `tokens`, become int32.
+
+    `values` are the per-sequence columns.
 
     Raises:
         LengthError: a sequence has no token.
@@ -79,8 +85,35 @@ def stacked(
     )
 
 
+def parts_of(records: Iterable[T], at_once: int, fewest: int = 1) -> Iterator[list[T]]:
+    """Yield parts of `at_once` records; a last part of fewer than `fewest` records is joined to the part before it.
+
+    >>> list(parts_of("abcde", 2)), list(parts_of("abcde", 2, fewest=2))
+    ([['a', 'b'], ['c', 'd'], ['e']], [['a', 'b'], ['c', 'd', 'e']])
+    """
+    left = iter(records)
+    part = list(islice(left, at_once))
+    while part:
+        after = list(islice(left, at_once))
+        if len(after) < fewest:
+            part, after = part + after, []
+        yield part
+        part = after
+
+
+def encoded_part(
+    encode: Callable[[list[Mapping[str, Any]]], Examples], part: list[Mapping[str, Any]], numbers: Sequence[int] | Any
+) -> Examples:
+    """Encode a part of a source's records; errors call records by their `numbers` in the source."""
+    try:
+        return encode(part)
+    except InputError as error:
+        said = re.sub(r"\brecord (\d+)", lambda found: f"record {numbers[int(found[1])]}", str(error))
+        raise type(error)(said) from error
+
+
 def numbered(records: Iterable[Any]) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Yield the records with their numbers, from 0.
+    """Yield (number, record) for each record; numbers begin at 0.
 
     Raises:
         RecordError: a record is not a mapping of columns.
@@ -96,10 +129,10 @@ def numbered(records: Iterable[Any]) -> Iterator[tuple[int, Mapping[str, Any]]]:
 
 
 def field_of(record: Mapping[str, Any], name: str, number: int, kind: type | tuple[type, ...] = str) -> Any:
-    """Return a column of a record, after checking its type.
+    """Return the value of column `name` of record `number`, after checking that it is of type `kind`.
 
     Raises:
-        RecordError: the record has no such column, or it holds something else.
+        RecordError: the record has no such column, its value is of another type, or it is a text with a lone surrogate.
     """
     if name not in record:
         raise RecordError(
@@ -119,7 +152,7 @@ def check_text(text: str, where: str) -> None:
     """Refuse a text with a lone surrogate, which JSON allows and no tokenizer can read.
 
     Raises:
-        RecordError: it holds one; `where` is what the message calls the text.
+        RecordError: the text holds a lone surrogate; the message calls the text `where`.
     """
     try:
         text.encode()
@@ -132,7 +165,9 @@ def check_text(text: str, where: str) -> None:
 def paired(
     predictions: Sequence[dict[str, Any] | None], records: Iterable[Any]
 ) -> Iterator[tuple[int, Mapping[str, Any], dict[str, Any] | None]]:
-    """Yield each record's number, the record, and the prediction for it.
+    """Yield (number, record, prediction) for each record; numbers begin at 0.
+
+    The prediction is None if the task left the record out.
 
     Raises:
         RecordError: a record is not a mapping, or there are more or fewer predictions than records.

@@ -1,8 +1,8 @@
 """Checks that a model fits a task: its head, its outputs, and the labels in its configuration.
 
-A model with another head, more classes, or its classes in another order trains without an error, and learns something
-else. So an objective's `step` checks the model, and a trainer checks the model's configuration against the task before
-the first step.
+A model with another head, more classes, or classes in another order would train without an error, but would not learn
+the task. So an objective's `step` checks the model, and a trainer checks the model's configuration against the task
+before the first step.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _HEADS = {
 
 
 def check_head(objective: Objective, model: Any) -> None:
-    """Refuse a pack-safe model whose head is not one of the objective's; models whose head is not known pass.
+    """Refuse a pack-safe model whose head the objective cannot train; models whose head is not known are accepted.
 
     Raises:
-        OptionError: the model has another head.
+        OptionError: the model has a head that is not in `Objective.heads`.
     """
     head = _head(model)
     if head is not None and objective.heads and (name := head.name) not in objective.heads:
@@ -58,8 +58,8 @@ def check_outputs(objective: Objective, outputs: Any) -> None:
     """Refuse outputs that do not fit the objective.
 
     Raises:
-        OptionError: the outputs have no names, lack one that the objective reads, have another number of classes, or
-            (while gradients are enabled) have a loss of the model's own.
+        OptionError: `outputs` is not a mapping of names to tensors, lacks an output that the objective reads, or has
+            another number of classes; or gradients are enabled and the model computed a loss itself.
     """
     if not isinstance(outputs, Mapping):
         raise OptionError(
@@ -87,12 +87,12 @@ def check_outputs(objective: Objective, outputs: Any) -> None:
 
 
 def check_rows(model: Any, rows: int, tokenizer: Any = None) -> None:
-    """Refuse batches of several rows for a pack-safe model that runs on one row at a time only; others pass.
+    """Refuse batches of several rows for a pack-safe model that can run on only one row at a time.
 
     Args:
         model: the model.
         rows: most rows of a batch.
-        tokenizer: whose pad id the model will get before it runs; None: none.
+        tokenizer: the tokenizer from which the model will get a pad id before it runs; None: it will not get one.
 
     Raises:
         OptionError: the model classifies by a row's last token, and has no pad id.

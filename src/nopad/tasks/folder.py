@@ -1,4 +1,4 @@
-"""What a folder of sentence-transformers says beside the model's weights: pooling, limits, prompts, texts.
+"""Settings in a sentence-transformers folder: pooling, most tokens, prompts, and how texts are changed.
 
 Reads ``modules.json``, the pooling's ``config.json``, ``sentence_bert_config.json`` and
 ``config_sentence_transformers.json``. A folder that requires what nopad does not support is refused.
@@ -23,17 +23,17 @@ NAMED = {"cls": "first", "mean": "mean", "lasttoken": "last", "last": "last"}
 
 @dataclass(frozen=True, kw_only=True)
 class Texts:
-    """Prompts, and changes of texts before they are tokenised, as in sentence-transformers.
+    """A model's prompts, and how it changes texts before they are tokenised, as in sentence-transformers.
 
     Attributes:
-        prompts: texts to put before each text, by name.
-        default_prompt_name: the prompt that `Embedder.encode` uses by default; None: no prompt.
+        prompts: the prompts, by name; a prompt is put before each text.
+        default_prompt_name: name of the prompt that `Embedder.encode` uses by default; None: no prompt.
         include_prompt: whether the prompt's tokens are pooled too.
         strip: remove spaces around prompt and text.
         lowercase: convert prompt and text to lower case.
 
     Raises:
-        OptionError: `default_prompt_name` is none of the `prompts`, or a prompt is not text.
+        OptionError: `default_prompt_name` is not a name in `prompts`, or a prompt is not a string.
 
     >>> texts = Texts(prompts={"query": "query: "}, default_prompt_name="query")
     >>> texts.prompt(), texts.prompt(prompt="find: "), texts.prompt(prompt="")
@@ -70,18 +70,18 @@ class Texts:
         return self.prompts[name]
 
     def ready(self, text: str) -> str:
-        """Return a text with its prompt as the tokenizer gets it: stripped and in lower case, if so configured."""
+        """Return a text with its prompt as the tokenizer should get it: stripped or in lower case, if so configured."""
         text = text.strip() if self.strip else text
         return text.lower() if self.lowercase else text
 
 
 def read_folder(path: Path, positions: int | None) -> dict[str, Any]:
-    """Read arguments of `Embedder` from a folder; without ``modules.json``, only `max_tokens` can be read.
+    """Return arguments of `Embedder` that a folder states, by name; without ``modules.json``, at most `max_tokens`.
 
-    `positions`: the model's number of positions, which limits the tokens of a text.
+    `positions` is the model's number of positions, an upper limit of `max_tokens`; None: unlimited.
 
     Raises:
-        FormatError: the folder requires a pooling, a module or a prompt that nopad does not have.
+        FormatError: a file is damaged, or requires a pooling, a module or a prompt that nopad does not support.
     """
     found = _limit(path, positions)
     if not (path / "modules.json").is_file():

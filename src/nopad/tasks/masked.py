@@ -1,4 +1,4 @@
-"""Masked language models, which predict masked tokens of texts."""
+"""Masked language modelling on texts, with masks that are drawn anew in every epoch or stay the same."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ _TOP = Option(default=5, help="tokens to fill in")
 
 
 class MaskedLM(Task):
-    """Predict masked tokens; `nopad.tasks.Masking` draws the masks.
+    """Masked language modelling: predict masked tokens of texts. `nopad.tasks.Masking` draws the masks.
 
     Args:
         tokenizer: the model's tokenizer; it must have a mask token, and be a fast one, which gives offsets.
         text: column of the text.
-        rate: share of the tokens that is predicted.
+        rate: share of the tokens that are predicted, above 0 and at most 1.
         whole_words: choose all tokens of a word (`nopad.tasks.pieces.words_in`), or none of them.
-        copies: None: draw masks anew in every epoch, when batches are made. A number: encode every sequence this many
-            times, with fixed masks, those that the first epochs would have drawn. With fixed masks, evaluations can be
-            compared.
+        copies: None: draw masks anew in every epoch, when batches are made. A number k: `encode` returns every sequence
+            k times, with fixed masks, which are those that the first k epochs would have drawn. Fixed masks make
+            evaluations comparable.
         seed: the seed of the masks.
-        top: number of candidate tokens that a prediction has for each ``[MASK]`` of its text.
+        top: number of candidate tokens that a prediction lists for each ``[MASK]`` of its text.
         max_length, over_long: see `Task`; "split" makes several sequences of a long record.
 
     A prediction has ``fill``: for each ``[MASK]`` in the record's text, a list of dicts with ``token``, ``id`` and
-    ``score`` (the probability), best first.
+    ``score`` (the probability, from 0 to 1), best first.
 
     Raises:
         OptionError: an option has an invalid value, or the tokenizer has no mask token.
@@ -84,15 +84,20 @@ class MaskedLM(Task):
 
     @property
     def collate(self) -> Collate:
-        """The `Masking` that masks sequences when batches are made, if they were not masked in `encode`."""
+        """The `Masking` that masks sequences when batches are made, unless `encode` has masked them already."""
         return self.masking
 
     def encode(self, records: Iterable[Mapping[str, Any]], *, labels: bool = True) -> Examples:
         """Turn records into sequences; see `Task.encode`.
 
-        With `labels` and `copies`, the sequences are masked and have a column ``labels``. With `labels` alone, they
-        have a column ``maskable``, by which `collate` masks them. Without `labels`, for predictions, each ``[MASK]`` in
-        a text is to be filled in.
+        If `labels` is True, the result depends on the task's option `copies`. If that is a number, the sequences are
+        masked and have a column ``labels``. If it is None, they have a column ``maskable`` instead, which tells
+        `collate` which tokens it may mask. If `labels` is False, nothing is masked: the sequences are for predictions,
+        which fill in each ``[MASK]`` of a text.
+
+        Raises:
+            RecordError: a record lacks the column, or its text has no token.
+            LengthError: a text is too long, and `over_long` is "error".
         """
         texts = [field_of(record, self.text, number) for number, record in numbered(records)]
         ids: list[list[int]] = []
@@ -141,12 +146,12 @@ class MaskedLM(Task):
         return replace(every, values={})
 
     def results(self, outputs: Any, batch: PackedBatch) -> list[dict[str, Any]]:
-        """Return, per sequence, ``fill``: for each ``[MASK]`` its most likely tokens, with token, id and score."""
+        """Return, for each sequence, ``fill``: for each of its ``[MASK]``, the most likely tokens; see the class."""
         found = filled(outputs["logits"], batch, self.masking.mask_id, self.top, self.tokenizer)
         return [{"fill": fill} for fill in found]
 
     def merged(self, results: Sequence[dict[str, Any]], examples: Examples) -> list[dict[str, Any] | None]:
-        """Return, per record, ``fill``: the tokens of all masks of its sequences, in order (`results`)."""
+        """Return, for each record, ``fill`` over all its sequences, in order; None for a record that was left out."""
         found: list[dict[str, Any] | None] = [None] * examples.records
         for number, result in zip(examples.record.tolist(), results, strict=True):
             mine = found[number] or {"fill": []}
@@ -155,9 +160,9 @@ class MaskedLM(Task):
 
 
 def filled(logits: torch.Tensor, batch: PackedBatch, mask_id: int, top: int, tokenizer: Any) -> list[list[Any]]:
-    """Return for each sequence of a batch the `top` best tokens for each of its ``[MASK]``.
+    """Return, for each sequence of a batch and each of its ``[MASK]``, the `top` most likely tokens, best first.
 
-    `logits` are ``[R, L, C]``. A token is a dict with ``token``, ``id`` and ``score``, the probability.
+    `logits` are ``[R, L, V]``. A token is a dict with ``token`` (its text), ``id`` and ``score`` (its probability).
     """
     slots = (batch["input_ids"].reshape(-1) == mask_id).nonzero()[:, 0]
     shares = torch.softmax(logits.reshape(-1, logits.shape[-1])[slots.to(logits.device)].double(), -1)

@@ -1,8 +1,8 @@
-"""Masks for masked language models, drawn anew in every epoch, when batches are made.
+"""Draw masks for masked language models anew in every epoch, when batches are made.
 
 `nopad.corpus.masks` has the rules by which tokens are chosen. Masks depend only on the seed, the epoch and the
-sequence's number in its data (and, if the data have them, on its source and where it begins in its record). So they do
-not change with ranks, rows, worker processes or resuming.
+sequence's ``seq_index`` (and, if the data have these columns, on its source and where it begins in its record). So
+ranks, rows, worker processes and resuming do not change them.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ _NAMES = ("seq_source", "seq_index", "seq_start")
 
 
 class Masking(EpochCollate):
-    """Draws masks anew in every epoch: the `collate` of a `PackedLoader`, also for packed datasets and streams.
+    """The `collate` for masked language modelling: draws masks anew in every epoch, from stored data or a stream.
 
     Args:
         tokenizer: the model's tokenizer, with a mask token.
-        rate: share of the tokens that is chosen.
+        rate: share of the tokens that are chosen to be predicted, above 0 and at most 1.
         seed: the seed of the masks.
-        max_predictions: largest number of chosen tokens per sequence, chosen as BERT does; None: each token is chosen
-            independently.
-        marked: True: mask only sequences with a column ``maskable`` per token, which says which tokens may be chosen
-            (0: never, 1: continues the word of the token before, 2: begins a word), and leave others unchanged. False:
-            mask all sequences.
+        max_predictions: most chosen tokens per sequence; tokens are then chosen as in BERT (`nopad.corpus.masks`).
+            None: each token is chosen independently.
+        marked: True: mask only data that have the per-token column ``maskable`` (0: the token is never chosen, 1: it
+            continues the word of the token before, 2: it begins a word), and leave other data unchanged. False: mask
+            all data.
 
     Raises:
         OptionError: the tokenizer has no mask token, or an option has an invalid value.
@@ -64,7 +64,7 @@ class Masking(EpochCollate):
         self.mask_id, self.marked = self.masks.mask_id, marked
 
     def facts(self) -> dict[str, Any]:
-        """Return the settings that masks depend on beside the sequences: seed, rate, largest number, and token ids."""
+        """Return the settings on which masks depend, by name: seed, rate, most predictions, and the token ids."""
         how = self.masks
         ids = hashlib.sha256(np.concatenate([[how.mask_id], how.special, [-1], how.ordinary]).tobytes())
         return {
@@ -75,7 +75,7 @@ class Masking(EpochCollate):
         }
 
     def at(self, epoch: int) -> Collate:
-        """Return the `Collate` that masks the sequences of an epoch."""
+        """Return the `Collate` that masks sequences with the draws of epoch number `epoch`, from 0."""
         return partial(self._collated, epoch)
 
     def _collated(self, epoch: int, sequences: Sequences, form: Form, per_row: NDArray[np.int64]) -> PackedBatch:
@@ -84,7 +84,7 @@ class Masking(EpochCollate):
         return PackedBatch.from_columns(sequences, form, per_row=per_row)
 
     def masked(self, sequences: Sequences, epoch: int) -> Sequences:
-        """Return the sequences with masks, and a column ``labels``.
+        """Return the sequences with the masks of epoch number `epoch`, and a column ``labels`` (-100: not predicted).
 
         Raises:
             BatchError: the sequences have labels already, or no sequence numbers (``seq_index``).
@@ -106,12 +106,17 @@ class Masking(EpochCollate):
         return replace(whole, tokens={**columns, "input_ids": ids, "labels": labels})
 
     def maskable(self, ids: NDArray[Any]) -> NDArray[np.int8]:
-        """Return 2 for each id that may be chosen, as a word of its own, and 0 for special tokens; int8, same shape."""
+        """Return a column ``maskable``: 2 for each id that is not special, as a word of its own, else 0.
+
+        The result is int8, with the shape of `ids`.
+        """
         return self.masks.maskable(ids)
 
 
 def masks_of(tokenizer: Any, **options: Any) -> Masks:
-    """Return how masks of a tokenizer of transformers are drawn; `options` are those of `nopad.corpus.masks.Masks`.
+    """Return the rules by which masks are drawn for a transformers tokenizer.
+
+    `options` are those of `nopad.corpus.masks.Masks`.
 
     Raises:
         OptionError: the tokenizer has no mask token, or an option has an invalid value.

@@ -1,4 +1,4 @@
-"""Meters: metrics of the objectives, added up over batches and ranks; counts are float64, so exact below 2**53."""
+"""Metrics of the objectives, counted over batches and summed over ranks. Counts are float64, so exact below 2**53."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ __all__ = ["ClassMeter", "RegressionMeter", "SeveralMeter", "SpanMeter", "TokenM
 
 
 def over_all_ranks(mine: Any) -> list[Any]:
-    """Return what every rank of the default process group gave, in order of ranks; ``[mine]`` without a group."""
+    """Return a list of what each rank of the default process group gave as `mine`, in the order of ranks.
+
+    Without a process group, this is ``[mine]``. Values must be picklable; every rank must call this.
+    """
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return [mine]
     found: list[Any] = [None] * torch.distributed.get_world_size()
@@ -26,66 +29,66 @@ def over_all_ranks(mine: Any) -> list[Any]:
 
 
 class TokenMeter(Meter):
-    """Accuracy per labelled token; `CausalMeter` has that of next tokens."""
+    """Accuracy per labelled token; for the accuracy of next tokens, see `CausalMeter`."""
 
     def __init__(self, *, per: Per = "token") -> None:
         self.counts = Accuracy(per)
 
     def add(self, outputs: Any, batch: PackedBatch) -> None:
-        """Add a batch: ``logits`` ``[R, L, C]``."""
+        """Add the outputs for a batch: ``logits`` ``[R, L, C]``. The targets are the batch's ``labels``."""
         self.counts.add(outputs["logits"], batch["labels"], batch)
 
     def reduce(self) -> None:
-        """Add up over all ranks."""
+        """Sum the counts over all ranks; every rank must call this."""
         self.counts.reduce()
 
     def values(self) -> dict[str, float]:
-        """Return the accuracy."""
+        """Return ``accuracy``, from 0 to 1; NaN if nothing was counted."""
         return {"accuracy": self.counts.value}
 
 
 class ClassMeter(Meter):
-    """Accuracy, F1 (of class 1 of two classes, else the mean over classes) and Matthews correlation."""
+    """Accuracy, F1 and Matthews correlation; with two classes the F1 of class 1, else the mean F1 of all classes."""
 
     def __init__(self, classes: int) -> None:
         self.counts = Confusion(classes)
 
     def add(self, outputs: Any, batch: PackedBatch) -> None:
-        """Add a batch: ``logits`` ``[S, C]``."""
+        """Add the outputs for a batch: ``logits`` ``[S, C]``. The targets are the batch's ``labels``."""
         self.counts.add(outputs["logits"], batch["labels"])
 
     def reduce(self) -> None:
-        """Add up over all ranks."""
+        """Sum the counts over all ranks; every rank must call this."""
         self.counts.reduce()
 
     def values(self) -> dict[str, float]:
-        """Return accuracy, f1 and matthews_correlation."""
+        """Return ``accuracy``, ``f1`` and ``matthews_correlation``."""
         found = self.counts
         f1 = found.f1(1 if len(found.counts) == 2 else None)
         return {"accuracy": found.accuracy, "f1": f1, "matthews_correlation": found.matthews}
 
 
 class SeveralMeter(Meter):
-    """F1 over all classes of all sequences (micro), and the share of sequences with all classes right."""
+    """Micro-averaged F1 over all classes of all sequences, and the share of sequences with every class right."""
 
     def __init__(self) -> None:
         self.counts = torch.zeros(5, dtype=torch.double)
 
     def add(self, outputs: Any, batch: PackedBatch) -> None:
-        """Add a batch: ``logits`` ``[S, C]``; a class applies from a probability of a half."""
+        """Add the outputs for a batch: ``logits`` ``[S, C]``; a class is predicted if its probability is above 0.5."""
         guess, labels = outputs["logits"] > 0, batch["labels"] > 0.5
         right = (guess == labels).all(1)
         added = [(guess & labels).sum(), guess.sum(), labels.sum(), right.sum(), right.new_ones(right.shape).sum()]
         self.counts = self.counts.to(right.device) + torch.stack(added).double()
 
     def reduce(self) -> None:
-        """Add up over all ranks."""
+        """Sum the counts over all ranks; every rank must call this."""
         from nopad.losses import over_ranks
 
         self.counts = over_ranks(self.counts)
 
     def values(self) -> dict[str, float]:
-        """Return f1 and accuracy."""
+        """Return ``f1``, and ``accuracy`` (the share of sequences with every class right), from 0 to 1."""
         both, guessed, labelled, right, sequences = self.counts.tolist()
         given = guessed + labelled
         return {"f1": 2 * both / given if given else 0.0, "accuracy": right / sequences if sequences else float("nan")}
@@ -98,17 +101,23 @@ class RegressionMeter(Meter):
         self.parts: list[Tensor] = []
 
     def add(self, outputs: Any, batch: PackedBatch) -> None:
-        """Add a batch: ``logits`` ``[S, 1]``."""
+        """Add the outputs for a batch: ``logits`` ``[S, 1]``. The targets are the batch's ``labels``."""
         guess, labels = outputs["logits"].detach().reshape(-1), batch["labels"].reshape(-1)
         self.parts.append(torch.stack([guess.double(), labels.double()]).cpu())
 
     def reduce(self) -> None:
-        """Gather predictions and labels from all ranks, so that `values` is over all of them."""
+        """Gather predictions and labels from all ranks, so that `values` covers all of them.
+
+        Every rank must call this.
+        """
         mine = torch.cat(self.parts, 1).numpy() if self.parts else np.zeros((2, 0))
         self.parts = [torch.from_numpy(part) for part in over_all_ranks(mine)]
 
     def values(self) -> dict[str, float]:
-        """Return mse, pearson and spearman; correlations of fewer than two sequences, or of equal numbers, are NaN."""
+        """Return ``mse``, ``pearson`` and ``spearman``.
+
+        Correlations are NaN for fewer than two sequences, and if all predictions or all labels are equal.
+        """
         from scipy.stats import pearsonr, spearmanr
 
         guess, labels = (torch.cat(self.parts, 1) if self.parts else torch.zeros(2, 0)).numpy()
@@ -120,20 +129,20 @@ class RegressionMeter(Meter):
 
 
 class SpanMeter(Meter):
-    """Exact matches and F1 of answers, in tokens; `nopad.tasks.Answers` has those of texts."""
+    """Exact match and F1 of answer spans, counted in tokens; `Answers.scores` compares the texts instead."""
 
     def __init__(self) -> None:
         self.counts = Spans()
 
     def add(self, outputs: Any, batch: PackedBatch) -> None:
-        """Add a batch: ``start_logits`` and ``end_logits`` ``[S, L]``."""
+        """Add the outputs for a batch: ``start_logits`` and ``end_logits``, ``[S, L]``."""
         starts, ends = best_spans(outputs["start_logits"], outputs["end_logits"])
         self.counts.add(starts, ends, batch["start_positions"], batch["end_positions"])
 
     def reduce(self) -> None:
-        """Add up over all ranks."""
+        """Sum the counts over all ranks; every rank must call this."""
         self.counts.reduce()
 
     def values(self) -> dict[str, float]:
-        """Return exact and f1."""
+        """Return ``exact`` and ``f1``, from 0 to 1."""
         return {"exact": self.counts.exact, "f1": self.counts.f1}

@@ -33,7 +33,7 @@ TOKENS, FOLLOWS = "prediction_logits", "seq_relationship_logits"
 
 
 class OfPretraining(Objective):
-    """Masked tokens and next sentences, of models like ``BertForPreTraining``.
+    """The loss of masked tokens plus that of next sentences, for models like ``BertForPreTraining``.
 
     Args:
         per: how the loss of masked tokens is averaged: over tokens ("token"), or within each sequence first
@@ -63,8 +63,8 @@ class OfPretraining(Objective):
     def denominator(self, batch: PackedBatch) -> Tensor:
         """Return the denominators of both losses; float64 ``[2]``, or a scalar without next sentences.
 
-        That of masked tokens is their number or, per sequence, the number of sequences that have one; that of next
-        sentences is the number of sequences with a label.
+        The first is the number of masked tokens; with ``per="sequence"``, the number of sequences with a masked token.
+        The second is the number of sequences with a label.
         """
         tokens = token_denominator(batch["labels"], batch, per=self.per)
         return torch.stack([tokens, sequence_denominator(batch[NEXT])]) if self.next_sentence else tokens
@@ -89,10 +89,11 @@ class OfPretraining(Objective):
         return _PretrainingMeter(self)
 
     def alone(self, model: Any, inputs: Mapping[str, Any]) -> tuple[Tensor, ...]:
-        """Return the losses of one sequence run alone, for an audit: masked tokens ``[n]``, next sentence ``[1]``.
+        """Return the losses of one sequence that is run alone, for an audit.
 
-        `inputs` are the model's arguments and targets with a batch dimension of 1. Without next sentences, only the
-        first is returned; the second is ``[0]`` if the sequence has no such label.
+        The first is ``[n]``, one per masked token; the second is that of the next sentence, ``[1]``, or ``[0]`` (empty)
+        if the sequence has no such label. If the objective has no next sentences, only the first is returned. `inputs`
+        are the model's arguments and targets, with a batch dimension of 1.
         """
         hidden = {name: value for name, value in inputs.items() if name not in ("labels", NEXT)}
         outputs, labels = model(**hidden), inputs["labels"][0]

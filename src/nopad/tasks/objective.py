@@ -1,4 +1,4 @@
-"""The interface of training: objectives, which say what is learned from a packed batch, and meters of their metrics.
+"""The interface of training: objectives, which compute the loss of a packed batch, and meters, which count metrics.
 
 An `Objective` knows which items of a batch are targets, runs the model without them, and computes the loss itself: a
 sum over labelled tokens or sequences, divided by a denominator that the caller sums over all micro-batches of a step,
@@ -6,8 +6,8 @@ on all ranks. So the loss over packs equals the loss of the same sequences witho
 sequences are spread over batches and ranks. A `Meter` sums the counts of a metric over batches and ranks, and divides
 at the end.
 
-A trainer needs only an objective. `nopad.tasks.Task` adds how records become sequences and what a prediction looks
-like.
+A trainer needs only an objective. `nopad.tasks.Task` also knows how records become sequences, and how model outputs
+become predictions.
 """
 
 from __future__ import annotations
@@ -28,7 +28,14 @@ __all__ = ["Meter", "Objective"]
 
 
 class Meter(ABC):
-    """A metric that is added up over batches and ranks."""
+    """Base class of metrics that are counted over batches and summed over ranks.
+
+    >>> from nopad.tasks import OfSequences
+    >>> meter = OfSequences("classes", classes=2).meter()
+    >>> meter.reduce()
+    >>> sorted(meter.values())
+    ['accuracy', 'f1', 'matthews_correlation']
+    """
 
     @abstractmethod
     def add(self, outputs: Any, batch: PackedBatch) -> None:
@@ -36,15 +43,18 @@ class Meter(ABC):
 
     @abstractmethod
     def reduce(self) -> None:
-        """Sum over all ranks, so that every rank has the total; call it once, at the end, on every rank."""
+        """Sum the counts over all ranks, so that every rank has the total.
+
+        Call it once, after the last batch, on every rank.
+        """
 
     @abstractmethod
     def values(self) -> dict[str, float]:
-        """Return the metrics by name."""
+        """Return the metrics of all batches added so far, by name."""
 
 
 class Objective(ABC):
-    """A loss with one denominator, and its metrics.
+    """Base class of objectives: a loss with a denominator, and its metrics.
 
     Attributes:
         targets: names of the batch items that the loss reads and the model does not get.
@@ -52,7 +62,7 @@ class Objective(ABC):
         gives: whether these outputs and the targets are per "token" or per "sequence".
         heads: the heads that a model may have, as `nopad.packed` names them; empty: any head.
         classes: number of logits per token or sequence; None: any number.
-        parts: number of means of which the loss is the sum; with more than one, denominators are ``[parts]``.
+        parts: number of means whose sum is the loss; if there are several, denominators are ``[parts]``.
         alone: for audits, a function ``(model, inputs)`` that returns the losses ``[n]`` of one sequence run alone, or
             a tuple of them for several parts; None: the model's own loss is used.
     """
@@ -67,7 +77,9 @@ class Objective(ABC):
 
     @abstractmethod
     def denominator(self, batch: PackedBatch) -> Tensor:
-        """Return the number of labelled tokens, sequences or pairs that the loss counts; a float64 scalar.
+        """Return the number of labelled tokens, sequences or pairs in the batch, by which the loss is divided.
+
+        The result is a float64 scalar.
 
         With several `parts`, it is ``[parts]``, a number for each.
         """
@@ -77,7 +89,7 @@ class Objective(ABC):
         """Return the sum of the losses of labelled items, divided by `denominator`; a scalar, float32 or wider."""
 
     def each(self, outputs: Any, batch: PackedBatch, denominator: Tensor) -> Tensor:
-        """Return the parts of `loss`, ``[parts]``; an objective with several parts overrides this."""
+        """Return the parts that add up to `loss`, ``[parts]``; an objective with several parts overrides this."""
         return self.loss(outputs, batch, denominator).reshape(1)
 
     @abstractmethod
@@ -89,7 +101,7 @@ class Objective(ABC):
         return model(**{name: batch[name] for name in batch if name not in self.targets})
 
     def count(self, batch: PackedBatch) -> Tensor:
-        """Return the batch's `denominator`, or 0 for a stand-in (`PackedBatch.weight`).
+        """Return the batch's `denominator`; 0 for a stand-in, a batch with a weight of 0 (`PackedBatch.weight`).
 
         Raises:
             BatchError: the batch lacks a target.
@@ -127,17 +139,18 @@ class Objective(ABC):
         return self.loss(outputs, batch, counted), outputs
 
     def nothing(self, outputs: Any, batch: PackedBatch) -> Tensor:
-        """Return 0, the loss of a stand-in, computed from all outputs, so that every parameter gets a gradient of 0.
+        """Return 0, the loss of a stand-in batch.
 
-        An objective whose loss communicates with other ranks overrides this, and communicates here too.
+        It is computed from all outputs, so that every parameter gets a gradient of 0. An objective whose loss
+        communicates with other ranks overrides this, and communicates here too.
         """
         return _nothing(outputs)
 
     def check(self, batch: PackedBatch) -> None:
-        """Refuse an object that is not a `PackedBatch`, and a batch that lacks a target.
+        """Check that `batch` is a `PackedBatch` with all targets.
 
         Raises:
-            BatchError: `batch` is one of these.
+            BatchError: `batch` is another object, or lacks a target.
         """
         check_batch(batch)
         missing = [name for name in self.targets if name not in batch]

@@ -1,4 +1,4 @@
-"""The objectives of transformers' heads: one result per token, one per sequence, or a span of each sequence.
+"""The objectives of transformers' heads, whose outputs are per token, per sequence, or a span of each sequence.
 
 Each loss equals what transformers computes for the same sequences in one padded batch. Over several batches or ranks,
 it equals what transformers would compute if all of their sequences were in one batch.
@@ -40,15 +40,22 @@ _LABELS = {
 
 
 class OfTokens(Objective):
-    """Cross-entropy per labelled token: masked and causal language models, token classification.
+    """Cross-entropy per labelled token, for masked and causal language models and token classification.
 
     Args:
-        causal: the logits of a token predict the next token's label.
-        per: "token" or "sequence" (`nopad.losses`).
+        causal: whether the logits of a token predict the label of the next token, as in causal language models.
+        per: "token" averages over all labelled tokens; "sequence" first within each sequence (`nopad.losses`).
         smoothing, dynamic: see `nopad.losses.token_loss`; metrics use the plain cross-entropy.
 
     Raises:
         OptionError: both `smoothing` and `dynamic` are given.
+
+    >>> import nopad
+    >>> from nopad.tasks import OfTokens
+    >>> features = [{"input_ids": [1, 2, 3], "labels": [-100, 2, 3]}, {"input_ids": [4], "labels": [4]}]
+    >>> batch = nopad.PackedBatch.from_features(features, causal=True)
+    >>> OfTokens(causal=True).denominator(batch).item()
+    2.0
     """
 
     gives = "token"
@@ -62,7 +69,7 @@ class OfTokens(Objective):
         self.heads = ("causal",) if causal else ("tokens",)
 
     def denominator(self, batch: PackedBatch) -> Tensor:
-        """Return the number of labelled tokens, or with ``per="sequence"`` of sequences with one; a float64 scalar."""
+        """Return the number of labelled tokens (with ``per="sequence"``: of sequences with one); a float64 scalar."""
         return token_denominator(batch["labels"], batch, per=self.per, causal=self.causal)
 
     def loss(self, outputs: Any, batch: PackedBatch, denominator: Tensor) -> Tensor:
@@ -76,7 +83,18 @@ class OfTokens(Objective):
 
 
 class OfSequences(Objective):
-    """One label per sequence: a class, several classes, or a number (`sequence_loss`)."""
+    """The loss of one label per sequence: a class, several classes, or a number (`nopad.losses.sequence_loss`).
+
+    Args:
+        kind: "classes": one of `classes` classes; "several": any number of them; "numbers": regression.
+        classes: number of logits per sequence.
+
+    >>> import nopad, torch
+    >>> from nopad.tasks import OfSequences
+    >>> batch = nopad.PackedBatch.from_features([{"input_ids": [1, 2], "labels": 1}, {"input_ids": [3], "labels": 0}])
+    >>> OfSequences("classes", classes=2).denominator(batch).item()
+    2.0
+    """
 
     heads = ("classification",)
 
@@ -86,10 +104,10 @@ class OfSequences(Objective):
         self.classes: int = classes
 
     def check(self, batch: PackedBatch) -> None:
-        """Refuse an object that is not a `PackedBatch`, a batch without labels, and labels of another kind.
+        """Check that `batch` is a `PackedBatch` whose labels are of the right kind.
 
         Raises:
-            BatchError: `batch` is one of these.
+            BatchError: `batch` is another object, has no labels, or has labels of another dtype or shape.
         """
         super().check(batch)
         labels = batch["labels"]
@@ -110,14 +128,21 @@ class OfSequences(Objective):
         return sequence_loss(outputs["logits"], batch["labels"], denominator=denominator)
 
     def meter(self) -> Meter:
-        """Return a meter of the accuracy and F1 of classes, or of the correlation of numbers."""
+        """Return a `ClassMeter`, a `SeveralMeter` or a `RegressionMeter`, by the kind of label."""
         if self.kind == "numbers":
             return RegressionMeter()
         return SeveralMeter() if self.kind == "several" else ClassMeter(self.classes)
 
 
 class OfSpans(Objective):
-    """Where the answer to a question begins and ends (`span_loss`)."""
+    """The loss of where the answer to a question begins and ends (`nopad.losses.span_loss`).
+
+    >>> from nopad.tasks import OfSpans
+    >>> meter = OfSpans().meter()
+    >>> meter.reduce()
+    >>> sorted(meter.values())
+    ['exact', 'f1']
+    """
 
     targets = ("start_positions", "end_positions")
     reads = ("start_logits", "end_logits")
@@ -144,11 +169,18 @@ class OfSpans(Objective):
 
 
 def objective_of(model: Any) -> Objective:
-    """Return the objective that equals transformers' own loss of a pack-safe model.
+    """Return the objective whose loss equals the one that transformers computes for this pack-safe model.
 
     Raises:
         OptionError: the model is not pack-safe.
-        UnsupportedModelError: the model has no head, so it is not known what it learns.
+        UnsupportedModelError: the model has no head, or none that nopad knows, so it has no loss.
+
+    >>> import nopad
+    >>> from transformers import BertConfig, BertForSequenceClassification
+    >>> sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    >>> model = nopad.packed(BertForSequenceClassification(BertConfig(**sizes)))
+    >>> type(nopad.tasks.objective_of(model)).__name__
+    'OfSequences'
     """
     head, config = state_of(model).head, bare(model).config
     if head.name == "causal":

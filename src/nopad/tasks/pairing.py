@@ -1,9 +1,8 @@
-"""Objectives of pairs: a chosen and a rejected answer, which are always in the same batch.
+"""Objectives of pairs of a chosen and a rejected answer, which must be in the same batch.
 
-Two values per sequence say which sequences of a batch are a pair, wherever they lie: ``pair`` (the number of the pair)
-and ``chosen`` (1 or 0). A batch with half a pair is an error; a loader with ``groups=2`` makes no such batch. Both
-values are read on the host, which waits for the accelerator if the batch is there. The denominator is the number of
-pairs.
+Two per-sequence values say which sequences of a batch are a pair: ``pair`` (the number of the pair) and ``chosen`` (1
+or 0). A batch with half a pair is an error; a loader with ``groups=2`` never makes one. Both values are read on the
+host; if the batch is on an accelerator, this waits for it. The denominator is the number of pairs.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ REFERENCE = "reference_logp"
 
 
 def pairs_in(batch: PackedBatch) -> tuple[Tensor, Tensor]:
-    """Return where the chosen answers of a batch are, and the rejected ones of the same pairs; int64 ``[P]`` each.
+    """Return the indices of the chosen and of the rejected sequences of a batch, pair by pair; int64 ``[P]`` each.
 
     Raises:
-        BatchError: an answer's pair has no other answer in the batch, or two pairs have the same number.
+        BatchError: the batch has only one answer of a pair, or two pairs with the same number.
 
     >>> import nopad
     >>> from nopad.tasks.pairing import pairs_in
@@ -76,13 +75,19 @@ class _OfPairs(Objective):
 
 
 class OfRewards(_OfPairs):
-    """A reward per sequence, larger for the chosen answer of a pair (`nopad.losses.reward_loss`).
+    """The loss of a reward model: the reward of a pair's chosen answer should be larger (`nopad.losses.reward_loss`).
 
     Args:
-        center_rewards_coefficient: weight of the squared sum of both rewards, as in TRL's `RewardConfig`; None: 0.
+        center_rewards_coefficient: weight of the squared sum of a pair's two rewards, as in TRL's `RewardConfig`; None:
+            0.
 
     Raises:
         OptionError: the coefficient is not a number of at least 0.
+
+    >>> from nopad.tasks import OfRewards
+    >>> objective = OfRewards(center_rewards_coefficient=0.01)
+    >>> objective.center
+    0.01
     """
 
     targets = ("pair", "chosen", "margin")
@@ -114,23 +119,29 @@ class OfRewards(_OfPairs):
         return logits[:, 0]
 
     def meter(self) -> Meter:
-        """Return a meter of accuracy, margin and mean rewards."""
+        """Return a meter of the pairs' accuracy and margin, and of the mean rewards of both kinds of answer."""
         return PairMeter(self.rewards, accuracy="accuracy", margin="margin", side="{}_reward")
 
 
 class OfPreferences(_OfPairs):
-    """DPO: a causal language model against a reference (`nopad.losses.preference_loss`).
+    """The DPO loss of a causal language model against a reference (`nopad.losses.preference_loss`).
 
-    Only labelled tokens count: those of the answers. The reference's log-probability is a value per sequence,
-    ``reference_logp`` (`nopad.tasks.reference_logprobs`). Source: arXiv 2305.18290 ("sigmoid"), 2310.12036 ("ipo").
+    Only labelled tokens count, which are those of the answers. The reference's log-probability of each sequence is its
+    per-sequence value ``reference_logp`` (`nopad.tasks.reference_logprobs`). Source: arXiv 2305.18290 ("sigmoid"),
+    2310.12036 ("ipo").
 
     Args:
-        beta: how strongly the model is held to the reference; above 0.
+        beta: how strongly the model is held to the reference; above 0, as in TRL.
         loss_type: "sigmoid", "ipo" or "robust".
         label_smoothing: share of pairs whose answers are assumed to be swapped; from 0 to below 0.5.
 
     Raises:
         OptionError: an option has an invalid value, or "ipo" gets a `label_smoothing`.
+
+    >>> from nopad.tasks import OfPreferences
+    >>> objective = OfPreferences(beta=0.2, loss_type="ipo")
+    >>> objective.beta, objective.loss_type
+    (0.2, 'ipo')
     """
 
     targets = ("labels", "pair", "chosen", REFERENCE)
@@ -149,10 +160,10 @@ class OfPreferences(_OfPairs):
         self.loss_type: PreferenceLoss = loss_type
 
     def check(self, batch: PackedBatch) -> None:
-        """Refuse an object that is not a `PackedBatch`, and a batch that lacks a target.
+        """Check that `batch` is a `PackedBatch` with labels and ``reference_logp``.
 
         Raises:
-            BatchError: `batch` is one of these.
+            BatchError: `batch` is another object, or lacks one of these.
         """
         if isinstance(batch, PackedBatch) and "labels" in batch and REFERENCE not in batch:
             raise BatchError(
@@ -162,7 +173,7 @@ class OfPreferences(_OfPairs):
         super().check(batch)
 
     def moved(self, outputs: Any, batch: PackedBatch) -> tuple[Tensor, Tensor]:
-        """Return, for each sequence, its log-probability minus the reference's, and its number of labelled tokens.
+        """Return each sequence's log-ratio (its log-probability minus the reference's) and number of labelled tokens.
 
         Both are ``[S]``, in the order of the batch; log-probabilities are float32 or wider.
         """
@@ -184,7 +195,7 @@ class OfPreferences(_OfPairs):
         )
 
     def meter(self) -> Meter:
-        """Return a meter of rewards, under TRL's names; a reward is `beta` times what `moved` returns first."""
+        """Return a meter of rewards, under TRL's names; a reward is `beta` times the log-ratio that `moved` returns."""
 
         def rewards(outputs: Any, batch: PackedBatch) -> Tensor:
             return self.beta * self.moved(outputs, batch)[0]
@@ -193,7 +204,13 @@ class OfPreferences(_OfPairs):
 
 
 class PairMeter(Meter):
-    """How often the chosen answer has the larger reward, by how much on average, and the mean rewards of both."""
+    """Share of pairs whose chosen answer has the larger reward, the mean margin, and the mean rewards.
+
+    Args:
+        rewards: function of (outputs, batch) that returns the reward of each sequence, ``[S]``.
+        accuracy, margin: names of the metrics for the share of pairs and for the mean margin.
+        side: name of the metrics for the mean rewards, with ``{}`` in place of "chosen" or "rejected".
+    """
 
     def __init__(self, rewards: Callable[[Any, PackedBatch], Tensor], *, accuracy: str, margin: str, side: str) -> None:
         """`rewards`: of outputs and batch, ``[S]``; the others are names of metrics, `side` with {} for the side."""
@@ -202,18 +219,18 @@ class PairMeter(Meter):
         self.sums = torch.zeros(4, dtype=torch.double)
 
     def add(self, outputs: Any, batch: PackedBatch) -> None:
-        """Add a batch."""
+        """Add the model's outputs for a batch of pairs."""
         each = self.rewards(outputs, batch).detach().double()
         chosen, rejected = (each[at] for at in pairs_in(batch))
         added = [chosen.sum(), rejected.sum(), (chosen > rejected).sum(), chosen.new_tensor(len(chosen))]
         self.sums = self.sums.to(each.device) + torch.stack([one.double() for one in added])
 
     def reduce(self) -> None:
-        """Add up over all ranks."""
+        """Sum the counts over all ranks; every rank must call this."""
         self.sums = over_ranks(self.sums)
 
     def values(self) -> dict[str, float]:
-        """Return the means over pairs; NaN without any."""
+        """Return the means over all pairs, by name; NaN if there were no pairs."""
         *sums, pairs = self.sums.tolist()
         chosen, rejected, right = (one / pairs if pairs else math.nan for one in sums)
         return dict(zip(self.names, (chosen, rejected, right, chosen - rejected), strict=True))

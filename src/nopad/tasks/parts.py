@@ -1,8 +1,9 @@
-"""Predictions as Parquet files: one column per name of a prediction, each part a whole file, all of one schema.
+"""Write predictions as Parquet files: a column per key of the prediction dicts, a file per part, one schema for all.
 
-Nobody knows the types before the last record: a list that is empty in the first part may hold anything in the second.
-So each part is written with the types that its values have, and at the end the parts that lack a type or a column that
-others have are written again. Two types that do not fit are an error as soon as they meet.
+The types of all columns are known only after the last record: a list that is empty in the first part may hold numbers
+or texts in the second. So each part is first written with the types of its own values. At the end, the parts that lack
+a column or a type that other parts have are written again. Two types that cannot be combined are an error at the first
+part in which they meet.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ def table_of(
     kept: Mapping[str, Sequence[Any]],
     dtypes: Mapping[str, str],
 ) -> pa.Table:
-    """Return predictions as a table: record numbers, kept columns, a column per name of a prediction.
+    """Return predictions as a table: the column ``record``, the kept columns, and a column per key of the predictions.
 
     Args:
-        first: number of the first record.
-        predictions: one per record; None: null in every column.
-        kept: columns of the input, by the names that they get.
-        dtypes: see `Task.dtypes`.
+        first: number of the first record; the others follow.
+        predictions: one dict per record; None gives a null in every column.
+        kept: columns of the input to keep, by their names in the table; one value per record.
+        dtypes: NumPy's dtype names for columns whose numbers are not int64 or float64, as in `Task.dtypes`.
 
     Raises:
-        OptionError: a kept column has the name of one of the prediction's.
+        OptionError: a kept column is named ``record``, or like a key of the predictions.
         RecordError: the values of a column have no common type.
 
     >>> table_of(7, [{"label": "yes"}, None], {"id": [1, 2]}, {}).to_pydict()
@@ -79,10 +80,13 @@ def _with(kind: pa.DataType, inner: pa.DataType) -> pa.DataType:
 
 
 def together(schemas: Iterable[pa.Schema], place: str) -> pa.Schema:
-    """Return one schema for tables with these, where a missing type or column takes that of another table.
+    """Return one schema for several tables, which has the columns of all of them.
+
+    A column without a type in one table (only nulls) takes its type from another table.
 
     Raises:
-        RecordError: two types of a column do not fit together; `place` is where the last one comes from.
+        RecordError: two types of a column cannot be combined; the message begins with `place`, where the last schema is
+            from.
     """
     found = list(schemas)
     try:
@@ -96,7 +100,7 @@ def together(schemas: Iterable[pa.Schema], place: str) -> pa.Schema:
 
 
 def aligned(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return a table with the columns and types of a schema that `together` made of it and others."""
+    """Return a table with the columns and types of `schema`, made by `together`; columns that it lacks are null."""
     columns = []
     for field in schema:
         if field.name not in table.schema.names:
@@ -108,11 +112,11 @@ def aligned(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def write_part(path: Path, table: pa.Table) -> None:
-    """Write a part, whole or not at all; equal tables give equal bytes.
+    """Write a table as a Parquet file, atomically; equal tables give equal bytes.
 
     Raises:
         StorageError: the disk is full, or the write failed.
-        RecordError: Parquet does not have a type of the table, such as a dict without a key.
+        RecordError: Parquet cannot store a type of the table, such as a dict without keys.
     """
     try:
         with replacing(path) as partial:
@@ -122,10 +126,10 @@ def write_part(path: Path, table: pa.Table) -> None:
 
 
 def schema_of_part(path: Path) -> pa.Schema:
-    """Return the schema of a part.
+    """Return the schema of a Parquet file.
 
     Raises:
-        CorruptError: it is missing or damaged.
+        CorruptError: the file is missing or damaged.
     """
     with damage_errors(path, pa.ArrowException):
         return pq.read_schema(path)

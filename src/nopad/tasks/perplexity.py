@@ -1,4 +1,4 @@
-"""The meter of causal language models: accuracy and perplexity of the labelled tokens."""
+"""`CausalMeter`: accuracy and perplexity of causal language models on labelled tokens."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __all__ = ["CausalMeter"]
 
 
 class CausalMeter(Meter):
-    """Accuracy of the next token, and perplexity: e to the power of the mean loss over all batches added.
+    """Accuracy of next tokens, and perplexity, which is exp(mean loss) over all batches that were added.
 
     Args:
-        per: "token" or "sequence", as in `nopad.losses`.
+        per: whether means are over tokens ("token"), or first within each sequence ("sequence"), as in `nopad.losses`.
     """
 
     def __init__(self, per: Per = "token") -> None:
@@ -28,7 +28,7 @@ class CausalMeter(Meter):
         self.counts, self.sums = Accuracy(per), torch.zeros(2, dtype=torch.double)
 
     def add(self, outputs: Any, batch: PackedBatch) -> None:
-        """Add a batch: ``logits`` ``[R, L, C]``."""
+        """Add the outputs for a batch: ``logits`` ``[R, L, V]``."""
         logits, labels = outputs["logits"].detach(), batch["labels"]
         self.counts.add(logits, labels, batch, causal=True)
         weight = token_denominator(labels, batch, per=self.per, causal=True)
@@ -36,12 +36,12 @@ class CausalMeter(Meter):
         self.sums = self.sums.to(loss.device) + torch.stack([loss.double(), weight.double()])
 
     def reduce(self) -> None:
-        """Add up over all ranks."""
+        """Sum the counts over all ranks; every rank must call this."""
         self.counts.reduce()
         self.sums = over_ranks(self.sums)
 
     def values(self) -> dict[str, float]:
-        """Return accuracy and perplexity; NaN without any labelled token, infinite beyond what a float holds."""
+        """Return ``accuracy`` and ``perplexity``; NaN if no token was labelled, infinite if too large for a float."""
         loss, weight = self.sums.tolist()
         mean = loss / weight if weight else math.nan
         return {"accuracy": self.counts.value, "perplexity": math.inf if mean > 709 else math.exp(mean)}

@@ -1,8 +1,8 @@
-"""Texts as tokens with their places in the text: which tokens may be cut away, and which belong to which word.
+"""Texts as tokens with their character offsets: which tokens may be cut away, and which word each belongs to.
 
-A text becomes its content between the tokenizer's special tokens; with a pair, the first text is part of what stands
-before the content, and is never cut. Words are spans of characters, so the tokens are those of the running text, with
-any tokenizer that knows offsets, and a word may have several tokens, share one, or have none.
+A tokenised text is its content with the tokenizer's special tokens around it. With a pair of texts, the content is the
+second one; the first stands before it and is never cut. Words are spans of characters of the running text, so any
+tokenizer that gives offsets can be used; a word may have several tokens, share one with another word, or have none.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _AT_ONCE = 1000  # texts; the tokenizer works on them in parallel
 
 @dataclass(frozen=True, kw_only=True)
 class Framed:
-    """A text as tokens: its content, between tokens that every part of it keeps.
+    """A tokenised text: content that may be cut into parts, and tokens around it that every part keeps.
 
     Attributes:
         ids: ids of all tokens.
-        types: their token types; empty if the tokenizer has none.
+        types: token type ids of all tokens; empty if the tokenizer has none.
         first, last: where the content begins and ends (exclusive) in `ids`.
         offsets: first and last character (exclusive) of each token of the content; int64 ``[content, 2]``.
     """
@@ -49,7 +49,7 @@ class Framed:
         return len(self.ids) - len(self.offsets)
 
     def part(self, begin: int, end: int) -> tuple[list[int], list[int]]:
-        """Return ids and token types of the content from `begin` to `end` (exclusive), with what stands around it."""
+        """Return ids and token types of content tokens `begin` to `end` (exclusive), and the tokens around."""
         kept = slice(self.first + begin, self.first + end)
         return (
             [*self.ids[: self.first], *self.ids[kept], *self.ids[self.last :]],
@@ -58,10 +58,10 @@ class Framed:
 
 
 def check_offsets(tokenizer: Any, task: str) -> None:
-    """Refuse a tokenizer that does not know where its tokens lie in the text.
+    """Refuse a tokenizer that cannot say where its tokens lie in the text; `task` is the task's name in the message.
 
     Raises:
-        OptionError: it is one written in Python.
+        OptionError: the tokenizer is a slow one, written in Python.
     """
     if not getattr(tokenizer, "is_fast", False):
         raise OptionError(
@@ -71,7 +71,7 @@ def check_offsets(tokenizer: Any, task: str) -> None:
 
 
 def framed(tokenizer: Any, texts: Sequence[str], pairs: Sequence[str] | None = None) -> Iterator[Framed]:
-    """Yield the tokens of each text, or of each text and its pair, whose content then is the pair."""
+    """Yield each text as tokens; with `pairs`, each text with its pair, whose second text is then the content."""
     options: dict[str, Any] = {"padding": False, "truncation": False, "verbose": False, "return_attention_mask": False}
     options |= {"return_offsets_mapping": True}
     side = 0 if pairs is None else 1
@@ -101,15 +101,15 @@ def cut(
     policies: Sequence[OverLong],
     stride: int = 0,
 ) -> list[tuple[int, int]]:
-    """Return the parts of a text's content that become sequences: first and last token (exclusive) of each.
+    """Cut a text's content into the parts that become sequences; return (first token, last token (exclusive)) of each.
 
     Args:
         text: the text.
         number: the number of its record, for messages.
-        counts: number of records that were ``split``, ``truncated`` or ``dropped``; updated in place.
+        counts: number of records so far that were ``split``, ``truncated`` or ``dropped``; updated in place.
         max_length: most tokens of a sequence, with the tokens around its content; None: no limit.
-        over_long: what happens to a text with more tokens.
-        policies: the values that `over_long` may have, for messages.
+        over_long: what happens to a text with more tokens: "error", "truncate", "split" or "drop".
+        policies: the values of `over_long` that the task accepts, for messages.
         stride: number of tokens that two consecutive parts share.
 
     Raises:
@@ -145,9 +145,11 @@ def cut(
 
 
 def words_in(text: str) -> list[tuple[int, int]]:
-    """Return where words begin and end (exclusive) in a text: runs of letters and digits, and each other sign.
+    """Return where words begin and end (exclusive) in a text, as character indices.
 
-    Chinese and Japanese signs are words by themselves, as in BERT; accents and vowel signs belong to their letter.
+    A word is a run of letters and digits, or any other character that is not a space.
+
+    Each Chinese or Japanese character is a word by itself, as in BERT; accents and vowel signs belong to their letter.
 
     >>> [text[begin:end] for text in ("It's 東京.",) for begin, end in words_in(text)]
     ['It', "'", 's', '東', '京', '.']
@@ -164,7 +166,7 @@ def _pattern() -> re.Pattern[str]:
 
 
 def trimmed(text: str, begin: int, end: int) -> tuple[int, int]:
-    """Return a span of a text without the spaces at both its ends."""
+    """Return the character span ``(begin, end)`` of a text without the spaces at its two ends."""
     part = text[begin:end]
     begin += len(part) - len(part.lstrip())
     return begin, begin + len(part.strip())
@@ -173,14 +175,14 @@ def trimmed(text: str, begin: int, end: int) -> tuple[int, int]:
 def aligned(
     words: Sequence[tuple[int, int]], offsets: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the word of each token, and the first token of each word; -1 where there is none.
+    """Return the word of each token, int64 ``[tokens]``, and the first token of each word, int64 ``[words]``; -1: none.
 
     Args:
         words: first and last character (exclusive) of each word, in order, without spaces around it.
-        offsets: the same of each token; int64 ``[tokens, 2]``.
+        offsets: first and last character (exclusive) of each token; int64 ``[tokens, 2]``.
 
-    A token that several words share belongs to the first of them; but it is the first token of each of these words that
-    has no earlier one.
+    A token that several words share belongs to the first of them. It is also the first token of every one of these
+    words that has no earlier token.
     """
     word_of, first_of = np.full(len(offsets), -1), np.full(len(words), -1)
     spans = np.array(words, np.int64).reshape(-1, 2)

@@ -1,8 +1,8 @@
 """Predict records with a task and a pack-safe model, on packs, in input order.
 
-`Predictor` predicts a list of records and keeps nothing between calls, so threads may share one; serving uses it.
-`predict` sends any number of records through a `Predictor`, a chunk at a time, so memory use depends on the chunk's
-size only.
+`Predictor` predicts lists of records. It keeps nothing between calls, so threads may share one, as serving does.
+`predict` sends any number of records through a `Predictor`, a chunk at a time, so that memory depends only on the size
+of a chunk.
 """
 
 from __future__ import annotations
@@ -53,9 +53,18 @@ class Predicted:
     """The predictions of a list of records.
 
     Attributes:
-        predictions: one per record, in order; None: the task left the record out.
+        predictions: one dict per record, in order; None: the task left the record out.
         counts: number of records that were truncated or left out, by reason.
         sequences, tokens: number of sequences and of tokens that the model ran on.
+
+    >>> import nopad
+    >>> from transformers import BertConfig, BertForSequenceClassification
+    >>> sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    >>> task = nopad.tasks.Classification(tokenizer, ["no", "yes"])
+    >>> predictor = nopad.tasks.Predictor(task, BertForSequenceClassification(BertConfig(**sizes)))
+    >>> found = predictor.run([{"text": "is it red ?"}, {"text": "yes"}])
+    >>> len(found.predictions), found.sequences, found.tokens
+    (2, 2, 9)
     """
 
     predictions: list[dict[str, Any] | None]
@@ -65,17 +74,17 @@ class Predicted:
 
 
 class Predictor:
-    """A task and a model, as one function from records to predictions; threads may share it.
+    """A task with its model, which turns records into predictions; threads may share one.
 
     Args:
         task: the task.
         model: the model with the task's head (`Task.model`); it is made pack-safe and put into evaluation mode.
         capacity: most tokens of a pack; None: about 4,096, but no more than the model's positions.
         rows: number of packs run at a time; None: as many as hold about 4,096 tokens.
-        form: layout of a batch in memory; None: one flat row without padding if the model's attention does not compute
-            pairs of tokens from different sequences, else rows of the capacity.
-        fast: run float32 linear layers on CPUs with a faster kernel (`nopad.model.fast_linear`), whose results differ
-            in the last digit; None: only if a measurement shows a gain.
+        form: layout of a batch in memory, a `nopad.Rows` or `nopad.Flat`. None: one flat row without padding if the
+            model's attention skips pairs of tokens from different sequences, else rows of `capacity` tokens.
+        fast: on CPUs, run float32 linear layers with a faster kernel (`nopad.model.fast_linear`), whose results differ
+            in the last digit; None: measure, and do so only if it is faster.
 
     Raises:
         OptionError: an option has an invalid value.
@@ -127,7 +136,7 @@ class Predictor:
         return self.run(records).predictions
 
     def run(self, records: Sequence[Mapping[str, Any]]) -> Predicted:
-        """Return the predictions of records, with the numbers of sequences and tokens, and counts of records left out.
+        """Return the predictions for records, with the numbers of sequences and tokens, and of records left out.
 
         Raises:
             RecordError: a record lacks a column that the task reads; the message gives its number.
@@ -150,7 +159,7 @@ class Predictor:
             return self.task.encode(records, labels=False)
 
     def forward(self, examples: Examples) -> Predicted:
-        """Run examples through the model, and return a prediction per record.
+        """Run the sequences of `examples` through the model, and return a prediction per record.
 
         Raises:
             OptionError: the model is in training mode.
@@ -223,11 +232,20 @@ class Predictor:
 
 
 class Predictions(Iterator["dict[str, Any] | None"]):
-    """An iterator over the predictions of records, in input order, with counts of what was done so far.
+    """An iterator over the predictions of records, in input order, which also counts records, sequences and tokens.
 
     Attributes:
         counts: number of records truncated or left out so far, by reason.
         records, sequences, tokens: number of records, sequences and tokens predicted so far.
+
+    >>> import nopad
+    >>> from transformers import BertConfig, BertForSequenceClassification
+    >>> sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    >>> task = nopad.tasks.Classification(tokenizer, ["no", "yes"])
+    >>> model = BertForSequenceClassification(BertConfig(**sizes))
+    >>> found = nopad.tasks.predict(task, model, iter([{"text": "is it red ?"}, {"text": "yes"}]))
+    >>> len(list(found)), found.records, found.tokens
+    (2, 2, 9)
     """
 
     def __init__(self, predictor: Predictor, records: Iterable[Mapping[str, Any]], batch_records: int) -> None:
@@ -275,15 +293,15 @@ def predict(
         task: the task.
         model: the model with the task's head.
         records: dicts of columns, or whatever `nopad.corpus.open_records` opens.
-        capacity: see `Predictor`.
-        rows: see `Predictor`.
-        form: see `Predictor`.
-        fast: see `Predictor`.
+        capacity: most tokens of a pack, as in `Predictor`.
+        rows: number of packs run at a time, as in `Predictor`.
+        form: layout of a batch in memory, as in `Predictor`.
+        fast: whether to use a faster kernel on CPUs, as in `Predictor`.
         batch_records: number of records in a chunk; larger chunks make better packs, and take more memory.
 
     Returns:
-        An iterator over one prediction per record, a dict; None where the task left the record out, which
-        `Predictions.counts` counts by reason.
+        An iterator over one dict per record, or None where the task left the record out; `Predictions.counts` says how
+        often, by reason.
 
     Raises:
         OptionError, UnsupportedModelError: as for `Predictor`.
@@ -318,7 +336,7 @@ def _encoded(
 
 @contextmanager
 def numbered_from(first: int) -> Iterator[None]:
-    """Raise errors about "record n" of a chunk with the number in the whole input, n + `first`."""
+    """In a ``with`` block, let messages of errors call record n of a chunk "record n + `first`", as in the input."""
     try:
         yield
     except (RecordError, LengthError) as error:

@@ -1,10 +1,11 @@
 """Predict into a folder of Parquet parts, in input order; an interrupted job resumes after its last complete part.
 
-Each part, ``OUT/part-00000.parquet`` and so on, holds a fixed number of records, and appears whole or not at all. A
-journal in ``OUT/.work`` holds the checksum of each complete part; a part without one is made again. The manifest,
+Each part, ``OUT/part-00000.parquet`` and so on, holds a fixed number of records, and is written atomically. A journal
+in ``OUT/.work`` holds the checksum of each complete part; a part without a checksum is made again. The manifest,
 ``OUT/_predictions.json``, is written last, so a folder with a manifest is complete. Its name begins with an underscore,
-since readers of Parquet folders skip such names. A part is always cut into the same chunks, and chunks share no pack,
-so a resumed job writes the same bytes as an uninterrupted one, on the same machine with the same number of threads.
+because readers of Parquet folders skip such names. A part is always divided into the same chunks, and a pack never
+holds records of two chunks. So, on the same machine with the same number of threads, a resumed job writes the same
+bytes as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -60,6 +61,16 @@ class PredictionFiles:
         records, sequences, tokens: number of records, sequences and tokens.
         counts: number of records that were truncated or left out, by reason.
         parts: names of the Parquet files, in order.
+
+    >>> import nopad, pathlib, tempfile
+    >>> from transformers import BertConfig, BertForSequenceClassification
+    >>> sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    >>> task = nopad.tasks.Classification(tokenizer, ["no", "yes"])
+    >>> model = BertForSequenceClassification(BertConfig(**sizes))
+    >>> records, folder = [{"text": "is it red ?"}, {"text": "yes"}], pathlib.Path(tempfile.mkdtemp())
+    >>> made = nopad.tasks.predict_files(task, model, records, folder)
+    >>> made.records, len(made.parts)
+    (2, 1)
     """
 
     folder: Path
@@ -83,7 +94,7 @@ def predict_files(
     part_records: int = PART_RECORDS.default,
     monitor: Monitor | None = None,
 ) -> PredictionFiles:
-    """Predict records into a folder, or resume or reuse what the same call left there.
+    """Predict records into a folder; if the same call was made before, resume or return what it left there.
 
     Args:
         task: the task.
@@ -91,16 +102,16 @@ def predict_files(
         inputs: whatever `nopad.corpus.open_records` opens, except an iterator, which cannot be read again.
         out: the folder: new, empty, or left by the same call.
         keep: input columns to write beside the predictions: a dict of the name in the output to the column's name.
-        capacity: see `nopad.tasks.Predictor`.
-        rows: see `nopad.tasks.Predictor`.
+        capacity: most tokens of a pack, as in `nopad.tasks.Predictor`.
+        rows: number of packs run at a time, as in `nopad.tasks.Predictor`.
         batch_records: number of records that are read, packed and run at a time.
         part_records: number of records in a part; a killed job resumes after its last complete part.
-        monitor: receives the progress.
+        monitor: receives the progress (`nopad.store.monitor`); None: progress is not reported.
 
     Raises:
         RecordError: a record is bad, or lacks a column that the task reads.
         LengthError: a record is too long.
-        OptionError: an option has an invalid value; `out` is a URL, or lies in a folder that is read.
+        OptionError: an option has an invalid value; or `out` is a URL, or lies in a folder of the inputs.
         OutputExistsError: `out` holds something else, or predictions made with other settings.
         ResumeError: the unfinished job in `out` was started with other inputs, model or settings, which are named.
         OutputBusyError: another process is writing to `out`.
@@ -299,7 +310,7 @@ def _kept(records: list[dict[str, Any]], column: str, first: int) -> list[Any]:
 
 
 def described(task: Task) -> dict[str, Any]:
-    """Return all settings of a task by name, in the types of JSON."""
+    """Return all settings of a task, by name, as JSON values."""
     plain = {name: value for name, value in vars(task).items() if name not in ("tokenizer", "objective")}
     plain |= {f"objective.{name}": value for name, value in vars(task.objective).items()}
     return {name: _plain(value) for name, value in sorted(plain.items())}
@@ -316,7 +327,7 @@ def _plain(value: Any) -> Any:
 
 
 def model_fingerprint(model: Any) -> str:
-    """Return the SHA-256 of a model's configuration and weights, in hex; O(bytes), 1 GB/s."""
+    """Return the SHA-256 of a model's configuration and weights, in hex; takes about 1 s per GB of weights."""
     inner = bare(model)
     config = {name: value for name, value in inner.config.to_dict().items() if not name.startswith("_")}
     config.pop("transformers_version", None)

@@ -1,8 +1,9 @@
-"""Pairs of a chosen and a rejected answer: reward models, and DPO.
+"""Tasks on pairs of a chosen and a rejected answer: reward models, and DPO.
 
 A record has ``chosen`` and ``rejected``, both strings or both lists of messages, with or without a ``prompt``
-(`nopad.corpus.conversations.pair_of`). Its two sequences, 2k and 2k + 1, stay together in every step (``group=2``); two
-values per sequence, ``pair`` and ``chosen``, say which belong to each other (`nopad.tasks.pairing`).
+(`nopad.corpus.conversations.pair_of`). Pair k becomes sequences 2k and 2k + 1, which stay together in every step
+(``Examples.group`` is 2). Two per-sequence values, ``pair`` and ``chosen``, say which sequences are a pair
+(`nopad.tasks.pairing`).
 """
 
 from __future__ import annotations
@@ -31,16 +32,16 @@ __all__ = ["DPO", "Pairs"]
 class Pairs(Task):
     """A reward model: one number per text or chat, larger for the chosen answer of a pair.
 
-    Strings get the tokenizer's special tokens, and an end-of-sequence token if no special token ends them. A ``prompt``
-    is put before both answers. A column ``margin`` says by how much the rewards should differ.
+    Strings get the tokenizer's special tokens, and an end-of-sequence token if their last token is not a special one. A
+    ``prompt`` is put before both answers. An optional column ``margin`` says by how much the rewards should differ.
 
-    For predictions (``encode(records, labels=False)``), a record is a pair, a chat, ``prompt`` and ``completion``, or a
-    text.
+    For predictions (``encode(records, labels=False)``), a record may be a pair, a chat, a ``prompt`` with a
+    ``completion``, or a text.
 
     Args:
         tokenizer: the model's tokenizer; with a chat template for chats.
-        text: column of the text of a prediction.
-        center_rewards_coefficient: see `OfRewards`.
+        text: column of the text, for predictions on texts.
+        center_rewards_coefficient: weight of the squared sum of a pair's rewards, as in `OfRewards`.
         template, roles: see `Chat`.
         max_length, over_long: see `Task`. With "drop", a pair is dropped if one of its answers is too long. A truncated
             sequence keeps its last token if that is a special one.
@@ -79,7 +80,9 @@ class Pairs(Task):
         self.objective = OfRewards(center_rewards_coefficient=center_rewards_coefficient)
 
     def encode(self, records: Iterable[Mapping[str, Any]], *, labels: bool = True) -> Examples:
-        """Turn records into sequences, with the values ``pair``, ``chosen`` and ``margin`` of pairs; see `Task.encode`.
+        """Turn records into sequences, with the per-sequence values ``pair``, ``chosen`` and ``margin``.
+
+        See `Task.encode`.
 
         Raises:
             RecordError: `labels` is False, and only some of the records are pairs.
@@ -130,13 +133,16 @@ class Pairs(Task):
         return {"num_labels": 1}
 
     def results(self, outputs: Any, batch: PackedBatch) -> list[dict[str, Any]]:
-        """Return, per sequence, ``reward``."""
+        """Return, for each sequence, ``reward``, a number."""
         objective = self.objective
         assert isinstance(objective, OfRewards)
         return [{"reward": one} for one in objective.rewards(outputs, batch).double().tolist()]
 
     def merged(self, results: Sequence[dict[str, Any]], examples: Examples) -> list[dict[str, Any] | None]:
-        """Return, per record, ``reward``; for pairs, ``chosen``, ``rejected`` and their difference, ``margin``."""
+        """Return a dict for each record, with ``reward``; None if the task left the record out.
+
+        For a pair, the dict has the rewards ``chosen`` and ``rejected``, and their difference as ``margin``.
+        """
         if examples.group == 1:
             return super().merged(results, examples)
         found = _by_pair(results, examples)
@@ -148,11 +154,11 @@ class Pairs(Task):
 
 
 class DPO(Likely):
-    """Direct preference optimisation of a causal language model, against a reference that is scored beforehand.
+    """Direct preference optimisation (DPO) of a causal language model; the reference is run once, before training.
 
     Only the tokens of the answers count. In chats, these are the assistant's messages in ``chosen`` and ``rejected``,
-    with the end of turn. Strings need a ``prompt``, and their answers include the end-of-sequence token. For two chats
-    without a ``prompt``, the messages that they share are the prompt.
+    with the end of turn. Strings need a ``prompt``, and their answers include the end-of-sequence token. If two chats
+    have no ``prompt``, the messages with which both begin are the prompt.
 
     Args:
         tokenizer: the model's tokenizer; with a chat template for chats.
@@ -224,7 +230,7 @@ class DPO(Likely):
         return _paired(answered(found, kept, number + 1, counts, group=2))
 
     def results(self, outputs: Any, batch: PackedBatch) -> list[dict[str, Any]]:
-        """Return, per answer, ``logprob``, ``mean_logprob`` and ``tokens``; with a reference also ``reward``."""
+        """Return, for each answer, ``logprob``, ``mean_logprob`` and ``tokens``; with a reference, ``reward`` too."""
         found = super().results(outputs, batch)
         if REFERENCE in batch:
             objective = self.objective
@@ -234,7 +240,7 @@ class DPO(Likely):
         return found
 
     def merged(self, results: Sequence[dict[str, Any]], examples: Examples) -> list[dict[str, Any] | None]:
-        """Return one prediction per pair: ``chosen`` and ``rejected``."""
+        """Return ``chosen`` and ``rejected`` of each pair, dicts as from `results`; None if the pair was left out."""
         return _by_pair(results, examples)
 
 

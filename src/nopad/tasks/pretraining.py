@@ -1,8 +1,8 @@
-"""Pre-training as BERT's: masked language modelling and next-sentence prediction, from raw documents.
+"""Pre-training like BERT's, from raw documents: masked language modelling and next-sentence prediction.
 
-`Pretraining` turns documents into pairs (`nopad.corpus.pairs`), among which the second sides that follow nothing are
-drawn; masks are drawn in every epoch anew, or stay. Packed datasets of ``nopad pack --pretrain bert`` hold the same
-pairs. `OfPretraining` is what is learned: a sum of two means, each with a denominator of its own.
+`Pretraining` turns documents into pairs of texts, some with a random second text (`nopad.corpus.pairs`). Masks are
+drawn anew in every epoch, or once. Packed datasets of ``nopad pack --pretrain bert`` hold the same pairs. The
+objective, `OfPretraining`, is the sum of two means, each with a denominator of its own.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from nopad.batch import PackedBatch
+from nopad.corpus.framing import tokenised
 from nopad.corpus.masks import default_predictions
 from nopad.corpus.options import OverLong, TextUnit
 from nopad.corpus.pairs import PairOptions, Vocabulary, pairs_of, sentences_in, too_long
@@ -30,7 +31,6 @@ from nopad.tasks.masked import filled
 from nopad.tasks.masking import Masking
 from nopad.tasks.next_sentence import OfPretraining
 from nopad.tasks.task import Task
-from nopad.tasks.texts import tokenised
 
 __all__ = ["Pretraining"]
 
@@ -45,28 +45,30 @@ class Pretraining(Task):
         tokenizer: the model's tokenizer, with ``[CLS]``, ``[SEP]`` and ``[MASK]``.
         text: column that holds a document; for predictions, the column of a pair's first text.
         pair: column of a pair's second text; used by predictions only.
-        text_unit: what a document of a text file is: a "paragraph" between empty lines, a "line", or the "file".
-        sentences: "rules" (`nopad.corpus.sentences`) or "line": each line of a document is a sentence.
-        copies: how many times pairs are made from each document; they differ each time.
+        text_unit: what counts as a document in a text file: each "paragraph" (between empty lines), each "line", or the
+            whole "file".
+        sentences: how documents are split into sentences: by "rules" (`nopad.corpus.sentences`), or with "line" at line
+            ends.
+        copies: how many times pairs are made from each document; the pairs differ each time.
         short: share of the documents, from 0 to 1, whose pairs are made shorter than `max_length`.
         random_next: share of the pairs, from 0 to 1, whose second side comes from another document
             (`nopad.corpus.pairs`).
         static: draw masks once and keep them; if False, they are drawn anew in every epoch.
-        rate: share of a sequence's tokens that is predicted (`nopad.corpus.masks`).
-        max_predictions: most tokens of a sequence that are predicted; None: 20, 56 or 76 at a `max_length` of 128, 384
-            or 512, else 15 % of `max_length`.
+        rate: share of a sequence's tokens that are predicted, above 0 and at most 1 (`nopad.corpus.masks`).
+        max_predictions: most predicted tokens per sequence. None: 20, 56 or 76 if `max_length` is 128, 384 or 512, else
+            15 % of `max_length`.
         whole_words: all tokens of a word are masked, or none.
         per: how the loss of masked tokens is averaged: over all masked tokens of a step ("token"), or first within
             each sequence and then over sequences ("sequence"), as in the packing paper.
         next_sentence: whether next-sentence prediction is learned too.
         seed: random seed of pairs and masks.
         top: how many candidate tokens a prediction lists for each ``[MASK]``.
-        max_length: most tokens of a pair.
-        over_long: what happens to sentences that leave no room for another in a pair: "error", "truncate", "split" or
-            "drop".
+        max_length: most tokens of a pair, special tokens included; needed for training.
+        over_long: what happens to a sentence that is too long to share a pair with another one: "error", "truncate",
+            "split" or "drop".
 
-    Predictions take pairs of texts and give ``next``, the probability that the second follows the first, and ``fill``,
-    the same as in `nopad.tasks.MaskedLM`.
+    For predictions, a record is a pair of texts. A prediction has ``next``, the probability that the second text
+    follows the first, and ``fill``, as in `nopad.tasks.MaskedLM`.
 
     Raises:
         OptionError: an option has an invalid value, or the tokenizer lacks a token.
@@ -130,12 +132,12 @@ class Pretraining(Task):
 
     @classmethod
     def reading(cls, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return that documents of text files are paragraphs, unless the options say otherwise."""
+        """Return the `text_unit` for reading text files: "paragraph", unless `options` has another."""
         return {"text_unit": options.get("text_unit", "paragraph")}
 
     @property
     def collate(self) -> Collate:
-        """What masks sequences that are not masked yet."""
+        """The `Masking` that masks sequences when batches are made, unless `encode` has masked them already."""
         return self.masking
 
     @property
@@ -154,16 +156,17 @@ class Pretraining(Task):
     def encode(self, records: Iterable[Mapping[str, Any]], *, labels: bool = True) -> Examples:
         """Turn documents into pairs of sentences for training; see `Task.encode`.
 
-        If `labels` is False, the records are pairs of texts instead, and each becomes one sequence to predict on.
+        If `labels` is False, the records are pairs of texts instead, and each becomes one sequence for predictions.
 
         Pairs have the columns ``token_type_ids`` and ``next_sentence_label``. With static masks they also have
         ``labels``; otherwise ``maskable``, which tells `collate` where it may mask. The result's counts say how many
         documents were empty, how many sentences were too long, and how many second sides are random.
 
         Raises:
-            RecordError: fewer than two documents have a sentence, or none has two, so no next sentence can be learned.
+            RecordError: fewer than two documents have a sentence, or no document has two sentences, so that no next
+                sentence can be learned.
             LengthError: a sentence is too long, and `over_long` is "error".
-            OptionError: there is no `max_length`.
+            OptionError: the task has no `max_length`.
         """
         if not labels:
             return self._asked(list(numbered(records)))
@@ -194,7 +197,7 @@ class Pretraining(Task):
         )
 
     def results(self, outputs: Any, batch: PackedBatch) -> list[dict[str, Any]]:
-        """Return for each sequence whether its second text follows the first, and what fills its masks."""
+        """Return, for each sequence, ``next``, the probability that its second text follows the first, and ``fill``."""
         follows = torch.softmax(outputs["seq_relationship_logits"].double(), -1)[:, 0].tolist()
         masks = filled(outputs["prediction_logits"], batch, self.masking.mask_id, self.top, self.tokenizer)
         return [{"next": share, "fill": fill} for share, fill in zip(follows, masks, strict=True)]

@@ -1,8 +1,8 @@
 """Log-probabilities of pairs' answers under the reference model, computed once before DPO, on packs.
 
 TRL keeps the reference in memory and runs it in every step, or computes the same log-probabilities beforehand from
-padded batches (``precompute_ref_log_probs``). Here each sequence keeps its own in the value ``reference_logp``, in
-float64, whichever batch and rank it comes to.
+padded batches (``precompute_ref_log_probs``). Here each sequence carries its log-probability as the per-sequence value
+``reference_logp`` (float64), into whichever batch and rank it goes.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _ROWS = Option(default=1, help="packs at once")
 def reference_logprobs(model: Any, examples: Examples, capacity: int | None = None, *, rows: int = 1) -> Examples:
     """Return the examples with ``reference_logp``: the model's log-probability of the labelled tokens of each sequence.
 
-    With a process group, every rank must call this; each rank runs its share of the sequences, and all get the results
-    of all. The model runs without dropout and without gradients. For a model with adapters, the reference is the model
-    without them: call this function in ``with model.disable_adapter():``. Use the precision of training (autocast), so
-    that training begins at the reference.
+    With a process group, every rank must call this; each rank runs its share of the sequences, and every rank gets all
+    results. The model runs without dropout and without gradients. If only adapters are trained, the reference is the
+    model without them: call this function in ``with model.disable_adapter():``. Use the same precision (autocast) as in
+    training, so that model and reference are equal at the first step.
 
     Args:
         model: a pack-safe causal language model, as it is before training.
@@ -49,6 +49,15 @@ def reference_logprobs(model: Any, examples: Examples, capacity: int | None = No
         OptionError: the model is not pack-safe, or is not a causal language model; or the examples have no ``labels``.
         LengthError: a sequence is longer than the capacity.
         BatchError: the model's log-probability of a sequence is NaN or infinite.
+
+    >>> import nopad
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    >>> model = nopad.packed(LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **sizes)))
+    >>> pairs = nopad.tasks.DPO(tokenizer).encode([{"prompt": "is it red ?", "chosen": " no", "rejected": " yes"}])
+    >>> examples = nopad.tasks.reference_logprobs(model, pairs, capacity=32)
+    >>> examples.sequences.values["reference_logp"].shape
+    (2,)
     """
     if not isinstance(state_of(model).head, Causal):
         raise OptionError(f"{type(bare(model)).__name__} is no causal language model, so it predicts no next token")

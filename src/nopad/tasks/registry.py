@@ -1,6 +1,6 @@
-"""Tasks by their name on the command line, made with options that are read from a model's folder.
+"""Look up tasks by their name on the command line, and make them with options from a model's folder.
 
-Every subclass of `Task` that `nopad.tasks` exports is here by its `name`; nothing else needs to be registered.
+Every subclass of `Task` that `nopad.tasks` exports is found by its `name`, without being registered.
 """
 
 from __future__ import annotations
@@ -77,21 +77,22 @@ def task_named(name: str, tokenizer: Any, options: Mapping[str, Any]) -> Task:
 def load_task(name: str, spec: str | Path, options: Mapping[str, Any], **how: Any) -> tuple[Task, Any]:
     """Load a task and its model from a folder, or from the hub by name.
 
-    Options that are not in `options` are read from there: names of labels, the options that `Task.found_options` reads,
-    and `max_length`, which is the model's number of positions.
+    Options that are not in `options` are taken from the model: names of labels from its configuration, `max_length`
+    from its number of positions, and others as `Task.found_options` reads them from its folder.
 
     Args:
         name: the task's name.
         spec: the folder, or the name on the hub.
         options: options of the task.
-        how: options of transformers for loading the model.
+        how: keyword arguments for ``from_pretrained``.
 
     Returns:
         ``(task, model)``; the model is not pack-safe yet.
 
     Raises:
         FormatError: there is no such model, transformers cannot read it, or it has no weights for the task's head.
-        OptionError: as for `task_named`; or labels are given in another order or number than the model's.
+        OptionError: there is no such task or option, an option has an invalid value, or labels are given in another
+            order or number than the model has them.
     """
     path, kind = Path(spec), task_class(name)
     here = path.exists() or str(spec).startswith((".", "/", "~"))

@@ -1,4 +1,4 @@
-"""Score the sequences of a batch with a causal language model; `nopad.tasks.CausalLM` scores texts."""
+"""Log-probabilities of the sequences of a batch under a causal language model; `nopad.tasks.CausalLM` scores texts."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __all__ = ["sequence_logprobs"]
 
 
 def sequence_logprobs(model: Any, batch: PackedBatch, *, mean: bool = False) -> Tensor:
-    """Return the log-probability of each sequence, in the order in which they were given; float32 or wider, ``[S]``.
+    """Return the log-probability of each sequence, in the order of the batch's sequences; float32 or wider, ``[S]``.
 
-    This is the sum of the log-probabilities of its tokens except the first, which nothing predicts (so 0 for a sequence
-    of one token); with `mean`, the sum is divided by the number of predicted tokens.
+    This is the sum of the log-probabilities (natural logarithm) of all its tokens but the first, which nothing
+    predicts; 0 for a sequence of one token. With `mean`, the sum is divided by the number of predicted tokens.
 
     Raises:
         OptionError: the model is not pack-safe, or is not a causal language model.

@@ -1,4 +1,4 @@
-"""Name and options of a task in a trained model's folder, so that predictions use the task of training."""
+"""Store a task's name and options in a trained model's folder, so that predictions use the task of training."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def write_task(folder: Path, name: str, options: Mapping[str, Any]) -> None:
 
 
 def stored_task(folder: str | Path) -> tuple[str, dict[str, Any]] | None:
-    """Return name and options of the task that a folder's model was trained for; None: the folder does not say.
+    """Return name and options of the task for which a folder's model was trained; None if the folder does not say.
 
     `folder` is that of a trained model, or one of its checkpoints.
 

@@ -1,4 +1,4 @@
-"""SQuAD 1.1 and 2.0: their files as records, and the scores of their script.
+"""SQuAD 1.1 and 2.0: read their files as records, and compute the scores of their evaluation script.
 
 The scores are those of the script for 2.0, which equal those of the script for 1.1 if every question has an answer.
 They are from 0 to 1, like all metrics here.
@@ -35,7 +35,7 @@ def read_squad(source: str | os.PathLike[str] | Mapping[str, Any]) -> list[dict[
 
     Raises:
         SourceError: the file cannot be read.
-        FormatError: it is not a file of SQuAD; the message says where.
+        FormatError: the content is not that of a SQuAD file; the message says where.
 
     >>> from nopad.tasks import read_squad
     >>> asked = {"id": "7", "question": "Where?", "answers": [{"text": "Rome", "answer_start": 3}]}
@@ -87,10 +87,10 @@ def _record(asked: Any, paragraph: Mapping[str, Any], article: Mapping[str, Any]
 
 
 def answers_of(record: Mapping[str, Any], name: str, number: int, context: str) -> list[tuple[str, int]]:
-    """Return text and first character of each answer in a record, after checking them against the context.
+    """Return (text, index of its first character) of each answer in a record, after checking them against the context.
 
     Raises:
-        RecordError: there is no such column, or an answer is not where it is said to be.
+        RecordError: the record has no column `name`, or an answer's text is not at its ``answer_start`` in the context.
     """
     given = record.get(name)
     if isinstance(given, Mapping) and {"text", "answer_start"} <= given.keys():
@@ -130,7 +130,7 @@ def _start(text: Any, at: Any, context: str, where: str) -> int:
 
 
 def normalised(text: str) -> str:
-    """Return a text as SQuAD compares it: in lower case, without punctuation, articles and spare spaces.
+    """Return a text as SQuAD compares it: in lower case, without punctuation, articles and extra spaces.
 
     >>> normalised("The  Eiffel-Tower, an icon")
     'eiffeltower icon'
@@ -139,7 +139,7 @@ def normalised(text: str) -> str:
 
 
 def exact_and_f1(text: str, answers: Sequence[str]) -> tuple[float, float]:
-    """Return the best exact match and F1 of a text over the answers; without answers, the right text is empty."""
+    """Return the best exact match and the best F1 of a text over all right answers; without answers, "" is right."""
     right = [one for one in map(normalised, answers) if one] or [""]
     mine = normalised(text)
     return float(mine in right), max(_f1(mine.split(), one.split()) for one in right)
@@ -153,10 +153,10 @@ def _f1(mine: Sequence[str], right: Sequence[str]) -> float:
 
 
 def squad_scores(texts: Sequence[str | None], answers: Sequence[Sequence[str]]) -> dict[str, float]:
-    """Return exact and f1 of predicted texts; None, no prediction, is wrong.
+    """Return ``exact`` and ``f1`` of predicted texts, from 0 to 1; None (no prediction) counts as wrong.
 
-    Where some questions have answers and others have none, also those of each kind: ``has_answer_exact``,
-    ``no_answer_f1``, ...
+    If some questions have answers and others have none, the result also has the scores of each kind:
+    ``has_answer_exact``, ``has_answer_f1``, ``no_answer_exact`` and ``no_answer_f1``.
     """
     each = [
         (0.0, 0.0) if text is None else exact_and_f1(text, right) for text, right in zip(texts, answers, strict=True)
@@ -175,15 +175,16 @@ def squad_scores(texts: Sequence[str | None], answers: Sequence[Sequence[str]]) 
 def best_thresholds(
     predictions: Sequence[tuple[str, float | None] | None], answers: Sequence[Sequence[str]]
 ) -> dict[str, float]:
-    """Return the best exact and f1 of all thresholds, and the smallest threshold of each.
+    """Return the best exact match and F1 that any threshold gives, and the smallest thresholds that give them.
 
-    As SQuAD's script for 2.0 looks for them, but only among scores that a threshold really gives: questions of one
-    ``no_answer`` are answered together or not at all, and where answering nothing is best, the threshold is just below
-    all of them.
+    SQuAD's script for 2.0 does the same, but may report scores that no threshold gives: questions with the same
+    ``no_answer`` are all answered or all not. If answering nothing is best, the threshold is just below the smallest
+    ``no_answer``.
 
     Args:
-        predictions: per question, the best text, and by how much no answer scores higher (None: there is no text); a
-            question has no answer where that is above the threshold. None: no prediction, which is wrong.
+        predictions: per question, (best text, ``no_answer``), where ``no_answer`` is the score for no answer minus that
+            of the text, or None if there is no text. A question is not answered if ``no_answer`` is above the
+            threshold. None instead of the tuple: no prediction, which counts as wrong.
         answers: the right texts of each question.
 
     >>> best_thresholds([("red", -2.0), ("dog", 1.0), ("cat", 3.0)], [["red"], [], ["cat"]])

@@ -27,22 +27,22 @@ _LONGEST = Option(default=None, none=True, help="most tokens of a sequence")
 
 
 class Task(ABC):
-    """A use of a model, from records to predictions.
+    """Base class of tasks: how records become sequences, what is learned, and how outputs become predictions.
 
     Attributes:
         name: the task's name on the command line.
         auto: name of the Auto class of transformers whose models have the task's head.
         tokenizer: the model's tokenizer, a tokenizer of transformers.
-        max_length: most tokens of a sequence; None: any number.
+        max_length: most tokens of a sequence; None: unlimited.
         over_long: what happens to sequences longer than `max_length`: "error", "truncate" or "drop"; some tasks also
             have "split".
-        objective: what is learned.
+        objective: computes the loss and its metrics.
         texts_by: names of the attributes that hold the names of text columns.
         texts_always: names of text columns that are fixed.
-        fewest: smallest number of records that `encode` should get in one call, if there are as many; larger than 1
-            for tasks that draw among records.
-        dtypes: by name of a prediction, NumPy's name of the dtype in which its numbers are stored, if that is neither
-            int64 nor float64.
+        fewest: smallest number of records that `encode` should get in one call (if there are so many); above 1 for
+            tasks that combine records at random.
+        dtypes: NumPy's name of the dtype in which numbers of a prediction are stored in files, by the prediction's key;
+            only for keys whose numbers are not stored as int64 or float64.
     """
 
     name: ClassVar[str]
@@ -67,11 +67,11 @@ class Task(ABC):
 
     @abstractmethod
     def encode(self, records: Iterable[Mapping[str, Any]], *, labels: bool = True) -> Examples:
-        """Turn records into sequences; the result has none if the task leaves out every record.
+        """Turn records into sequences; the result is empty if the task leaves out every record.
 
         Args:
             records: dicts of columns.
-            labels: True: read labels from the records, and make columns of them; False: for predictions, without
+            labels: True: the records have labels, which become columns; False: the records are for predictions, without
                 labels.
 
         Raises:
@@ -84,7 +84,10 @@ class Task(ABC):
         """Return the prediction for each sequence of a batch, in the order of the batch; all values are JSON types."""
 
     def merged(self, results: Sequence[dict[str, Any]], examples: Examples) -> list[dict[str, Any] | None]:
-        """Combine predictions per sequence, in the order of `examples`, into one per record; None: left out."""
+        """Combine `results`, one per sequence of `examples`, into one prediction per record.
+
+        The prediction is None if the task left the record out.
+        """
         found: list[dict[str, Any] | None] = [None] * examples.records
         for record, result in zip(examples.record.tolist(), results, strict=True):
             found[record] = result
@@ -97,7 +100,7 @@ class Task(ABC):
         return {}
 
     def model_options(self) -> dict[str, Any]:
-        """Return settings for the model's configuration, by name: number and names of labels, problem type."""
+        """Return settings of the model's configuration, by name, such as names of labels and the problem type."""
         return {}
 
     def model(self, name: Any, **options: Any) -> Any:
@@ -112,7 +115,7 @@ class Task(ABC):
 
     @classmethod
     def found_options(cls, folder: Path) -> dict[str, Any]:
-        """Return options of the task that a model's folder states outside its configuration; {} unless overridden."""
+        """Return options of this task that a model's folder states outside ``config.json``; {} unless overridden."""
         return {}
 
     @classmethod
@@ -126,7 +129,7 @@ class Task(ABC):
         return tuple(dict.fromkeys(one for one in (*named, *self.texts_always) if one is not None))
 
     def read(self, records: Iterable[Mapping[str, Any]]) -> Iterable[Mapping[str, Any]]:
-        """Return records as this task reads them: in files without types, texts like "007" or "1.0" stay texts."""
+        """Return records with this task's text columns as text: from CSV and TSV files, "007" or "1.0" stay strings."""
         return records.as_text(self.text_columns()) if isinstance(records, RecordStream) else records
 
     @property
@@ -137,7 +140,7 @@ class Task(ABC):
     def loader(
         self, data: Examples | Iterable[Mapping[str, Any]], capacity: int | None = None, **options: Any
     ) -> PackedLoader:
-        """Return a loader of records with labels, or of examples; `options` are those of `nopad.PackedLoader`.
+        """Return a `nopad.PackedLoader` over records with labels, or over examples; `options` are the loader's.
 
         Raises:
             LengthError: the task left every record out.
@@ -152,7 +155,7 @@ class Task(ABC):
 
 
 def check_tokenizer(tokenizer: Any) -> Any:
-    """Return a tokenizer of transformers, and refuse any other object.
+    """Return `tokenizer` after checking that it is a tokenizer of transformers.
 
     Raises:
         OptionError: `tokenizer` is not a tokenizer of transformers.

@@ -1,4 +1,4 @@
-"""Classification of words, such as names or parts of speech, from a tag per word or labelled spans of characters.
+"""Classification of words, such as entities or parts of speech, learned from a tag per word or from labelled spans.
 
 A record has a list of words and a list of tags, as in CoNLL's data sets; or a text and labelled spans, and the words
 are then those of `nopad.tasks.pieces.words_in`. Words are tokenised as in running text, with spaces between them, so
@@ -41,24 +41,24 @@ class _Words:
 
 
 class TokenClassification(Task):
-    """One tag per word.
+    """Token classification with one tag per word.
 
     Args:
         tokenizer: the model's tokenizer; it must be a fast one, which gives offsets.
-        labels: names of the tags, or their number. From names like ``B-PER``, ``I-PER``, ``O`` (BIO), entities and
+        labels: names of the tags, or their number. If names are like ``B-PER``, ``I-PER`` and ``O`` (BIO), entities and
             their F1 are computed.
         words: column of the words, a list of texts.
         tags: column of the tags, a list of names or numbers from 0, one per word.
         text: column of a text, instead of words.
-        spans: column of its spans: dicts with ``start``, ``end`` (exclusive) and ``label``, or lists of these three. A
-            label is an entity's type, or a tag's name. Words outside of spans have the tag ``O``.
-        label_all: label all tokens of a word, not just the first; tokens after one with ``B-`` get ``I-``, if that is a
-            tag.
+        spans: column of the spans of this text: dicts with ``start``, ``end`` (exclusive) and ``label``, or lists of
+            these three. A label is an entity's type, or a tag's name. Words outside of spans have the tag ``O``.
+        label_all: label all tokens of a word, not only the first. The other tokens of a word with a ``B-`` tag get the
+            ``I-`` tag of the same type, if there is one.
         max_length, over_long: see `Task`; "split" makes several sequences of a long record.
 
-    A prediction has ``words``; ``tags`` and ``scores`` (probabilities), one per word, None for words that were cut away
-    or have no token of their own; and ``entities``, each with its first word and its end, counted in characters if
-    records are texts.
+    A prediction has ``words``, ``tags``, ``scores`` (probabilities) and ``entities``. Tags and scores are one per word,
+    None for a word that was cut away or has no token of its own. An entity has its type, beginning and end (exclusive),
+    counted in words, or in characters if records are texts.
 
     Raises:
         OptionError: an option has an invalid value.
@@ -102,15 +102,16 @@ class TokenClassification(Task):
         self.objective = OfTags(self.names)
 
     def model_options(self) -> dict[str, Any]:
-        """Return number and names of the tags."""
+        """Return settings of the model's configuration, by name: the names of the tags."""
         return {"id2label": dict(enumerate(self.names)), "label2id": dict(self._number)}
 
     def encode(self, records: Iterable[Mapping[str, Any]], *, labels: bool = True) -> Examples:
         """Turn records into sequences, with a column ``labels`` per token; see `Task.encode`.
 
-        ``words_without_a_token`` counts the words whose tag no token has: those that the tokenizer leaves out, or that
-        share a token with the word before. The details of a sequence are its record's text, ``words`` (places in it),
-        and ``first``: numbers of words, and the positions of their first tokens.
+        The result's count ``words_without_a_token`` is the number of words whose tag is on no token, because the
+        tokenizer skips the word, or the word shares its token with the word before. `Examples.details` has, for each
+        sequence, the record's text, ``words``, the places of its words in that text, and ``first``, which has for each
+        word in the sequence its number and the position of its first token.
         """
         given = [
             self._of_text(*one, labels) if self.text else self._of_words(*one, labels) for one in numbered(records)
@@ -252,7 +253,10 @@ class TokenClassification(Task):
         return [tag("BI"), *[tag("I")] * (count - 2), tag("EI")]
 
     def results(self, outputs: Any, batch: PackedBatch) -> list[dict[str, Any]]:
-        """Return, per sequence, ``tags`` and ``scores`` (probabilities), one per token; see `merged` for words."""
+        """Return, for each sequence, ``tags`` and ``scores`` (probabilities), one per token.
+
+        `merged` returns tags and scores per word instead.
+        """
         scores, tags = torch.softmax(outputs["logits"].double(), -1).max(-1)
         return [
             {"tags": [self.names[tag] for tag in mine.tolist()], "scores": share.tolist()}
@@ -260,7 +264,7 @@ class TokenClassification(Task):
         ]
 
     def merged(self, results: Sequence[dict[str, Any]], examples: Examples) -> list[dict[str, Any] | None]:
-        """Return words, tags, scores and entities of each record; see the class."""
+        """Return words, tags, scores and entities of each record (see the class); None if the task left it out."""
         found: list[dict[str, Any] | None] = [None] * examples.records
         places: dict[int, tuple[str, list[tuple[int, int]]]] = {}
         kept = (examples.details[name] for name in ("text", "words", "first"))
@@ -289,7 +293,9 @@ class TokenClassification(Task):
     def scores(
         self, predictions: Sequence[dict[str, Any] | None], records: Iterable[Mapping[str, Any]]
     ) -> dict[str, float]:
-        """Return the accuracy per word, and precision, recall and F1 of entities; a word without a tag is wrong.
+        """Return the accuracy per word, and precision, recall and F1 of entities.
+
+        A word without a predicted tag counts as wrong.
 
         A record that was left out counts as one in which every word is wrong and no entity was found.
         """

@@ -1,4 +1,4 @@
-"""Embedding texts as a task: each text a vector, pooled from the states of an encoder, as `nopad predict` runs it.
+"""The task of embedding texts, for `nopad predict`: one vector per text, pooled from an encoder's hidden states.
 
 `nopad.tasks.Embedder` does the same for texts in memory; training embeddings is the task `contrast`.
 """
@@ -27,12 +27,12 @@ __all__ = ["Embedding", "Vectors", "base_model"]
 
 
 class Vectors(Objective):
-    """One vector per sequence, pooled from a base model's states: the outputs are ``{"embeddings": [S, H]}``.
+    """An objective without a loss, whose outputs are ``{"embeddings": [S, H]}``: a vector per sequence.
 
     Args:
-        pooling: the "mean" of a sequence's states, or its "first" or "last" state.
+        pooling: the vector is the "mean" of a sequence's last hidden states, or its "first" or "last" one.
         normalize: scale vectors to length 1.
-        skip: number of first tokens of each sequence that are left out of the mean.
+        skip: number of tokens at the beginning of each sequence that are left out of the mean.
 
     Raises:
         OptionError: the pooling is unknown.
@@ -46,7 +46,7 @@ class Vectors(Objective):
         self.normalize, self.skip = normalize, skip
 
     def outputs(self, model: Any, batch: PackedBatch) -> dict[str, Tensor]:
-        """Return the vector of each sequence of the batch."""
+        """Return ``{"embeddings": vectors}``, with a vector per sequence of the batch, ``[S, H]``."""
         inputs = PackedBatch({name: batch[name] for name in batch if name not in self.targets})
         vectors = embed(model, inputs, pooling=self.pooling, normalize=self.normalize, skip=self.skip)
         return {"embeddings": vectors}
@@ -67,18 +67,19 @@ class _OnlyVectors(Vectors):
 
 
 class Embedding(Task):
-    """A vector per text.
+    """The task of embedding: one vector per text.
 
-    A prediction has ``embedding``, a list of numbers. What a folder of sentence-transformers says of pooling, length
-    and prompts is read by `found_options`.
+    A prediction has ``embedding``, a list of H floats. `found_options` reads pooling, length and prompts from a
+    sentence-transformers folder.
 
     Args:
         tokenizer: the model's tokenizer.
         text: column of the text.
         pooling: see `nopad.tasks.embed`.
         normalize: see `nopad.tasks.embed`.
-        texts: prompts, and changes of texts before they are tokenised.
-        prompt: text to put before each text; None: the default one of `texts`.
+        texts: the model's prompts, and how texts are changed before they are tokenised (`nopad.tasks.Texts`).
+        prompt: text to put before each text; None: the prompt named `prompt_name`, or else the default prompt of
+            `texts`.
         prompt_name: name of one of the prompts of `texts`.
         options: `max_length` and `over_long`; see `Task`.
 
@@ -119,13 +120,13 @@ class Embedding(Task):
 
     @classmethod
     def found_options(cls, folder: Path) -> dict[str, Any]:
-        """Return what a folder of sentence-transformers says of pooling, normalisation, prompts and length."""
+        """Return the options that a sentence-transformers folder states: pooling, normalisation, prompts and length."""
         found = read_folder(folder, None)
         most = found.pop("max_tokens", None)
         return found if most is None else {**found, "max_length": most}
 
     def encode(self, records: Iterable[Mapping[str, Any]], *, labels: bool = True) -> Examples:
-        """Turn records into sequences, with their prompt; there are no labels; see `Task.encode`."""
+        """Turn records into sequences, with the prompt before each text; there are no labels. See `Task.encode`."""
         texts = [
             self.texts.ready(self.prompt + field_of(record, self.text, number)) for number, record in numbered(records)
         ]
@@ -139,11 +140,11 @@ class Embedding(Task):
     objective: Vectors
 
     def results(self, outputs: Any, batch: PackedBatch) -> list[dict[str, Any]]:
-        """Return, per sequence, ``embedding``: its vector, a list of H floats in single precision."""
+        """Return, for each sequence, ``embedding``: its vector, as a list of H floats (single precision)."""
         return [{"embedding": vector} for vector in outputs["embeddings"].float().tolist()]
 
     def model(self, name: Any, **options: Any) -> Any:
-        """Load a base model without a pooler, which these vectors do not use; see `Task.model`."""
+        """Load a base model without its pooling layer, which these vectors do not use; see `Task.model`."""
         return base_model(super().model, name, **options)
 
     def _skipped(self, pooling: str) -> int:
@@ -171,7 +172,7 @@ def _texts(given: Texts | Mapping[str, Any] | None) -> Texts:
 
 
 def base_model(load: Any, name: Any, **options: Any) -> Any:
-    """Load a base model by `load`, without a pooler, whose weights would get no gradient or may be missing."""
+    """Load a base model with the function `load`, without a pooling layer if the model class allows leaving it out."""
     import transformers
 
     config = options.get("config") or transformers.AutoConfig.from_pretrained(name)

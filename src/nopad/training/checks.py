@@ -1,8 +1,8 @@
-"""Checks of a Trainer before it trains: options that contradict packs, and ranks that do not share gradients.
+"""Check a Trainer before it trains: refuse options that contradict packs, and ranks that do not average gradients.
 
-`check_options` looks for options that would cut or reorder packed batches, in training or evaluation; `check_step`
-compares the Trainer's training step with the loader's; `check_schedule` looks for a second learning-rate schedule;
-`check_ranks` checks that the model of a step averages gradients over ranks.
+`check_options` refuses options that would cut or reorder packed batches, in training or evaluation; `check_step`
+compares the Trainer's training step with the loader's; `check_schedule` refuses a second learning-rate schedule;
+`check_ranks` checks that gradients are averaged over ranks.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def check_arguments(args: Any) -> None:
 
 
 def check_step(trainer: Any, loader: PackedLoader) -> None:
-    """Refuse options of a Trainer that disagree with the loader about a training step, or that `check_options` refuses.
+    """Refuse options of a Trainer that contradict the loader's step, or that `check_options` refuses.
 
     Raises:
         OptionError: such an option is set, and the message names it; or the loader is a stream on several ranks.
@@ -103,7 +103,7 @@ def check_step(trainer: Any, loader: PackedLoader) -> None:
 
 
 def check_schedule(trainer: Any, *, packs: bool) -> None:
-    """Refuse a `Schedule` beside another learning-rate schedule, or without packed training data to count.
+    """Refuse a `Schedule` if there is another learning-rate schedule too, or no packed training data to count.
 
     Raises:
         OptionError: there is another schedule, which the message names; or `packs` is False.
@@ -145,7 +145,7 @@ def check_whole(loader: PackedLoader) -> None:
 
 
 def forget_evaluation(trainer: Any) -> None:
-    """Let accelerate prepare a model for training that was evaluated before.
+    """Make sure that accelerate prepares a model for training even if it was evaluated before.
 
     Evaluation marks a bare model as prepared, and accelerate does not prepare a marked model again. On several ranks,
     training after an evaluation would then run without DDP, each rank with gradients of its own.

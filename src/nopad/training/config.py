@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
 
-from nopad.errors import MissingExtraError, OptionError, SourceError
+from nopad.errors import MissingExtraError, OptionError, SourceError, install
 from nopad.files import local_path
 from nopad.loading.groups import Together
 from nopad.loading.legs import Last
@@ -47,9 +47,9 @@ class Model:
 
     Attributes:
         name: a folder or a name on the hub, which gives configuration, tokenizer and (without `init_from`) weights.
-        init_from: a checkpoint, or the folder of a run, whose weights training begins with (`--init-from`).
+        init_from: a checkpoint, or the folder of a run, with whose weights training begins (`--init-from`).
         tokenizer: a folder or a name on the hub whose tokenizer replaces the model's.
-        fresh: begin with random weights.
+        fresh: whether to begin with random weights.
         dtype: dtype of the parameters.
         backend: how attention keeps sequences apart (`nopad.packed`).
         config: fields of the model's configuration to change, such as a dropout.
@@ -79,7 +79,7 @@ class Data:
     Attributes:
         train: files or folders of records (with a task), or one place where tokens are stored: a packed dataset, a
             folder of arrays, or another source that `nopad.loading.sources.open_tokens` reads.
-        eval: the same, for evaluation.
+        eval: the same for evaluation data.
         held_out: share of the training records, from 0 to below 1, that is used for evaluation instead of training;
             drawn with ``trainer.data_seed``, or ``trainer.seed`` without it.
     """
@@ -104,7 +104,7 @@ class Data:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskTable:
-    """``[task]``: what is learned from a record.
+    """``[task]``: the task that turns records into sequences and says what is learned.
 
     Attributes:
         name: name of a task (`nopad.tasks`); None: the data are tokens, and the model's head decides what is learned.
@@ -124,9 +124,9 @@ class Packing:
         rows, tokens, sequences: number of rows, tokens or sequences that a rank takes per micro-step; give at most one
             of them. Without any: one row.
         token_cap: with `sequences`, most tokens that a rank takes per micro-step.
-        depth, algorithm, options: how packs are planned (`nopad.plan`).
-        cost: "tokens", or "attention:HIDDEN_SIZE".
-        accumulation, last, balance, align, together, prefetch: see `nopad.PackedLoader`.
+        depth, algorithm, options: how packs are planned, as in `nopad.plan`.
+        cost: the cost model by which ranks are balanced: "tokens", or "attention:HIDDEN_SIZE".
+        accumulation, last, balance, align, together, prefetch: as in `nopad.PackedLoader`.
         correction: how hyper-parameters that were tuned without packs are corrected by the packing factor
             (`nopad.training.scale_for_packing`): "accumulation", "betas" or "none".
     """
@@ -190,13 +190,13 @@ class Optimizer:
     foreach: bool | None = None
 
     def switches(self) -> dict[str, Any]:
-        """Return this table's options of `nopad.training.Lamb`, by name."""
+        """Return those fields of this table that are options of `nopad.training.Lamb`, by name."""
         return {name: value for name, value in asdict(self).items() if name != "name"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Output:
-    """``[output]``: where the results go.
+    """``[output]``: where checkpoints and results are written.
 
     Attributes:
         folder: folder for checkpoints, metrics and the trained model: a new or empty one, or that of a resumed run.
@@ -238,7 +238,7 @@ class TrainConfig:
                 raise OptionError(f"trainer.{name} and [schedule] both say what the learning rate does; leave one out")
 
     def document(self) -> dict[str, dict[str, Any]]:
-        """Return the tables as a configuration file would have them, without fields that have their default value."""
+        """Return the tables as a dict, as in a configuration file, without fields that have their default value."""
         made: dict[str, dict[str, Any]] = {}
         for table in fields(self):
             value = getattr(self, table.name)
@@ -404,7 +404,7 @@ def _trainer_fields() -> Mapping[str, Any]:
     try:
         from transformers import TrainingArguments
     except ImportError as error:
-        raise MissingExtraError(f"training needs {error.name}: pip install 'nopad[train]'") from error
+        raise MissingExtraError(f"training needs {error.name}: {install('train')}") from error
     found = {one.name: one.type for one in fields(TrainingArguments) if one.init and one.name not in _ELSEWHERE}
     return found | {"report_to": str | list[str]}  # where "none" is a value, and not the absence of one
 

@@ -1,4 +1,4 @@
-"""Correct hyper-parameters as ``packing.correction`` asks, by the packing factor of the training data."""
+"""Correct hyper-parameters for packing, as the field ``packing.correction`` says, with the measured packing factor."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ["corrected"]
 
 
 def corrected(made: Loaders, data: Any) -> tuple[Loaders, Scaled | None]:
-    """Return loaders for the corrected hyper-parameters, and the correction, None if the configuration asks for none.
+    """Return loaders for corrected hyper-parameters, and the correction; None if ``packing.correction`` is "none".
 
     The packing factor is measured on an epoch's loader with ``accumulation=1``.
 
     Raises:
-        OptionError: the factor is not known, or the hyper-parameters have nothing that could be corrected.
+        OptionError: the factor is not known, or there is no hyper-parameter that the correction could change.
     """
     config, args = made.config, made.args
     how = config.packing.correction

@@ -1,8 +1,8 @@
-"""`CountedLR`: a `Schedule` applied to a torch optimiser, by the counts of a loader. Needs torch.
+"""`CountedLR`: a torch scheduler that applies a `Schedule` to an optimiser, by what a loader has given.
 
-It is a torch scheduler: call ``step()`` after each optimiser step; ``state_dict()`` and ``get_last_lr()`` work as
-usual. The loader counts the sequences and tokens of whole steps on all ranks, and keeps these counts in its own state.
-So nothing is counted twice, and a resumed run has the same learning rates, to the bit, as an uninterrupted one.
+Call ``step()`` after each optimiser step; ``state_dict()`` and ``get_last_lr()`` work as usual. The loader counts the
+sequences and tokens of whole steps on all ranks, and keeps these counts in its own state. So a resumed run has exactly
+the same learning rates as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class CountedLR(LRScheduler):
     Args:
         optimizer: a torch optimiser; the ``lr`` of each of its groups is the peak rate, which the schedule multiplies.
         schedule: the learning rate as a function of the number of sequences, tokens or steps seen.
-        loader: the loader of the training data; not needed if the schedule counts "steps". Batches that it gave before
-            this object was made do not count.
+        loader: the loader of the training data; not needed if the schedule counts "steps". Batches that the loader gave
+            before this object was created do not count.
         epochs, steps: length of training, needed if ``schedule.total`` is None: in epochs, counted from the loader's
             first; or in optimiser steps, counted from now.
 
@@ -93,7 +93,8 @@ class CountedLR(LRScheduler):
         """Number of sequences, tokens or steps seen since the schedule began.
 
         Raises:
-            OptionError: the loader has given less than the loaded state says: its own state was not loaded.
+            OptionError: the loader has given less than the loaded state says, since the loader's own state was not
+                loaded.
         """
         if self.schedule.counts == "steps" or self._loader is None:
             return max(self.last_epoch, 0)
@@ -106,7 +107,7 @@ class CountedLR(LRScheduler):
         return found - self._begun
 
     def get_lr(self) -> list[float | torch.Tensor]:
-        """Return the learning rate of each parameter group, for what was seen so far."""
+        """Return the learning rate of each parameter group, given what was seen so far."""
         ratio = self.schedule.ratio(self.seen, self.total)
         return [base * ratio for base in self.base_lrs]
 

@@ -12,6 +12,7 @@ from nopad.errors import OptionError, SourceError
 from nopad.loading import PackedLoader, causal
 from nopad.loading.streams.opening import is_stream
 from nopad.loading.torch import TorchDataset, TorchLoader
+from nopad.store import PackedDataset
 from nopad.tasks import Examples, Objective, OfTokens, Task
 
 __all__ = ["fingerprint_of", "loader_of", "packable"]
@@ -20,10 +21,10 @@ logger = logging.get_logger(__name__)
 
 
 def packable(data: Any, task: Task | None, capacity: int | None, *, collated: bool = False) -> bool:
-    """Whether `data` are a loader, or will be packed into one, which needs a capacity; False for None.
+    """Return whether `data` are packs (a loader, a packed dataset) or will be packed; False for None.
 
-    `collated`: the trainer has a collator, so data are not packed unless they are a loader, examples, or records of a
-    task.
+    Packing needs a `capacity`. With `collated`, the trainer has a collator of its own; then data are packed only if
+    they are packs, examples, or records of a task.
 
     Raises:
         OptionError: `data` are a torch dataset or DataLoader made of a `PackedLoader`; or they are examples or records
@@ -31,7 +32,7 @@ def packable(data: Any, task: Task | None, capacity: int | None, *, collated: bo
     """
     if isinstance(data, TorchDataset | TorchLoader):
         raise OptionError("the dataset is made of a PackedLoader; give the loader itself")
-    if data is None or isinstance(data, PackedLoader):
+    if data is None or isinstance(data, PackedLoader | PackedDataset):
         return data is not None
     if capacity is None and (task is not None or isinstance(data, Examples)):
         raise OptionError("packs of what capacity? Give capacity=..., the most tokens of a row; or a PackedLoader")
@@ -44,10 +45,11 @@ def loader_of(
     """Return a loader of `data`.
 
     Args:
-        data: a loader, which is returned unchanged; examples; records of a task; or tokens that `open_tokens` reads.
-        capacity: most tokens per pack; not needed for a loader.
+        data: a loader, which is returned unchanged; a packed dataset; examples; records of a task; or tokens that
+            `open_tokens` reads.
+        capacity: most tokens per pack; not needed for a loader; None: the rows of a packed dataset as stored.
         task: what turns records into sequences; None: `data` are tokens.
-        objective: what is learned; without a task, a causal language model takes its labels from the tokens.
+        objective: computes the loss; without a task, the labels of a causal language model are the tokens.
         options: further options of `nopad.PackedLoader`.
 
     Raises:
@@ -56,7 +58,10 @@ def loader_of(
     """
     if isinstance(data, PackedLoader):
         return data
-    if task is not None:
+    if isinstance(data, PackedDataset):  # whatever made its sequences, a task or not, they are made
+        if task is not None and task.collate is not None:
+            options.setdefault("collate", task.collate)
+    elif task is not None:
         made = data if isinstance(data, Examples) else task.encode(task.read(data))
         if any(made.counts.values()):
             logger.warning(f"{made}; training, evaluation and prediction are of these sequences")
@@ -78,9 +83,10 @@ def loader_of(
 
 
 def fingerprint_of(data: Any) -> str | None:
-    """Return a fingerprint of the data's content, which changes when data are changed in place; None: not known.
+    """Return a fingerprint of the data's content, which changes if the data are changed in place; None: not known.
 
-    A `datasets.Dataset` has a fingerprint of its own; of a list, all records are read, about 400,000 per second.
+    For a `datasets.Dataset`, this is the fingerprint that `datasets` computes; for a list, all records are read, at
+    about 400,000 per second.
     """
     own = getattr(data, "_fingerprint", None)
     if isinstance(own, str):

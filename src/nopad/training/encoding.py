@@ -1,21 +1,19 @@
-"""Encode any number of records into files, so that memory holds only one part of the examples at a time.
+"""Encode any number of records into files, so that only some of the examples are in memory at a time.
 
-Records are encoded part by part. Ids and columns are appended to ``.npy`` files (``ids.npy``, ``offsets.npy``, a
-``NAME.npy`` per column: the form that `nopad.loading.sources` reads), which are memory-mapped once they are complete.
-Files that the same task and tokenizer made from the same records before are used again.
+Records are encoded some thousand at a time. Ids and columns are appended to ``.npy`` files (``ids.npy``,
+``offsets.npy`` and one ``NAME.npy`` per column, as `nopad.loading.sources` reads them), which are memory-mapped once
+they are complete. If the same task and tokenizer have encoded the same records before, the existing files are used.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import re
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
@@ -23,11 +21,12 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from nopad.errors import FormatError, InputError, LengthError
+from nopad.errors import FormatError, LengthError
 from nopad.files import fsync_folder, locked, storage_errors, write_atomic
 from nopad.random import MASK, key
 from nopad.sequences import Sequences
 from nopad.tasks import Examples, Task
+from nopad.tasks.examples import encoded_part, parts_of
 
 __all__ = ["AT_ONCE", "Part", "Stored", "encoded"]
 
@@ -49,9 +48,10 @@ class Stored(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """A part of some records: those held out, or the others.
+    """A part of a set of records: those held out for evaluation, or all others.
 
-    `share` is the share of records held out, which `seed` chooses by their numbers.
+    `share`, from 0 to below 1, is the share of records held out; `seed` decides which, by their numbers. With
+    `held_out`, this is the part held out.
 
     >>> [number for number in range(12) if Part(share=0.3, seed=1, held_out=True).has(number)]
     [0, 1, 2, 3, 7, 9, 11]
@@ -62,7 +62,7 @@ class Part:
     held_out: bool = False
 
     def has(self, number: int) -> bool:
-        """Whether the record with this number is in this part."""
+        """Return whether the record with this number is in this part."""
         return (key(self.seed, _STREAM, number) < self.share * (MASK + 1)) is self.held_out
 
 
@@ -86,7 +86,8 @@ def encoded(
         task: the task that encodes the records.
         records: the records, as `task.read` gives them.
         folder: folder for the files; created if it does not exist.
-        settings: what the encoding depends on beside the records: name and options of the task, and the tokenizer.
+        settings: what the encoding depends on besides the records, by name: the task's name and options, and the
+            tokenizer.
         part: which of the records are encoded.
         at_once: number of records that are encoded at a time.
 
@@ -126,9 +127,9 @@ def _write(task: Task, records: Iterator[tuple[int, Mapping[str, Any]]], place: 
             columns[name].add(values)
 
         add("offsets", np.zeros(1, np.int64))
-        for part in _parts(records, at_once, task.fewest):
+        for part in parts_of(records, at_once, task.fewest):
             numbers = np.array([number for number, _ in part])
-            made = _encode(task, [record for _, record in part], numbers)
+            made = encoded_part(task.encode, [record for _, record in part], numbers)
             counts.update(made.counts)
             if len(made):
                 sequences = made.sequences.gathered()
@@ -152,29 +153,7 @@ def _write(task: Task, records: Iterator[tuple[int, Mapping[str, Any]]], place: 
     return {"records": seen, "group": group, "counts": dict(counts), "tokens": tokens, "columns": facts}
 
 
-def _parts(
-    records: Iterator[tuple[int, Mapping[str, Any]]], at_once: int, fewest: int
-) -> Iterator[list[tuple[int, Mapping[str, Any]]]]:
-    """Yield parts of `at_once` records; the last one, if it has fewer than `fewest`, with the one before."""
-    part = list(islice(records, at_once))
-    while part:
-        after = list(islice(records, at_once))
-        if len(after) < fewest:
-            part, after = part + after, []
-        yield part
-        part = after
-
-
 _RECORD = "nopad_record"
-
-
-def _encode(task: Task, part: list[Mapping[str, Any]], numbers: NDArray[np.int64]) -> Examples:
-    """Encode records with these numbers."""
-    try:
-        return task.encode(part)
-    except InputError as error:
-        said = re.sub(r"\brecord (\d+)", lambda found: f"record {numbers[int(found[1])]}", str(error))
-        raise type(error)(said) from error
 
 
 class _Column:

@@ -28,18 +28,18 @@ logger = logging.get_logger(__name__)
 
 
 class EvaluatingMixin(PreparingMixin):
-    """The evaluations of `PackedMixin`."""
+    """The part of `PackedMixin` that evaluates and predicts."""
 
     _evaluation: Evaluation | None
     _evaluated: list[tuple[Any, str | None, PackedLoader]]  # data, the fingerprint of what they held, their loader
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        """Return the packs of an evaluation dataset, or the Trainer's own DataLoader where it is not packed."""
+        """Return a DataLoader of an evaluation dataset's packs; the Trainer's own DataLoader if it is not packed."""
         named = self.eval_dataset[eval_dataset] if isinstance(eval_dataset, str) else eval_dataset
         return self._packs_of(named) or super().get_eval_dataloader(eval_dataset)
 
     def get_test_dataloader(self, test_dataset: Any) -> Any:
-        """Return the packs of a dataset, or the Trainer's own DataLoader where it is not packed."""
+        """Return a DataLoader of a dataset's packs; the Trainer's own DataLoader if it is not packed."""
         return self._packs_of(test_dataset) or super().get_test_dataloader(test_dataset)
 
     def _packs_of(self, data: Any) -> FedLoader | None:
@@ -76,7 +76,7 @@ class EvaluatingMixin(PreparingMixin):
         return loader
 
     def evaluated_objective(self) -> Objective:
-        """Return the objective whose loss an evaluation computes: that of training."""
+        """Return the objective whose loss an evaluation computes; by default, that of training."""
         assert self.objective is not None
         return self.objective
 
@@ -87,7 +87,7 @@ class EvaluatingMixin(PreparingMixin):
         return int(super().num_examples(dataloader))
 
     def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """Evaluate a packed batch, or another batch as the Trainer does."""
+        """Evaluate a packed batch; other batches are evaluated as the Trainer does."""
         if self._evaluation is None or not isinstance(inputs, PackedBatch):
             return super().prediction_step(model, inputs, *args, **kwargs)
         with torch.no_grad(), self.compute_loss_context_manager(), enough_memory(inputs):
@@ -102,10 +102,13 @@ class EvaluatingMixin(PreparingMixin):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> Any:
-        """Evaluate or predict; over packs with one denominator for the loss, and predictions in input order.
+        """Evaluate or predict, as the Trainer does.
+
+        Over packs, the loss is one sum over all batches, divided by one denominator, and predictions are in input
+        order.
 
         Raises:
-            OptionError: `include_for_metrics` is set, or `compute_loss_func` takes the place of an objective.
+            OptionError: the data are packs, and `include_for_metrics` or `compute_loss_func` is set.
         """
         if not isinstance(dataloader, FedLoader):
             return super().evaluation_loop(
@@ -140,7 +143,7 @@ class EvaluatingMixin(PreparingMixin):
 
 
 def each_dataset(datasets: Any) -> list[Any]:
-    """Return the evaluation datasets as a list: one, several from a dict of names, or none."""
+    """Return the evaluation datasets as a list: the values of a dict, the one dataset given, or none for None."""
     if isinstance(datasets, Mapping):
         return list(datasets.values())
     return [] if datasets is None else [datasets]

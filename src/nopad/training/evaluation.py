@@ -45,10 +45,11 @@ class Evaluation:
     """One pass over packs, on all ranks.
 
     Args:
-        objective: what is evaluated.
+        objective: computes the loss and the metrics.
         keep: whether predictions and labels are kept, in host memory.
-        reduced: called with ``(logits, labels)`` of each batch, padded to ``[S, longest, ...]`` where they are per
-            token; its result is kept in place of the logits (transformers' ``preprocess_logits_for_metrics``).
+        reduced: a function that is called with ``(logits, labels)`` of each batch (padded to ``[S, longest, ...]`` if
+            they are per token), and whose result is kept instead of the logits, like transformers'
+            ``preprocess_logits_for_metrics``. None: the logits are kept.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A loader's batches as transformers' Trainer counts them: epochs, steps, and the steps left after a resume."""
+"""Feed a loader's batches to transformers' Trainer, and correct the Trainer's counts of epochs and steps."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _TRAINER_STATE = "trainer_state.json"
 
 
 class Ahead:
-    """The optimiser steps that a loader has left. Epochs of a mixture, or with a token cap, differ in length.
+    """The numbers of optimiser steps that a loader has left, in this epoch and later ones, which may differ in length.
 
     Attributes:
         epoch: number of the current epoch.
-        left: number of steps left in it.
+        left: number of steps left in the current epoch.
     """
 
     def __init__(self, loader: PackedLoader, left: int) -> None:
@@ -35,7 +35,7 @@ class Ahead:
 
     @classmethod
     def of(cls, loader: PackedLoader) -> Ahead | None:
-        """Return the steps left of a loader that stands between two steps; None: its epochs have no known length.
+        """Return the steps that a loader has left, from where it stands; None if its epochs have no known length.
 
         Raises:
             OptionError: the loader stands in the middle of a step.
@@ -59,15 +59,18 @@ class Ahead:
         return self._whole[epoch]
 
     def steps(self, epochs: float) -> int:
-        """Return the number of steps left until `epochs` epochs, counted from epoch 0, are over."""
+        """Return the number of steps left until `epochs` epochs, counted from epoch 0, are over.
+
+        `epochs` may be fractional, like transformers' ``num_train_epochs``.
+        """
         last = max(math.ceil(epochs) - 1, self.epoch)
         without = math.floor((last + 1 - epochs) * self.whole(last))
         return max(self.left + sum(map(self.whole, range(self.epoch + 1, last + 1))) - without, 0)
 
     def epochs(self, steps: int) -> list[int]:
-        """Return the number of steps of each epoch that the next `steps` steps reach into.
+        """Return the length, in steps, of each epoch that the next `steps` steps reach into.
 
-        The first entry is the number of steps left in the current epoch.
+        The first entry is the number of steps left in the current epoch; the others are lengths of whole epochs.
         """
         found = [self.left] if steps > 0 else []
         beyond = steps - self.left
@@ -78,19 +81,19 @@ class Ahead:
 
 
 class FedLoader(TorchLoader):
-    """A loader's batches for the Trainer, whose epoch numbers may begin elsewhere than the loader's."""
+    """A DataLoader of a loader's batches for the Trainer, whose count of epochs may differ from the loader's."""
 
     _first: tuple[int, int] | None = None
 
     @cached_property
     def summary(self) -> Summary:
-        """Summary of the epoch in which the Trainer begins."""
+        """The loader's summary of the epoch in which the Trainer begins."""
         found = self.packed_loader.summary()
         assert isinstance(found, Summary)  # the Trainer asks only where there is a length, and a stream has none
         return found
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin an epoch. The first call, whatever its number, stands for the loader's current epoch."""
+        """Begin an epoch. The first call means the loader's current epoch, whatever `epoch` is."""
         if self._first is None:
             self._first = epoch, self.packed_loader.epoch
         given, stood = self._first
@@ -98,7 +101,7 @@ class FedLoader(TorchLoader):
 
 
 class Progress(TrainerCallback):
-    """Sets epoch numbers in the Trainer's state from the loader's; the Trainer itself counts from where it resumed."""
+    """Sets the epoch numbers in the Trainer's state, which would count from where training resumed, to the loader's."""
 
     def __init__(self, loader: PackedLoader, ahead: Ahead, epochs: int) -> None:
         self.loader, self.ahead, self.last = loader, ahead, epochs
@@ -110,7 +113,7 @@ class Progress(TrainerCallback):
         state.num_train_epochs = self.last
 
     def on_step_end(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
-        """Set the number of epochs that are over, with the fraction of the current one."""
+        """Set the number of epochs that are over, including a fraction for the current one."""
         if self.loader.epoch != self.epoch:
             self.epoch, self.begun = self.loader.epoch, self.loader.steps_seen - 1
         state.epoch = self.epoch + (self.loader.steps_seen - self.begun) / self.ahead.whole(self.epoch)

@@ -1,4 +1,4 @@
-"""The folder of a run: which process owns it, from which checkpoint it can resume, and its metrics.
+"""`RunFolder`: the output folder of a run, with its lock, its checkpoints and its metrics.
 
 ::
 
@@ -78,7 +78,7 @@ _FREE_TRAINER = (
 
 
 class RunFolder:
-    """The output folder of a run. Only the first rank takes it, writes to it, and leaves it."""
+    """The output folder of a run. Only the first rank locks it, writes to it, and unlocks it."""
 
     def __init__(self, folder: str | Path) -> None:
         self.path = local_path(folder)
@@ -93,7 +93,8 @@ class RunFolder:
 
         Raises:
             OutputExistsError: without `resume`: the folder holds a run, or other files.
-            ResumeError: there is no run to resume, or its configuration is another one; the message names the field.
+            ResumeError: there is no run to resume, or it has another configuration; the message names the field that
+                differs.
             OutputBusyError: another process trains in the folder.
         """
         known = (self.path / CONFIG_FILE).is_file()
@@ -108,7 +109,7 @@ class RunFolder:
             self._check_same(config)
 
     def begin(self, config: TrainConfig, *, per_step: str) -> None:
-        """Write the configuration of a run that begins, and its step; from then on, the folder holds a run.
+        """Write the configuration of a new run, and the size of its step; from then on, the folder holds a run.
 
         `per_step`: the number of rows or sequences of a step, in words.
 
@@ -119,7 +120,7 @@ class RunFolder:
         write_atomic(self.path / CONFIG_FILE, to_toml(config.document()).encode())  # last: it makes the run one
 
     def undo(self) -> None:
-        """Forget a run that failed before its first step, so that it can begin again here."""
+        """Remove the traces of a run that failed before its first step, so that a run can begin in this folder."""
         for name in (CONFIG_FILE, RUN_FILE, TASK_FILE, METRICS_FILE):
             (self.path / name).unlink(missing_ok=True)
 
@@ -205,10 +206,10 @@ class RunFolder:
             ) from error
 
     def is_longer(self, config: TrainConfig) -> bool:
-        """Whether this configuration gives a resumed run more epochs or steps than the one in the folder.
+        """Return whether this configuration gives a resumed run more epochs or steps than it had before.
 
         Raises:
-            ResumeError: it does, but the run is over and left no checkpoint to resume from.
+            ResumeError: it has more, but the run is over and left no checkpoint from which to resume.
         """
         if not (self.path / CONFIG_FILE).is_file():
             return False
@@ -327,7 +328,7 @@ def append_line(path: Path, document: Mapping[str, Any]) -> None:
 
 
 def kept_lines(path: Path, step: int) -> None:
-    """Keep the lines of a metrics file up to a step; remove later lines, and one that is incomplete.
+    """Keep the lines of a metrics file up to this step; remove later lines, and an incomplete last line.
 
     Raises:
         StorageError: the file cannot be written.

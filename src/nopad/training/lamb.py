@@ -13,9 +13,10 @@ their global norm, an unclamped trust ratio r, and r = 1 for groups without weig
 the LAMB of the paper's third version, which torch_optimizer and pytorch_optimizer follow, give
 ``bias_correction=False, max_grad_norm=None, max_weight_norm=10, adapt_undecayed=True``.
 
-The same routine updates a list of parameters: with ``foreach`` all parameters of a device and dtype, without it a
-single one. So both give the same bits wherever torch's foreach functions do. Memory: m and v, and during a step, twice
-the size of one list's parameters in addition. Source: You et al., arXiv 1904.00962.
+One routine updates lists of parameters: with ``foreach``, a list has all parameters of a device and dtype; without it,
+one parameter. Both ways give the same bits wherever torch's foreach functions give those of its ordinary functions.
+Memory: m and v, and during a step another two times the size of one list's parameters. Source: You et al., arXiv
+1904.00962.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _Held = tuple[list[Tensor], list[Tensor]]  # parameters, and their gradients
 
 
 class Lamb(torch.optim.Optimizer):
-    """LAMB as MLPerf has it; the module docstring has the rule.
+    """The LAMB optimiser, by default as in MLPerf; the module docstring has the update rule.
 
     Args:
         params: parameters, or groups of them (`decay_groups` makes the two that BERT has).
@@ -107,7 +108,7 @@ class Lamb(torch.optim.Optimizer):
 
     @staticmethod
     def of(args: Any, **switches: Any) -> tuple[type[Lamb], dict[str, Any]]:
-        """Return the value of `optimizer_cls_and_kwargs` for transformers' Trainer.
+        """Return the value of the argument `optimizer_cls_and_kwargs` of transformers' Trainer.
 
         The Trainer clips gradients itself (``max_grad_norm``), and makes the parameter groups, so that biases and
         normalisation layers have no weight decay.

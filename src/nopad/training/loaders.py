@@ -64,7 +64,7 @@ def _opened(inputs: tuple[str, ...], name: str, config: TrainConfig) -> Any:
 
 
 def has_evaluation(config: TrainConfig) -> bool:
-    """Whether the configuration has evaluation data: of its own, held out, or a split of the training data."""
+    """Return whether the configuration has evaluation data: files of their own, held-out records, or another split."""
     return bool(config.data.eval) or config.data.held_out > 0 or _has_split(config)
 
 
@@ -73,7 +73,7 @@ def _has_split(config: TrainConfig) -> bool:
 
 
 class Loaders:
-    """Makes the loaders of a run."""
+    """Makes the training and evaluation loaders of a run."""
 
     def __init__(
         self, config: TrainConfig, args: Any, task: Task | None, tokenizer: Any, objective: Objective, cache: Path
@@ -88,7 +88,7 @@ class Loaders:
         return Loaders(config, args, self.task, self.tokenizer, self.objective, self.cache)
 
     def loader(self, data: Any, name: str) -> PackedLoader:
-        """Return the loader of records, or of a place where tokens are stored; `name`: "train" or "eval"."""
+        """Return the loader of `data`: records, or a place where tokens are stored. `name` is "train" or "eval"."""
         options, capacity = self._options(training=name == "train"), self.config.packing.capacity
         if isinstance(data, RecordStream):
             assert self.task is not None
@@ -154,9 +154,10 @@ def widest(loader: PackedLoader) -> int:
 
 @contextmanager
 def about(field: str, why: str = "") -> Iterator[None]:
-    """Put a field's name before the message of an error about its data, and name options as in the file.
+    """In a ``with`` block, begin messages of errors with the configuration field that names the data.
 
-    `why`: text to add to messages about sequences longer than ``max_length``.
+    The messages also name options as in the configuration file. `why` is added to messages about sequences that are
+    longer than ``max_length``.
     """
     try:
         yield

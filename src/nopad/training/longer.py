@@ -1,4 +1,4 @@
-"""Make a run longer when it is resumed: which changes of its length are allowed, and how learning rates change.
+"""Make a run longer when it resumes: check the change of its length, and set the learning rates of the new length.
 
 Data, packs and batches do not depend on the number of steps, so a longer run begins with the steps of the shorter one.
 Learning rates may depend on it: with a schedule that ends (linear, cosine), every step's rate depends on the number of
@@ -25,9 +25,9 @@ LENGTHS = tuple(_USUAL)
 
 
 def compared(began: Mapping[str, Any], mine: Mapping[str, Any]) -> tuple[bool, str]:
-    """Compare the tables ``[trainer]`` with which a run began and resumes.
+    """Compare the table ``[trainer]`` with which a run began (`began`) with the one with which it resumes (`mine`).
 
-    Returns whether the second makes the run longer, and what is wrong with the change, or "".
+    Returns whether `mine` makes the run longer, and a text that says what is wrong with the change, or "".
 
     >>> compared({"num_train_epochs": 2.0}, {"num_train_epochs": 4.0}), compared({"max_steps": 9}, {"max_steps": 9})
     ((True, ''), (False, ''))
@@ -53,7 +53,7 @@ class Longer(TrainerCallback):
 
     Args:
         checkpoint: folder of the checkpoint from which the run resumes.
-        say: called with one line of text for people.
+        say: called with one line of text for the user.
     """
 
     def __init__(self, checkpoint: Path, say: Callable[[str], None]) -> None:

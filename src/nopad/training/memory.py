@@ -1,8 +1,8 @@
-"""How much memory training needs, estimated before it begins: from shapes alone, without weights or a device.
+"""Estimate how much memory training will need, from shapes alone, without weights or a device.
 
 The model is built and run once without data (torch's "meta" device) on one micro-step of padded rows, with attention
-that keeps the same tensors as fused kernels. All tensors that autograd would keep for the backward pass are counted.
-The formula, in bytes, for P parameters of b bytes each, of which p parameters are trained::
+that keeps the same tensors for the backward pass as fused kernels do. All tensors that autograd would keep for the
+backward pass are counted. The formula, in bytes, for P parameters of b bytes each, of which p parameters are trained::
 
     parameters   b P
     gradients    b p

@@ -36,6 +36,7 @@ from nopad.files import write_atomic
 from nopad.loading import PackedLoader
 from nopad.loading.summary import Summary
 from nopad.losses import over_ranks
+from nopad.store import PackedDataset
 from nopad.tasks import Objective, Task
 from nopad.training.checkpoint import check_same_model
 from nopad.training.checks import check_ranks, check_schedule, check_step, forget_evaluation
@@ -49,16 +50,17 @@ __all__ = ["PackedMixin"]
 
 
 class PackedMixin(EvaluatingMixin):
-    """Trains any transformers Trainer on packs: ``class Mine(PackedMixin, transformers.Trainer)``.
+    """Makes any subclass of transformers' Trainer train on packs: ``class Mine(PackedMixin, transformers.Trainer)``.
 
-    It takes the arguments of the Trainer behind it, and these:
+    It takes the arguments of that Trainer, and these:
 
     Args:
         task: what turns records into sequences and says what is learned (`nopad.tasks`); then `train_dataset` and
-            `eval_dataset` are records (lists of dicts, a `datasets.Dataset`) or `Examples`.
-        objective: what is learned, if there is no task; None: the objective of the model's own head.
+            `eval_dataset` are records (lists of dicts, a `datasets.Dataset`), `Examples`, or a packed dataset.
+        objective: computes the loss, if there is no task; None: the objective that fits the model's head.
         capacity: most tokens per pack. ``per_device_train_batch_size`` is the number of rows per rank and micro-step.
-            None: the datasets are loaders, or data that the Trainer handles without packing.
+            None: a packed dataset is taken in rows as stored; other datasets are loaders, or the Trainer handles them
+            without packing.
         loading: further options of `nopad.PackedLoader`: balance, cost, depth, ...
         schedule: the learning rate by sequences, tokens or steps seen (`nopad.training.Schedule`), in place of the
             Trainer's own schedule.
@@ -70,9 +72,16 @@ class PackedMixin(EvaluatingMixin):
     pack-safe is made so (`nopad.packed`).
 
     Raises:
-        OptionError: the Trainer's options contradict the loader's step, or would shuffle, batch or collate anew; or
-            there are two schedules.
-        UnsupportedModelError: the model cannot keep sequences apart, or has no head that says what it learns.
+        OptionError: the Trainer's options contradict the loader's step, or would shuffle, batch or collate a second
+            time; or there are two schedules.
+        UnsupportedModelError: the model cannot keep sequences apart, or has no head by which to choose an objective.
+
+    >>> import transformers
+    >>> from nopad.training import PackedMixin
+    >>> class Mine(PackedMixin, transformers.Trainer):
+    ...     pass
+    >>> issubclass(Mine, transformers.Trainer)
+    True
     """
 
     def __init__(
@@ -101,7 +110,9 @@ class PackedMixin(EvaluatingMixin):
         self._begin: dict[str, Any] | None = None
         self._before: tuple[int, PackedLoader] | None = None  # steps taken, and where the loader stood then
         data, evaluated = given.get("train_dataset"), given.get("eval_dataset")
-        self.capacity = data.capacity if capacity is None and isinstance(data, PackedLoader) else capacity
+        self._as_stored = capacity is None
+        packed_already = isinstance(data, PackedLoader | PackedDataset)
+        self.capacity: int | None = getattr(data, "capacity", None) if packed_already and capacity is None else capacity
         self._collates = given.get("data_collator") is not None
         packs, held_out = self._packs(data), [self._packs(one) for one in each_dataset(evaluated)]
         if packs:
@@ -125,7 +136,9 @@ class PackedMixin(EvaluatingMixin):
         """Check or complete the arguments that the Trainer behind this class is about to get; `given` is changed."""
 
     def get_train_dataloader(self) -> Any:
-        """Return the loader's own `DataLoader`, which accelerate leaves unchanged; without packs, the Trainer's own.
+        """Return a `DataLoader` of the loader's batches, which accelerate leaves unchanged.
+
+        If the data are not packed, return the Trainer's own `DataLoader`.
 
         Raises:
             OptionError: the Trainer's options contradict the loader.
@@ -153,9 +166,10 @@ class PackedMixin(EvaluatingMixin):
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None, **more: Any
     ) -> Any:
-        """Return the objective's loss over the step's denominator.
+        """Return the objective's loss: the batch's sum of losses, divided by the step's denominator.
 
-        It is multiplied by the number of ranks over which gradients are averaged.
+        The result is multiplied by the number of ranks, since gradients are averaged over them. Without packs, this is
+        the Trainer's own loss.
         """
         ours = self.objective is not None and isinstance(inputs, PackedBatch) and not self._loss_is_theirs
         if not ours:
@@ -169,7 +183,7 @@ class PackedMixin(EvaluatingMixin):
         return (loss, outputs) if return_outputs else loss
 
     def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Tensor:
-        """Take a micro-step; after the last one of a step, stop all ranks if a loss was not finite.
+        """Run a micro-step forward and backward; after the last one of a step, stop all ranks if a loss was not finite.
 
         Raises:
             LossError: a loss is NaN or infinite; its batch is saved in the output folder.
@@ -273,7 +287,10 @@ class PackedMixin(EvaluatingMixin):
             print(effects(summary, self.args, self.schedule, total), flush=True)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Log; a training loss with the number of sequences and tokens seen on all ranks since the first epoch."""
+        """Log as the Trainer does.
+
+        Add to training losses the number of sequences and tokens seen since the first epoch.
+        """
         loader = self.train_dataset
         if (
             isinstance(loader, PackedLoader)

@@ -1,4 +1,4 @@
-"""The model of a run: first its configuration and shape, without weights; the weights are loaded last."""
+"""Make the model of a run: first its configuration, then the model without weights, and in the end with weights."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def load_tokenizer(table: Model) -> Any:
 
 
 def read_model_config(table: Model, task: type[Task] | Task | None) -> Any:
-    """Return the model's configuration, with the changes of the task and of ``model.config``.
+    """Return the model's configuration, changed as the task and the field ``model.config`` require.
 
     Raises:
         FormatError: there is no model, or its configuration cannot be read.
@@ -73,7 +73,7 @@ def outline(table: Model, config: Any, auto: str | None) -> Any:
 
 
 def longest(model: Any) -> int | None:
-    """Return the largest number of tokens that the model's positions allow for a sequence; None: any number."""
+    """Return the most tokens that a sequence may have, by the model's number of positions; None: unlimited."""
     inner = bare(model)
     return positions_of(inner, family_of(inner.config))
 
@@ -81,7 +81,7 @@ def longest(model: Any) -> int | None:
 def check_positions(table: Model, shape: Any) -> None:
     """Refuse a checkpoint with fewer learned positions than the model, such as one of pre-training's first phase.
 
-    `shape`: the model without weights.
+    `shape` is the model without weights, from `outline`.
 
     Raises:
         OptionError: the checkpoint has fewer positions.
@@ -109,11 +109,11 @@ def _table_of_positions(model: Any) -> int | None:
 
 
 def load_model(table: Model, config: Any, auto: str | None) -> tuple[Any, list[str]]:
-    """Return the model with weights, pack-safe, and the names of new weights, which the checkpoint does not have.
+    """Return the pack-safe model with weights, and the names of those weights that the checkpoint does not have.
 
     Raises:
         FormatError: there are no weights, or they cannot be read.
-        OptionError: the weights are those of another model, or none of them belongs to this model.
+        OptionError: the checkpoint's weights have other shapes, or none of them belongs to this model.
     """
     if table.fresh:
         model = _kind(config, auto)(config).to(getattr(torch, table.dtype))

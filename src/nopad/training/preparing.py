@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from nopad.errors import OptionError
 from nopad.loading import PackedLoader
 from nopad.model.safety import is_packed, packed
+from nopad.store import PackedDataset
 from nopad.tasks import Objective, Task, objective_of
 from nopad.tasks.fit import check_head, fit
 from nopad.training.checks import check_options
@@ -25,20 +26,21 @@ else:
 
 
 class PreparingMixin(_Base):
-    """The preparations of `PackedMixin`."""
+    """The part of `PackedMixin` that prepares a Trainer: model, objective, loaders and scheduler."""
 
     train_dataset: Any
     eval_dataset: Any
     task: Task | None
     objective: Objective | None
     capacity: int | None
+    _as_stored: bool  # whether packed datasets are read row by row, and not packed anew
     _collates: bool
     _ready: bool
     _loading: dict[str, Any]
     schedule: Schedule | None
 
     def placeholder(self) -> Any:
-        """Return the dataset that the constructor of the Trainer behind this class gets in place of packed data."""
+        """Return a small dataset that the Trainer behind this class gets in its constructor, instead of packed data."""
         import datasets
 
         return datasets.Dataset.from_dict({"input_ids": [[0]], "labels": [[0]]})
@@ -112,10 +114,11 @@ class PreparingMixin(_Base):
         options |= self._loading
         if not training:
             options |= {"last": "fill", "accumulation": 1}
-        return loader_of(data, self.capacity, task=self.task, objective=self.objective, **options)
+        capacity = None if self._as_stored and isinstance(data, PackedDataset) else self.capacity
+        return loader_of(data, capacity, task=self.task, objective=self.objective, **options)
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        """Return a scheduler that follows the given `schedule`; without one, the Trainer's own scheduler."""
+        """Create a scheduler that follows `schedule`; if there is none, the Trainer's own scheduler."""
         if self.schedule is None:
             return super().create_scheduler(num_training_steps, optimizer)
         args, schedule = self.args, self.schedule

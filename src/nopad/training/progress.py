@@ -1,4 +1,4 @@
-"""Progress of a run: rates, padding and remaining time, and one line of JSON per log."""
+"""Report the progress of a run: rates, padding and remaining time, and one line of JSON per log."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ __all__ = ["Logged", "Metrics", "is_metric"]
 
 
 def is_metric(name: str) -> bool:
-    """Whether a logged value measures the model, and not the epoch, run time or speed of the evaluation."""
+    """Return whether a logged value measures the model, unlike the epoch, or an evaluation's run time or speed."""
     return name != "epoch" and not name.endswith(("_runtime", "_per_second", "_flos"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Logged:
-    """One log of a run.
+    """The values of one log of a run, with rates.
 
     Attributes:
         step, steps: number of optimiser steps taken, and of the whole run.
@@ -66,7 +66,8 @@ class Logged:
 class Metrics(TrainerCallback):
     """Writes every log, with rates, as one line of JSON, and passes it to `tell`.
 
-    The Trainer logs before each checkpoint, so that later logs are the same whether or not a run was stopped there.
+    It makes the Trainer log before each checkpoint, so that later logs are the same whether or not a run was stopped
+    there.
 
     Args:
         loader: the loader of the training data.
@@ -118,16 +119,16 @@ class Metrics(TrainerCallback):
             self.step(state.global_step, state.max_steps)
 
     def on_epoch_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Log before a checkpoint."""
+        """Log if a checkpoint is about to be saved."""
         if control.should_save:
             control.should_log = True
 
     def on_evaluate(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Leave the time of an evaluation out of the rates."""
+        """Exclude the time of the evaluation from the rates."""
         self._mark = time.perf_counter()
 
     def on_save(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Leave the time of a checkpoint out of the rates."""
+        """Exclude the time of saving a checkpoint from the rates."""
         self._mark = time.perf_counter()
 
     def on_log(

@@ -1,4 +1,4 @@
-"""A run of `nopad train`: all parts that a configuration names, made and checked in order of cost, cheap ones first.
+"""A run of `nopad train`: make and check everything that a configuration names, the cheapest checks first.
 
 `prepare` reads the data and the model's shape, plans, and describes the training, without loading weights; `train`
 trains. A dry run, a new run and a resumed run go through the same `prepare`.
@@ -45,7 +45,7 @@ _USUAL = {"logging_steps": 10, "report_to": "none", "log_level": "error", "log_l
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """A run before its weights are loaded.
+    """A run that is ready to train, except that the weights are not loaded yet.
 
     Attributes:
         config: the configuration, with defaults filled in and corrected for packing.
@@ -53,9 +53,9 @@ class Prepared:
         task: the task; None: the data are tokens.
         tokenizer: the model's tokenizer; None: it has none.
         model_config: the model's configuration.
-        objective: what is learned.
+        objective: computes the loss and its metrics.
         auto: name of the Auto class with the head; None: the head that the model's configuration names.
-        train, evaluation: the loaders.
+        train, evaluation: the loaders of training and evaluation data; None: there is no evaluation.
         scaled: the correction of hyper-parameters for packing; None: no correction was asked for.
         total: length of training in the unit that the schedule counts; None: there is no schedule.
         memory: estimate of the memory that training needs.
@@ -199,7 +199,7 @@ def arguments(config: TrainConfig) -> Any:
     """Return the `transformers.TrainingArguments` of a run.
 
     Raises:
-        OptionError: transformers refuses an option, or an option asks for an evaluation and there are no data for it.
+        OptionError: transformers refuses an option, or an option requires an evaluation and there are no data for it.
         MissingExtraError: an option needs a package that is not installed.
     """
     has_eval = has_evaluation(config)
@@ -280,9 +280,8 @@ def train(
         prepared: what `prepare` returned.
         folder: the run's folder, which the first rank has taken.
         resume: resume from the last complete checkpoint, or from the beginning if the run was stopped before the first.
-        begin: called on the first rank when all checks have passed and the first step is next, in new and in resumed
-            runs.
-        say: called with lines of text for people, on the first rank.
+        begin: called on the first rank right before the first step, when all checks have passed; in resumed runs too.
+        say: called with lines of text for the user, on the first rank.
         tell: called with each log, on the first rank.
         step: called after each step with its number and the total number of steps, on the first rank.
 

@@ -1,12 +1,12 @@
-"""How packing changes the meaning of hyper-parameters, and two corrections: fewer micro-steps, or other betas.
+"""Correct hyper-parameters for packing, which changes their meaning: fewer micro-steps, or other betas.
 
 With p sequences per pack, a step with the same number of rows sees p times as many sequences, and an epoch has 1/p of
 the steps. The correction "accumulation" keeps the number of sequences per step: it divides the number of micro-steps by
 p, and every other hyper-parameter keeps its meaning. The correction "betas" makes the moments of Adam and LAMB forget
 as much per sequence as before: it raises the betas to the power of p, which is exact if gradients are constant. Neither
-changes the learning rate: the paper found that training is slower if it is scaled with the batch.
+changes the learning rate: the paper found that training converges more slowly if it is scaled with the batch.
 
-Source: Krell et al., arXiv 2107.02027, 3.3, and its supplement, E. Its example 0.81^2 is 0.6561, not 0.66 exactly.
+Source: Krell et al., arXiv 2107.02027, section 3.3 and supplement E, whose example 0.81^2 = 0.66 is rounded (0.6561).
 """
 
 from __future__ import annotations
@@ -45,6 +45,11 @@ class Scaled:
         how: the correction that was made.
         changed: ``(before, after)`` of each changed hyper-parameter, by name.
         lines: lines of text that say what was changed and why.
+
+    >>> from nopad.training import scale_for_packing
+    >>> made = scale_for_packing({"accumulation": 8, "rows": 4}, 4.0, "accumulation")
+    >>> made.hparams, made.changed
+    ({'accumulation': 2, 'rows': 4}, {'accumulation': (8, 2)})
     """
 
     hparams: Any
@@ -114,7 +119,7 @@ def _divided(sequences: int, packs: int) -> float:
 
 
 def scale_for_packing(hparams: Any, factor: Any, how: How = "accumulation") -> Scaled:
-    """Return hyper-parameters for training with packs, made from those for training without.
+    """Return hyper-parameters for training with packs, given those for training without packs.
 
     Args:
         hparams: `transformers.TrainingArguments`, another dataclass, or a dict. To be changed, it must have

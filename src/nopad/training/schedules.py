@@ -24,7 +24,7 @@ Counts = Literal["sequences", "tokens", "steps"]
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """The learning rate after a number of sequences, tokens or steps, as a multiple of the optimiser's rate.
+    """A learning-rate schedule by the number of sequences, tokens or steps seen, as a multiple of the optimiser's rate.
 
     The multiple rises linearly from `initial` to 1 during the warm-up, then falls from 1 to `end` with
     (1 - progress) ** `power`, and stays at `end`.

@@ -10,7 +10,7 @@ __all__ = ["to_toml"]
 
 
 def to_toml(document: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return tables as TOML."""
+    """Return tables, by name, as the text of a TOML file; fields that are None are left out."""
     lines = []
     for name, table in document.items():
         lines.append(f"[{name}]")

@@ -52,7 +52,7 @@ _TOKENIZER = frozenset({"chat_template_path", "eos_token", "pad_token"})
 def check_passed_over(trainer: Any, **same: Any) -> None:
     """Refuse options of TRL's configuration that concern TRL's own preparation of data, or its own loss.
 
-    `same`: for some options, a value that is allowed because the task does the same.
+    `same` gives, for some options, a value that is allowed too, because the task does the same.
 
     Raises:
         OptionError: such an option has neither its default value nor the one in `same`.
@@ -92,16 +92,28 @@ class _Packed(PackedMixin):
 class PackedSFTTrainer(_Packed, _SFT):
     """TRL's `SFTTrainer`, which trains, evaluates and predicts on packs (`PackedMixin`).
 
-    Sequences are used as the task or the loader gives them: TRL applies no chat template, truncates nothing
-    (`max_length`), and chooses no labels. The task (`nopad.tasks.Chat`) or the loader's `collate` does. A training step
-    computes TRL's own loss (``loss_type="dft"``, ``label_smoothing_factor``), over the same labels and the same
-    denominator; an evaluation computes the same loss, with one denominator for the whole evaluation. Only the router
-    loss of a mixture of experts is left out of evaluations, since it depends on which sequences share a batch. Without
-    a `processing_class`, the task's tokenizer is used, and saved with the model.
+    Sequences are used as the task (`nopad.tasks.Chat`) or the loader's `collate` makes them: TRL itself applies no chat
+    template, does not truncate to `max_length`, and chooses no labels. A training step computes TRL's own loss
+    (``loss_type="dft"``, ``label_smoothing_factor``), over the same labels and the same denominator; an evaluation
+    computes the same loss, with one denominator for the whole evaluation. The router loss of a mixture of experts is
+    not part of evaluations, since it depends on which sequences share a batch. Without a `processing_class`, the task's
+    tokenizer is used, and saved with the model.
 
     Raises:
         OptionError: the configuration asks TRL to pack, to choose labels, or to prepare data in another way; or as for
             `PackedMixin`.
+
+    >>> import tempfile, transformers
+    >>> from trl import SFTConfig
+    >>> from nopad.tasks import CausalLM
+    >>> from nopad.training import PackedSFTTrainer
+    >>> sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    >>> model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=len(tokenizer), **sizes))
+    >>> texts = [{"text": "the cat sleeps in the house"}] * 8
+    >>> args = SFTConfig(tempfile.mkdtemp(), report_to=[], use_cpu=True, bf16=False, gradient_checkpointing=None)
+    >>> trainer = PackedSFTTrainer(model, args, task=CausalLM(tokenizer), train_dataset=texts, capacity=32, quiet=True)
+    >>> len(trainer.get_train_dataloader())
+    1
     """
 
     def __init__(self, *args: Any, formatting_func: Any = None, **kwargs: Any) -> None:
@@ -169,6 +181,20 @@ class PackedRewardTrainer(_Packed, _Reward):
     Raises:
         OptionError: there is no task, or the configuration sets options of TRL's own data preparation or loss; or as
             for `PackedMixin`.
+
+    >>> import tempfile, transformers
+    >>> from trl import RewardConfig
+    >>> from nopad.tasks import Pairs
+    >>> from nopad.training import PackedRewardTrainer
+    >>> task = Pairs(tokenizer)
+    >>> sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    >>> config = transformers.BertConfig(vocab_size=len(tokenizer), **sizes, **task.model_options())
+    >>> model = transformers.BertForSequenceClassification(config)
+    >>> pairs = [{"prompt": "is it red ?", "chosen": " no", "rejected": " yes"}] * 8
+    >>> args = RewardConfig(tempfile.mkdtemp(), report_to=[], use_cpu=True, bf16=False, gradient_checkpointing=None)
+    >>> trainer = PackedRewardTrainer(model, args, task=task, train_dataset=pairs, capacity=32, quiet=True)
+    >>> len(trainer.get_train_dataloader())
+    1
     """
 
     def placeholder(self) -> Any:

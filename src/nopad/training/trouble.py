@@ -1,4 +1,4 @@
-"""Failures of a training step: a loss that is not finite, whose batch is saved for inspection, or too little memory."""
+"""Handle failures of a training step: a loss that is not finite, whose batch is saved, and too little memory."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def check_unscaled(trainer: Any, ours: Tensor, taken: Tensor) -> None:
 
 @contextmanager
 def enough_memory(batch: Any) -> Iterator[None]:
-    """Raise an error that lists options which help, if memory runs out inside this context.
+    """In a ``with`` block, turn an out-of-memory error into one that lists the options that help.
 
     Raises:
         DeviceMemoryError: memory ran out while running `batch`, a `PackedBatch`.
@@ -127,6 +127,14 @@ def load_batch(path: str | Path) -> PackedBatch:
 
     Raises:
         FormatError: the file cannot be read, or does not hold such a batch.
+
+    >>> import nopad, pathlib, tempfile
+    >>> from nopad.training import load_batch
+    >>> from nopad.training.trouble import save_batch
+    >>> path = pathlib.Path(tempfile.mkdtemp(), "nopad_batch_0.safetensors")  # training names it in its message
+    >>> save_batch(path, nopad.PackedBatch.from_sequences([[7, 8, 9], [5]]))
+    >>> load_batch(path).input_ids.tolist()
+    [[7, 8, 9, 5]]
     """
     from safetensors import SafetensorError, safe_open
 

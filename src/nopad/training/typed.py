@@ -16,7 +16,7 @@ _NAMED = 12  # names that a message lists where none is near
 
 
 class Given(NamedTuple):
-    """A value from the command line, and its original text, which is used where a text is expected."""
+    """A value given on the command line: parsed, and as the original text, which is used for fields that hold text."""
 
     value: Any
     text: str
@@ -54,7 +54,7 @@ def fitted(name: str, value: Any, hint: Any) -> Any:
 
 
 def known(name: str, names: Iterable[str], what: str) -> None:
-    """Refuse a name that is not in `names`; the message begins with `what`, which has these names.
+    """Refuse a name that is not in `names`; `what`, which the message begins with, says what these names belong to.
 
     Raises:
         OptionError: the name is unknown; the message gives the nearest known name, or some of them if none is near.

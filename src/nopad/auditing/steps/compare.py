@@ -15,7 +15,10 @@ SMALL = 1e-6  # of all gradients: a module's that are smaller are measured again
 
 
 def by_module(alone: Gradients, step: Gradients) -> list[ModuleGradients]:
-    """Return how far the gradients of each module differ; `alone` and `step` are float64 tensors by parameter name."""
+    """Return how far the gradients of each module differ, in the model's order.
+
+    `alone` and `step` hold float64 gradients by parameter name.
+    """
     groups: dict[str, list[str]] = {}
     for name in alone:
         groups.setdefault(_module(name), []).append(name)
@@ -41,7 +44,7 @@ def by_module(alone: Gradients, step: Gradients) -> list[ModuleGradients]:
 
 
 def largest_difference(modules: list[ModuleGradients]) -> tuple[float, str]:
-    """Return the largest relative difference, and a text that names its module."""
+    """Return the largest relative difference of any module, and a text that names that module."""
     worst = max(modules, key=lambda module: module.difference, default=None)
     return (0.0, "no parameter is trained") if worst is None else (worst.difference, f"most at {worst.name}")
 

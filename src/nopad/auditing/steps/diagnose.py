@@ -30,10 +30,16 @@ ROUGHLY = 1e-5  # the same, if some of the model computes in float32
 
 @dataclass
 class Case:
-    """A step that differs, with its measurements and what the diagnosis found.
+    """A step whose loss or gradients differ from those of its sequences alone, with all measurements.
 
     Attributes:
-        wanted: the sequences as they should be trained on, micro-batch by micro-batch.
+        model, micros, runner, alone, ranks, accumulation, per, causal: as in `nopad.auditing.steps.judged.Plan`.
+        wanted: the sequences on which the step should train, micro-batch by micro-batch.
+        truth: the right loss and gradients, from the sequences alone; None: not computed.
+        losses, gradients: loss of each micro-batch, and gradients of the step by parameter name.
+        wide: whether casts to narrower floats gave float64.
+        limit: largest relative difference that counts as equal.
+        drawn: names of the operations, other than dropout, that drew random numbers.
         denominator: the number by which the sum of losses was divided; None: unknown.
         first: name of the first module whose output differs; None: no module's does, or none was looked for.
     """
@@ -58,10 +64,10 @@ class Case:
 
 
 def diagnosed(case: Case) -> list[Finding]:
-    """Return what is wrong, the likeliest cause first, and set the case's `denominator` and `first`.
+    """Return findings that explain the difference, the likeliest cause first; set the case's `denominator` and `first`.
 
     Raises:
-        ModelFailedError: the model raised on a sequence alone.
+        ModelFailedError: the model raised an exception on a sequence alone.
     """
     found = _not_finite(case)
     single = copied(case.model, torch.float64, plain=True)

@@ -1,4 +1,4 @@
-"""The examples of a step: read from a dataset's dicts, and turned into the arguments of a forward call alone."""
+"""The examples of a step: read them from a dataset's dicts, and turn them into a model's arguments for one sequence."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def examples_of(features: Sequence[Mapping[str, Any]]) -> list[Example]:
 
 
 def shifts_labels(model: Any) -> bool:
-    """Whether the model's own loss predicts the next token, by the same rule as in transformers' Trainer."""
+    """Return whether the model's own loss predicts next tokens, by the rule of transformers' Trainer."""
     from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 

@@ -1,4 +1,4 @@
-"""Check what a collator did to its examples: where each sequence lies, and what was cut, dropped, added or changed."""
+"""Find each sequence of a micro-batch in its batch, and what the collator cut, dropped, added or changed."""
 
 from __future__ import annotations
 
@@ -27,18 +27,19 @@ class Micro:
     """One micro-batch of one rank.
 
     Attributes:
-        rank, number: number of its rank, and its own number on this rank, both from 0.
+        rank, number: number of its rank, and its own number among the micro-batches of that rank, both from 0.
         batch: the batch that the collator returned.
         examples: the sequences as they were given to the collator.
         first: the number, within the step, of the first of these sequences.
         shape: (R, L) of the batch's input_ids; None: the batch has none.
         places: for each sequence, the positions of its tokens in the concatenated rows; None: it is not in the batch.
-        begins: for each sequence, the number of its first token that is in the batch; 0 unless its beginning was cut
+        begins: for each sequence, the index of its first token that is in the batch; 0 unless its beginning was cut
             off.
         made: the sequences as they are in the batch, with the labels that they have there; None: not in the batch.
-        findings: errors in the batch, whatever the step gives.
+        findings: errors in the batch, which count even if the loss is right.
         notes: remarks for the user.
-        suspects: oddities that are errors only if the step differs: tokens of no sequence, labels in another order.
+        suspects: oddities that are reported only if the step differs, such as tokens of no sequence, or labels in
+            another order.
     """
 
     rank: int
@@ -56,18 +57,18 @@ class Micro:
 
     @property
     def where(self) -> str:
-        """The micro-batch and its rank by number, as text for messages."""
+        """The numbers of the micro-batch and its rank, as text for messages."""
         return f"micro-batch {self.number} of rank {self.rank}"
 
     @property
     def in_order(self) -> list[int]:
-        """Numbers of the sequences that are in the batch, in the order in which they lie in its rows."""
+        """Indices of the sequences that are in the batch, in the order in which they lie in its rows."""
         there = [number for number, at in enumerate(self.places) if at is not None]
         return sorted(there, key=lambda number: int(self.places[number][0]))  # type: ignore[index]
 
     @property
     def numbered(self) -> list[int]:
-        """Numbers of the sequences that are in the batch, in the order of the batch's values per sequence."""
+        """Indices of the sequences that are in the batch, in the order of its per-sequence values."""
         if not isinstance(self.batch, PackedBatch):
             return self.in_order
         numbers = self.batch.layout.sequence_ids.reshape(-1)
@@ -79,7 +80,7 @@ class Micro:
         return [None if at is None else int(at[0]) // self.shape[1] for at in self.places]
 
     def before(self) -> list[int | None]:
-        """Return for each sequence the number of the one that ends right before it in the same row; None: none does."""
+        """Return, for each sequence, the index of the one that ends right before it in its row; None if none does."""
         found: list[int | None] = [None] * len(self.places)
         rows = self.rows()
         for one, next_one in pairwise(self.in_order):
@@ -92,9 +93,10 @@ class Micro:
 
 
 def looked_up(micro: Micro, causal: bool) -> Micro:
-    """Find a micro-batch's sequences in its batch, and what the collator did to them; return the micro-batch.
+    """Find the sequences of a micro-batch in its batch, and what the collator did to them; return the micro-batch.
 
-    It is changed in place. A batch that is not a mapping with ``input_ids`` ``[R, L]`` only gets a note.
+    The micro-batch is changed in place. If its batch is not a mapping with ``input_ids`` ``[R, L]``, it only gets a
+    note.
     """
     batch, examples = micro.batch, micro.examples
     ids = batch.get("input_ids") if isinstance(batch, Mapping) else None

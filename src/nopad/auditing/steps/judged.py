@@ -1,6 +1,6 @@
-"""Audit a step whose batches are made: compare it with the sequences alone, in float64 and in the model's own dtype.
+"""Audit a step after collation: compare it with its sequences alone, in float64 and in the model's own dtype.
 
-An exception in the user's code becomes a verdict; only this module makes verdicts.
+Only this module makes verdicts; an exception in the user's code also becomes one.
 """
 
 from __future__ import annotations
@@ -40,7 +40,12 @@ class Plan:
         model: the user's model; only copies of it run.
         micros: the micro-batches of all ranks, rank by rank.
         runner: computes the losses of the micro-batches, and their gradients.
-        wide: whether, in passes in float64, casts to narrower floats give float64 too.
+        alone: the user's function for the losses of one sequence alone; None: the model's own loss.
+        ranks, accumulation: number of ranks, and of micro-batches per rank.
+        per, causal, seed: as in `nopad.auditing.audit_step`.
+        how: what is audited, as text.
+        notes: remarks for the user.
+        wide: whether casts to narrower floats give float64 in the passes in float64.
         checks: the measurements so far.
     """
 
@@ -59,9 +64,9 @@ class Plan:
     checks: list[Check] = field(default_factory=list)
 
     def truth(self, dtype: torch.dtype | None, examples: Sequence[Example]) -> Truth:
-        """Run the sequences alone in `dtype` (None: the model's own).
+        """Run the sequences alone in `dtype` (None: the model's own); return their losses and gradients.
 
-        In float64 all casts give float64, unless the model does not run that way.
+        In float64, casts to narrower floats give float64 too, if the model runs in this way (`wide`).
         """
         made = copied(self.model, dtype, plain=True)
         exact = Exact(self.wide and dtype == torch.float64)
@@ -78,7 +83,7 @@ class Plan:
         return found
 
     def step(self, dtype: torch.dtype | None) -> tuple[list[float], Gradients, Exact]:
-        """Run the step in `dtype` (None: the model's own); return (loss of each micro-batch, gradients, the mode)."""
+        """Run the step in `dtype` (None: the model's own); return (losses of micro-batches, gradients, mode used)."""
         made = copied(self.model, dtype, plain=False)
         exact = Exact(self.wide and dtype == torch.float64)
         try:
@@ -89,7 +94,7 @@ class Plan:
 
 
 def judged(plan: Plan) -> StepVerdict:
-    """Audit a step whose batches are made; the model itself does not change.
+    """Audit a step after collation, and return the verdict; the model itself does not change.
 
     Raises:
         OptionError: no parameter of the model is trained, or a copy reaches the model itself (`untouched`).
@@ -328,7 +333,10 @@ def _verdict(
 def failed(
     model: Any, how: str, per: str, error: ModelFailedError, found: list[Finding], plan: Plan | None = None
 ) -> StepVerdict:
-    """Return the verdict of a step that an exception in the user's code ended; `found` are the findings before it."""
+    """Return the verdict of a step that an exception in the user's code ended.
+
+    `found` are the findings until then; the other arguments are as in `Plan`.
+    """
     return StepVerdict(
         passed=False,
         model=type(inner(model)).__name__,

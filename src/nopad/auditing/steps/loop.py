@@ -1,4 +1,4 @@
-"""A training loop around the user's own functions: it deals examples to ranks and micro-batches, and runs these.
+"""A training loop around the user's own functions, which deals examples to ranks and micro-batches and runs them.
 
 `Loop.take` runs one micro-batch forward and backward. `whole_step` runs those of all ranks; as in DDP, gradients are
 summed over micro-batches and averaged over ranks.
@@ -74,7 +74,7 @@ def whole_step(
     """Run a step on all ranks; return the loss of each micro-batch, and the gradients that DDP would give.
 
     Raises:
-        ModelFailedError: the user's model, loss or trainer raised.
+        ModelFailedError: the user's model, loss or trainer raised an exception.
     """
     world = World(ranks)
 
@@ -116,7 +116,7 @@ def as_trainer(model: Any, batch: Mapping[str, Any], step: Step) -> Tensor:
 
 
 def accepts_loss_kwargs(model: Any) -> bool:
-    """Whether transformers' Trainer passes `num_items_in_batch` to this model."""
+    """Return whether transformers' Trainer passes `num_items_in_batch` to this model."""
     named = inner(model)
     named = named.get_base_model() if hasattr(named, "get_base_model") else named
     said = getattr(named, "accepts_loss_kwargs", None)
@@ -153,10 +153,10 @@ def dealt(count: int, ranks: int, accumulation: int) -> list[int]:
 def collated(
     features: Sequence[Any], examples: Sequence[Example], collate: Collate, ranks: int, accumulation: int
 ) -> list[Micro]:
-    """Deal examples to micro-batches and ranks, and collate each.
+    """Deal examples to ranks and micro-batches, and collate each micro-batch.
 
     Raises:
-        ModelFailedError: the collator raised.
+        ModelFailedError: the collator raised an exception.
     """
     found, begin = [], 0
     for at, size in enumerate(dealt(len(examples), ranks, accumulation)):

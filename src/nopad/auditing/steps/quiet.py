@@ -161,7 +161,7 @@ def _rebound(value: Any, memo: dict[int, Any], depth: int = 4) -> Any:
 
 @contextmanager
 def untouched(model: Any) -> Iterator[None]:
-    """Check that only copies of the model are trained inside this context, and restore the model's own gradients.
+    """Check that a ``with`` block trains only copies of the model; then restore the model's own gradients.
 
     Raises:
         OptionError: a copy reached parameters of the model itself, for example through a hook that refers to it.
@@ -183,7 +183,7 @@ def untouched(model: Any) -> Iterator[None]:
 
 
 def let_go(made: Any) -> None:
-    """Remove the hooks of a pack-safe copy, so it can be freed: the copy and its hooks refer to each other."""
+    """Remove the hooks of a pack-safe copy, which refer to the copy and would keep it in memory."""
     if hasattr(made, "config") and is_packed(made):
         unpacked(made)
 

@@ -36,10 +36,10 @@ class World:
     _known: list[list[Any]] | None = None
 
     def settled(self, run: Callable[[], Any]) -> Any:
-        """Call `run`, which runs every rank once, until the values that ranks send stay the same; return its result.
+        """Call `run` until the values that ranks send no longer change, and return its last result.
 
         Raises:
-            RuntimeError: the values still change after 5 passes, or not every rank takes part in a collective.
+            RuntimeError: the values still change after 5 calls, or a rank does not take part in a collective.
         """
         for _ in range(PASSES):
             self._said = [[] for _ in range(self.ranks)]
@@ -65,7 +65,7 @@ class World:
 
     @contextmanager
     def open(self) -> Iterator[None]:
-        """Let torch.distributed's get_rank, all_reduce and so on work on these ranks; with one rank, change nothing."""
+        """In a ``with`` block, let torch.distributed's functions work on these ranks; with one rank, change nothing."""
         if self.ranks == 1:
             yield
             return
@@ -120,6 +120,18 @@ class Step:
         num_items_in_batch: number of labels in the step, over all micro-batches and ranks, counted as transformers'
             Trainer does: for a causal model, without the first label of each row. A scalar tensor; None: a batch has no
             labels.
+
+    >>> import nopad
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    >>> model = nopad.packed(LlamaForCausalLM(LlamaConfig(vocab_size=64, **sizes)))
+    >>> rows = [{"input_ids": list(range(3, 3 + n)), "labels": list(range(3, 3 + n))} for n in (7, 3, 12, 5, 9, 4, 15)]
+    >>> def collate(features):
+    ...     return nopad.PackedBatch.from_features(features, causal=True)
+    >>> def loss(model, batch, step):
+    ...     return model(**batch, num_items_in_batch=step.num_items_in_batch).loss * step.ranks
+    >>> nopad.audit_step(model, rows, collate, loss).passed
+    True
     """
 
     rank: int

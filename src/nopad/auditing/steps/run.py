@@ -83,6 +83,20 @@ def audit_step(
         OptionError: arguments contradict each other or are out of range, there are too few sequences, none has a label,
             or no parameter of the model is trained.
         BatchError: a sequence is not a dict with ``input_ids``, or the model gives no loss for a sequence alone.
+
+    >>> import nopad
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    >>> model = nopad.packed(LlamaForCausalLM(LlamaConfig(vocab_size=64, **sizes)))
+    >>> rows = [{"input_ids": list(range(3, 3 + n)), "labels": list(range(3, 3 + n))} for n in (7, 3, 12, 5, 9, 4, 15)]
+    >>> def collate(features):
+    ...     return nopad.PackedBatch.from_features(features, causal=True)
+    >>> nopad.audit_step(model, rows, collate).passed
+    True
+    >>> def mean_of_means(model, batch, step):
+    ...     return model(**batch).loss / step.accumulation
+    >>> nopad.audit_step(model, rows, collate, mean_of_means).findings[0].kind
+    'mean of means'
     """
     ranks = _RANKS.check("ranks", ranks)
     check_per(per)

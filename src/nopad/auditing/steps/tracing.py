@@ -1,4 +1,4 @@
-"""Find the first module that gives a sequence another result in the step than alone."""
+"""Find the first module whose output for a sequence differs between the step and the sequence alone."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ RESULTS = "the model's results"
 def first_differences(
     micro: Micro, run: Callable[[], Any], model: Any, alone: Any, limit: float
 ) -> list[tuple[str, Finding]]:
-    """Return, for each kind of difference, the name of the first module whose output differs, and the finding.
+    """Return (name of the first module that differs, finding) for each kind of difference.
 
     `run` runs the micro-batch through `model`; `alone` is a copy of the same model, which runs the sequences alone.
-    Empty if no output differs by more than `limit`, or if one of the two models fails.
+    The list is empty if no output differs by more than `limit` (relative), or if one of the two models fails.
     """
     if micro.shape is None:
         return []

@@ -2,8 +2,8 @@
 
 `opened` takes the batches of one optimiser step from the trainer's own data, for one simulated rank after the other,
 and records what the trainer's collator was given. `get_train_dataloader`, `get_batch_samples` and `training_step` are
-the trainer's own. Inside the context the trainer's accelerator and arguments show the simulated ranks; at its end the
-trainer is restored.
+the trainer's own. Inside the ``with`` block of `opened`, the trainer's accelerator and arguments show the simulated
+ranks; at its end, the trainer is restored.
 """
 
 from __future__ import annotations
@@ -109,11 +109,11 @@ class _TrainerStep:
 
 @contextmanager
 def opened(trainer: Any, ranks: int) -> Iterator[tuple[list[Micro], _TrainerStep, str, list[str]]]:
-    """Yield (micro-batches of one step of a trainer, their runner, a description of the step, notes).
+    """Give, for a ``with`` block, one step of a trainer: (micro-batches, runner, description, notes).
 
     Raises:
         OptionError: the trainer runs on several processes, or its data have too few batches for the step.
-        ModelFailedError: the trainer's data or collator raised.
+        ModelFailedError: the trainer's data or collator raised an exception.
     """
     if trainer.accelerator.num_processes > 1 or torch.distributed.is_initialized():
         raise OptionError("the trainer runs on several processes; audit it in one, which simulates ranks")

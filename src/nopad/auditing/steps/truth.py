@@ -42,12 +42,12 @@ class Truth:
 
     @property
     def denominator(self) -> int:
-        """The number by which the sum is divided: number of items, or of sequences that have any."""
+        """The number by which the sum of losses is divided: of items, or (`per` "sequence") of sequences with items."""
         return sum(self.items) if self.per == "token" else sum(count > 0 for count in self.items)
 
     @property
     def loss(self) -> float:
-        """The mean of the losses, or the sum of the means if there are several."""
+        """The right loss: the mean of the losses, or the sum of all means if there are several."""
         pairs = [(value, count) for value, count in zip(self.sums, self.items, strict=True) if count]
         parts = [value if self.per == "token" else value / count for value, count in pairs]
         mine = math.fsum(parts) / max(self.denominator, 1) if all(map(math.isfinite, parts)) else math.nan
@@ -55,7 +55,7 @@ class Truth:
 
     @property
     def scale(self) -> float:
-        """The unit for differences of losses: the mean of absolute values, so opposite signs do not cancel."""
+        """The value to which differences of losses are relative: the mean of the absolute losses."""
         pairs = zip(self.sums, self.items, strict=True)
         parts = [abs(value) / (1 if self.per == "token" else count) for value, count in pairs if count]
         mine = math.fsum(parts) / max(self.denominator, 1) + sum(one.scale for one in self.further)
@@ -135,7 +135,8 @@ def sum_alone(
 ) -> tuple[Tensor | None, int]:
     """Run one sequence alone; return (sum of its items' losses, number of items), or (None, 0) if it has no item.
 
-    `part`: if the loss is a sum of means, the number of the mean whose losses are summed.
+    If the loss is a sum of means, `part` is the index of the mean whose losses are summed. `number` is the sequence's
+    number, for messages.
 
     Raises:
         BatchError: the model gives no loss, or `alone` does not return losses.
@@ -171,10 +172,10 @@ def weighted(
 
 
 def borders(model: Any, examples: Sequence[Example], before: Sequence[int | None]) -> list[float | None]:
-    """Return the loss of each sequence's first label, as the last token of the preceding sequence predicts it.
+    """Return the loss that each sequence's first label has if the last token of the sequence before predicts it.
 
-    `before`: for each sequence, the number of the one that ends right before it; None: none does. The result is None
-    for a sequence that has no preceding one or whose first token has no label.
+    `before` has, for each sequence, the index of the one that ends right before it, or None. The result is None for a
+    sequence without a preceding one, or whose first token has no label.
     """
     found: list[float | None] = []
     for example, other in zip(examples, before, strict=True):

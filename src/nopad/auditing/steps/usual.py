@@ -1,4 +1,4 @@
-"""The values that common mistakes give a step's loss; the value that the user's loss equals names the mistake."""
+"""Compute which loss each common mistake would give, so that the user's loss can name its mistake."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Counted:
 
 @dataclass(frozen=True)
 class Usual:
-    """One value that a step's loss may have.
+    """A value that a step's loss has if it is right, or if certain mistakes were made.
 
     Attributes:
         kind: name of the mistake; "": it is no mistake.
@@ -69,7 +69,14 @@ class _Way:
 
 
 def usual(sequences: Sequence[Counted], ranks: int, accumulation: int, per: str) -> list[Usual]:
-    """Return the common values of a step's loss, likeliest first; the right one, by `per`, has the kind ""."""
+    """Return the losses that a step has if it is right, or with common mistakes; the likeliest come first.
+
+    Args:
+        sequences: the sequences of the step.
+        ranks: number of ranks.
+        accumulation: number of micro-batches per rank.
+        per: the mean that is right, "token" or "sequence"; its value has the kind "".
+    """
     found = []
     for way in _ways(sequences, per):
         for kind, text, group in _groupings(sequences):
@@ -94,7 +101,7 @@ def usual(sequences: Sequence[Counted], ranks: int, accumulation: int, per: str)
 
 
 def matching(observed: float, values: Sequence[Usual], limit: float) -> Usual | None:
-    """Return the first value that the `observed` loss equals within a relative difference of `limit`; None: none."""
+    """Return the first of `values` that the loss `observed` equals within a relative difference of `limit`, or None."""
     if not math.isfinite(observed):
         return None
     return next((one for one in values if abs(observed - one.value) <= limit * max(abs(one.value), 1e-300)), None)

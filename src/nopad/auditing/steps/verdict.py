@@ -1,4 +1,4 @@
-"""The result of an audit of a step: loss, denominators, gradients per module, and a diagnosis in words."""
+"""`StepVerdict`: the result of auditing a step, with loss, denominators, gradients per module and a diagnosis."""
 
 from __future__ import annotations
 
@@ -20,6 +20,10 @@ class Finding:
     Attributes:
         kind: a short name, such as "mean of means"; `nopad.auditing.steps` lists them all.
         text: a description of the error, with the measured values.
+
+    >>> from nopad.auditing import Finding
+    >>> Finding("mean of means", "the loss equals the mean over labelled items within each micro-batch").kind
+    'mean of means'
     """
 
     kind: str
@@ -79,13 +83,24 @@ class StepVerdict:
         denominator: number of labelled tokens or sequences by which the sum of losses should be divided.
         denominator_used: the number by which the step divided; None: there is no single one, or it is unknown.
         batches: the micro-batches, rank by rank.
-        modules: differences of gradients by module, in the model's order; same dtype as `loss`.
+        modules: differences of gradients by module, in the model's order; computed in the same dtype as `loss`.
         first_difference: name of the first module whose output differs from that for a sequence alone; None: no
             module's does, or none was looked for.
         checks: all measurements.
         findings: what is wrong, the likeliest cause first; empty if nothing is.
         notes: remarks for the user, such as errors that this step could not have shown.
         error: class name of the exception in the user's code that ended the audit; "": there was none.
+
+    >>> import nopad
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    >>> model = nopad.packed(LlamaForCausalLM(LlamaConfig(vocab_size=64, **sizes)))
+    >>> rows = [{"input_ids": list(range(3, 3 + n)), "labels": list(range(3, 3 + n))} for n in (7, 3, 12, 5, 9, 4, 15)]
+    >>> def collate(features):
+    ...     return nopad.PackedBatch.from_features(features, causal=True)
+    >>> verdict = nopad.audit_step(model, rows, collate)
+    >>> verdict.passed, verdict.denominator, len(verdict.batches)
+    (True, 48, 4)
     """
 
     passed: bool

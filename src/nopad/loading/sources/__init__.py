@@ -1,4 +1,4 @@
-"""Sequences of tokens by number: the interface `TokenSource`, and its implementations, which `open_tokens` opens."""
+"""Stored sequences of tokens, read by number: the interface `TokenSource`, and `open_tokens`, which opens them."""
 
 from nopad.loading.sources.discover import open_tokens
 from nopad.loading.sources.source import TokenSource

@@ -1,7 +1,7 @@
 """Flat arrays as a source of tokens: a mapped folder of ``.npy`` files, or arrays in memory.
 
 Sequence i is ``ids[offsets[i]:offsets[i + 1]]``. Gathering copies the tokens once, in the type in which they are
-stored, two to three times as fast as NumPy's indexing; apart from tokens, it reads only two offsets per sequence.
+stored. It is two to three times as fast as NumPy's indexing, and apart from tokens reads only two offsets per sequence.
 """
 
 from __future__ import annotations
@@ -45,10 +45,11 @@ Array = MappedArray | _Held
 
 
 class ArrayTokens(TokenSource):
-    """Flat columns and the offsets of the sequences in them, mapped or in memory.
+    """Sequences stored as flat columns, and offsets that say where each sequence begins; mapped or in memory.
 
     Raises:
-        SourceError: there are no ids, ids are not integers, or offsets fall or rise by more than a sequence can hold.
+        SourceError: there are no ids, ids are not integers, an offset is below the one before it, or a sequence is too
+            long.
         LengthError: a sequence has no token, and `empty` is "refuse".
     """
 
@@ -70,11 +71,11 @@ class ArrayTokens(TokenSource):
         super().__init__(name, empty=empty, files=[c.file for c in columns if isinstance(c, MappedArray)])
 
     def stored_lengths(self) -> NDArray[np.int32]:
-        """Return the lengths of all stored sequences."""
+        """Return the lengths of all stored sequences, 0 or more; int32 ``[stored]``."""
         return lengths_of(self._offsets.values, self.name)
 
     def located(self, numbers: NDArray[np.int64]) -> Located:
-        """Return where stored sequences lie."""
+        """Return where these stored sequences lie in the flat columns; see `TokenSource.located`."""
         begins, lengths = np.empty(numbers.size, np.int64), np.empty(numbers.size, np.int64)
         _kernels.between(self._offsets.values, numbers, begins, lengths)
         return Located(
@@ -85,7 +86,7 @@ class ArrayTokens(TokenSource):
 
 
 def folder_tokens(folder: Path, *, empty: str = "refuse") -> ArrayTokens:
-    """Map a folder of arrays: ``ids.npy``, ``offsets.npy`` ``[n + 1]``, and a column per further ``NAME.npy``.
+    """Map a folder of arrays: ``ids.npy``, ``offsets.npy`` ``[n + 1]``, and one more column per further ``NAME.npy``.
 
     Raises:
         SourceError: an array is missing or has a wrong shape or type, or offsets do not rise from 0 to the number of
@@ -109,7 +110,10 @@ def _mapped(array: NpyFile) -> MappedArray:
 def memory_tokens(
     sequences: Sequences, name: str = "memory", *, empty: str = "refuse", left_out: tuple[str, ...] = ()
 ) -> ArrayTokens:
-    """Return sequences in memory, whose columns are NumPy arrays, as a source; each worker process gets a copy.
+    """Return sequences in memory as a source; their columns must be NumPy arrays. Each worker process gets a copy.
+
+    `name` is the source's name in messages. `empty` says what to do with sequences that have no token: "refuse" or
+    "skip". `left_out` names columns that the sequences do not have, for `TokenSource.left_out`.
 
     Raises:
         LengthError: a sequence has no token, and `empty` is "refuse".
@@ -121,10 +125,11 @@ def memory_tokens(
 
 
 def lengths_of(offsets: NDArray[Any], name: str) -> NDArray[np.int32]:
-    """Return the lengths between `offsets` ``[n + 1]``; int32 ``[n]``.
+    """Return the differences of consecutive `offsets` ``[n + 1]``, which are the lengths; int32 ``[n]``.
 
     Raises:
-        SourceError: an offset is below the one before it, or above it by more than a sequence can hold.
+        SourceError: an offset is below the one before it, or a sequence is too long; `name` is the source in the
+            message.
     """
     out = np.empty(offsets.size - 1, np.int32)
     for first in range(0, out.size, _AT_ONCE):

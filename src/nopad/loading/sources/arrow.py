@@ -1,8 +1,9 @@
 """Arrow tables as a source of tokens: a `datasets.Dataset`, or uncompressed Arrow files, without a copy of them.
 
-A table on disk is mapped by Arrow, in thousands of chunks. Only gathered sequences are copied: for each column the
-addresses of its chunks are listed once (about 20 µs per chunk and column), and one flat view over all chunks lets the
-compiled loop copy runs from any of them. Booleans per sequence are the exception: they are unpacked, one byte each.
+A table on disk is mapped by Arrow, in thousands of chunks. Only the sequences that are gathered are copied. For this,
+the addresses of each column's chunks are listed once (about 20 µs per chunk and column), and a compiled loop copies
+runs from any chunk through one flat view over all of them. Only per-sequence booleans are copied as a whole: they are
+unpacked to one byte each.
 """
 
 from __future__ import annotations
@@ -41,12 +42,13 @@ class _Table:
 
 
 def dataset_tokens(dataset: Any, options: ReaderOptions, *, empty: str = "refuse") -> ArrowTokens:
-    """Return the rows of a `datasets.Dataset` as a source: those that ``select`` or ``shuffle`` chose, in that order.
+    """Return the rows of a `datasets.Dataset` as a source, in the order that ``select`` or ``shuffle`` gave them.
 
     The dataset and its format (``set_format``) are not changed.
 
     Raises:
-        SourceError: the dataset has a transform, streams, or is a dict of splits; or its columns cannot be used.
+        SourceError: the dataset has a transform, is an iterable dataset or a dict of splits, or has no columns that can
+            be used.
         LengthError: a row has no token, and `empty` is "refuse".
     """
     name = "dataset"
@@ -89,7 +91,7 @@ def _of_files(paths: Sequence[Path]) -> _Table:
 
 
 class ArrowTokens(TokenSource):
-    """The rows of a table, one sequence each; columns of numbers and lists of numbers are gathered.
+    """The rows of a table, one sequence each. Columns that hold numbers or lists of numbers are gathered.
 
     Raises:
         SourceError: there is no column of ids, a column holds nulls, or a list is not as long as its row's ids.
@@ -141,7 +143,7 @@ class ArrowTokens(TokenSource):
         return renamed, numbers
 
     def stored_lengths(self) -> NDArray[np.int32]:
-        """Return the lengths of all stored sequences."""
+        """Return the lengths of all rows, 0 or more; int32 ``[stored]``."""
         lists = self._columns[0]
         lengths = lists["input_ids"].lengths()
         for name, column in lists.items():
@@ -156,7 +158,7 @@ class ArrowTokens(TokenSource):
         return lengths if rows is None else lengths[rows]
 
     def located(self, numbers: NDArray[np.int64]) -> Located:
-        """Return where stored sequences lie."""
+        """Return where these rows lie in the table's chunks; see `TokenSource.located`."""
         rows = numbers if self._table.rows is None else self._table.rows[numbers].astype(np.int64, copy=False)
         lists, columns = self._columns
         tokens: dict[str, tuple[NDArray[Any] | Bits, NDArray[np.int64]]] = {}

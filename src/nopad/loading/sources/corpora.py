@@ -1,7 +1,8 @@
-"""The inputs from which `nopad.corpus` reads ready-made ids, as a source of tokens: Parquet, JSON Lines, lists, dicts.
+"""Ready-made ids that `nopad.corpus` reads (Parquet, JSON Lines, lists, dicts) as a source of tokens by number.
 
-Records are decoded and validated once, as for packing: ids must be integers, the lists of a row must be equally long,
-and tokens whose ``attention_mask`` is 0 are cut off. The result is copied (`nopad.loading.sources.spool`).
+Records are decoded and validated once, as for packing: ids must be integers, the per-token lists of a record must be
+equally long, and tokens whose ``attention_mask`` is 0 are removed. The result is copied
+(`nopad.loading.sources.spool`).
 """
 
 from __future__ import annotations
@@ -28,13 +29,15 @@ _OWN = ("seq_index", "seq_start")
 def corpus_tokens(
     source: Source, name: str, *, empty: str = "refuse", spool: str | os.PathLike[str] | None = None
 ) -> ArrayTokens:
-    """Return the records of a source of ready-made ids, one sequence each; strings are left out.
+    """Return the records of a source of ready-made ids, one sequence each; columns of strings are left out.
+
+    The tokens are copied to a file in the folder `spool`, or to memory (see `nopad.loading.sources.spool.spooled`).
 
     Raises:
         SourceError: `source` holds text, a file is damaged or changes while it is read, or there is no sequence.
         RecordError: a record is bad; the message names it.
         LengthError: a record has no token, and `empty` is "refuse".
-        StorageError: the copy cannot be written.
+        StorageError: the copy of the tokens cannot be written.
     """
     if source.kind == "text":
         raise SourceError(

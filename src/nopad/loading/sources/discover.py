@@ -23,6 +23,7 @@ from nopad.loading.sources.megatron import UNIT, MegatronTokens, megatron_prefix
 from nopad.loading.sources.packed import IndexTokens, packed_tokens
 from nopad.loading.sources.source import EMPTY, TokenSource
 from nopad.sequences import Sequences
+from nopad.store.reader import PackedDataset
 
 __all__ = ["open_tokens"]
 
@@ -41,18 +42,18 @@ def open_tokens(
     """Open stored tokens as a source from which sequences are gathered by number.
 
     Args:
-        inputs: a folder with ``ids.npy`` and ``offsets.npy``; a Megatron pair, by ``NAME``, ``NAME.bin`` or
-            ``NAME.idx``; a `datasets.Dataset`, the folder of a saved one, or Arrow files; a packed dataset of nopad;
-            anything from which `nopad.open_source` reads ready-made ids (Parquet, JSON Lines, lists of ids, lists of
-            dicts), or a source that it returned.
+        inputs: a folder with ``ids.npy`` and ``offsets.npy``; a Megatron pair, given as ``NAME``, ``NAME.bin`` or
+            ``NAME.idx``; a `datasets.Dataset`, the folder of a saved one, or Arrow files; a packed dataset of nopad
+            or its folder; other ready-made ids that `nopad.open_source` reads (Parquet, JSON Lines, lists of ids,
+            lists of dicts), or a source that it returned.
         options: which columns of tables and records are read; None: the defaults of `ReaderOptions`.
         empty: what to do with sequences that have no token: "refuse" raises LengthError; "skip" leaves them out
             (`TokenSource.skipped` counts them).
-        unit: what one numbered sequence of a Megatron pair is: one of its "sequences" or of its "documents".
-        source: for an index-only dataset, the source of its tokens: anything that this function opens.
-        spool: the folder for copies of data without access by number (Parquet, JSON Lines, a packed dataset). None:
-            ``$XDG_CACHE_HOME/nopad/tokens``, and up to 4 million tokens stay in memory instead. With a folder, Arrow
-            files are copied too, which cuts off padding.
+        unit: for a Megatron pair, what counts as one sequence: each of its "sequences", or each of its "documents".
+        source: for an index-only packed dataset, the source that holds its tokens; anything that this function opens.
+        spool: the folder for copies of data that cannot be read by number (Parquet, JSON Lines, a packed dataset).
+            None: ``$XDG_CACHE_HOME/nopad/tokens``, or memory for up to 4 million tokens. If a folder is given, Arrow
+            files are copied too, which removes their padding.
 
     Raises:
         SourceError: the input is missing, damaged, or of a kind that cannot be read.
@@ -74,6 +75,7 @@ def open_tokens(
         _refuse("an open source", unused)
         return inputs
     options = options or ReaderOptions()
+    inputs = inputs.path if isinstance(inputs, PackedDataset) else inputs
     if isinstance(inputs, str | os.PathLike):
         return _at_path(inputs, options, empty, unused)
     if isinstance(inputs, Sequences):

@@ -1,13 +1,14 @@
 """Files mapped into memory, with checks that they are still the files that were opened.
 
 A mapped file is read at the speed of memory, and processes share its pages. Two things can go wrong: a file that is cut
-short kills the process that reads beyond its new end, and a file that is written to changes while it is read. So the
-size, time of the last write and inode are noted when the file is found. `prove_size` compares the size before a read,
-`prove` compares size and time after it (1 µs for both), and `prove_path` compares the file that has the name now. A
-file that is removed, or replaced by a new one of the same name, stays readable for all processes that have it open.
+short kills the process that reads beyond its new end, and a file that is written to changes while it is read. So
+`MappedFile` notes the size, time of the last write and inode when it finds the file. Its `prove_size` compares the size
+before a read, `prove` compares size and time after it (1 µs for both), and `prove_path` checks that the path still
+names the same file. A file that is removed, or replaced by a new one of the same name, stays readable for all processes
+that have it open.
 
-These checks miss a file cut short within the microseconds of one read (the process is killed), a write within the same
-tick of the file system's clock as the opening (up to 10 ms), and a write whose time was set back.
+These checks miss three cases: a file that is cut short within the microseconds of one read (the process is killed); a
+write within the same tick of the file system's clock as the opening (up to 10 ms); and a write whose time was set back.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class _Descriptor:
 
 
 class MappedFile:
-    """A file that is mapped when it is first read. Threads may share it; a pickled one is mapped anew, if unchanged.
+    """A file that is mapped when it is first read. Threads may share it; another process maps it anew after unpickling.
 
     Attributes:
         path: path of the file.
@@ -74,7 +75,7 @@ class MappedFile:
             return mmap.mmap(file.number, self.size, access=mmap.ACCESS_READ)
 
     def array(self, dtype: np.dtype[Any], begin: int, count: int) -> NDArray[Any]:
-        """Return `count` values from byte `begin` on, as a read-only view of the mapping."""
+        """Return `count` values from byte `begin` on, as a read-only view of the mapping; ``[count]``."""
         return np.frombuffer(self._mapping, dtype, count, begin) if count else np.empty(0, dtype)
 
     def prove(self) -> None:
@@ -89,7 +90,7 @@ class MappedFile:
             self._compare(info)
 
     def prove_size(self) -> None:
-        """Refuse a file that was cut short, before it is read: a third of the time that `prove` takes.
+        """Refuse a file whose size changed, before it is read; this takes a third of the time of `prove`.
 
         Raises:
             SourceError: its size changed.

@@ -35,7 +35,10 @@ _OTHER = 'count sequences instead, with unit="sequences"'
 
 
 def megatron_prefix(path: Path) -> Path | None:
-    """Return the path without ``.bin`` or ``.idx`` if it names a Megatron pair, by either file or without a suffix."""
+    """Return the path without ``.bin`` or ``.idx`` if it names a Megatron pair, else None.
+
+    The path names a pair if it ends in one of these, or if there is only a file of this name with ``.idx`` added.
+    """
     stem = path.with_suffix("") if path.suffix in (".bin", ".idx") else path
     idx = stem.with_name(stem.name + ".idx")
     return stem if path.suffix in (".bin", ".idx") or (not path.exists() and idx.is_file()) else None
@@ -44,7 +47,7 @@ def megatron_prefix(path: Path) -> Path | None:
 class MegatronTokens(TokenSource):
     """The sequences of a Megatron pair, or its documents: the sequences from one bound to the next, concatenated.
 
-    A multimodal pair has a per-sequence column ``mode``; it is left out where documents are counted.
+    A multimodal pair has a per-sequence column ``mode``; it is left out if each document is one sequence.
 
     Raises:
         FormatError: ``.idx`` has a wrong magic, version, type or size, or does not fit ``.bin``.
@@ -141,7 +144,7 @@ class MegatronTokens(TokenSource):
                 )
 
     def stored_lengths(self) -> NDArray[np.int32]:
-        """Return the lengths of all stored sequences."""
+        """Return the lengths of all stored sequences or documents, 0 or more; int32 ``[stored]``."""
         if not self._documents:
             return self._lengths_in.values.astype(np.int32)
         offsets = np.zeros(self._lengths_in.size + 1, np.int64)
@@ -149,7 +152,7 @@ class MegatronTokens(TokenSource):
         return lengths_of(offsets[self._bounds.values], self.name)
 
     def located(self, numbers: NDArray[np.int64]) -> Located:
-        """Return where stored sequences or documents lie."""
+        """Return where these stored sequences or documents lie in ``.bin``; see `TokenSource.located`."""
         width, places, lengths = self._ids.dtype.itemsize, self._places.values, self._lengths_in.values
         if not self._documents:
             values = {} if self._modes is None else {"mode": self._modes.values[numbers]}

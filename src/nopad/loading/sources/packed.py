@@ -29,10 +29,12 @@ __all__ = ["IndexTokens", "packed_tokens"]
 def packed_tokens(path: Path, *, spool: str | os.PathLike[str] | None = None) -> ArrayTokens:
     """Return the sequences of a packed dataset, in the order in which they are stored, with their record numbers.
 
+    The tokens are copied to a file in the folder `spool`, or to memory (see `nopad.loading.sources.spool.spooled`).
+
     Raises:
         FormatError, CorruptError: the folder is not a packed dataset, is unfinished or damaged.
         SourceError: the dataset is an index without tokens; `open_tokens` needs its `source` too.
-        StorageError: the copy cannot be written.
+        StorageError: the copy of the tokens cannot be written.
     """
     dataset = open_packed(path)
     m = dataset.manifest
@@ -51,7 +53,7 @@ def _parts(dataset: PackedDataset, strings: tuple[str, ...]) -> Iterator[Sequenc
 
 
 class IndexTokens(TokenSource):
-    """The sequences of an index-only dataset, gathered from the source whose records they are part of.
+    """The sequences of an index-only dataset, gathered from the source that holds their records.
 
     Columns are those of the source, and ``seq_index``, the number of each sequence's record.
 
@@ -78,7 +80,7 @@ class IndexTokens(TokenSource):
         return read_index(self._path, self._manifest)
 
     def stored_lengths(self) -> NDArray[np.int32]:
-        """Return the lengths of all stored sequences."""
+        """Return the lengths of all stored sequences, 0 or more; int32 ``[stored]``."""
         index, held = self._index, self._source.stored_lengths()
         lengths = index.lengths.astype(np.int32)
         records = np.arange(lengths.size) if index.record is None else index.record
@@ -99,7 +101,7 @@ class IndexTokens(TokenSource):
         return lengths
 
     def located(self, numbers: NDArray[np.int64]) -> Located:
-        """Return where the stored sequences, which are parts of records, lie."""
+        """Return where these sequences, which are parts of records, lie in the source; see `TokenSource.located`."""
         records = numbers if self._index.record is None else self._index.record[numbers]
         whole = self._source.located(records)
         starts = np.zeros(numbers.size, np.int64) if self._index.start is None else self._index.start[numbers]

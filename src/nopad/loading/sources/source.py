@@ -1,8 +1,8 @@
 """`TokenSource`: the interface between stored tokens and the loader, which gathers sequences by number.
 
-The promises of every source are checked here, in `gather`: numbers in range, files unchanged before and after, no empty
-sequence, runs within their columns, ids from 0 to 2^31 - 1, no padding. A subclass says only where its sequences lie;
-tokens are copied here, once, in the type in which they are stored.
+`gather` checks what every source promises: sequence numbers are in range, files did not change before or during the
+read, no sequence is empty, runs lie within their columns, ids are from 0 to 2^31 - 1, and there is no padding. A
+subclass says only where its sequences lie; tokens are copied here, once, in the type in which they are stored.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Bits:
         return 8 * self.words.size
 
     def runs(self, begins: NDArray[np.int64], lengths: NDArray[np.int32]) -> NDArray[np.bool_]:
-        """Return runs of values, concatenated."""
+        """Return ``lengths[i]`` values from value ``begins[i]`` on, for each i, concatenated."""
         ends = np.cumsum(lengths, dtype=np.int64)
         at = np.arange(int(ends[-1]) if ends.size else 0) + np.repeat(begins - ends + lengths, lengths)
         found: NDArray[np.bool_] = (self.words[at >> 3] >> (at & 7).astype(np.uint8) & 1).astype(np.bool_)
@@ -56,7 +56,7 @@ class Bits:
 
 
 class Located(NamedTuple):
-    """Where k sequences lie.
+    """Where k sequences lie in the flat columns of a source.
 
     Attributes:
         lengths: their lengths in tokens; int64 ``[k]``.
@@ -70,10 +70,12 @@ class Located(NamedTuple):
     values: Mapping[str, NDArray[Any]]
 
     def gathered(self, name: str, *, wide: bool = False) -> Sequences:
-        """Copy the tokens; errors call the source `name`. With `wide`, per-token columns of integers become int64.
+        """Return the sequences, with their tokens copied; `name` is the source in error messages.
+
+        With `wide`, per-token columns of integers become int64; else they keep the type in which they are stored.
 
         Raises:
-            SourceError: a run lies outside of its column, or an id is negative or above `MAX_ID`.
+            SourceError: a sequence lies outside of its column, or an id is negative or above 2^31 - 1.
         """
         made: dict[str, NDArray[Any]] = {}
         lengths, total, checked = np.empty(self.lengths.size, np.int32), 0, (-1, -1)
@@ -103,7 +105,7 @@ class Located(NamedTuple):
 
 
 class TokenSource(ABC):
-    """n sequences of tokens, gathered by number. Threads may share a source; worker processes get it pickled.
+    """Base class of sources: n sequences of tokens, read by number. Threads may share a source, and it can be pickled.
 
     Attributes:
         name: name of the source in messages.
@@ -169,7 +171,7 @@ class TokenSource(ABC):
         return self._arrays()[1]
 
     def release(self) -> None:
-        """Free the arrays of n values; they are computed again at their next use."""
+        """Free the arrays with one value per sequence; they are computed again at their next use."""
         self._held = None
 
     @property
@@ -193,7 +195,7 @@ class TokenSource(ABC):
         return self._fingerprint
 
     def check_unchanged(self) -> None:
-        """Refuse files that were written to, replaced or removed since the source was opened; for between epochs.
+        """Refuse files that were written to, replaced or removed since the source was opened; call it between epochs.
 
         Raises:
             SourceError: a file changed; the message names it.
@@ -207,8 +209,8 @@ class TokenSource(ABC):
 
         Args:
             numbers: integers from 0 to n - 1, ``[k]``; a number may come more than once.
-            wide: whether per-token columns of integers become int64, as batches need them, which saves a second copy;
-                else columns have the type in which they are stored.
+            wide: whether per-token columns of integers become int64, as batches need them, which saves a later copy; if
+                False, columns keep the type in which they are stored.
 
         Raises:
             OptionError: a number is not an integer or out of range.
@@ -242,7 +244,7 @@ class TokenSource(ABC):
 
     @property
     def files(self) -> tuple[MappedFile, ...]:
-        """The files that must not change while the source is open."""
+        """The files that are checked for changes at every `gather`."""
         return self._files
 
     def _prove(self) -> None:
@@ -267,7 +269,10 @@ class TokenSource(ABC):
 
     @abstractmethod
     def located(self, numbers: NDArray[np.int64]) -> Located:
-        """Return where stored sequences lie; `numbers`, int64 ``[k]``, are in range and count empty sequences too."""
+        """Return where the stored sequences with these numbers lie; `numbers` is int64 ``[k]``.
+
+        They are in range, and are counted over all stored sequences, including empty ones that `gather` leaves out.
+        """
 
 
 def _spread(lengths: NDArray[np.int32]) -> NDArray[np.int64]:

@@ -1,12 +1,12 @@
-"""Copies of tokens that have no access by number: in memory if they are few, else in a folder that is mapped.
+"""Copies of tokens whose format cannot be read by number: in memory if they are few, else in files that are mapped.
 
-In Parquet and JSON Lines, reading one sequence takes decoding a whole row group or file. So their records are decoded
-once, in order, validated by `nopad.corpus` as for packing (padding is cut off, too), and written as flat arrays: ids in
-2 bytes each if all fit, else in 4. Up to 4 million tokens stay in memory.
+To read one sequence of a Parquet or JSON Lines file, a whole row group or file must be decoded. So their records are
+decoded once, in order, validated by `nopad.corpus` as for packing (padding is cut off, too), and written as flat
+arrays: ids in 2 bytes each if all fit, else in 4. Up to 4 million tokens stay in memory.
 
-The name of a copy's folder comes from the files' paths, sizes and times of writing, and from how they are read. The
-next process finds the folder and maps it; processes that come at the same time wait for the first (a lock on a file
-beside it). The copy gets its name only when it is complete, so a killed process leaves nothing that looks like a copy.
+A copy's folder is named by a digest of the files' paths, sizes and times of writing, and of how they are read. So later
+processes find the folder and map it; processes that start at the same time wait for the first, by a lock on a file
+beside it. The copy gets its name only when it is complete, so a killed process leaves nothing that looks like a copy.
 Its ``spool.json`` holds the fingerprint of the tokens, which is compared when the copy is opened.
 """
 
@@ -66,7 +66,8 @@ def spooled(
         name: the source's name in messages.
         folder: the folder for copies; None: ``$XDG_CACHE_HOME/nopad/tokens``, and up to 4 million tokens stay in
             memory.
-        empty: what to do with sequences that have no token; the copy holds them too.
+        empty: what to do with sequences that have no token: "refuse" or "skip", as in `open_tokens`; the copy holds
+            them in both cases.
         left_out: names of columns that the parts do not have, for `TokenSource.left_out`.
 
     Raises:

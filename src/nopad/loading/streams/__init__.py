@@ -1,1 +1,1 @@
-"""Streams: texts or ids that never end, or are not tokenised yet, read, tokenised and packed while training runs."""
+"""Streams: texts or ids that are read, tokenised and packed while training runs; they may never end."""

@@ -1,8 +1,9 @@
 """Which records of a stream belong to a rank: every rank counts them in the same way, without communication.
 
-Records go to the ranks in turn, one record each. When a run goes on with another number of ranks, every former rank had
-read up to a different record. The records that they left are dealt anew: a record that its former rank had read is
-passed over, and the others are counted. An earlier deal is forgotten once reading has passed its furthest record.
+Records go to the ranks in turn, one record each. When training stops, every rank has read up to a different record. If
+the run goes on with another number of ranks, the records that were not read are dealt anew: reading begins at the first
+of them, skips each record that its former rank had read, and deals the others in turn. An earlier deal is forgotten
+once reading has passed the furthest record that it had reached.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ __all__ = ["Deal", "Left"]
 
 @dataclass(frozen=True, kw_only=True)
 class Left:
-    """The records that the ranks of an earlier deal had not read.
+    """How an earlier deal went on from some record, and how far its ranks had read.
 
     Attributes:
         world_size: number of ranks of that deal.
-        count: the rank to which it gives the next record.
-        reached: number of the first record that each rank had not read; ``[world_size]``.
+        count: the rank to which it would give the next record.
+        reached: for each rank, the number of the first record that it had not read; `world_size` integers.
     """
 
     world_size: int
@@ -32,7 +33,7 @@ class Left:
 
 @dataclass(frozen=True, kw_only=True)
 class Deal:
-    """How records are dealt from some record on.
+    """To which rank each record goes, from some record on.
 
     Attributes:
         world_size, rank: the number of ranks, and the one whose records `take` returns.
@@ -51,9 +52,9 @@ class Deal:
     before: tuple[Left, ...] = ()
 
     def take(self, first: int, records: int) -> tuple[NDArray[np.int64], Deal]:
-        """Return which of `records` records, from number `first` on, are this rank's, and the deal after them.
+        """Return this rank's share of the next `records` records, from number `first` on, and the deal after these.
 
-        This rank's records are counted from `first`, as 0; int64 ``[k]``.
+        Records are returned as offsets from `first`: 0 is record `first`; int64 ``[k]``, ascending.
         """
         left = np.arange(first, first + records)
         before = []
@@ -70,8 +71,8 @@ class Deal:
     def again(self, reached: tuple[int, ...], world_size: int, rank: int) -> Deal:
         """Return the deal, to `world_size` ranks, of the records that the ranks of this deal had not read.
 
-        `reached` is the number of the first record that each rank of this deal had not read. Call it on the deal
-        as it stood before the record of the smallest of these numbers; there the returned one begins.
+        `reached` has, for each rank of this deal, the number of the first record that it had not read. Call this method
+        on the deal as it was before the smallest of these numbers; the returned deal begins there too.
         """
         left = Left(world_size=self.world_size, count=self.count, reached=reached)
         return Deal(world_size=world_size, rank=rank, before=(*self.before, left))

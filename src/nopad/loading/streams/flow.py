@@ -1,4 +1,4 @@
-"""The stream of one rank while it runs: groups of sequences come in, wait for a random turn, and go out as units."""
+"""The stream of one rank while it runs: sequences are read in groups, shuffled, and packed into units."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["Flow"]
 
 
 class Flow:
-    """The units of one rank from a place on, in order."""
+    """The units (packs or single sequences) of one rank from a place on, in order."""
 
     def __init__(self, place: StreamPlace, reader: Reader, packing: Packing, shuffling: Shuffling) -> None:
         """Stand at `place`; reading, and tokenising ahead, begin with the first call of `take`."""
@@ -41,7 +41,14 @@ class Flow:
         return replace(self._place, ready=tuple(self._ready))
 
     def take(self, units: int) -> list[Pack]:
-        """Return the next units, fewer only at the end of a stream; their sequences are held until `given`."""
+        """Return the next `units` units, or fewer at the end of a stream.
+
+        Their sequences stay in memory until the method `given` is called with these units.
+
+        Raises:
+            SourceError: reading fails, or the last passes over the source gave this rank no sequence.
+            RecordError: a record is bad, too long or empty, and the options do not allow it.
+        """
         while len(self._ready) < units and self._read():
             pass
         return [self._ready.popleft() for _ in range(min(units, len(self._ready)))]
@@ -80,14 +87,14 @@ class Flow:
         return len(found)
 
     def sequences(self, packs: Sequence[Pack]) -> tuple[Sequences, NDArray[np.int64]]:
-        """Return the sequences of these units (from `take`), unit after unit, and how many each unit has."""
+        """Return the sequences of these units, unit after unit, and how many each unit has; int64 ``[units]``."""
         held = self._place.held
         assert held.sequences is not None
         numbers = np.array([number for pack in packs for number in pack], dtype=np.int64)
         return held.sequences.take(held.places(numbers)), np.array([len(pack) for pack in packs], dtype=np.int64)
 
     def given(self, packs: Sequence[Pack]) -> None:
-        """Count one more whole step, which consists of these units, and let go of their sequences."""
+        """Count one more whole step, which consists of these units, and free the memory of their sequences."""
         place = self._place
         numbers = np.array([number for pack in packs for number in pack], dtype=np.int64)
         held, tokens = place.held, 0
@@ -104,5 +111,5 @@ class Flow:
         )
 
     def close(self) -> None:
-        """Stop reading; threads end."""
+        """Stop reading, and end the threads that read ahead."""
         self._groups.close()

@@ -1,4 +1,4 @@
-"""Tell whether a loader's data are a stream, and open it."""
+"""Decide whether a loader's data are a stream, and open it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ _OWN = (*_MAKE_STREAM, "shuffle_buffer", *_PACKING, *_CORPUS)
 
 
 def is_stream(data: Any, options: Mapping[str, Any]) -> bool:
-    """Whether the data are a stream: texts, a function, an iterable dataset, or `tokenizer` or `exhausted` is given.
+    """Return whether the data are a stream.
+
+    They are if they are texts, a function or an iterable dataset, or if `tokenizer` or `exhausted` is given.
 
     Raises:
         OptionError: the data are not a stream, and another option of a stream is given, such as `over_long`.
@@ -57,9 +59,14 @@ def _is_iterable_dataset(data: Any) -> bool:
 def open_stream(
     data: Any, capacity: int | None, options: Mapping[str, Any], *, unpacked: bool, seed: int = 0
 ) -> tuple[Reader, Packing, Shuffling]:
-    """Return the reader of `data`, and how its sequences are packed and shuffled.
+    """Return the reader of `data`, and the settings by which its sequences are packed and shuffled.
 
-    `capacity`: most tokens of a pack; `unpacked`: whether sequences are not packed; `seed`: the seed of the shuffling.
+    Args:
+        data: the texts, ids or function to read, as in `PackedLoader`.
+        capacity: most tokens of a pack; None if sequences are not packed.
+        options: the options that `PackedLoader` takes for a stream.
+        unpacked: whether sequences are not packed.
+        seed: the seed of the shuffling.
 
     Raises:
         OptionError: an option is unknown or invalid, texts come without a tokenizer, or ready-made ids with one.

@@ -1,4 +1,4 @@
-"""How a stream's sequences become units: packs that `StreamPacker` makes, or one sequence each."""
+"""How a stream's sequences become units: packs made by `StreamPacker`, or single sequences."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _HELD_PACKS, _HELD_TOKENS = 16, 1 << 16
 
 @dataclass(frozen=True, kw_only=True)
 class Packing:
-    """How sequences are packed.
+    """Settings by which the sequences of a stream are packed.
 
     Attributes:
         capacity: most tokens per pack; None: each sequence is a unit by itself.
@@ -63,7 +63,7 @@ class Packing:
 
 
 class Packer:
-    """Makes units of sequences as they arrive, and numbers them in this order."""
+    """Makes units from sequences as they arrive, and numbers the sequences from 0 in this order."""
 
     def __init__(self, packing: Packing) -> None:
         """Begin without any sequence."""
@@ -86,14 +86,14 @@ class Packer:
         return [(number,) for number in range(first, self._arrived)]
 
     def finish(self) -> list[tuple[int, ...]]:
-        """Return the units of all sequences held."""
+        """Pack all sequences that still wait; return these units, each as the numbers of its sequences."""
         return [] if self._inner is None else _numbers(self._inner.finish())
 
     def restore(self, arrived: int, numbers: NDArray[np.int64], lengths: NDArray[np.int32]) -> None:
-        """Hold the sequences with these numbers and lengths, after `arrived` sequences have arrived in total.
+        """Restore a packer to which `arrived` sequences came; those with these `numbers` and `lengths` still wait.
 
         Raises:
-            FormatError: no packer can be in this state.
+            FormatError: these numbers and lengths are not those of a packer with these settings.
         """
         self._arrived = arrived
         if self._inner is not None:

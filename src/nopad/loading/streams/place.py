@@ -1,7 +1,7 @@
 """Where a loader over a stream stands: how far the source is read, and every sequence that is in no batch yet.
 
-A place is the beginning of a step and the number of its micro-steps that were taken already. So a run can also go on
-with another number of ranks: a step that was not finished is taken again, since its gradient was never applied.
+A place is the beginning of a step, and the number of its micro-steps that were taken already. If a run goes on with
+another number of ranks, a step that was not finished is taken again, since its gradient was never applied.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ __all__ = ["Held", "StreamPlace", "dealt_again"]
 
 @dataclass(frozen=True, eq=False)
 class Held:
-    """The sequences that were read and are in no finished step yet: those in memory that are `alive`.
+    """Sequences in memory that came to the packer; those marked `alive` are in no finished step yet.
 
     Attributes:
         sequences: the sequences in memory; None: none.
-        numbers: their numbers, in order of arrival, ascending; int64 ``[n]``.
-        alive: False for those that a finished step has taken; bool ``[n]``.
+        numbers: the number of each sequence in memory, in order of arrival, ascending; int64 ``[n]``.
+        alive: True for each sequence that no finished step has taken; bool ``[n]``.
     """
 
     sequences: Sequences | None
@@ -47,11 +47,11 @@ class Held:
 
     @property
     def tokens(self) -> int:
-        """Number of tokens of the sequences that are alive."""
+        """Number of tokens of the sequences that no finished step has taken yet."""
         return 0 if self.sequences is None else int(self.sequences.seq_lengths[self.alive].sum(dtype=np.int64))
 
     def compact(self) -> Held:
-        """Return the same with only the sequences that are alive in memory. O(tokens)."""
+        """Return a copy without the sequences that are not `alive`, which frees their memory; O(tokens)."""
         if self.sequences is None or self.alive.all():
             return self
         kept = np.flatnonzero(self.alive)
@@ -60,7 +60,7 @@ class Held:
         return Held(self.sequences.take(kept).gathered(), self.numbers[kept], np.ones(kept.size, dtype=np.bool_))
 
     def and_also(self, more: Sequences, first: int) -> Held:
-        """Return these and new ones, which are numbered from `first` on. O(tokens)."""
+        """Return these sequences, and those in `more`, which get the numbers from `first` on; O(tokens)."""
         if not len(more):
             return self
         here = self.compact()
@@ -79,7 +79,7 @@ class Held:
         return np.searchsorted(self.numbers, numbers)
 
     def without(self, numbers: NDArray[np.int64]) -> Held:
-        """Return the same after a step has taken the sequences with these numbers: they are no longer alive."""
+        """Return an instance in which the sequences with these numbers are not alive, since a step has taken them."""
         alive = self.alive.copy()
         alive[self.places(numbers)] = False
         return Held(self.sequences, self.numbers, alive)
@@ -90,12 +90,12 @@ Pack = tuple[int, ...]  # numbers of its sequences
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StreamPlace:
-    """Where one rank stands.
+    """Where one rank of a loader over a stream stands.
 
     Attributes:
         cursor: where reading goes on.
         buffer: the sequences that were read and wait for a random turn.
-        held: those that have come to the packer, and are in no finished step yet.
+        held: the sequences that have come to the packer, and are in no finished step yet.
         ready: complete packs of held sequences, in the order in which batches take them; the others still wait in the
             packer.
         arrived: how many sequences have come to the packer since numbering began.
@@ -105,7 +105,7 @@ class StreamPlace:
         sequences_here, tokens_here: number of sequences and tokens in these steps, on this rank.
         left_sequences, left_tokens: number of sequences and tokens that this rank read and left out at the ends of
             passes.
-        counts: what happened to the records that this rank read.
+        counts: how many of the records that this rank read were kept, skipped, truncated and so on.
     """
 
     cursor: Cursor
@@ -125,12 +125,12 @@ class StreamPlace:
 
     @property
     def epoch(self) -> int:
-        """How often this rank has read the source to its end; with `exhausted` "stop", how often the ranks stopped."""
+        """Number of passes over the source that this rank (with `exhausted` "stop", every rank) has finished."""
         return self.cursor.passes
 
     @property
     def sequences_seen(self) -> int:
-        """Number of sequences in whole steps.
+        """Number of sequences in the whole steps taken so far.
 
         Raises:
             OptionError: there are other ranks, whose numbers this rank does not know.
@@ -139,7 +139,7 @@ class StreamPlace:
 
     @property
     def tokens_seen(self) -> int:
-        """Number of tokens in whole steps.
+        """Number of tokens in the whole steps taken so far.
 
         Raises:
             OptionError: there are other ranks, whose numbers this rank does not know.
@@ -156,7 +156,7 @@ class StreamPlace:
 
     @property
     def waiting(self) -> NDArray[np.bool_]:
-        """Whether the packer holds each of the sequences in memory; bool ``[n]``."""
+        """For each sequence in memory, whether it still waits in the packer, in no complete pack; bool ``[n]``."""
         waiting = self.held.alive.copy()
         waiting[self.held.places(np.array([n for pack in self.ready for n in pack], dtype=np.int64))] = False
         return waiting
@@ -165,13 +165,22 @@ class StreamPlace:
 def dealt_again(
     places: Sequence[StreamPlace], packing: Packing, world_size: int, rank: int, accumulation: int, per_rank: int
 ) -> StreamPlace:
-    """Return the place of one of `world_size` ranks where the ranks at `places` stopped, in the order of ranks.
+    """Return the place from which one of `world_size` new ranks goes on, after the former ranks stopped at `places`.
 
-    Records that no rank has read are dealt anew. Sequences that a rank has read and that are in no finished step go to
-    all ranks in turn; those that wait for a random turn go on waiting.
+    Records that no rank has read are dealt anew. Sequences that a former rank has read and that are in no finished step
+    go to the new ranks in turn, and are packed anew; those that waited for a random turn go to them in turn too, and
+    wait again.
+
+    Args:
+        places: the places of all former ranks, in the order of ranks.
+        packing: how sequences are packed.
+        world_size: the new number of ranks.
+        rank: the new rank, from 0.
+        accumulation: micro-steps per step of the new run.
+        per_rank: units per rank and micro-step of the new run.
 
     Raises:
-        FormatError: the places are not of one moment.
+        FormatError: the places were not saved after the same step.
     """
     steps = sorted({place.steps_seen for place in places})
     if len(steps) > 1:

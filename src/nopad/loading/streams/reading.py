@@ -1,12 +1,12 @@
-"""From a source to this rank's sequences, group after group, tokenised ahead on other cores.
+"""Read a source, and tokenise this rank's records in groups, ahead of training and on other cores.
 
 Records are read and decoded on the calling thread, and this rank's are tokenised in a few threads (tokenizers release
-the interpreter's lock), some groups ahead. A group is what `GROUP_BYTES` of this rank's records give, so where groups
-begin depends on nothing but where reading began, and every group comes with the cursor from which reading goes on after
-it. An error comes after the groups before it.
+the interpreter's lock), some groups ahead. A group is the sequences of `GROUP_BYTES` of this rank's records, so where
+groups begin depends only on where reading began. Every group comes with the cursor from which reading goes on after it.
+An error is raised after the groups before it.
 
-Cost: every rank reads all blocks and decodes them (hundreds of MB/s), except for the lines and whole documents of other
-ranks; it tokenises its own records only. Memory: one decoded block, and `AHEAD` groups.
+Cost: every rank reads all blocks (hundreds of MB/s). It decodes them too, except for lines and whole documents that
+belong to other ranks, and tokenises only its own records. Memory: one decoded block, and `AHEAD` groups.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ _CHANGED = "changed since the state was saved; begin anew without it"
 
 @dataclass(frozen=True, kw_only=True)
 class Cursor:
-    """Where reading goes on.
+    """The place in a source from which reading goes on.
 
     Attributes:
-        passes: how often the source was read to its end.
-        began: number of the first record of this pass; records are counted over all passes.
-        at: the block that holds the next record (`Block.at`, or its number); (): the first block.
+        passes: number of passes over the source that were finished.
+        began: number of the first record of this pass, counted over all passes.
+        at: the block that holds the next record: its `Block.at`, or ``(number,)``; (): the first block.
         first: number, in this pass, of the first record of that block.
         record: number, in this pass, of the next record.
-        mark: a digest of the block; "": no digest.
-        length: number of records of a pass; None: no pass has ended.
-        ended: whether the source is at its end, and is not read again.
+        mark: a digest of that block, by which a changed source is noticed; "": it is not compared.
+        length: number of records of a whole pass; None: not known, since no pass has ended.
+        ended: whether the source was read to its end and is not read again.
         deal: which records from here on belong to this rank.
     """
 
@@ -76,7 +76,7 @@ class Cursor:
 
 
 class Read(NamedTuple):
-    """A group of this rank's sequences, what happened to their records, and where reading goes on after it."""
+    """A group of this rank's sequences, counts of its records (read, skipped and so on), and the cursor after it."""
 
     sequences: Sequences
     counts: Counts
@@ -108,13 +108,15 @@ class Reader:
     repeat: bool
 
     def groups(self, cursor: Cursor) -> Iterator[Read]:
-        """Yield the groups from `cursor` on; closing the iterator ends its threads.
+        """Yield groups of this rank's sequences from `cursor` on; closing the iterator ends its threads.
 
-        The first group is empty, and comes while the next ones are tokenised, so that the caller can prepare meanwhile.
+        The first group is empty. It is yielded while the next ones are being tokenised, so that the caller can prepare
+        meanwhile.
 
         Raises:
             RecordError: a record is bad, too long or empty, and the options do not allow it.
-            SourceError: reading fails, text and ids are mixed, the source has changed, or has no record.
+            SourceError: reading fails, the source mixes text and ids, has changed since `cursor` was made, or has no
+                record.
         """
         waiting: deque[_Started | Exception] = deque()
         threads = min(_THREADS, os.cpu_count() or 1) if self.tokenizer and self.tokenizer.threads else 1

@@ -1,8 +1,9 @@
 """A buffer in which a stream's sequences wait for a random turn before they are packed.
 
-A sequence that arrives joins those that wait; while more wait than the buffer holds, one of them, drawn at random, goes
-on. At the end of a stream, all of them go on in random order. Draw k of a rank depends only on seed, number of ranks,
-rank and k (`nopad.random`), and a place holds all sequences that wait, so a resumed run makes the same draws.
+A sequence that arrives joins those that wait. While more than `Shuffling.size` sequences wait, one of them, drawn at
+random, goes on to be packed. At the end of a stream, all of them go on in random order. Draw number k of a rank depends
+only on the seed, the number of ranks, the rank and k (`nopad.random`). The loader's state holds all sequences that
+wait, so a resumed run makes the same draws.
 
 Cost: O(tokens), each copied about twice. Memory: at most twice the tokens that wait.
 """
@@ -30,7 +31,7 @@ _SLACK = 2  # how many times the tokens that wait may be in memory
 
 @dataclass(frozen=True, kw_only=True)
 class Shuffling:
-    """How a stream is shuffled.
+    """Settings by which a stream is shuffled.
 
     Attributes:
         size: number of sequences that wait for a random turn; 0: the stream is not shuffled.
@@ -50,9 +51,10 @@ class Buffer:
     """The sequences that wait for a random turn.
 
     Attributes:
-        parts: sequences in memory, concatenated in each part; some have gone on already.
-        waiting: those that wait, as numbers counted over all parts; int64 ``[n]``. Draws refer to their order.
-        drawn: number of the next draw: how many have gone on since the epoch began, after where its draws begin.
+        parts: the sequences in memory, in the parts in which they arrived; some of them have gone on already.
+        waiting: the sequences that wait, as indices counted over all parts; int64 ``[n]``. A draw picks an index into
+            this array.
+        drawn: number of the next draw. An epoch's draws begin at a number of its own, and each adds 1.
     """
 
     parts: tuple[Sequences, ...] = ()
@@ -61,7 +63,7 @@ class Buffer:
 
     @classmethod
     def of(cls, sequences: Sequences | None = None, drawn: int = 0) -> Buffer:
-        """Return a buffer in which these sequences wait; None: none do."""
+        """Return a buffer in which these sequences wait (None: none), and whose next draw has number `drawn`."""
         if sequences is None or not len(sequences):
             return cls(waiting=np.zeros(0, dtype=np.int64), drawn=drawn)
         return cls(parts=(sequences.gathered(),), waiting=np.arange(len(sequences)), drawn=drawn)
@@ -81,13 +83,14 @@ class Buffer:
         return int(_lengths(self.parts)[self.waiting].sum(dtype=np.int64))
 
     def sequences(self) -> Sequences:
-        """Return the sequences that wait, in the order to which draws refer."""
+        """Return the sequences that wait, in the order of `waiting`."""
         return _taken(self.parts, self.waiting)
 
     def after(self, more: Sequences, size: int, *where: int) -> tuple[Sequences, Buffer]:
-        """Let sequences join, and all but `size` go on; return those, in their order, and the buffer after it.
+        """Add the sequences `more`, and let all but `size` of those that wait go on, drawn at random.
 
-        `where`: (seed, number of ranks, rank). What goes on does not depend on how many join at once.
+        Returns the sequences that go on, in the order in which they were drawn, and the buffer after that. The result
+        does not depend on how many sequences are added at once. `where` is (seed, number of ranks, rank).
         """
         if not size and not len(self):
             return more, self

@@ -11,20 +11,20 @@ __all__ = ["StreamSummary"]
 
 @dataclass(frozen=True, kw_only=True)
 class StreamSummary:
-    """What a loader knows of a stream; print it to read it. The length of the stream, and other ranks, are not known.
+    """What a loader knows about its stream; print it to read it. It covers this rank only.
 
     Attributes:
         takes: what a rank takes in a micro-step, in words, such as "8 packs".
         world_size, accumulation: number of ranks, and of micro-steps per step.
         exhausted: "repeat" or "stop", as in `PackedLoader`.
         passes: how often this rank has read the source to its end.
-        records: number of records of a pass; None: no pass has ended.
+        records: number of records of a whole pass; None: not known, since no pass has ended.
         steps, sequences, tokens: number of whole steps, and of sequences and tokens in them on this rank.
         slots: number of slots in these steps on this rank, tokens and padding together; None: as many as tokens.
         held_sequences, held_tokens: number of sequences and tokens that this rank has read, and that are in no finished
             step yet.
         left_out: number of (sequences, tokens) that this rank read and left out at the ends of passes.
-        counts: what happened to the records that this rank read.
+        counts: how many of the records that this rank read were kept, skipped, truncated and so on.
     """
 
     takes: str

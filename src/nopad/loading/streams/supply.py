@@ -1,7 +1,7 @@
-"""A stream as the supply of a loader: each rank reads, tokenises and packs its own records, ahead of the loop.
+"""Supply a loader from a stream: each rank reads, tokenises and packs its own records, ahead of the training loop.
 
-An endless stream needs no communication. Where ranks stop at the end of the source, they tell one another before every
-step how many units they have left, on the thread of the training loop, so that all of them stop together.
+An endless stream needs no communication. If ranks stop at the end of the source, they exchange before every step how
+many units each has left, so that all of them stop together; this happens on the thread of the training loop.
 """
 
 from __future__ import annotations
@@ -54,14 +54,15 @@ class _Made(NamedTuple):
 
 @dataclass(frozen=True)
 class StreamSupply(Supply):
-    """The batches of one rank of a stream; a place is a `StreamPlace`.
+    """The batches of one rank of a stream; the places of this supply are `StreamPlace`s.
 
     Attributes:
         reader: reads and tokenises the source.
         packing: how sequences become units.
         shuffling: how sequences wait for a random turn before they are packed.
         serving: the rank for which batches are built, and how.
-        last: what happens to units that make no whole step, if ranks stop at the end of the source.
+        last: what happens to units that are too few for a whole step when ranks stop at the end of the source: "drop",
+            "fill" or "refuse", as in `PackedLoader`.
     """
 
     reader: Reader
@@ -83,7 +84,7 @@ class StreamSupply(Supply):
             )
 
     def begin(self) -> StreamPlace:
-        """Return the beginning of the source."""
+        """Return the place at the beginning of the source."""
         ranks = self.serving.ranks
         return StreamPlace(
             cursor=Cursor(deal=Deal(world_size=ranks.world_size, rank=ranks.rank)),
@@ -95,7 +96,7 @@ class StreamSupply(Supply):
         )
 
     def epoch_begin(self, at: StreamPlace, epoch: int) -> StreamPlace:
-        """Return the beginning of a pass, where ranks stop at its end.
+        """Return the place where pass number `epoch` begins, for a stream that stops at the end of its source.
 
         Raises:
             OptionError: the stream never stops.
@@ -107,12 +108,12 @@ class StreamSupply(Supply):
         return replace(at, cursor=cursor, buffer=buffer, held=Held.none(), ready=(), arrived=0, batches=0)
 
     def described(self) -> str:
-        """Return that it is a stream, and what a rank takes of it."""
+        """Return a phrase that says that it is a stream, and how many units a rank takes in a micro-step."""
         packs = f" in packs of at most {self.packing.capacity:,} tokens" if self.packing.capacity else ""
         return f"a stream{packs}, {self.serving.takes(self.packing.unit)} per rank and micro-step"
 
     def facts(self) -> dict[str, Any]:
-        """Return what must be the same when a saved run goes on: source, tokenizer, options, how batches are made."""
+        """Return, by name, what must be the same when a saved run goes on: source, tokenizer and options."""
         source, tokenizer = self.reader.source, self.reader.tokenizer
         said = [source.kind, source.names, source.settings(), source.inventory()]
         options = asdict(self.reader.options)
@@ -132,7 +133,7 @@ class StreamSupply(Supply):
         return "repeat" if self.reader.repeat else "stop"
 
     def agreed(self, at: StreamPlace) -> dict[str, Any]:
-        """Return the facts, how many units a step takes, and what of the place is the same on all ranks."""
+        """Return what all ranks must agree on: the facts, the units per step, and the number of steps taken."""
         return {
             **self.facts(),
             "world_size": self.serving.ranks.world_size,
@@ -154,7 +155,7 @@ class StreamSupply(Supply):
         )
 
     def summary(self, at: StreamPlace) -> StreamSummary:
-        """Return what is known so far."""
+        """Return what this rank knows about the stream at this place."""
         units = at.steps_seen * at.accumulation * at.per_rank
         return StreamSummary(
             takes=self.serving.takes(self.packing.unit),
@@ -187,10 +188,10 @@ class StreamSupply(Supply):
         return written(at, self.facts())
 
     def placed(self, state: Any) -> StreamPlace:
-        """Return the place of one rank's state, or of the states of all ranks, in any order.
+        """Return the place to go on from, given this rank's state, or the states of all ranks in any order.
 
         Raises:
-            FormatError: these are not states of a stream, not of all ranks, or not of one moment.
+            FormatError: these are not states of a stream, are not of all ranks, or were not saved after the same step.
             PlanMismatchError: the states are for other data, another tokenizer or other options.
         """
         states = [state] if isinstance(state, Mapping) or not isinstance(state, Sequence) else list(state)
@@ -223,7 +224,7 @@ class StreamSupply(Supply):
             )
 
     def places(self, at: StreamPlace) -> Iterator[StreamPlace]:
-        """Refuse batches of other processes.
+        """Refuse: other processes cannot build the batches of a stream.
 
         Raises:
             OptionError: always.
@@ -234,7 +235,7 @@ class StreamSupply(Supply):
     def batches(
         self, at: StreamPlace, worker: int = 0, workers: int = 1
     ) -> Iterator[tuple[StreamPlace, PackedBatch | None]]:
-        """Yield the batches from here on, built ahead; at the end of a stream that stops, the next pass and None.
+        """Yield (place after the batch, batch), built ahead; a stream that stops ends with (next pass, None).
 
         Raises:
             OptionError: there are workers; or the stream ended in the middle of a step, and `last` is "refuse".

@@ -1,4 +1,4 @@
-"""Attention backends that keep sequences apart: one per file, all with the same signature.
+"""Attention backends, which keep sequences apart in different ways: one per file, all with the same signature.
 
 Each takes queries, keys and values as transformers gives them, ``[R, H, L, D]`` (keys and values may have fewer heads),
 and returns ``[R, L, H, D]``. To add a backend, add a file and a line in `BACKENDS`.

@@ -1,4 +1,4 @@
-"""What all backends share: a layer's attention settings (`Heads`), and attention under one mask."""
+"""Shared by all backends: a layer's attention settings (`Heads`), and attention under one mask."""
 
 from __future__ import annotations
 

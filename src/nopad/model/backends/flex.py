@@ -22,7 +22,7 @@ NARROWEST = 16  # of a head
 
 
 def flex(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cross, heads: Heads) -> Tensor:
-    """Compute attention by FlexAttention: `query`, `key` and `value` ``[R, H, L, D]`` to ``[R, L, H, D]``.
+    """Compute attention of `query`, `key` and `value` ``[R, H, L, D]`` by FlexAttention; return ``[R, L, H, D]``.
 
     Raises:
         BatchError: FlexAttention does not support this form of batch, or a setting in `heads`.

@@ -1,4 +1,4 @@
-"""A dense block-diagonal mask over whole rows, the papers' method. Its shapes are static, and any accelerator runs it.
+"""Attention under a dense block-diagonal mask over whole rows, as in the papers; static shapes, for any accelerator.
 
 The cost is O(R L^2) for R rows of L slots, whatever the sequences' lengths; on a CPU it takes 5 to 9 times as long as
 `segments`.
@@ -34,7 +34,7 @@ def mask(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cross, h
 
 
 def block_mask(ids: Tensor, heads: Heads) -> Tensor:
-    """Return which slots see each other; bool ``[R, 1, L, L]``. Padding sees padding, so each softmax has an entry.
+    """Return which slots see each other; bool ``[R, 1, L, L]``. Padding sees padding, so that no softmax is empty.
 
     `ids` is the number of each slot's sequence, 0 in padding; integers ``[R, L]``.
     """
@@ -45,7 +45,10 @@ def block_mask(ids: Tensor, heads: Heads) -> Tensor:
 
 
 def dense_cross(cross: Cross) -> Tensor:
-    """Return the mask of cross attention for compiled layers: target slots by source slots; int8 ``[R, 1, Lq, Lk]``."""
+    """Return the mask of cross attention for compiled layers, int8 ``[R, 1, Lq, Lk]``.
+
+    It says which source slots (last dimension) each target slot sees: 1 if it sees the source slot, else 0.
+    """
     carrier = cross.keep(lambda: _cross_mask(cross)).to(DENSE)
     setattr(carrier, ATTRIBUTE, cross)
     return carrier

@@ -70,7 +70,7 @@ def automatic(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cro
 
 
 def lacking(query: Tensor, value: Tensor, placed: Placement | Cross, heads: Heads) -> str | None:
-    """Return a message on why the kernel cannot compute this attention and what to do; None: it can."""
+    """Return a message that says why the kernel cannot compute this attention and what to do; None if it can."""
     if query.dtype not in HALF or not on_kernel(query.device):
         return (
             f"the varlen kernel runs on CUDA in float16 or bfloat16, and this is {query.device.type} in {query.dtype}, "
@@ -88,7 +88,10 @@ def lacking(query: Tensor, value: Tensor, placed: Placement | Cross, heads: Head
 
 
 def on_kernel(device: torch.device) -> bool:
-    """Whether the kernel runs on a device: an NVIDIA GPU of compute capability 8.0 or above; AMD GPUs are untested."""
+    """Return whether the kernel runs on a device: an NVIDIA GPU of compute capability 8.0 or above.
+
+    AMD GPUs are untested.
+    """
     if device.type != "cuda" or torch.version.hip is not None or _kernel() is None:
         return False
     return _capable(device.index)
@@ -110,7 +113,7 @@ def _kernel() -> Any:
 
 
 def autocast_dtype(device: torch.device) -> torch.dtype | None:
-    """Return the dtype of autocast on a device; None: autocast is off or not available there."""
+    """Return the dtype of autocast on a device; None if autocast is off or not available there."""
     if not torch.amp.is_autocast_available(device.type) or not torch.is_autocast_enabled(device.type):
         return None
     return torch.get_autocast_dtype(device.type)

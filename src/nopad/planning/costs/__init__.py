@@ -36,13 +36,22 @@ def within(
     exact: bool,
     by_tokens: Callable[[], Strategies] | None = None,
 ) -> Planned:
-    """Return the best plan found whose packs hold at most `capacity` tokens and a sum of squared lengths of `squares`.
+    """Return the best plan found under limits on a pack's tokens (`capacity`) and sum of squared lengths (`squares`).
 
-    Each sequence takes its length rounded up to a multiple of `align` tokens. The search ends early at a plan of at
-    most ``1 + bound // 10,000`` packs above the lower bound, or if `exact`, only at the bound. Each method gets a share
-    of the operations left in `budget`, and no slower method begins once the budget is spent. `by_tokens` plans without
-    the limit on squares and then cuts packs to it, which is better where few packs need a cut; it charges the same
-    budget itself. The plan's facts name the method that made it.
+    The search ends early at a plan of at most ``1 + bound // 10,000`` packs above the lower bound; with `exact`, only
+    at the bound. Each method gets a share of the operations left in `budget`, and no slower method begins once the
+    budget is spent. The facts of the result name the method that made the plan.
+
+    Args:
+        histogram: the sequences, by length.
+        capacity: most tokens of a pack.
+        depth: most sequences of a pack; None: unlimited.
+        squares: largest sum of squared lengths of a pack.
+        align: every sequence takes a multiple of this many tokens.
+        budget: limits the search.
+        exact: whether to search on until the bound is reached.
+        by_tokens: a function that plans without the limit on squares and then cuts packs to it, which is better if few
+            packs need a cut; it charges `budget` itself. None: this is not tried.
 
     >>> made = within(Histogram.from_lengths([5, 5, 2, 2, 2, 2]), 9, None, 33, budget=Budget(1), exact=True)
     >>> made.strategies

@@ -1,4 +1,4 @@
-"""Compiled loops of `nopad.planning.costs.guide`: the most valuable patterns, and real lengths for their slots.
+"""Compiled loops of `nopad.planning.costs.guide`: find the most valuable patterns, and fill in real lengths.
 
 A pattern is a multiset of item numbers that fits into a pack, by tokens, cost and depth.
 """
@@ -17,7 +17,7 @@ from nopad.planning.optimal._kernels import linked, near, use
 
 @njit(cache=True, nogil=True)
 def knapsack(sizes: NDArray[Any], costs: NDArray[Any], values: NDArray[Any], table: NDArray[Any]) -> None:
-    """Fill ``table[j, r, c]`` with the highest total value of at most j items, with r of size and c of cost in all.
+    """Fill ``table[j, r, c]`` with the highest value of at most j items of total size at most r and cost at most c.
 
     `table` is int64 ``[layers, most size + 1, most cost + 1]``; with one layer the number of items has no limit.
     `sizes` ascend, and an item may be used repeatedly.
@@ -98,11 +98,11 @@ def fill_slots(
     packs: NDArray[Any],
     links: NDArray[Any],
 ) -> tuple[int, int]:
-    """Fill ``copies[p]`` packs by each pattern p, a real length for each item; return (number of packs, of links).
+    """Fill ``copies[p]`` packs by each pattern p, with real lengths; return (number of packs, number of links).
 
-    As `nopad.planning.optimal._kernels.fill_slots`, but a pack also keeps `limits`: most tokens, with every length
-    rounded up to a multiple of `align`, most sum of squares, and most sequences. The packs are written as rows of
-    `packs` and `links` (classes and links of `nopad.planning.costs._kernels`): one class for each pack, and links that
+    Arguments are as in `nopad.planning.optimal._kernels.fill_slots`, but a pack also keeps to `limits`: most tokens
+    (every length is rounded up to a multiple of `align`), largest sum of squares, and most sequences. Packs are written
+    to `packs` and `links`, in the format of `nopad.planning.costs._kernels`: each pack is a class of its own, and links
     name lengths instead of items.
     """
     filled, at = 0, 0

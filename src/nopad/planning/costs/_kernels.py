@@ -1,10 +1,10 @@
 """Compiled loops that place sequences, longest first, into packs with limits on tokens, cost and number of sequences.
 
-Item i stands for all sequences of one length: ``sizes[i]`` tokens and ``costs[i]`` each, both ascending. Equal packs
-are one class, a row of int64: free tokens, free cost, free places (sequences), number of packs, and the row of the last
-link of their content (-1: empty). A link is a row of int64 too: the link below it (-1: none), an item, and its copies;
-so classes that are divided share the links of what they held before. Where classes are chosen by a score, a float that
-every machine rounds alike, ties go to the class opened first.
+Item i stands for all sequences of one length, with ``sizes[i]`` tokens and a cost of ``costs[i]`` each; both ascend.
+Equal packs are one class, a row of five int64: free tokens, free cost, free places for sequences, number of packs, and
+the row of the last link of their content (-1: empty). A link is a row of three int64: the link below it (-1: none), an
+item, and its number of copies. So classes that were divided share the links of their common content. Scores are floats
+that every machine rounds alike; if two classes have the same score, the one opened first is chosen.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ SMALLEST, SUM, COST_ONLY = 0, 1, 2  # kinds of score
 
 @njit(cache=True, nogil=True)
 def score(pack: NDArray[Any], limits: NDArray[Any], kind: int, weight: float) -> Any:
-    """Return how empty a pack is, from the free shares of its `limits`; -1 if it may hold no further sequence.
+    """Return a score of how empty a pack is; -1 if it may hold no further sequence.
 
-    `pack` is a class (see the module); both arrays begin with tokens, cost, sequences. With t, c and s the free share
-    of each of these, from 0 to 1, the score is ``t + weight * c`` for the kind `SUM`, ``min(c, s)`` for `COST_ONLY`,
-    and ``min(t, weight * c, s)`` for any other kind.
+    `pack` is a class (see the module), which begins with its free tokens, cost and places; `limits` are those of an
+    empty pack. Let t, c and s be the free shares of tokens, cost and places, from 0 to 1. The score is ``t + weight *
+    c`` if `kind` is `SUM`, ``min(c, s)`` if it is `COST_ONLY`, and ``min(t, weight * c, s)`` otherwise.
     """
     if pack[PLACES] < 1:
         return -1.0
@@ -40,7 +40,7 @@ def score(pack: NDArray[Any], limits: NDArray[Any], kind: int, weight: float) ->
 
 @njit(cache=True, nogil=True)
 def sift_up(scores: NDArray[Any], heap: NDArray[Any], at: int, value: float, number: int) -> None:
-    """Put class `number` with score `value` into the heap at the free place `at`, or above it where it belongs.
+    """Insert class `number` with score `value` into the heap, whose next free place is `at`.
 
     ``heap[i]`` is a class and ``scores[i]`` its score; the highest score is first, of equal ones the lowest class.
     """
@@ -55,7 +55,7 @@ def sift_up(scores: NDArray[Any], heap: NDArray[Any], at: int, value: float, num
 
 @njit(cache=True, nogil=True)
 def sift_down(scores: NDArray[Any], heap: NDArray[Any], size: int, value: float, number: int) -> None:
-    """Replace the first of the `size` classes of the heap by class `number` with score `value`; move it down to order.
+    """Replace the first of the `size` classes in the heap by class `number` with score `value`, and restore the order.
 
     ``heap[i]`` is a class and ``scores[i]`` its score; the highest score is first, of equal ones the lowest class.
     """
@@ -76,7 +76,7 @@ def sift_down(scores: NDArray[Any], heap: NDArray[Any], size: int, value: float,
 
 @njit(cache=True, nogil=True)
 def grown(rows: NDArray[Any], used: int) -> NDArray[Any]:
-    """Return `rows`, or a larger copy of the first `used`, with at least two free rows after these."""
+    """Return `rows` if at least two rows after the first `used` are free, else a larger copy."""
     if used + 2 <= rows.shape[0]:
         return rows
     larger = np.empty((2 * rows.shape[0] + 2, rows.shape[1]), dtype=np.int64)
@@ -113,11 +113,12 @@ def spread_out(
     weight: float,
     most: int,
 ) -> tuple[NDArray[Any], int, NDArray[Any], int, int]:
-    """Place items from the last down to `first`, each into the emptiest class of packs as long as it fits there.
+    """Place items from the last down to item `first`, each into the emptiest class of packs, while it fits there.
 
-    ``packs[:classes]`` and ``links[:linked]`` are given and returned as (packs, classes, links, linked, steps); the
-    arrays may be larger copies. ``left[i]`` sequences of item i are left; what is placed is subtracted. The emptiest
-    class is that with the highest `score` by `kind` and `weight`. Ends after `most` steps, one class changed in each.
+    The rows in use are ``packs[:classes]`` and ``links[:linked]``. Returns (packs, classes, links, linked, steps) after
+    placing, where the arrays may be larger copies. ``left[i]`` is the number of sequences of item i to place; the
+    kernel subtracts those that it has placed. The emptiest class has the highest `score` for `kind` and `weight`. Each
+    step changes one class; the loop ends after `most` steps.
     """
     scores, heap = np.empty(classes + sizes.shape[0] + 1), np.empty(classes + sizes.shape[0] + 1, dtype=np.int64)
     for number in range(classes):
@@ -149,7 +150,7 @@ def spread_out(
 
 @njit(cache=True, nogil=True)
 def shelf(tokens: int, capacity: int) -> int:
-    """Return the shelf, 0 to `SHELVES`, of packs with so many free `tokens`; more free tokens, no lower shelf."""
+    """Return the number of the shelf, 0 to `SHELVES`, for packs with this many free tokens; it rises with `tokens`."""
     return int(tokens * (SHELVES / capacity))
 
 
@@ -157,11 +158,11 @@ def shelf(tokens: int, capacity: int) -> int:
 def tightest(
     packs: NDArray[Any], heads: NDArray[Any], after: NDArray[Any], first: int, size: int, cost: int
 ) -> tuple[int, int, int, int]:
-    """Return (class, class before it on its shelf, shelf, looks) for the fullest class that an item fits into.
+    """Find the fullest class that an item fits into; return (class, the class before it on its shelf, shelf, looks).
 
-    Fullest: with fewest free tokens. ``heads[s]`` is the first class on shelf s, ``after[c]`` the one after class c, -1
-    if there is none. The search begins at shelf `first`; "looks" is the number of classes that were looked at. If the
-    item fits into no class, the first three results are -1.
+    The fullest class has fewest free tokens. ``heads[s]`` is the first class on shelf s, and ``after[c]`` the class
+    after class c; -1: none. The search begins at shelf `first`; "looks" is the number of classes that were examined. If
+    the item fits into no class, the first three results are -1.
     """
     looks = 0
     for at in range(first, heads.shape[0]):
@@ -190,10 +191,10 @@ def best_fit(
     limits: NDArray[Any],
     most: int,
 ) -> tuple[NDArray[Any], int, NDArray[Any], int, int]:
-    """Place all items, the last first, into the class with fewest free tokens that they fit; open packs if none fits.
+    """Place all items, the last first, each into the fullest class that it fits into, or into new packs.
 
-    After `most` classes looked at, every further item opens packs of its own. Arguments and results are those of
-    `spread_out`; the steps returned count classes looked at.
+    After `most` classes were examined, every further item opens packs of its own. Arguments and results are those of
+    `spread_out`; the steps returned are the number of classes examined.
     """
     items = left.shape[0]
     heads, after = np.full(SHELVES + 1, -1, dtype=np.int64), np.empty(classes + 3 * items + 16, dtype=np.int64)

@@ -1,11 +1,11 @@
-"""The lower bound on packs with limits on tokens and on cost: which lengths can share a pack, and what the others need.
+"""A lower bound on the number of packs under limits on tokens and cost, from which lengths can share a pack.
 
 Take a threshold t, and look only at sequences of length t or more. A length is *alone* if no length >= t fits beside
 it, because tokens or cost would be too many. Each sequence of such a length takes a pack, and none of these packs
 holds another sequence of length >= t. The sequences whose lengths are not alone need as many packs as their tokens,
-their cost or their number ask for. The bound is the sum of both, for the t that gives most. Where no length is alone,
-the smallest t gives ``max(ceil(tokens / capacity), ceil(cost / most), ceil(sequences / depth))``. All integers are
-exact.
+their cost or their number ask for. The bound is the sum of both numbers of packs, for the t that makes it highest.
+Where no length is alone, the smallest t gives ``max(ceil(tokens / capacity), ceil(cost / most), ceil(sequences /
+depth))``. All integers are exact.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def fewest(
     """Return a lower bound on the number of packs of any plan.
 
     There are ``counts[i]`` sequences of ``sizes[i]`` tokens and a cost of ``costs[i]`` each; sizes and costs ascend. A
-    pack holds `capacity` tokens, a cost of `most` and `depth` sequences (None: unlimited) at most; each sequence fits
-    into a pack by itself.
+    pack holds at most `capacity` tokens, a cost of `most`, and `depth` sequences (None: unlimited). Each sequence must
+    fit into a pack by itself. All arrays are int64 ``[k]``.
 
     >>> fewest(np.array([1, 6]), np.array([1, 36]), np.array([10, 5]), capacity=10, most=36, depth=None)
     6

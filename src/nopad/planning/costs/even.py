@@ -1,7 +1,7 @@
-"""Even packs: nearly as few as possible, with no pack far above the mean in cost or in number of sequences.
+"""Make packs even: no pack is far above the mean in cost or number of sequences, with hardly more packs.
 
 The cost of a pack is the sum of its squared lengths; a step of training waits for the pack with the highest cost. The
-search starts from a plan with few packs, and may add one pack for every `_ALLOWED` packs. By bisection it finds the
+search starts from a plan with few packs, and may add one pack for every 1,000 packs. By bisection it finds the
 smallest limit on cost, and then under that limit the smallest depth, for which a plan is found. A limit on cost is
 proven to be impossible if the lower bound under this limit is more than the packs allowed.
 """
@@ -29,10 +29,10 @@ _FINE = 500  # the bisection ends when the limit on cost is known to one part in
 
 
 def packs_allowed(packs: int, sequences: int, multiple: int) -> int:
-    """Return the most packs that an even plan may have, one in 1,000 more than the `packs` of the plan before.
+    """Return the most packs that an even plan may have: one in 1,000 more than `packs`, the number before.
 
-    `packs` is first rounded up to a multiple of `multiple`. The result is such a multiple too, of at most `sequences`.
-    If there is no such multiple from `packs` to `sequences`, the result is `packs`.
+    `packs` is first rounded up to a multiple of `multiple`. The result is a multiple of `multiple` too, and at most
+    `sequences`. If there is no multiple from `packs` to `sequences`, the result is `packs`.
 
     >>> packs_allowed(5000, 10**6, 1), packs_allowed(5000, 10**6, 7), packs_allowed(3, 10, 2), packs_allowed(7, 8, 5)
     (5005, 5005, 4, 7)
@@ -42,7 +42,7 @@ def packs_allowed(packs: int, sequences: int, multiple: int) -> int:
 
 
 def least_cap(load: Load, packs: int) -> int:
-    """Return a lower bound on the cost of the costliest pack in any plan with at most `packs` packs.
+    """Return a lower bound on the highest cost of a pack, for any plan with at most `packs` packs.
 
     >>> lengths = np.array([2, 4])
     >>> load = Load(lengths, lengths, lengths**2, np.array([4, 2]), np.array([8, 64, 9]))
@@ -137,13 +137,15 @@ def even_out(
     slow: int,
     multiple: int = 1,
 ) -> tuple[Strategies, dict[str, Any]]:
-    """Return the most even plan found that has at most one pack in 1,000 more than `start`, and facts for `described`.
+    """Return the most even plan found with at most one pack in 1,000 more than `start`, and facts for `described`.
 
     The number of packs allowed is a multiple of `multiple` (`packs_allowed`); if no other plan is found, `start` is
     returned. The facts are ``most_packs``, the number of packs allowed; ``least_cap``, a lower bound on the highest
-    cost of a pack in a plan of so many packs; and ``before``, the `spreads` of `start`. `align`, `by_tokens` and
-    `budget` are those of `_Search`. At most `slow` attempts may solve linear programs while the limit on cost is
-    searched, and `slow` more while the depth is searched.
+    cost of a pack in a plan of so many packs; and ``before``, the `spreads` of `start`.
+
+    Lengths are padded to multiples of `align`. `by_tokens` returns the strategies of a plan without a limit on cost,
+    for a depth, and charges `budget` itself; `budget` is what all attempts together may take. At most `slow` attempts
+    may solve linear programs while the limit on cost is searched, and `slow` more while the depth is searched.
     """
     sequences = int(load.counts.sum())
     allowed = packs_allowed(sum(count for count, _ in start), sequences, multiple)
@@ -178,10 +180,10 @@ def _squares(lengths: tuple[int, ...]) -> int:
 
 
 def spreads(strategies: Strategies) -> dict[str, Any]:
-    """Return the number of packs, the highest cost and the most sequences of a pack, and both divided by their means.
+    """Return the highest cost and the largest number of sequences of a pack, also relative to their means over packs.
 
-    The keys are packs, cap (highest cost), cost_to_mean, depth (most sequences) and depth_to_mean; a ratio of 1.0 means
-    that all packs are alike. The cost of a pack is the sum of its squared lengths.
+    The keys are packs (number of packs), cap (highest cost), cost_to_mean, depth (most sequences) and depth_to_mean. If
+    both ratios are 1.0, all packs are alike. The cost of a pack is the sum of its squared lengths.
     """
     return _to_mean(
         packs=sum(count for count, _ in strategies),
@@ -204,7 +206,10 @@ def _to_mean(packs: int, cap: int, depth: int, cost: int, sequences: int) -> dic
 
 
 def described(facts: Mapping[str, Any]) -> str:
-    """Return the note for the user from the facts of `even_out` and, as ``after``, the `spreads` of the final plan."""
+    """Return a note on evenness for the user.
+
+    `facts` are those of `even_out`, with the `spreads` of the final plan as ``after``.
+    """
     before, after = facts["before"], facts["after"]
     least = max(1.0, after["cost_to_mean"] * facts["least_cap"] / after["cap"])
     return (
@@ -218,7 +223,7 @@ def described(facts: Mapping[str, Any]) -> str:
 def broken_evenness(
     options: Mapping[str, Any], facts: Mapping[str, Any], notes: Sequence[str], load: Load, strategies: Strategies
 ) -> list[str]:
-    """Check what a plan says about its evenness; return one sentence for each claim that is wrong.
+    """Check the figures on evenness that a plan states; return one sentence for each that is wrong.
 
     `options`, `facts`, `notes` and `strategies` are those of the plan. ``facts["even"]`` are those of `even_out` and,
     as ``after``, the `spreads` of the plan; they must equal what these strategies and the lower bounds for `load` give.

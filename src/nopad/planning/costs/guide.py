@@ -49,7 +49,7 @@ Pattern = tuple[int, ...]
 
 
 def fits_memory(load: Load) -> bool:
-    """Whether the capacity and the number of sequences of this load are small enough for the memory of `fill`."""
+    """Return whether the capacity and number of sequences are small enough for the memory that `fill` needs."""
     return bool(load.limits[0] <= MOST_CAPACITY) and sum(load.counts.tolist()) <= MOST_FILLED
 
 
@@ -61,7 +61,8 @@ class Units:
         sizes: units of tokens of each item, ascending; int64 ``[k]``.
         costs: units of cost of each item, ascending; int64 ``[k]``.
         demand: number of sequences of each item; int64 ``[k]``.
-        room: a pack's units of tokens, its units of cost, and the layers of the knapsack (1: the depth is left out).
+        room: three integers: units of tokens of a pack, units of cost of a pack, and layers of the knapsack (1: the
+            depth is ignored).
         edges: item i stands for the lengths from ``edges[i]`` up to ``edges[i + 1]`` (exclusive); int64 ``[k + 1]``.
         middle: mean length of the sequences of each item, in tokens; float64 ``[k]``.
     """
@@ -75,9 +76,11 @@ class Units:
 
     @classmethod
     def of(cls, load: Load, work: int) -> Units | None:
-        """Return the finest units for which the table of pricing takes at most `work` updates; None if there are none.
+        """Return the finest units for which filling the knapsack table takes at most `work` updates.
 
-        The distinct sizes and the layers of the table are limited too.
+        Returns None if no units are coarse enough.
+
+        The number of distinct sizes and of layers is limited too.
         """
         capacity, most, depth = load.limits.tolist()
         usual = -(-capacity * int(load.counts.sum()) // int((load.counts * load.sizes).sum()))  # sequences per pack
@@ -105,7 +108,7 @@ class Units:
         """Return the value of the best pattern, and distinct patterns with a value above 1 (a pack), best first.
 
         A pattern is a tuple of item numbers, largest first, worth the sum of its items' `duals` (float64 ``[k]``).
-        `table` (int64) is overwritten by `_guide_kernels.knapsack`.
+        `table` is working memory, int64, which is overwritten.
         """
         from nopad.planning.costs import _guide_kernels
 
@@ -125,10 +128,10 @@ class Units:
 
 @dataclass(frozen=True)
 class Guide:
-    """A plan with rounded lengths, whose patterns guide the plan with real ones.
+    """A plan in rounded lengths, whose patterns are then filled with real lengths.
 
     Attributes:
-        units: the rounded lengths, which are the items; with the number of sequences of each.
+        units: the rounded lengths, which are the items, and the number of sequences of each.
         packing: the number of packs of each pattern, a tuple of item numbers, largest first.
         values: dual value of each item in the first linear program; a pack is worth at most about 1; float64 ``[k]``.
     """
@@ -139,15 +142,17 @@ class Guide:
 
     @property
     def relaxed(self) -> float:
-        """Number of packs that the linear program on rounded lengths needs: an estimate, no lower bound."""
+        """Number of packs that the linear program on rounded lengths needs; an estimate, not a lower bound."""
         return float(self.values @ self.units.demand)
 
 
 def guide(load: Load, budget: Budget) -> Guide | None:
-    """Return a plan in units; None if no units are coarse enough for the budget, or the solver fails at once.
+    """Return a plan in rounded lengths (units).
 
-    If the budget is spent or the solver fails later, the plan leaves sequences out. Why the solver failed is then in
-    ``budget.trouble``.
+    The result is None if the budget is too small for any units, or the first linear program fails.
+
+    If the budget is spent or the solver fails later, the plan leaves sequences out. `Budget.trouble` then says why the
+    solver failed.
     """
     from nopad.planning.optimal.master import Master, Optimum
     from nopad.planning.optimal.pricing import Items
@@ -201,12 +206,13 @@ def guide(load: Load, budget: Budget) -> Guide | None:
 
 
 def certify(plan: Guide, load: Load, align: int, budget: Budget) -> CostCertificate | None:
-    """Return a certificate made of the values of a plan; None if checking it would take more than the budget.
+    """Return a certificate made from the values of a plan.
 
-    The operations of the check are charged to `budget`. The result is None, too, if the certificate cannot be checked
-    for another reason (its `problem`). Its units are the finest that the budget allows. Between the mean lengths of the
-    items, values are interpolated. A certificate weighs lengths in units, rounded down; for a short length that is much
-    less than its share of a pack, so its value is lowered to this weight.
+    Returns None if the certificate would be too costly to check, or cannot be checked.
+
+    The operations of the check are charged to `budget`; the certificate's units are the finest that it allows. Values
+    are interpolated between the mean lengths of the items. A certificate weighs lengths in units, rounded down, so a
+    short length weighs much less than its share of a pack; its value is lowered accordingly.
     """
     capacity = int(load.limits[0])
     lengths = load.lengths
@@ -227,9 +233,9 @@ def certify(plan: Guide, load: Load, align: int, budget: Budget) -> CostCertific
 def fill(plan: Guide, load: Load, align: int, budget: Budget) -> Packed:
     """Return a plan of all sequences of `load` that follows a plan in units.
 
-    Sequences that found no slot are planned in units again, a few times; the last ones are placed by best-fit. Both
-    steps are charged to `budget` here; the caller charges `FILLING`. Best-fit always places all sequences; with no
-    budget left it soon opens new packs instead of looking for room (`_LEAST_LOOKS`).
+    Sequences without a slot are planned in units again, a few times; the last of them are placed by best-fit. The
+    operations of both steps are charged to `budget`, and those of filling (`FILLING`) by the caller. Best-fit always
+    places all sequences; with no budget left it may still look at a million classes of packs, and then opens new packs.
     """
     from nopad.planning.costs import _kernels
 

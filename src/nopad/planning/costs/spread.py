@@ -1,10 +1,10 @@
-"""Plans with limits on tokens and cost in milliseconds: open all packs at the start, deal out long sequences, fill up.
+"""Fast plans with limits on tokens and cost: open all packs at the start, deal out long sequences, then fill up.
 
-As many packs are opened as a lower bound asks for. The sequences are dealt out longest first, each to the emptiest
-pack, so that every pack gets a share of the long ones, which cost most. Below some length they go to the fullest pack
-that they fit into instead, so that the room left over is in few packs. The measure of emptiness (a score of free tokens
-and free cost), that length, and the number of packs opened are varied in a fixed order of tries, until a plan has as
-few packs as asked for. Each try takes O(distinct lengths x classes of equal packs) steps.
+The number of packs opened is that of a lower bound. The sequences are dealt out longest first, each to the emptiest
+pack, so that every pack gets a share of the long ones, which cost most. Sequences shorter than some limit go to the
+fullest pack that they fit into instead, so that free room gathers in few packs. Several tries, in a fixed order, vary
+the measure of emptiness (a score of free tokens and free cost), that limit, and the number of packs opened, until a
+plan has few enough packs. Each try takes O(distinct lengths x classes of equal packs) steps.
 
 Source: worst-fit with a fixed number of bins, as `nopad.planning.optimal.spread`; scores for several resources as in
 Panigrahy, Talwar, Uyeda, Wieder, "Heuristics for vector bin packing", 2011.
@@ -42,7 +42,8 @@ class Load:
 
     Attributes:
         lengths: distinct real lengths, ascending; int64 ``[k]``.
-        sizes: number of tokens that a sequence of each length takes, with its own padding, ascending; int64 ``[k]``.
+        sizes: each length rounded up to a multiple of `align` (see `load_of`): the tokens that such a sequence takes;
+            int64 ``[k]``.
         costs: cost of a sequence of each length, ascending; int64 ``[k]``.
         counts: number of sequences of each length, >= 0; int64 ``[k]``.
         limits: most tokens, most cost and most sequences of a pack; int64 ``[3]``.
@@ -74,7 +75,7 @@ def bound_of(load: Load) -> int:
 
 @dataclass(frozen=True)
 class Packed:
-    """A plan as classes of equal packs and the links of their content; both are described in the module `_kernels`.
+    """A plan as classes of equal packs, and links that say what each class holds; see `nopad.planning.costs._kernels`.
 
     Attributes:
         classes: int64 ``[classes, 5]``.
@@ -104,7 +105,7 @@ class Packed:
 
 
 def spread(load: Load, bound: int, enough: int, budget: Budget) -> Packed:
-    """Return the best plan found; ends at a plan of at most `enough` packs, or when the budget is spent.
+    """Return the best plan found; the search ends at a plan of at most `enough` packs, or when the budget is spent.
 
     `bound` is a lower bound on the number of packs. One plan is made even if the budget is spent.
     """

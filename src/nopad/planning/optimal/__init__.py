@@ -37,12 +37,17 @@ def optimal(
     seconds: int | None = None,
     budget: Budget | None = None,
 ) -> Planned:
-    """Return the best plan found; its certificate is None if no linear program proved more than the cheap lower bounds.
+    """Return the best plan found, with a certificate if a linear program proved more than the cheap lower bounds.
 
-    `effort` is the budget: seconds of an ordinary core, counted as 10^9 operations each. No new step begins when
-    `seconds` have passed on the clock (None: no time limit). A `budget` that other steps of planning share replaces
-    both. The plan's facts give the number of linear programs that the budget has counted, including those
-    of other steps.
+    The result's facts give the number of linear programs that the budget has counted, including those of other steps.
+
+    Args:
+        histogram: the sequences, by length.
+        capacity: most tokens of a pack.
+        depth: most sequences of a pack; None: unlimited.
+        effort: the budget in seconds of an ordinary core, counted as 10^9 operations each.
+        seconds: no new step begins after this many seconds on the clock; None: no time limit.
+        budget: a budget shared with other steps of planning, instead of `effort` and `seconds`; None: those two.
 
     >>> made = optimal(Histogram.from_lengths([5, 5, 4, 4, 3, 3, 3, 3, 2]), 10, None)
     >>> sum(count for count, _ in made.strategies), made.facts
@@ -74,9 +79,9 @@ def auto(
 def nearly(histogram: Histogram, capacity: int, depth: int | None, *, budget: Budget, share: float) -> Strategies:
     """Return the first plan found that is near its lower bound, or the best one when the budget is spent.
 
-    A plan is near if it is at most one pack above the bound, or at most this `share` of the cheap lower bound if that
-    is more. Smaller depths are not tried, so a larger depth may cost a few packs. No separate linear program is solved
-    to prove a bound.
+    A plan is near if it is at most one pack, or at most this `share` (0 to 1) of the cheap lower bound, above the
+    bound. Unlike in `optimal`, smaller depths are not tried, so a larger depth may need a few more packs, and no
+    separate linear program is solved to prove a bound.
     """
     search = Search(histogram, capacity, depth, budget, within=1, less=False)
     search.within = max(1, int(share * search.bound))

@@ -18,7 +18,7 @@ _SLOW = 0.98  # idle: no pack was emptied, and more than this share of the packs
 
 
 class Lists(NamedTuple):
-    """Doubly linked lists of numbers 0, 1, ..., each in at most one list; int32 arrays, -1: none.
+    """Doubly linked lists of the integers 0, 1, ..., each in at most one list; int32 arrays, in which -1 means none.
 
     List k begins with ``first[k]``; ``after[m]`` and ``before[m]`` are the neighbours of member m.
     """
@@ -29,7 +29,7 @@ class Lists(NamedTuple):
 
 
 class State(NamedTuple):
-    """Packs of sequences, and two indices over the packs that have free space and are not empty.
+    """Packs of sequences, with two indices of those packs that have free space and are not empty.
 
     Attributes:
         length: tokens of each sequence; int32 ``[n]``.
@@ -38,9 +38,9 @@ class State(NamedTuple):
         after: the next sequence of the same pack, -1 at the end; int32 ``[n]``.
         free: free tokens of each pack; int32 ``[packs]``.
         used: number of sequences in each pack; int32 ``[packs]``.
-        sums: list s has the sequences whose length plus the free tokens of their pack is s.
-        spaces: list f has the packs with f free tokens, f > 0.
-        present: the f whose list of packs is not empty, as a bit set (`nopad._bit_kernels`).
+        sums: list s holds the sequences for which length plus free tokens of their pack is s.
+        spaces: list f holds the packs with f free tokens, f > 0.
+        present: the bit set (`nopad._bit_kernels`) of all f for which the list in `spaces` is not empty.
         steps: how much work the search has done; int64 ``[1]``.
     """
 
@@ -243,7 +243,7 @@ def gather(
     words: NDArray[Any],
     pack: NDArray[Any],
 ) -> int:
-    """Move sequences between packs until `goal` packs are left, or nothing helps; return the number of steps taken.
+    """Move sequences between packs until only `goal` packs are left, or no move helps; return the number of steps.
 
     Sequence i has ``length[i]`` tokens. Pack p holds the sequences from ``indptr[p]`` up to ``indptr[p + 1]``
     (exclusive) at the start; at the end ``pack[i]`` is the pack of sequence i. There are at most `sweeps` sweeps over

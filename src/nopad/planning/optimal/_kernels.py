@@ -17,8 +17,8 @@ def knapsack(sizes: NDArray[Any], values: NDArray[Any], unlimited: bool, table: 
     """Fill ``table[j, r]`` with the highest total value of at most j items whose sizes add up to at most r.
 
     `table` is int64 ``[depth + 1, capacity + 1]``; `sizes` ascend, and an item may be used repeatedly. If `unlimited`,
-    any number of items is allowed, and the table has two equal rows; so in both cases ``table[-2]`` is the row for what
-    can be beside one item.
+    any number of items is allowed, and the table has just two rows, which are equal. In both cases, ``table[-2]`` gives
+    the value of what fits beside one item.
     """
     depth, capacity = table.shape[0] - 1, table.shape[1] - 1
     for r in range(capacity + 1):
@@ -79,9 +79,9 @@ def patterns_with(
 
 @njit(cache=True, nogil=True)
 def linked(links: NDArray[Any], length: int) -> int:
-    """Return the available length that the links from `length` lead to; an available length links to itself.
+    """Follow the links from `length` to an available length, and return that; an available length links to itself.
 
-    All links on the way are set to the result, so that later calls are short.
+    All links on the way are set to the result, so that later calls take fewer steps.
     """
     root = length
     while links[root] != root:
@@ -133,14 +133,14 @@ def fill_slots(
     out: NDArray[Any],
     packs: NDArray[Any],
 ) -> int:
-    """Fill ``copies[p]`` packs by each pattern p, a real length for each of its items; return the number of packs.
+    """Fill ``copies[p]`` packs by each pattern p, with a real length for each item; return the number of packs.
 
     The items of pattern p are ``slots[indptr[p]:indptr[p + 1]]``, largest first; item u stands for the lengths
-    ``edges[u] <= l < edges[u + 1]``, about ``middle[u]`` tokens. Each item but the last takes the length of its range
-    that brings the pack nearest to its planned sum; the last takes the longest length that fits. An item for which
-    no length fits is left out. ``available[l]`` is the number of sequences of length l left; `below` and `above` link
-    each length to the next available one (0 and capacity + 1 link to themselves); all three are changed. Pack k has the
-    lengths ``out[packs[k]:packs[k + 1]]``.
+    ``edges[u] <= l < edges[u + 1]``, whose middle is ``middle[u]``. Each item but the last takes the length of its
+    range that brings the pack nearest to its planned sum; the last takes the longest length that fits. An item for
+    which no length fits is left out. ``available[l]`` is the number of sequences of length l left; `below` and `above`
+    link each length to the next available one (0 and capacity + 1 link to themselves); all three are changed. Pack k
+    has the lengths ``out[packs[k]:packs[k + 1]]``.
     """
     filled, at = 0, 0
     packs[0] = 0
@@ -179,13 +179,13 @@ def patterns_above(
     flat: NDArray[Any],
     ends: NDArray[Any],
 ) -> tuple[int, int]:
-    """Write all patterns with a total value of at least `least`; return ``(their number, steps taken)``.
+    """List all patterns with a total value of at least `least`; return ``(number of patterns, steps taken)``.
 
     The number is -1 if there are too many.
 
-    Pattern p gets ``flat[ends[p]:ends[p + 1]]``: item numbers, largest first, item i at most ``demand[i]`` times. Too
-    many: `flat` or `ends` is full, or the search took `steps` steps. `table` is that of `knapsack` for these values; it
-    tells what the rest of a pattern can add.
+    Pattern p is ``flat[ends[p]:ends[p + 1]]``: item numbers, largest first, with item i at most ``demand[i]`` times.
+    There are too many if `flat` or `ends` is full, or the search took `steps` steps. `table` is that of `knapsack` for
+    these values, and bounds the value that the remaining items of a pattern can add.
     """
     found, at, size = 0, 0, 0
     ends[0] = 0

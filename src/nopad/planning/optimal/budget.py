@@ -1,4 +1,4 @@
-"""`Budget`: a limit on the number of operations of a search, equal on every machine, and optionally on its time."""
+"""`Budget`: a limit on the operations of a search, which is the same on every machine, and optionally on its time."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _PER_SECOND = 10**9  # operations; one is about a nanosecond of an ordinary core
 
 
 class Budget:
-    """Counts operations, each about a nanosecond of an ordinary core; spent when none is left or the time is up.
+    """Counts operations of about a nanosecond each; the budget is spent when none are left or the time is up.
 
     Each step of planning charges the operations that it takes, and does not begin if the budget is spent.
 
     Attributes:
         left: number of operations left; below 0 if the last step took more than were left.
-        programs: number of linear programs so far.
+        programs: number of linear programs that were begun so far.
         out_of_time: whether the limit in seconds ended the search.
         trouble: why the solver ended the search; "" if it did not.
     """
@@ -35,7 +35,7 @@ class Budget:
         self._of: Budget | None = None
 
     def spent(self) -> bool:
-        """Whether no further step may begin."""
+        """Return whether the budget is spent, so that no further step may begin."""
         self.out_of_time = self._deadline is not None and time.monotonic() > self._deadline
         return self.most <= 0 or self.out_of_time
 
@@ -45,10 +45,10 @@ class Budget:
         return self.left if self._of is None else min(self.left, self._of.most)
 
     def child(self, effort: float) -> Budget:
-        """Return a child budget for a search that is to run as if it were alone; this parent budget is charged too.
+        """Return a child budget for a search that should run as if it were alone; its operations are charged here too.
 
-        The steps of a search depend on what is left of its budget. With a child they decide as with a fresh budget of
-        `effort` seconds, and are cut short only if the parent budget ends first.
+        What a search does depends on what is left of its budget. With a child budget, it does the same as with a fresh
+        budget of `effort` seconds, unless this parent budget is spent first.
         """
         child = Budget(effort)
         child._deadline, child._of = self._deadline, self
@@ -56,13 +56,13 @@ class Budget:
 
     @contextmanager
     def part(self, share: float) -> Iterator[None]:
-        """Leave only this share (0 to 1) of the operations to the body of a ``with``; the others come back after it."""
+        """Limit the budget to this share (0 to 1) of the operations left, for the length of a ``with`` block."""
         with self.at_most(self.left - int(self.left * (1 - share))):
             yield
 
     @contextmanager
     def at_most(self, operations: int) -> Iterator[None]:
-        """Leave at most this many operations to the body of a ``with``; the others come back after it."""
+        """Limit the budget to at most this many operations, for the length of a ``with`` block."""
         aside = max(0, self.left - operations)
         self.left -= aside
         try:

@@ -1,10 +1,10 @@
-"""Remove the last packs above the bound: an integer program over all patterns that a packing into T packs can contain.
+"""Remove the last packs above the bound by an integer program over all patterns that could occur in such a plan.
 
 The dual values of the linear program give every item a value. Let M be the most that one pack can be worth, and W the
-worth of all items. The packs of a packing into T packs are worth W together, which is ``T * M - W`` less than T of the
-best packs; so each of them is worth at least ``M - (T * M - W)``. If only few patterns are worth that much, all of them
-are listed, and an integer program chooses among them. In a large plan only some packs are packed again in this way:
-those with free space and some full ones (`residuals`).
+worth of all items. In a plan of T packs, all packs together are worth W, which is ``T * M - W`` less than T packs of
+value M. So each single pack is worth at least ``M - (T * M - W)``. If only few patterns are worth that much, all of
+them are listed, and an integer program chooses among them. In a large plan only some packs are packed again in this
+way: those with free space and some full ones (`residuals`).
 
 Source: reduced-cost fixing, as in Belov and Scheithauer, "A branch-and-cut-and-price algorithm for one-dimensional
 stock cutting", 2006.
@@ -82,7 +82,7 @@ def patterns_above(items: Items, values: NDArray[np.int64], least: int, budget: 
     """Return all patterns that are worth at least `least` and hold no item more often than its demand.
 
     A pattern is a tuple of item numbers, worth the sum of their `values` (int64 ``[k]``). The result is None
-    if there are more than `_MOST_PATTERNS`, or if listing them takes too many operations.
+    if there are more than 20,000, or if listing them takes too many operations.
     """
     from nopad.planning.optimal import _kernels
 
@@ -136,10 +136,10 @@ def _integer_program(patterns: list[Pattern], items: Items, target: int, budget:
 
 
 def pack_again(packs: Listed, capacity: int, depth: int | None, bound: int, budget: Budget) -> Listed | None:
-    """Return the same sequences in one pack fewer; None if no way is found or the budget ends first.
+    """Return a packing of the same sequences with one pack fewer; None if none is found or the budget ends first.
 
-    `residuals` gives the choices of packs to pack again. The result is None, too, if there are more than `NEAR` packs
-    above the bound.
+    `residuals` chooses which packs are packed again. The result is also None if the plan is more than `NEAR` packs
+    above `bound`.
     """
     if packs.packs > bound + NEAR:
         return None
@@ -158,10 +158,10 @@ def pack_again(packs: Listed, capacity: int, depth: int | None, bound: int, budg
 
 
 def residuals(packs: Listed, capacity: int) -> Iterator[tuple[Listed, Listed]]:
-    """Yield ``(inside, outside)``, ways to divide packs into those to pack again and all others.
+    """Yield several ways to divide packs into ``(inside, outside)``: those to pack again, and all others.
 
-    Inside are at most `_OPEN` packs with free space, the emptiest first, and some full ones chosen at random; the last
-    way, for at most `_WHOLE` packs, is to pack all of them again.
+    At most 30 packs with free space, the emptiest first, and some random full packs are inside. If there are at
+    most 400 packs, the last way has all of them inside.
     """
     from nopad import _kernels
 

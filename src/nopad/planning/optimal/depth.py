@@ -1,4 +1,4 @@
-"""`Search`: the search for a plan at one depth, see `nopad.planning.optimal`."""
+"""`Search`: the search for a plan at one depth limit, as described in `nopad.planning.optimal`."""
 
 from __future__ import annotations
 
@@ -64,21 +64,21 @@ def shallower(histogram: Histogram, capacity: int, depth: int | None, packs: int
 
 @dataclass
 class Search:
-    """One search at one depth: its best plan and bound so far, and its budget.
+    """The search for a plan at one depth limit: its best plan and lower bound so far, and its budget.
 
-    The search ends at a plan at most `within` packs above the bound, or when its bound shows that it can find no plan
-    with fewer packs than `fewer` (None: every plan is of use).
+    The search ends at a plan that is at most `within` packs above the bound, or when the bound shows that no plan has
+    fewer packs than `fewer` (None: it goes on whatever the bound).
 
     Attributes:
-        less: whether the heuristics are tried at smaller depths too, so that more depth never costs packs.
+        less: whether the heuristics are tried at smaller depths too, so that a larger depth never needs more packs.
         bound: the lower bound proven so far, by `certificate`, or by a cheap bound if `certificate` is None.
         best: the best plan so far.
         notes: sentences for the user.
-        master: the exact program (see `_exact`), None before it is first tried.
+        master: the linear program over the exact lengths; None before it is first tried.
         solved: whether the exact program was solved to optimality.
         dived: number of dives from the exact program so far.
         dives: number of dives that may still follow in this round of all steps.
-        gathered: the plan that `_gather` returned last.
+        gathered: the plan that the last search for fewer packs (`nopad.planning.optimal.gathering`) returned.
         streamed: whether the packs of `streamed` were offered already.
     """
 
@@ -119,7 +119,7 @@ class Search:
         self.go_on()
 
     def guided(self) -> None:
-        """Plan in the finest units, then gather free space: gets near the bound if the exact program takes too long."""
+        """Plan in the finest units, then gather free space; for histograms whose exact linear program is too slow."""
         if self.good() or self.budget.trouble or self.capacity > _MOST_CAPACITY:
             return
         from nopad.planning.optimal.solver import SolverError
@@ -134,18 +134,18 @@ class Search:
             self._gather()
 
     def hard(self) -> bool:
-        """Whether twice the estimated work of the exact program is more than the budget."""
+        """Return whether the exact linear program probably takes more than half of the budget."""
         return 2 * _LENGTH_STEPS * self.histogram.lengths.size**2 > self.budget.left
 
     def good(self) -> bool:
-        """Whether the search is at its end."""
+        """Return whether the best plan is good enough to end the search (see the class)."""
         return self.best.packs <= self.bound + self.within or self._hopeless()
 
     def _hopeless(self) -> bool:
         return self.fewer is not None and self.bound >= self.fewer
 
     def offer(self, packs: Listed) -> None:
-        """Take `packs` as the best plan if they are fewer than those of the best plan so far."""
+        """Keep `packs` as the best plan if they are fewer than those of the best plan so far."""
         if packs.packs < self.best.packs:
             if self.fewer is None:
                 self.budget.charge(_ENTRY_STEPS * max(0, packs.copies.size - self.best.copies.size))
@@ -169,7 +169,7 @@ class Search:
                 break
 
     def go_on(self) -> None:
-        """Run `_round` on what is left of the budget, or of a part of it, unless the plan is at its bound."""
+        """Improve the plan with what is left of the budget, unless it has reached its bound."""
         if self.best.packs <= self.bound or self.budget.trouble or self.capacity > _MOST_CAPACITY:
             return
         from nopad.planning.optimal.solver import SolverError
@@ -180,7 +180,7 @@ class Search:
             self.budget.trouble = str(error)
 
     def last_pack(self) -> None:
-        """Spend up to `_LAST` operations on removing the last pack above the bound that `within` may leave."""
+        """Try to remove the last pack above the bound, with up to 400 million operations."""
         if (
             self.budget.trouble
             or self.capacity > _MOST_CAPACITY

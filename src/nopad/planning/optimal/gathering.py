@@ -1,9 +1,9 @@
-"""A local search on finished packs: the free space of many packs is gathered in few, until these can be emptied.
+"""A local search on finished packs, which gathers the free space of many packs in a few, until these can be emptied.
 
-A pack with much free space exchanges a sequence for a shorter one of another pack, so that the other pack is then full;
-or it gives a sequence to a pack in which it fits. When no such step is left, the free space is moved to other packs at
-random, and the search begins again. The depth is kept: exchanges are one for one, and no pack at the depth is given a
-sequence.
+A pack with much free space exchanges a sequence for a shorter one from another pack, which makes the other pack full;
+or it gives a sequence to a pack that has room. When no such step is possible, free space is moved between packs at
+random, and the search begins again. The depth limit stays satisfied: exchanges are one for one, and a pack at the limit
+gets no further sequence.
 
 A plan made with rounded lengths (`nopad.planning.optimal.units`) leaves a few tokens free in every pack. From such
 plans the search removes nearly all packs above the bound, at any capacity, in about ten microseconds per pack. It
@@ -35,11 +35,12 @@ _LISTING = 300  # operations per sequence, to set up the search and to read its 
 
 
 def gather(packs: Listed, capacity: int, depth: int | None, goal: int, budget: Budget) -> Listed:
-    """Return the same sequences in fewer packs, or in the given packs; ends when at most `goal` packs are left.
+    """Return the same sequences in fewer packs if possible, else `packs`; the search ends at `goal` packs.
 
-    Packs with many copies are searched first, as if each stood for c of its copies, and the result is used c times.
-    The free space left then has c copies too; it is searched again with a smaller c, together with the packs that have
-    fewer copies, and so on until c is 1, or a level gets nowhere (`_PROGRESS`), or the budget is spent.
+    Packs with many copies are searched first: c of their copies are handled as one, and the result is used c times.
+    Packs that still have free space are then searched again with a smaller c, together with packs that have fewer
+    copies. The search ends when c is 1, when a level removes less than 30 % of its packs above its goal, or when the
+    budget is spent.
     """
     level = int(packs.copies[packs.tokens < capacity].max(initial=1))
     while packs.packs > goal and not budget.spent():

@@ -1,4 +1,4 @@
-"""`Listed`: packs as arrays, each with its number of copies, for the steps of a search that look at single packs."""
+"""`Listed`: packs as arrays, each with a number of copies, for those steps of a search that handle single packs."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Listed:
         return np.add.reduceat(self.lengths, self.indptr[:-1], dtype=np.int64)
 
     def take(self, chosen: NDArray[np.int64], copies: NDArray[np.int64] | int = 1) -> Listed:
-        """Return the entries with the numbers `chosen`, in this order, with `copies` instead of their own.
+        """Return the entries with the indices `chosen`, in this order; `copies` replaces their numbers of copies.
 
         `copies` is one number for all, or int64 ``[chosen]``.
         """
@@ -76,7 +76,7 @@ class Listed:
         return Listed(lengths, indptr, np.broadcast_to(copies, chosen.shape).astype(np.int64))
 
     def strategies(self) -> Strategies:
-        """Return ``(count, lengths longest first)`` pairs, one for each distinct pack."""
+        """Return ``(count, lengths longest first)`` pairs, one per distinct pack."""
         from nopad import _kernels
         from nopad.planning import _fit_kernels
 

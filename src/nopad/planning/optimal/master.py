@@ -1,10 +1,10 @@
-"""The restricted master program: how often to use each known pattern so that all items are packed in fewest packs.
+"""The restricted master program: a linear program that finds how often to use each known pattern to need fewest packs.
 
-A linear program, solved by HiGHS. Its rows are items; its columns are patterns and, without cost, exchanges: the slot
-of an item may be used by the next smaller item. Exchanges keep the dual values rising with size, which a certificate
-needs, and they make column generation stable. Each solve starts from the last basis: by the primal simplex method after
-new patterns, which leave the last solution primal feasible, and by the dual one after a change of demand, which leaves
-it dual feasible.
+It is solved by HiGHS. Its rows are items; its columns are patterns, which cost one pack each, and exchanges, which are
+free: the slot of an item may be used by the next smaller item. Exchanges keep the dual values rising with size, which a
+certificate needs, and they make column generation stable. Each solve starts from the last basis: by the primal simplex
+method after new patterns, which leave the last solution primal feasible, and by the dual one after a change of demand,
+which leaves it dual feasible.
 
 Source: Gilmore and Gomory, "A linear programming approach to the cutting-stock problem", 1961; exchange columns are the
 dual-optimal inequalities of Valerio de Carvalho, "Using extra dual cuts to accelerate column generation", 2005.
@@ -48,7 +48,7 @@ class Optimum:
     """The optimum of a `Master`.
 
     Attributes:
-        packs: number of packs, a fraction.
+        packs: number of packs, which may be fractional.
         times: how often each pattern is used, in the order of `Master.patterns`; float64 ``[patterns]``.
         duals: the dual value of each item; float64 ``[k]``.
     """
@@ -59,7 +59,7 @@ class Optimum:
 
 
 class Master:
-    """The linear program over the patterns added so far; `patterns` holds them in the order of its columns."""
+    """The linear program over the patterns added so far; its attribute `patterns` has them in the order of columns."""
 
     def __init__(self, items: Items) -> None:
         """Create a row for each item and the exchange columns; without patterns the program has no solution yet."""
@@ -118,14 +118,14 @@ class Master:
         return len(new)
 
     def improve(self, values: NDArray[np.int64], most: int, budget: Budget, *, strict: bool = True) -> tuple[int, int]:
-        """Add up to `most` patterns worth more than a pack under `values`; return ``(worth, number added)``.
+        """Add up to `most` patterns whose value is above that of one pack; return ``(highest value, number added)``.
 
-        `values` are the dual values of the items as integers (`as_values`); int64 ``[k]``. No pattern is worth more
-        than the worth returned, so it proves a bound.
+        `values` are the dual values of the items as integers (`as_values`); int64 ``[k]``. No pattern has more than the
+        highest value returned, so this value proves a bound.
 
-        A limit on depth multiplies the work of pricing, and rarely excludes a good pattern. So it is left out (`loose`
-        of `price`) until no new pattern is found without it. If `strict`, the limit is observed from then on;
-        otherwise no pattern is added then, although good patterns may be missing.
+        The depth limit multiplies the work of pricing, and rarely excludes a good pattern. So pricing ignores it
+        (`loose` of `price`) until it finds no new pattern. After that, with `strict`, pricing observes the limit;
+        without it, no further pattern is added, although good ones may be missing.
         """
         if self._loose:
             budget.charge(self.items.steps(loose=True))

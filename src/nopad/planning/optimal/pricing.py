@@ -1,4 +1,4 @@
-"""Pricing: the most valuable pattern under given values of items, and the best pattern that contains each single item.
+"""Pricing: given a value for each item, find the most valuable pattern, and the best pattern that contains each item.
 
 A pattern is a multiset of items that fits into a pack; its value is the sum of its items' values. Values are integers,
 so the result is exact, and so is the bound made from it. O(k * C) without a depth limit and O(depth * k * C) with one,
@@ -25,7 +25,7 @@ class Items:
 
     Attributes:
         sizes: size of each item, ascending, distinct, from 1 to `capacity`; int64 ``[k]``.
-        demand: number of each item, >= 1; int64 ``[k]``.
+        demand: how many of each item there are, >= 1; int64 ``[k]``.
         capacity: the most that the sizes in a pack may add up to.
         depth: most items per pack, >= 1.
     """
@@ -37,16 +37,17 @@ class Items:
 
     @classmethod
     def of(cls, sizes: NDArray[np.int64], demand: NDArray[np.int64], capacity: int, depth: int | None) -> Items:
-        """Return items of these sizes (ascending) and demand, both int64 ``[k]``.
+        """Return `Items` with these sizes (ascending) and this demand, both int64 ``[k]``.
 
-        `depth` (None: unlimited) is lowered to the number of smallest items that fill a pack, if it is above that.
+        `depth` (None: unlimited) is lowered to the number of items of the smallest size that fit into a pack, if it is
+        larger.
         """
         most = capacity // int(sizes[0])
         return cls(sizes, demand, capacity, most if depth is None else min(depth, most))
 
     @property
     def unlimited(self) -> bool:
-        """Whether the depth never limits a pack, since packs of the smallest item are full first."""
+        """Whether the depth never limits a pack, since even a pack of the smallest items is full first."""
         return self.depth >= self.capacity // int(self.sizes[0])
 
     def steps(self, *, loose: bool = False) -> int:
@@ -57,11 +58,11 @@ class Items:
 def price(items: Items, values: NDArray[np.int64], most: int, *, loose: bool = False) -> tuple[int, list[Pattern]]:
     """Return the value of the best pattern, and up to `most` distinct patterns with a value above `SCALE`, best first.
 
-    `values` are int64 ``[k]``, >= 0. A pattern is a tuple of item numbers, largest first; each is the most valuable one
-    that contains some item.
+    `values` are int64 ``[k]``, >= 0. A pattern is a tuple of item numbers, largest first; each one returned is the most
+    valuable pattern that contains a certain item.
 
-    If `loose`, the depth is left out of the search, which takes less work: the value returned is then only an upper
-    bound, and of the patterns found those that keep the depth are returned, although better ones may exist.
+    With `loose`, the search ignores the depth limit, which takes less work. The value returned is then only an upper
+    bound, and only those patterns found that satisfy the limit are returned, although better ones may exist.
     """
     from nopad.planning.optimal import _kernels
 

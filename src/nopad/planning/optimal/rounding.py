@@ -1,10 +1,10 @@
-"""From fractions to whole packs by diving: fix the packs that the linear program decides, then solve it again.
+"""Round a linear program to whole packs by diving: fix some packs, solve the program for the remaining items, repeat.
 
 A linear program says how often to use each pattern (a multiset of items that fits into a pack), in fractions. Each step
-of a dive makes the packs of the whole parts of these numbers; if there are none, one pack each of the patterns with the
-largest fractions. The items of a pattern are slots: the slot of an item that has run out takes the next smaller item.
-After every step the items left are also packed by best-fit, and the best complete packing is kept; the dive ends when
-it has no more packs than the bound.
+of a dive makes as many packs of each pattern as the whole part of its number; if all whole parts are 0, it makes one
+pack of each pattern with one of the largest fractions. The items of a pattern are slots: if an item has run out, its
+slot takes the next smaller item. After every step, the remaining items are also packed by best-fit, and the best
+complete packing is kept. The dive ends when that packing has no more packs than the bound.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ _PARTS = 10  # see `dive_through`
 
 
 def as_values(duals: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return dual values as integers: a dual value of 1 becomes `SCALE`; those outside 0..1 are clipped. int64 ``[k]``.
+    """Return dual values as integers, int64 ``[k]``: a value of 1 becomes `SCALE`, and values outside 0..1 are clipped.
 
-    `duals` are float64 ``[k]``, one per item by ascending size. A result below that of a smaller item is raised to it.
-    Any integers that do not fall with size prove a bound, so rounding can weaken the bound but never make it wrong.
+    `duals` are float64 ``[k]``, one per item, by ascending size. An integer below that of a smaller item is raised to
+    it. Any integers that do not fall with size prove a bound, so rounding can weaken the bound but never make it wrong.
     """
     values: NDArray[np.int64] = np.round(duals.clip(0, 1) * SCALE).astype(np.int64)
     return np.maximum.accumulate(values)
 
 
 def dive(master: Master, times: NDArray[np.float64], bound: int, budget: Budget) -> Packing:
-    """Turn a solved master into a packing of all its demand, as near to `bound` packs as the budget allows.
+    """Turn a solved linear program into a packing of all its items, as near to `bound` packs as the budget allows.
 
     `times` is how often the solution uses each pattern; float64 ``[patterns]``.
     """
@@ -52,14 +52,14 @@ def dive(master: Master, times: NDArray[np.float64], bound: int, budget: Budget)
 def dive_through(
     master: Master, times: NDArray[np.float64], bound: int, budget: Budget, *, parts: int = _PARTS
 ) -> tuple[Packing, list[tuple[Packing, NDArray[np.int64]]]]:
-    """Turn a solved master into a packing, as `dive` does; return ``(packing, stages)``.
+    """Turn a solved linear program into a packing, as `dive` does; return ``(packing, stages)``.
 
-    In a step in which no pattern is used a whole time, ``1 + n // parts`` of the n patterns with a fraction are used
-    once, those with the largest fractions.
+    If all whole parts are 0 in a step, the ``1 + n // parts`` patterns with the largest fractions, of the n that have
+    one, are used once.
 
-    A stage is ``(packs made so far, demand left)`` after a step, if by the linear program of the demand left `bound`
-    packs in all may still be enough. The stages are in the order of the steps; a demand is int64 ``[k]``. The master
-    has the demand of all its items again in the end.
+    A stage is ``(packs made so far, demand left)`` after a step, where a demand is int64 ``[k]``. It is kept only if
+    the linear program for the demand left shows that `bound` packs in total may still be enough. Stages are in the
+    order of the steps. In the end, the demand of `master` is as before.
     """
     try:
         return _dive(master, times, bound, budget, parts)
@@ -102,7 +102,7 @@ def _dive(
 
 
 def fill_demand(patterns: list[Pattern], times: NDArray[np.int64], demand: NDArray[np.int64]) -> Packing:
-    """Return ``times[p]`` packs of each pattern p in turn, or fewer where `demand` (int64 ``[k]``) has run out.
+    """Return ``times[p]`` packs of each pattern p in turn, or fewer once `demand` (int64 ``[k]``) has run out.
 
     The slot of an item that has run out takes the next smaller item that is left, or stays empty.
     """

@@ -1,4 +1,4 @@
-"""Column generation and rounding: whole packs for `Items`, and the values of items that prove a lower bound.
+"""Column generation and rounding, which give whole packs for `Items`, and values of items that prove a lower bound.
 
 Each round solves the linear program over the patterns known so far (`master`), and adds the patterns that its dual
 values make most attractive (`pricing`). In every round the dual values, as integers, prove a lower bound. Column
@@ -37,9 +37,9 @@ class Relaxed:
         times: how often the last solution uses each pattern; float64 ``[patterns]``.
         bound: the best lower bound of any round, in packs.
         values: the value of each of the k items, which prove the bound (`as_values`); int64 ``[k]``.
-        most: a number that the sum of these values in one pack cannot exceed.
-        converged: whether no new pattern can improve the linear program, or the number of packs that the program needs
-            is at most `bound` or `enough` (see `relax`).
+        most: an upper bound on the sum of these values in one pack.
+        converged: whether column generation is complete: no new pattern can improve the linear program, or the program
+            needs no more packs than `bound` or `enough` (see `relax`).
     """
 
     times: NDArray[np.float64]
@@ -53,7 +53,7 @@ class Relaxed:
 class Solved:
     """A packing into whole packs, and the lower bound with the values of items (int64 ``[k]``) that prove it.
 
-    `master` is the linear program it was rounded from; `stages` are those of `dive_through`.
+    `master` is the linear program from which the packing was rounded; `stages` are those of `dive_through`.
     """
 
     packing: Packing
@@ -66,8 +66,8 @@ class Solved:
 def solve(items: Items, budget: Budget, *, within: float = 0.0, seeds: Iterable[Pattern] = ()) -> Solved | None:
     """Return a packing of all items; None if the budget does not allow a single linear program.
 
-    The program starts from a best-fit packing and the patterns `seeds`. Rounding ends early at a packing that exceeds
-    the bound by at most the share `within`.
+    The linear program starts from the patterns of a best-fit packing and from `seeds`. Rounding ends early at a packing
+    that exceeds the bound by at most the share `within` of it (0.01: 1 %).
     """
     master = Master(items)
     master.add(best_fit(items, items.demand))
@@ -88,10 +88,10 @@ def round_off(master: Master, relaxed: Relaxed, goal: int, budget: Budget, *, pa
 
 
 def relax(master: Master, budget: Budget, *, enough: int = 0, rounds: int | None = None) -> Relaxed | None:
-    """Solve the linear program by column generation; None if the budget does not allow it to be solved once.
+    """Solve the linear program by column generation; None if the budget is too small to solve it even once.
 
-    Ends when the program needs no more packs than its bound or `enough`, when no pattern improves it, or when the
-    budget or the number of `rounds` (None: no limit) is spent.
+    This ends when the program needs no more packs than its bound or `enough`, when no pattern improves it, when the
+    budget is spent, or after `rounds` rounds (None: no limit).
     """
     demand = master.items.demand.tolist()
     best: Relaxed | None = None

@@ -1,8 +1,8 @@
-"""HiGHS models as nopad uses them: serial, repeatable, and solved within a budget.
+"""Make and solve HiGHS models that are serial, repeatable, and limited by a budget.
 
-All models of a process share one pool of threads, sized by the first that is solved; a later one that asks for another
-number of threads is not solved at all. nopad's models ask for one. Where another library came first, they are solved in
-its pool; nopad's options keep the algorithms serial, so the result is the same.
+HiGHS has one thread pool per process, with the size that the first solved model asked for, and refuses a later model
+that asks for another size. nopad's models ask for one thread. If another library came first, they are solved in its
+pool; the algorithms stay serial, so the result is the same.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class SolverError(Exception):
 
 
 def new_model(**options: Any) -> highspy.Highs:
-    """Return an empty model that is silent, serial and repeatable, with these options of HiGHS."""
+    """Return an empty HiGHS model that is silent, serial and repeatable; `options` are further options of HiGHS."""
     model = highspy.Highs()
     for name, value in {"output_flag": False, "threads": 1, "parallel": "off", "random_seed": 0, **options}.items():
         model.setOptionValue(name, value)
@@ -37,7 +37,10 @@ def new_model(**options: Any) -> highspy.Highs:
 
 
 def columns_of(patterns: Sequence[Sequence[int]]) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float64]]:
-    """Return patterns of item numbers as columns of a model: (where each begins, rows, how often the item occurs)."""
+    """Return patterns of item numbers as sparse columns of a model: (where each column begins, row numbers, values).
+
+    A value says how often the item of that row occurs in the pattern; int32, int32 and float64.
+    """
     amounts = [Counter(pattern) for pattern in patterns]
     starts = np.append(0, np.cumsum([len(held) for held in amounts]))[:-1].astype(np.int32)
     rows = np.array([item for held in amounts for item in held], dtype=np.int32)
@@ -45,13 +48,14 @@ def columns_of(patterns: Sequence[Sequence[int]]) -> tuple[NDArray[np.int32], ND
 
 
 def solve_linear(model: highspy.Highs, budget: Budget, per_iteration: int) -> bool:
-    """Solve a linear program by simplex iterations of `per_iteration` operations; False if the budget ends first.
+    """Solve a linear program by the simplex method; return False if the budget ends first.
 
-    A degenerate program may stall: hundreds of thousands of iterations that improve nothing. After far
-    more iterations than usual, the solver goes on with HiGHS' perturbation, even if the model's options turn it off.
+    Each iteration is charged `per_iteration` operations. A degenerate program may stall, with hundreds of thousands of
+    iterations that improve nothing. After far more iterations than usual, the solver goes on with HiGHS' perturbation,
+    even if the model's options turn it off.
 
     Raises:
-        SolverError: HiGHS did not reach an optimum for another reason.
+        SolverError: HiGHS ended without an optimum, for another reason than the budget.
     """
     if budget.spent():
         return False

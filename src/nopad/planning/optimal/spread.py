@@ -1,11 +1,10 @@
-"""Open a fixed number of packs at the start; put each sequence, longest first, into the emptiest that is not closed.
+"""Open a fixed number of packs at the start, and put each sequence, longest first, into the emptiest open pack.
 
-A pack is closed when it holds as many sequences as the depth allows.
-
-A length that fits into no such pack is placed by best-fit, which opens further packs. This helps where packs reach the
-depth before they are full: best-fit puts long lengths together, while here every pack gets long and short lengths, if
-as many packs are opened as the lower bound asks for. It is poor where lengths are near a third of the capacity.
-O(k log k) for k distinct lengths.
+A pack is closed when it holds as many sequences as the depth limit allows. A sequence that fits into none of the open
+packs is placed by best-fit, which opens further packs. This helps if packs reach the
+depth limit before they are full: best-fit puts long sequences together, whereas here every pack gets long and short
+ones, provided that the number of packs opened is that of the lower bound. It is poor if lengths are near a third of the
+capacity. O(k log k) for k distinct lengths.
 
 Source: worst-fit with a fixed number of bins, as in Graham's LPT rule with a cardinality limit (Dell'Amico, Iori,
 Martello, "Heuristic algorithms and scatter search for the cardinality constrained P||Cmax problem", 2004).
@@ -23,7 +22,7 @@ __all__ = ["spread"]
 def spread(histogram: Histogram, capacity: int, depth: int | None, packs: int) -> Strategies:
     """Return ``(count, lengths longest first)`` pairs that cover `histogram` exactly.
 
-    The longest sequences, `packs` in number, open a pack each; the others follow as the module says.
+    The `packs` longest sequences open a pack each; the others are placed as the module describes.
 
     >>> histogram = Histogram.from_lengths([4, 4, 2, 2, 1, 1])
     >>> spread(histogram, 8, 3, packs=2)

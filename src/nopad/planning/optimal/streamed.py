@@ -1,4 +1,4 @@
-"""Packs as a stream makes them: a bounded number of sequences is held back, and packs are filled exactly if possible.
+"""Plan with the packer of streams, which holds back a bounded number of sequences to fill packs exactly.
 
 Best-fit decreasing uses up the short lengths that a good ending needs; a packer of streams keeps what it holds varied.
 With a depth limit it reaches plans that rounding a linear program misses. It is one pass over the sequences, in the
@@ -25,14 +25,15 @@ _STEPS, _WORD_STEPS = 300, 2  # operations per sequence; and for every 64 tokens
 
 
 def streaming(histogram: Histogram, capacity: int) -> int:
-    """Return the approximate number of operations of `streamed`."""
+    """Return the approximate number of operations that `streamed` takes."""
     return sum(part.sequences for _, part in _parts(histogram)) * (_STEPS + _WORD_STEPS * (capacity // 64))
 
 
 def streamed(histogram: Histogram, capacity: int, depth: int | None) -> Listed:
-    """Return packs of all sequences, in a random order.
+    """Return packs of all sequences, packed in a random order with a fixed seed.
 
-    Of a large histogram a part is packed, and its packs are used once for each copy of the part (`divide`).
+    A large histogram is divided into equal parts (`divide`); one part is packed, and its packs are used for all of
+    them.
     """
     packed = [(copies, _packed(part, capacity, depth)) for copies, part in _parts(histogram)]
     return Listed.joined(packs.take(np.arange(packs.copies.size), copies) for copies, packs in packed)

@@ -1,9 +1,9 @@
-"""Many distinct lengths: plan with lengths rounded to units of some tokens, then fill the slots with real lengths.
+"""Plan many distinct lengths: round them to units of several tokens, plan, then fill the slots with real lengths.
 
 A pack has 128 to 2,048 units. Lengths are rounded to the nearest unit, up or down, so that rounding errors cancel
-instead of adding up. The patterns found are only a guide: their items are slots for real lengths, the last slot of each
-pack for the longest length that still fits; sequences without a slot are packed by best-fit. So plans are exact, and
-have nearly as few packs as the plan in units.
+instead of adding up. The patterns found are only a guide: their items are slots for real lengths, and the last slot of
+each pack takes the longest length that still fits. Sequences without a slot are packed by best-fit. So plans are exact,
+and have nearly as few packs as the plan in units.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _MOST_TABLE = 2**26  # entries of the table of pricing in tokens, 8 bytes each
 
 @dataclass(frozen=True)
 class Units:
-    """Lengths rounded to units of some tokens.
+    """Lengths rounded to units of several tokens.
 
     Attributes:
         items: the rounded sizes in units, the number of sequences of each, and the limits of a pack in units.
@@ -52,7 +52,7 @@ class Units:
 
     @classmethod
     def of(cls, histogram: Histogram, capacity: int, depth: int | None, finest: int = RESOLUTIONS[0]) -> Units:
-        """Round the lengths of a histogram; a pack has as many units as pricing has time for, from 128 to `finest`."""
+        """Round lengths to units; a pack has as many units as pricing has time for, from 128 to `finest`."""
         for resolution in [n for n in RESOLUTIONS if n <= max(min(capacity, finest), RESOLUTIONS[-1])]:
             nearest = np.floor(histogram.lengths * (resolution / capacity) + 0.5).astype(np.int64)
             sizes, first, item = np.unique(np.maximum(nearest, 1), return_index=True, return_inverse=True)
@@ -67,10 +67,9 @@ class Units:
 
 
 def patterns_of(packing: Packing, before: Units, units: Units) -> Iterator[Pattern]:
-    """Yield those patterns of a packing in the units `before` whose sizes all occur in `units`, as patterns of these.
+    """Yield the patterns of a packing in the units `before` as patterns in `units`, if all their sizes occur there.
 
-    Item numbers differ, as each has its own distinct sizes. Nothing is yielded if their packs have different numbers of
-    units.
+    The item numbers are converted. Nothing is yielded if a pack has different numbers of units in the two.
     """
     number = {size: item for item, size in enumerate(units.items.sizes.tolist())}
     sizes = before.items.sizes.tolist()
@@ -81,12 +80,12 @@ def patterns_of(packing: Packing, before: Units, units: Units) -> Iterator[Patte
 
 
 def divide(histogram: Histogram) -> tuple[int, Histogram, Histogram]:
-    """Divide a histogram into equal copies of a smaller one, and a rest; return (number of copies, copy, rest).
+    """Divide a histogram into copies of a smaller one; return (number of copies, smaller histogram, remainder).
 
-    A copy has about `_MOST_FILLED` sequences at most, or a few of each length, so its slots can be filled one sequence
-    at a time. The rest has about one sequence in `_REST` of each length, and what the number of copies does not divide,
-    so it can be packed as well as the full histogram; it holds at most half of all sequences, and none if there is one
-    copy.
+    A copy has at most about 262,144 sequences, or a few of each length, so that its slots can be filled one by
+    one. The remainder has about one in ten sequences of each length, and those left when dividing by the number of
+    copies, so that it packs as well as the full histogram. It has at most half of all sequences, and none if there is
+    one copy.
     """
     copies = 1
     while histogram.sequences > copies * _MOST_FILLED:
@@ -136,12 +135,12 @@ def fill(packing: Packing, units: Units, histogram: Histogram, capacity: int, de
 def plan_in_units(
     histogram: Histogram, capacity: int, depth: int | None, budget: Budget, finest: int
 ) -> tuple[Listed, tuple[Solved, Units] | None]:
-    """Return packs of the real lengths, and the first linear program that was solved with its units, for `certify`.
+    """Plan in units; return packs of real lengths, and the first linear program solved with its units, for `certify`.
 
     A pack has at most `finest` units.
 
-    A large histogram is planned in parts (`divide`), each rest being divided again. Parts for which the budget allows
-    no linear program are packed by best-fit; None instead of the program if that holds for all.
+    A large histogram is planned in parts (`divide`), and each remainder is divided again. Parts for which the budget
+    allows no linear program are packed by best-fit; if these are all parts, the second result is None.
     """
     guide: tuple[Solved, Units] | None = None
     packs: list[Listed] = []
@@ -161,7 +160,7 @@ def plan_in_units(
 
 
 def certify(solved: Solved, units: Units, capacity: int, depth: int | None, budget: Budget) -> Certificate | None:
-    """Return a certificate from a linear program in tokens, where each item has the shortest length it stands for.
+    """Return a certificate from a linear program in tokens; each item has the shortest length that it stands for.
 
     `solved` is the packing of `units`, whose patterns the program begins with. The result is None if pricing in tokens
     would take too long or too much memory, or if the budget is spent.

@@ -1,7 +1,8 @@
-"""Plans for several capacities with a price each, for two kinds of size (such as tokens and images), or for both.
+"""Plans with several capacities, each with a price; with two kinds of size (such as tokens and images); or with both.
 
 `plan_several` minimises the total price of all packs. It uses column generation with one pricing table for all
-capacities, and proves a lower bound that is checked without the solver. `docs/algorithms.md` describes the method.
+capacities, and proves a lower bound that is checked without the solver. `docs/internals/algorithms.md` describes the
+method.
 """
 
 from nopad.planning.several.certificate import PriceCertificate

@@ -1,4 +1,4 @@
-"""Compiled pricing: the most valuable contents of a pack, for all capacities from one table."""
+"""Compiled pricing: find the most valuable contents of a pack, for all capacities, with one table."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 @njit(cache=True, nogil=True)
 def knapsack(sizes: NDArray[Any], values: NDArray[Any], table: NDArray[Any]) -> None:
-    """Fill ``table[r, q]`` with the highest value of classes within r and q units of the two sizes.
+    """Fill ``table[r, q]`` with the highest total value of classes whose two sizes add up to at most r and q.
 
-    `sizes` ``[m, 2]`` ascend in the first; none is 0 in both; any number of each class is allowed.
+    Class i has the two sizes ``sizes[i]`` (``[m, 2]``) and the value ``values[i]``. The first sizes ascend, no class
+    has both sizes 0, and a class may be used any number of times.
     """
     rooms, places = table.shape
     table[:] = 0
@@ -42,10 +43,10 @@ def knapsack(sizes: NDArray[Any], values: NDArray[Any], table: NDArray[Any]) -> 
 def lift(
     sizes: NDArray[Any], values: NDArray[Any], table: NDArray[Any], slack: NDArray[Any], limits: NDArray[Any]
 ) -> None:
-    """Raise ``values[i]`` of one size after the other as far as no capacity j is worth more than ``slack[j]``.
+    """Raise the values, one size after the other, until the contents of a capacity j would exceed ``slack[j]``.
 
-    `table` holds the highest value of contents within both limits (`knapsack`), ``limits[j]`` the limits of capacity j;
-    each size that rises is added to the table.
+    `table` is that of `knapsack`, and is updated with each value that was raised; ``limits[j]`` are the two limits of
+    capacity j.
     """
     rooms, places = table.shape
     for i in range(sizes.shape[0]):
@@ -74,9 +75,10 @@ def patterns_with(
     out: NDArray[Any],
     used: NDArray[Any],
 ) -> None:
-    """Read the best pattern within ``limits[p]`` that contains class ``first[p]``: ``out[p, :used[p]]``, for each p.
+    """For each p, write to ``out[p, :used[p]]`` the best pattern within ``limits[p]`` that contains class ``first[p]``.
 
-    A negative ``first[p]`` is not a class. A pattern longer than a row of `out` is cut off.
+    If ``first[p]`` is negative, the pattern need not contain any certain class. A pattern longer than a row of `out` is
+    cut off.
     """
     for p in range(first.shape[0]):
         room, place, at = limits[p, 0], limits[p, 1], 0
@@ -104,11 +106,13 @@ def swap_over(
     roomy: NDArray[Any],
     looks: int,
 ) -> int:
-    """Swap sequences of packs that are `over` a limit with others of `roomy` packs, until they fit; return how many do.
+    """Swap sequences between packs that are `over` a limit and `roomy` packs.
 
-    ``items[begins[p]:begins[p + 1]]`` is what pack p holds, ``free[p]`` what it has left of both limits (negative: too
-    much). Each pack looks at `looks` other packs, from where the one before it ended. A swap must leave the other pack
-    within its limits, and this one nearer to them.
+    Returns how many of the packs in `over` fit in the end.
+
+    Pack p holds ``items[begins[p]:begins[p + 1]]``, and has ``free[p]`` left of both limits (negative: too much is in
+    it). For each pack in `over`, up to `looks` packs of `roomy` are tried, beginning where the search for the pack
+    before ended. A swap must leave the other pack within its limits, and this one nearer to them.
     """
     mended, at = 0, 0
     for p in over:

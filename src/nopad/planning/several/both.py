@@ -1,10 +1,10 @@
-"""Packs for two kinds of size: deal out sequences evenly to the slots of patterns, then mend packs over their limits.
+"""Packs for two kinds of size: deal sequences to the slots of patterns evenly, then repair packs that are over a limit.
 
-Patterns come from a plan of the tighter kind alone (a slot asks for a size of that kind), or from the linear program (a
-slot asks for a class). Among the sequences that a slot may take, the largest go to the packs
-that have least so far, compared with what was planned. Packs that then hold too much swap sequences with others, or
-give sequences away. These sequences, and those that had no slot, go to the fullest or to the emptiest pack that has
-room for them. `nopad.planning.costs.spread`, which considers both kinds from the start, is tried too.
+Patterns come from a plan for the tighter kind of size alone, with a slot for each size of that kind, or from the linear
+program, with a slot for each class. Of the sequences that fit a slot, the largest go to the packs that are furthest
+below what was planned for them. Packs that are then over a limit swap sequences with other packs, or give sequences
+away. Sequences that were given away, or had no slot, go to the fullest or the emptiest pack that has room for them.
+`nopad.planning.costs.spread`, which considers both kinds from the start, is tried too.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _NEAR = 1e-4
 
 
 def dealing(task: Task) -> int:
-    """Return the approximate number of operations for dealing out these sequences and listing their packs."""
+    """Return the approximate number of operations of dealing out the sequences of `task` and listing their packs."""
     return (_DEALING + _LISTING) * min(task.sequences, MOST_DEALT)
 
 
 def pack_both(task: Task, j: int, budget: Budget) -> Packing:
-    """Return packs of capacity j, made in two ways; the result with fewer packs is kept.
+    """Return packs of capacity j for all sequences of `task`: the better of two ways.
 
     The second way is tried only if the first is not near the bound and the budget is not spent.
     """
@@ -95,7 +95,7 @@ def _by_one(task: Task, limits: NDArray[np.int64], tight: int, budget: Budget) -
 
 
 def follow(task: Task, classes: Classes, columns: list[Column], relaxed: Relaxed, budget: Budget) -> Packing:
-    """Return packs that follow a linear program over the means of classes."""
+    """Return packs that follow a linear program in which each class has the mean of its sizes."""
     whole = np.floor(relaxed.times + 1e-6).astype(np.int64)
     taken = [columns[at] for at in np.flatnonzero(whole).tolist()]
     counts = whole[whole > 0].tolist()

@@ -1,6 +1,6 @@
-"""Lower bounds on the price of all packs that need no certificate, in exact integers.
+"""Lower bounds on the total price of all packs, in exact integers.
 
-* sizes: if ``rates . capacity <= price`` for every capacity, all sequences cost at least ``rates . (sum of sizes)``;
+* sizes: if ``rates . capacity <= price`` for every capacity, a plan costs at least ``rates . (sum of sizes)``;
   the best rates are at a corner of the region that these inequalities allow, and every corner is tried
 * big sequences: sequences above half of every capacity never share a pack, so each costs at least the price of the
   cheapest capacity that holds it
@@ -41,7 +41,7 @@ class PriceBound:
 
 
 def price_bound(task: Task, certificate: PriceCertificate | None = None) -> PriceBound:
-    """Return the best of the lower bounds, including that of a `certificate`; of equal bounds, the simplest."""
+    """Return the highest lower bound, including that of `certificate` if given; if several are equal, the simplest."""
     if not task.counts.size:
         return PriceBound(0, "sizes")
     first, second = best_rates(task)
@@ -62,7 +62,7 @@ def _limits(task: Task) -> list[tuple[int, int]]:
 
 
 def best_rates(task: Task) -> tuple[Fraction, Fraction]:
-    """Return the rates of both sizes that prove the highest bound, as exact fractions."""
+    """Return the rates, one per kind of size, that prove the highest bound "sizes" of the module; exact fractions."""
     one, other = task.loads
     return max(_corners(task), key=lambda rates: rates[0] * one + rates[1] * other)
 

@@ -1,9 +1,9 @@
 """`PriceCertificate`: values of sequences that prove a lower bound on the price of any plan for several capacities.
 
-A sequence of sizes (a, b) is worth ``rates . (a, b)``, plus the highest value of the extras ``(from a, from b, value)``
-with ``from a <= a`` and ``from b <= b``. Let ``best[j]`` be a value that no pack of capacity j exceeds, and W the total
-value of all sequences. A pack with price ``prices[j]`` is worth at most ``best[j]``, so any plan costs at least ``min
-over j of W * prices[j] / best[j]``.
+A sequence of sizes (a, b) is worth ``rates . (a, b)``, plus an extra: of all ``(from a, from b, value)`` with ``from a
+<= a`` and ``from b <= b``, the highest value. Let ``best[j]`` be a value that no pack of capacity j exceeds, and W the
+total value of all sequences. A pack with price ``prices[j]`` is worth at most ``best[j]``, so any plan costs at least
+``min over j of W * prices[j] / best[j]``.
 
 No solver is needed to compute `best`: the rates give at most ``rates . capacity``, since sizes add up. The most that
 extras add is found by a knapsack recursion over the sizes at which they begin, with one table for all capacities. To
@@ -45,9 +45,9 @@ class PriceCertificate:
 
     Attributes:
         rates: value of one token (or other unit) of the first and of the second size; two integers from 0 to 2^64.
-        extras: ``(from a, from b, value)``: the value that a sequence of sizes at least (from a, from b) has beyond its
-            rates; if several apply, the highest counts. Ascending, without repetition; values are integers from 1 to
-            2^50.
+        extras: triples ``(from a, from b, value)``, ascending and distinct: a sequence of sizes at least (from a, from
+            b) has this value in addition to its rates; if several apply, only the highest counts. Values are integers
+            from 1 to 2^50.
         units: the units in which the table of the check counts both sizes, rounded down; two integers from 1 to 2^31.
 
     Raises:
@@ -110,7 +110,7 @@ class PriceCertificate:
         return None
 
     def best(self, capacities: Sequence[tuple[int, int]]) -> list[int]:
-        """Return for each of these capacities (pairs of limits) a value that none of its packs exceeds.
+        """Return, for each of these capacities (pairs of limits), an upper bound on the value of one pack.
 
         Raises:
             FormatError: the certificate cannot be checked; `problem` says why.
@@ -137,7 +137,7 @@ class PriceCertificate:
         return sum((one * a + other * b + more) * count for (a, b), more, count in rows)
 
     def extras_of(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the value of each size (int64 ``[k, 2]``) beyond the rates; int64 ``[k]``."""
+        """Return the extra of a sequence of each size (int64 ``[k, 2]``), 0 if none applies; int64 ``[k]``."""
         extra = np.zeros(len(sizes), dtype=np.int64)
         begins = np.array(self.extras, dtype=np.int64).reshape(-1, 3)
         if not begins[:, 1].any():  # extras by the first size alone

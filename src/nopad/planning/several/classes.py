@@ -1,10 +1,11 @@
-"""`Classes`: sizes grouped for the linear program, and the units of its pricing table.
+"""`Classes`: groups of sizes for the linear program, and the units of its pricing table.
 
-A class stands for all sizes from its corner up to the next corners; the part of a sequence beyond its corner counts as
-*sand*, which may be put anywhere. Sequences below the smallest corner are sand as a whole. With every distinct size as
-a class of its own there is no sand, and the program is that of Gilmore and Gomory. With fewer classes the program asks
-for less than any plan needs, so its bounds hold for every plan. Corners lie where fewer sequences fit into a capacity
-(just above its half, third and so on), and between these at even ratios.
+A class stands for all sizes from its corner (its smallest size) up to the next corners. The part of a sequence beyond
+the corner counts as *sand*, which may be divided and put into any pack; sequences below the smallest corner are sand
+entirely. If every distinct size is a class of its own, there is no sand, and the linear program is that of Gilmore and
+Gomory. With fewer classes, the program requires less than any real plan, so its bounds hold for every plan. Corners are
+placed where fewer sequences begin to fit into a capacity (just above its half, third and so on), and between these at
+even ratios.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ _BINS = 2000  # that sizes are counted in, to place edges
 
 @dataclass(frozen=True, eq=False)
 class Classes:
-    """Classes of sizes.
+    """Groups of sizes for the linear program; see the module.
 
     Attributes:
         corners: the sizes that classes begin at, in lexicographic order; int64 ``[m, 2]``.
         of_size: the class of each distinct size of the task; -1: sand; int64 ``[k]``.
         demand: number of sequences of each class; float64 ``[m]``.
-        sand: the total of each of the two sizes over all sand.
+        sand: total sand, in each of the two kinds of size.
         units: the units in which the pricing table counts both sizes; int64 ``[2]``.
         exact: whether every distinct size is a class, and the table has units of 1.
     """
@@ -57,10 +58,10 @@ class Classes:
 
     @classmethod
     def of(cls, task: Task, most: int, cells: int, *, kinds: tuple[int, ...] = (0, 1), middle: bool = False) -> Classes:
-        """Return about `most` classes, formed by these kinds of size, for a pricing table of at most `cells` numbers.
+        """Return about `most` classes by these `kinds` of size, for a pricing table of at most `cells` numbers.
 
-        With `middle`, the corner of a class is the mean of its sizes: the classes then guide to good plans, but prove
-        no bound.
+        With `middle`, the corner of a class is the mean of its sizes; such classes lead to good plans, but prove no
+        bound.
         """
         limits = task.capacities.max(axis=0)
         units = _units(limits, min(cells, _MOST_TABLE))
@@ -87,9 +88,9 @@ class Classes:
 
     @classmethod
     def along(cls, task: Task, most: int, cells: int, proof: PriceCertificate) -> Classes:
-        """Return about `most` classes of one kind, each at its mean, with edges where the values of `proof` rise most.
+        """Return about `most` classes by one kind of size, divided where the values of `proof` rise most.
 
-        These classes guide to good plans, but prove no bound.
+        The corner of a class is the mean of its sizes. Such classes lead to good plans, but prove no bound.
         """
         units = _units(task.capacities.max(axis=0), min(cells, _MOST_TABLE))
         rise = np.diff(proof.extras_of(task.sizes).astype(np.float64), prepend=0.0).clip(0)
@@ -119,7 +120,7 @@ class Classes:
         return cls(corners, of_size, demand, (one, other), units, False)
 
     def within(self, task: Task) -> Classes:
-        """Return the same classes, with corners lowered so that each fits into a capacity of this task."""
+        """Return these classes with corners lowered until each corner fits into a capacity of `task`."""
         limits = task.capacities // self.units * self.units
         least = np.full(len(self.corners), np.inf)
         corners = self.corners.copy()

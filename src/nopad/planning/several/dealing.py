@@ -1,4 +1,4 @@
-"""Assignment for several capacities: which sequence is in which pack of which capacity. O(n)."""
+"""Assign sequences to the packs of a plan for several capacities; O(n)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the linear program with every size as a class to whole packs: by diving, then by an integer program.
+"""Round the linear program in which every size is a class to whole packs: by diving, then by an integer program.
 
 Each step of a dive takes the whole part of every column; if all whole parts are 0, it takes the columns with the
 largest fractions once. Then the program is solved again for the sequences left. After each step these are also packed
@@ -34,7 +34,7 @@ _NODE_STEPS = 300  # operations per row and column, of each node
 
 
 def pack_rest(task: Task, left: NDArray[np.int64]) -> Packing:
-    """Pack ``left[i]`` sequences of each size i quickly, by best-fit."""
+    """Pack ``left[i]`` sequences of each size i by best-fit, which is quick; `left` is int64 ``[k]``."""
     chosen = np.flatnonzero(left)
     if not chosen.size:
         return Counter()
@@ -49,7 +49,7 @@ def pack_rest(task: Task, left: NDArray[np.int64]) -> Packing:
 
 
 def dive(task: Task, master: Master, relaxed: Relaxed, goal: int, budget: Budget) -> Packing:
-    """Return whole packs of all sequences, of a price near `goal` at best."""
+    """Round the linear program to packs of all sequences; the dive ends early at a price of `goal`."""
     left, taken = task.counts.copy(), Packing()
     best = pack_rest(task, left)
     price = task.price(best)

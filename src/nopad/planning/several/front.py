@@ -60,10 +60,10 @@ def plan_several(
             size; K is at most 64.
         prices: what one pack of each capacity costs, such as seconds per step; numbers ``[K]`` from 1e-100 to 1e100, at
             most a factor of 10^9 apart. A float stands for the decimal that Python prints. None: a single capacity
-            costs 1; of several, the price of each is its capacity, so that the plan has few slots in all (several
-            capacities with two kinds of size need prices).
-        counts: how many sequences there are of each of `sizes`; integers ``[n]``, >= 0. None: one of each. Not allowed
-            with a `Histogram`.
+            costs 1; several capacities cost their number of tokens each, so that the plan has few slots in total. With
+            two kinds of size, several capacities need prices.
+        counts: number of sequences of each size in `sizes`; integers ``[n]``, >= 0. None: one of each. Not allowed with
+            a `Histogram`.
         depth: most sequences that a pack may hold; None: unlimited. Only for one kind of size.
         effort: the budget of the search, in seconds of an ordinary core; an integer >= 0. It is counted in operations,
             so the plan is the same on every machine.
@@ -77,7 +77,7 @@ def plan_several(
             (more than 2^62) or distinct sizes (more than 2^20 for several capacities or two kinds of size).
         OptionError: capacities, prices, depth or effort have an invalid value, or do not match each other or `sizes`.
 
-    Source: Gilmore and Gomory 1961 (column generation); `docs/algorithms.md` describes the method.
+    Source: Gilmore and Gomory 1961 (column generation); `docs/internals/algorithms.md` describes the method.
 
     >>> import nopad
     >>> plan = nopad.plan_several([9, 7, 3, 2, 2], capacities=[8, 16], prices=[1, 2.5])

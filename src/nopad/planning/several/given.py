@@ -1,4 +1,4 @@
-"""Checks of the user's arguments: sizes, capacities, prices and depth."""
+"""Check the user's arguments of `plan_several`: sizes, capacities, prices and depth."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A better certificate from the same linear program: values of single sizes are raised as far as packs allow.
+"""Improve the certificate of a linear program: raise the values of single sizes as far as packs allow.
 
 The program has only one value for each class. A sequence above its class's corner leaves less room for others, so it
 may be worth more: as much as, in every capacity, the price of a pack less the most valuable content of the remaining
@@ -37,7 +37,7 @@ def lifting(cells: int, places: int) -> int:
 def lifted(task: Task, proof: PriceCertificate) -> PriceCertificate:
     """Return a certificate whose bound for `task` is at least that of `proof`, which must be one that can be checked.
 
-    It has the extras of `proof` that are still needed, and extras at other sizes.
+    It keeps those extras of `proof` that still matter, and adds extras at other sizes.
     """
     from nopad.planning.several import _kernels
 

@@ -34,7 +34,9 @@ _MOST_NAMED = 3
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class SeveralPlan:
-    """Which sizes are packed together, how often, and in which capacity; it covers every sequence exactly once.
+    """Which sizes share packs, in which capacity, and how many such packs there are.
+
+    The plan covers each sequence exactly once.
 
     A strategy is the multiset of sequence sizes in one pack; ``counts[s]`` equal packs have strategy s. `plan_several`
     makes plans, and `load` reads them. Two plans are equal if their files are.
@@ -94,7 +96,7 @@ class SeveralPlan:
 
     @property
     def unit(self) -> Fraction:
-        """The largest number of which every price is a whole multiple, exactly: 1/10 for prices of 1 and 4.3."""
+        """The largest number that divides every price, as an exact fraction: 1/10 for prices of 1 and 4.3."""
         return self._whole[1]
 
     @cached_property

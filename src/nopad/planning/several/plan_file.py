@@ -1,4 +1,4 @@
-"""Write and read the file of a plan for several capacities, strict about types, order and keys given twice."""
+"""Write and read the file of a plan for several capacities; reading is strict about types, order and repeated keys."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FORMAT_VERSION = 1
 
 
 def written(plan: SeveralPlan) -> str:
-    """Return the content of a plan file."""
+    """Return a plan as the text of a plan file (JSON)."""
     one = plan.kinds == 1
     head: dict[str, Any] = {
         "format": FORMAT,

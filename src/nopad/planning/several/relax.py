@@ -1,10 +1,10 @@
-"""The linear program over packs of all capacities, by column generation with one pricing table for all capacities.
+"""The linear program over packs of all capacities, solved by column generation with one pricing table.
 
-A column is a pattern (classes that share a pack), a capacity, and the room that is left for sand. Rows ask for every
-class as often as there are sequences of it, and for the room that all sand takes. The duals are values of classes and
-rates of sand; the extra of a class is its value beyond the rates of its corner. A knapsack over extras, in one table up
-to the largest limits, prices the columns of every capacity at once. The duals of each round, scaled so that no pack is
-worth more than its price, prove a bound.
+A column is a pattern (classes that share a pack), a capacity, and the room left there for sand (see
+`nopad.planning.several.classes`). The rows require every class as often as there are sequences of it, and room for all
+sand. The duals are values of classes and rates of sand; the extra of a class is its value minus ``rates . corner``. A
+knapsack over extras, in one table up to the largest limits, prices the columns of every capacity at once. The duals of
+each round, scaled so that no pack is worth more than its price, prove a bound.
 
 Source: Gilmore and Gomory, "A linear programming approach to the cutting-stock problem", 1961, with several stock
 lengths; the bound of a round as in Farley 1990.
@@ -44,12 +44,11 @@ class Relaxed:
     """The result of the linear program, at its optimum or when the budget ended.
 
     Attributes:
-        times: how often each column is used; float64 ``[columns]``.
+        times: how often each column is used, may be fractional; float64 ``[columns]``.
         rates: the rates of sand for both sizes, as shares of the highest price; float64 ``[2]``.
-        extras: the value of each class beyond the rates of its corner, as a share of the highest price; float64
-            ``[m]``.
+        extras: value of each class minus ``rates . corner``, as a share of the highest price; float64 ``[m]``.
         price: the price of the program's solution, in the unit of `Task.prices`.
-        proven: about the price that the duals prove, in the same unit.
+        proven: approximately the lower bound on the price that the duals prove, in the same unit.
     """
 
     times: NDArray[np.float64]
@@ -147,9 +146,9 @@ class Master:
         return len(new)
 
     def relax(self, budget: Budget, *, near: float = 1e-6, rounds: int = 10_000) -> Relaxed | None:
-        """Generate columns until the bound is within `near` of the optimum, or `budget` or `rounds` are spent.
+        """Solve the program by column generation until the bound is within `near` of the optimum, or `budget` is spent.
 
-        `near` is a share of the optimum. None is returned if the budget allows no round at all.
+        `near` is a share of the optimum. At most `rounds` rounds are run; None is returned if the budget allows none.
 
         Raises:
             SolverError: HiGHS did not reach an optimum.
@@ -237,7 +236,7 @@ class Master:
         return min(_LONGEST, int(limits[0] // first + limits[1] // second) + 1)
 
     def certificate(self, relaxed: Relaxed) -> PriceCertificate:
-        """Return a certificate made of the rates and extras of `relaxed`."""
+        """Return a certificate with the rates and extras of `relaxed`, as integers."""
         scale = float(MAX_VALUE // 2)
         corners, extras = self.classes.corners, np.floor(relaxed.extras * scale)
         kept = np.flatnonzero(extras >= 1)

@@ -1,10 +1,10 @@
-"""The search for a cheap plan and a proof of a lower bound.
+"""Search for a cheap plan, and for a proof of a lower bound on the price.
 
 1. A task with one capacity and one kind of size is planned by `auto`.
-2. Two quick splits are tried: every sequence to the cheapest capacity that holds it; all sequences to one capacity.
+2. Two quick divisions are tried: every sequence goes to the cheapest capacity that holds it, or all go to one capacity.
 3. With few distinct sizes: column generation with every size as a class, then a dive, then an integer program.
-4. With more, sizes are grouped into classes: the linear program over corners proves a bound. The program over means
-   says which sequences go to which capacity; each capacity is then packed by itself.
+4. With more, sizes are grouped into classes. The linear program over their corners proves a bound; the program over
+   their means says which sequences go to which capacity. Each capacity is then packed by itself.
 5. The packs that waste most are packed again, by step 3, as long as that lowers the price.
 
 The budget is counted in operations, so the result is the same on every machine.

@@ -1,7 +1,7 @@
-"""From the linear program to packs: deal out sequences to capacities, then pack each capacity by itself.
+"""Turn a solved linear program into packs: divide sequences among capacities, then pack each capacity by itself.
 
-The program says how many places of each class every capacity offers, and how much room for sand. Sequences of every
-size are dealt out to capacities in these shares. Then each capacity is packed by itself: `auto` does this nearly
+The program says how many places for each class, and how much room for sand, every capacity offers. Sequences of every
+size are divided among capacities in these proportions. Then each capacity is packed by itself: `auto` does this nearly
 without loss for one kind of size, `nopad.planning.costs.spread` for two.
 """
 
@@ -89,12 +89,12 @@ def _whole(task: Task, share: NDArray[np.float64]) -> NDArray[np.int64]:
 
 
 def ease(task: Task, counts: NDArray[np.int64], loose: NDArray[np.bool_], budget: Budget) -> NDArray[np.int64]:
-    """Return `counts` after exchanges that make packs easier to fill; for one kind of size, int64 ``[k, K]``.
+    """Return `counts` after exchanges between capacities that make packs easier to fill; int64 ``[k, K]``.
 
-    `loose` says which sizes may be in packs of any capacity at no loss; bool ``[k]``. The capacity that has most of
-    these gives a few of its smallest sequences to each other capacity, in exchange for larger ones: small sequences
-    fill the room left in packs. Each other capacity then has, in all, a little less than its whole packs hold. As many
-    numbers of exchanges are tried as the budget allows.
+    For one kind of size only. `loose` marks the sizes that may go to any capacity at no loss; bool ``[k]``. The
+    capacity that has most of these gives a few of its smallest sequences to each other capacity, in exchange for larger
+    ones, since small sequences fill the room left in packs. Each other capacity then holds a little less, in total,
+    than a whole number of packs. Different numbers of exchanges are tried, as many as the budget allows.
     """
     counts = counts.copy()
     lengths = task.sizes[:, 0].astype(np.float64)
@@ -152,7 +152,9 @@ def _part(counts: NDArray[np.int64], chosen: NDArray[np.bool_], share: float) ->
 
 
 def pack_each(task: Task, counts: NDArray[np.int64], budget: Budget, *, quick: bool = False) -> Packing:
-    """Pack ``counts[:, j]`` sequences of each size into packs of capacity j, for every j; `quick`: by best-fit alone.
+    """Pack ``counts[:, j]`` sequences of each size into packs of capacity j, for every j.
+
+    With `quick`, all packs are made by best-fit.
 
     Each capacity may take an equal part of the budget that is left. Capacities with the highest price per token come
     first; the room left in their packs is filled with sequences that were given to the others.

@@ -1,9 +1,10 @@
-"""`Task`: what is packed into which capacities at which prices, in exact integers.
+"""`Task`: the sequences to pack, the capacities and their prices, in exact integers.
 
-In this package every sequence has two sizes and every capacity two limits. The second size is a second kind (images,
-edges); or 1 for every sequence if the depth limits packs, so that it counts sequences; or otherwise 0. Prices are
-decimal numbers: a float stands for the decimal that Python prints, 4.3 for exactly 43/10. They are converted to whole
-numbers without a common divisor, so that the price of a plan, and a lower bound on it, are whole numbers too.
+In this package every sequence has two sizes, and every capacity two limits. With two kinds of size, the second size is
+the second kind (images, edges). With one kind, it is 1 for every sequence if there is a depth limit, which is then the
+second limit; without a depth limit it is 0. Prices are decimal numbers: a float stands for the decimal that Python
+prints, 4.3 for exactly 43/10. They are converted to whole numbers without a common divisor, so that the price of a
+plan, and a lower bound on it, are whole numbers too.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ class Task:
         counts: number of sequences of each size, >= 1; int64 ``[k]``.
         capacities: both limits of each capacity; int64 ``[K, 2]``.
         prices: price of a pack of each capacity, as a multiple of `unit`: K integers without a common divisor.
-        unit: the user's price that a price of 1 here stands for.
+        unit: the user's price that corresponds to 1 in `prices`; an exact fraction.
         kinds: number of kinds of size, 1 or 2.
-        depth: most sequences in a pack; None: unlimited. If it can limit a pack, it is the second limit.
+        depth: most sequences in a pack; None: unlimited.
     """
 
     sizes: NDArray[np.int64]
@@ -99,14 +100,14 @@ class Task:
         return sum(self.prices[j] * packing[pack] for j, pack in zip(used, packs, strict=True))
 
     def part(self, chosen: NDArray[np.int64], counts: NDArray[np.int64]) -> Task:
-        """Return the task of packing ``counts[i]`` sequences of size number ``chosen[i]``, without all other sizes."""
+        """Return the task of packing only ``counts[i]`` sequences of each size ``sizes[chosen[i]]``."""
         return Task(
             self.sizes[chosen], counts, self.capacities, self.prices, self.unit, kinds=self.kinds, depth=self.depth
         )
 
 
 def whole_prices(prices: Sequence[int | float]) -> tuple[tuple[int, ...], Fraction]:
-    """Return prices as whole numbers without a common divisor, and the price that 1 stands for.
+    """Return prices as integers without a common divisor, and the price that 1 stands for, as an exact fraction.
 
     >>> whole_prices([1, 4.3]), whole_prices([2048, 8192])
     (((10, 43), Fraction(1, 10)), ((1, 4), Fraction(2048, 1)))

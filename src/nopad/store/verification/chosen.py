@@ -1,4 +1,4 @@
-"""`Chosen`: repeats the choice of a source's sequences for a dataset, so that both can be compared."""
+"""`Chosen`: choose again which sequences of a source a dataset should hold, to compare source and dataset."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ class Chosen:
     def present(self, batch: Sequences, content: Content, at: int) -> Sequences:
         """Return the sequences of a batch whose records are in the dataset's `content`.
 
-        `at` is the first sequence of `content` that can match; those before it belong to earlier batches.
+        `at` is the index of the first sequence of `content` that can be in this batch; those before it were in earlier
+        batches.
         """
         if not self.partly or not len(batch):
             return batch
@@ -53,7 +54,7 @@ class Chosen:
     def numbers(self, by_source: Mapping[str, Counts]) -> NDArray[np.int64] | slice:
         """Return the chosen sequences' numbers in the source, ascending; ``slice(None)`` if no share was held out.
 
-        `by_source` are the counts of reading each source, as for `counts`.
+        `by_source` has the `Counts` of each whole source by name, as for `counts`.
         """
         if not self.partly:
             return slice(None)
@@ -62,7 +63,7 @@ class Chosen:
     def records(self, by_source: Mapping[str, Counts]) -> NDArray[np.int64]:
         """Return the record number of each chosen sequence, in source order; int64 ``[chosen]``.
 
-        `by_source` are the counts of reading each source, as for `counts`.
+        `by_source` has the `Counts` of each whole source by name, as for `counts`.
         """
         choice, record, _ = self._choice(by_source)
         return record[choice.of(self._split)]
@@ -70,7 +71,7 @@ class Chosen:
     def counts(self, by_source: Mapping[str, Counts]) -> dict[str, Counts]:
         """Return the counts that the dataset should state for each named source.
 
-        `by_source` are the counts of reading each source as a whole, before sequences were chosen.
+        `by_source` has the `Counts` of each whole source by name, before sequences were chosen.
         """
         choice, record, lengths = self._choice(by_source)
         return choice.counts(by_source, record, lengths, self._split)

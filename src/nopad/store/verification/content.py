@@ -1,4 +1,4 @@
-"""Check what the packs hold: each sequence exactly once, within capacity and depth, as the plan assigns them.
+"""Check that packs hold each sequence exactly once, within capacity and depth, as the plan assigns them.
 
 Memory: at most 30 bytes per sequence, 8 more per sequence for each column compared with a source, and about 100 MB for
 the row groups that Arrow decodes ahead, whatever the size of the dataset.
@@ -209,7 +209,7 @@ def _hash_values(column: Any) -> NDArray[np.uint64]:
 
 
 def read_content(folder: Path, m: Manifest, monitor: Monitor, *, hashes: bool) -> tuple[Content | None, list[str]]:
-    """Decode and check every pack; return the content, or None if a pack cannot be read, and the problems.
+    """Decode and check every pack; return (content, problems). The content is None if a pack cannot be read.
 
     `hashes` says whether to hash the values of every sequence, for comparison with the source.
     """
@@ -258,7 +258,10 @@ def _misplaced(row_group: RowGroup, m: Manifest) -> set[int]:
 
 
 def content_problems(content: Content, m: Manifest, plan: Plan) -> list[str]:
-    """Return the problems if a sequence is missing or occurs twice, lengths are not the plan's, or pieces have gaps."""
+    """Return a problem for each of these: missing or repeated sequences, lengths that the plan does not have, and gaps.
+
+    A gap is between two pieces of a record that was split.
+    """
     if content.sequences.seq_lengths.min(initial=1) < 1:
         return []
     special = len(m.tokenizer["prefix"]) + len(m.tokenizer["suffix"]) if m.tokenizer else 0
@@ -325,7 +328,7 @@ def _accounting_problems(content: Content, m: Manifest) -> list[str]:
 
 
 def dealing_problems(content: Content, m: Manifest, plan: Plan) -> list[str]:
-    """Return a problem if assigning the sequences again does not give the same packs in the same order."""
+    """Assign the sequences to packs again; return a problem if the packs or their order differ."""
     if _dealt_as_stated(content, m, plan):
         return []
     how = f"{m.algorithm}, seed {m.seed} and order {m.order}"

@@ -1,4 +1,4 @@
-"""Check the files of a dataset: none is missing or left over, and each has the checksum and layout of the manifest."""
+"""Check that a dataset has exactly the files that its manifest lists, with the right checksums and layout."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["file_problems"]
 
 
 def file_problems(folder: Path, m: Manifest, monitor: Monitor) -> tuple[list[str], bool]:
-    """Return the problems of the files in `folder`, and whether all files are undamaged and can be read."""
+    """Return (problems of the files in `folder`, whether all files are undamaged and can be read)."""
     problems: list[str] = []
     listed = [shard.file for shard in m.shards]
     one_pack_each = ShardLayout(len(listed), 1, 1)

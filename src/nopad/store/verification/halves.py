@@ -68,7 +68,7 @@ def half_of(content: Content, m: Manifest) -> tuple[Half, list[str]]:
 
 
 def pair_problems(halves: Sequence[Half]) -> list[str]:
-    """Return the reason why two sound datasets do not come from one job; an empty list if they do."""
+    """Return a list with the reason why two sound datasets do not come from one job; an empty list if they do."""
     named = [half.manifest.options.get("split") for half in halves]
     if named != list(SPLITS):
         return [f"these are not the two datasets of one job: they are {named}, and should be {list(SPLITS)}"]

@@ -1,4 +1,4 @@
-"""Compare a dataset with its source: make all sequences again, and compare them with the packed ones."""
+"""Compare a dataset with its source, by making all sequences from the source again."""
 
 from __future__ import annotations
 
@@ -23,7 +23,17 @@ __all__ = ["source_problems"]
 def source_problems(
     content: Content, m: Manifest, source: Source, tokenizer: Tokenizer | None, monitor: Monitor
 ) -> list[str]:
-    """Make the sequences from their source again, and return how they differ from the packed ones."""
+    """Make all sequences from the source again, and compare them with those in the dataset.
+
+    Args:
+        content: the sequences in the dataset, with hashes.
+        m: the manifest of the dataset.
+        source: the source from which the dataset was packed.
+        tokenizer: the tokenizer with which it was packed; None: the source holds ready-made ids.
+        monitor: receives the progress.
+
+    Returns a sentence for each difference; an empty list if there is none.
+    """
     problems: list[str] = []
     lengths = content.sequences.seq_lengths
     chosen = Chosen(m)

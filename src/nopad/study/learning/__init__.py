@@ -1,4 +1,4 @@
-"""Whether packed pre-training learns as much in less time: arXiv 2107.02027, sections 4.2 and 4.3, on this machine.
+"""Study whether packed pre-training learns as much in less time, as in arXiv 2107.02027, sections 4.2 and 4.3.
 
 `prepare` returns what a study will run and how long it will take, `study_learning` runs the study, and
 `learning_chart` draws its results.

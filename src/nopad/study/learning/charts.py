@@ -1,4 +1,4 @@
-"""The study's chart, after the paper's Figures 3 and 4: accuracy on the masked tokens of held-out pairs."""
+"""The chart of `nopad study learning`, like the paper's Figures 3 and 4: accuracy on held-out masked tokens."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def learning_chart(found: Learning) -> Any:
             continue
         for what, title in (("samples", "sequences"), ("seconds", "seconds"))[: 2 if group == "equal batch" else 1]:
             panels.append(_panel(alt, found, names, what, title, _TITLES[group]))
-    return alt.concat(*panels, columns=2).resolve_scale(color="independent", x="independent")
+    return alt.concat(*panels, columns=2).resolve_scale(color="independent", strokeDash="independent", x="independent")
 
 
 def _panel(alt: Any, found: Learning, names: list[str], what: str, title: str, heading: str) -> Any:
@@ -58,12 +58,17 @@ def _panel(alt: Any, found: Learning, names: list[str], what: str, title: str, h
                 }
             )
     colours = [BLACK, BLUE, *COLOURS[1:]][: len(names)]
-    colour = alt.Color("run:N", title=None, sort=names, scale=alt.Scale(domain=names, range=colours))
+    # Both layers share one legend, so its symbols are told to be lines.
+    legend = alt.Legend(labelLimit=260, symbolType="stroke", symbolOpacity=1, symbolStrokeWidth=3, symbolSize=400)
+    scale = alt.Scale(domain=names, range=colours)
     base = alt.Chart(alt.Data(values=values), title=heading, width=300, height=210).encode(
-        x=alt.X("x:Q", title=title, axis=alt.Axis(format="~s")), color=colour
+        x=alt.X("x:Q", title=title, axis=alt.Axis(format="~s")),
+        color=alt.Color("run:N", title=None, sort=names, legend=legend, scale=scale),
     )
     accuracy = alt.Y("accuracy:Q", title="masked tokens right", axis=alt.Axis(format="%"))
     dashes = [[1, 0], [5, 4], [2, 2], [8, 3], [4, 2], [6, 2]]  # two lines that lie on each other are told apart
-    dash = alt.StrokeDash("run:N", title=None, sort=names, scale=alt.Scale(domain=names, range=dashes[: len(names)]))
+    dash = alt.StrokeDash(
+        "run:N", title=None, sort=names, legend=legend, scale=alt.Scale(domain=names, range=dashes[: len(names)])
+    )
     band = base.mark_area(opacity=0.15).encode(y=alt.Y("least:Q", title="masked tokens right"), y2="most:Q")
-    return alt.layer(band, base.mark_line().encode(y=accuracy, strokeDash=dash))
+    return alt.layer(band, base.mark_line(strokeWidth=2).encode(y=accuracy, strokeDash=dash))

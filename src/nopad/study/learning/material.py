@@ -1,4 +1,4 @@
-"""The training data of `nopad study learning`: the texts of Python's standard library, as pairs for pre-training.
+"""The training data of `nopad study learning`: pre-training pairs made from texts of Python's standard library.
 
 Each text is a document. The vocabulary has those tokens of BERT's that these texts use most, and every character in
 them, so that no token is unknown. It is small because most of a small model's parameters would otherwise be embeddings.
@@ -51,11 +51,11 @@ class Material:
 
 @cache
 def material(capacity: int, vocabulary: int, documents: int | None = None) -> Material:
-    """Return pairs of at most `capacity` tokens, made from the texts of the standard library.
+    """Return training and held-out pairs of at most `capacity` tokens, made from the texts of the standard library.
 
     Args:
         capacity: most tokens in a pair.
-        vocabulary: number of tokens in the vocabulary, single characters and special tokens included.
+        vocabulary: number of tokens in the tokenizer's vocabulary, single characters and special tokens included.
         documents: number of texts to use, drawn at random; None: all.
 
     Raises:

@@ -1,8 +1,9 @@
-"""One run of pre-training, and its curve.
+"""Run one pre-training of the study, and measure its learning curve.
 
 A run is a function of its size, its `Recipe`, the material and a seed. Initial weights, order and masks follow from the
 seed alone, so two recipes with the same seed differ only in their settings. Held-out pairs are always evaluated through
-`nopad.packed`, however the model was trained: the results are the same as for each pair alone (docs/equality.md).
+`nopad.packed`, however the model was trained: the results are the same as for each pair alone
+(docs/internals/equality.md).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ __all__ = ["SIZES", "Curve", "Point", "Recipe", "Size", "batches", "factor_of", 
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """The size of a study: of its model, its data and its runs.
+    """The size of a study: the numbers that define its model, its data and its runs.
 
     Attributes:
         layers: number of layers of the model.
@@ -83,14 +84,14 @@ SIZES = {
     ),
     "quick": Size(
         layers=2,
-        hidden=128,
+        hidden=64,
         heads=4,
-        vocabulary=3000,
+        vocabulary=1500,
         capacity=128,
         documents=None,
-        sequences=64,
-        samples=25_600,
-        rate=5e-3,
+        sequences=32,
+        samples=20_000,
+        rate=1e-2,
         points=10,
         held_out=1000,
         tuned=1200,
@@ -127,7 +128,7 @@ class Recipe:
         way: how the model is fed (`nopad.study.learning.ways`).
         larger: whether a step has p times as many sequences. Packs then take as many rows as a step without packing;
             with one sequence per row, a step takes p times as many rows.
-        rate: factor by which the size's learning rate is multiplied; "factor": p.
+        rate: the learning rate as a multiple of `Size.rate`; "factor": p times it.
         betas: "as they are": betas are not changed; "factor": both betas are raised to the power p.
         per: whether the loss of masked tokens is averaged over all tokens ("token"), or within each sequence first
             ("sequence").
@@ -147,7 +148,7 @@ class Recipe:
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """One evaluation of a run; losses and accuracies are those on held-out pairs.
+    """One evaluation during a run; losses and accuracies are measured on held-out pairs.
 
     Attributes:
         samples: number of sequences trained on so far.
@@ -155,7 +156,7 @@ class Point:
         slots: number of tokens trained on so far, padding included.
         steps: number of optimiser steps so far.
         seconds: training time so far, without evaluation.
-        masked_loss: mean loss of a masked token; infinite if it is not a finite number, since training diverged.
+        masked_loss: mean loss per masked token; infinite if training diverged, so that the loss is not a finite number.
         accuracy: share of the masked tokens that are predicted correctly, from 0 to 1.
         next_accuracy: share of the next-sentence labels that are predicted correctly, from 0 to 1; None if the recipe
             does not learn them.
@@ -192,7 +193,7 @@ class Curve:
 
 
 def factor_of(material: Material) -> float:
-    """Return how many training sequences a pack holds on average, with no limit of depth."""
+    """Return how many training sequences a pack holds on average, without a depth limit."""
     return plan(material.train.seq_lengths, material.capacity).packing_factor
 
 
@@ -230,8 +231,9 @@ def batches(recipe: Recipe, material: Material, size: Size, seed: int) -> Packed
     how: dict[str, Any] = {"rows": max(round(sequences / p), 1)}
     if recipe.way == "one per row":
         how = {"rows": round(sequences), "depth": 1}
-    elif recipe.greedy:
-        how["algorithm"] = "greedy"
+    elif recipe.greedy:  # its rows hold fewer sequences, and a step shall have as many as with other packs
+        packed = plan(material.train.seq_lengths, material.capacity, algorithm="greedy").packing_factor
+        how = {"rows": max(round(sequences / packed), 1), "algorithm": "greedy"}
     masking = _masking(material, seed)
     return PackedLoader(material.train, material.capacity, seed=seed, collate=masking, prefetch=1, **how)
 

@@ -1,4 +1,4 @@
-"""The whole study: its pre-training runs, the classifiers fine-tuned from their weights, and resuming after a stop.
+"""Run the whole study, pre-training and then fine-tuning of classifiers, and resume it after a stop.
 
 Apart from times, all results are a function of the size and the seeds. Each result is written as a JSON line to
 ``results.jsonl`` in a folder as soon as it is known; a study that is started again in the same folder runs only the
@@ -58,7 +58,7 @@ class Prepared:
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """Mean, least and greatest of a set of values, one per seed."""
+    """The mean, the smallest (`least`) and the largest (`most`) of several values, one per seed."""
 
     mean: float
     least: float
@@ -94,7 +94,7 @@ class Learning:
         return list(dict.fromkeys(one.recipe for one in self.curves))
 
     def spread(self, recipe: str, what: str) -> Spread | None:
-        """Return the spread, over a recipe's seeds, of the attribute `what` of each run's last `Point`.
+        """Return the spread over seeds of one attribute of a recipe's last `Point`s; `what` is the attribute's name.
 
         Returns None if the attribute is None: `next_accuracy` is, for a recipe without next-sentence prediction.
         """
@@ -102,7 +102,7 @@ class Learning:
         return None if None in values else Spread.of(values)
 
     def reached(self, recipe: str, accuracy: float, what: str) -> float | None:
-        """Return the samples, seconds or other attribute `what` of `Point` at which a recipe reached an accuracy.
+        """Return how long a recipe took to reach an accuracy, as `what`: an attribute of `Point`, such as "seconds".
 
         This is the mean over seeds, interpolated linearly between points; None if any seed's run never reached it.
         """

@@ -1,7 +1,7 @@
 """Fine-tuning after pre-training: a classifier on top of pre-trained weights, over many seeds.
 
 The task is to tell which package of the standard library a text comes from. In the paper, fine-tuning is not packed;
-here it is, since a packed step equals an unpacked one (docs/equality.md).
+here it is, since a packed step equals an unpacked one (docs/internals/equality.md).
 
 Source: arXiv 2107.02027, section 4.3 and Table 3: SQuAD after both ways of pre-training, median of ten seeds.
 """
@@ -31,9 +31,10 @@ Sets = tuple[Classification, Sequences, Sequences]
 
 
 def sets_of(material: Material, size: Size) -> Sets:
-    """Return the task, the texts to fine-tune on, and the texts to test on.
+    """Return (task, texts to fine-tune on, texts to test on).
 
-    Both sets are drawn from equal numbers of texts from each of the commonest packages, as far as a package has enough.
+    The texts come from the commonest packages: the same number from each package, or all that it has. They are then
+    divided at random into the two sets.
     """
     common = [topic for topic, _ in Counter(topic for _, topic in material.texts).most_common(TOPICS)]
     each = -(-(size.tuned + size.tests) // TOPICS)

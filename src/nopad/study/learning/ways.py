@@ -1,4 +1,4 @@
-"""How a model is fed: with packs as in nopad, with one sequence per row, or wrongly, as in the papers' ablations.
+"""Feed a model with packs as in nopad, with one sequence per row, or wrongly, as in the papers' ablations.
 
 The way "packed" goes through `nopad.packed`. All others go through the bare model, with the attention mask and the
 position_ids computed here, so that a wrong way has no faults but those under study.
@@ -29,10 +29,10 @@ Feed = Callable[[PackedBatch], dict[str, Tensor]]
 
 
 def feeding(model: Any, way: Way) -> Feed:
-    """Prepare the model in place for a way, and return a function from a batch of rows to the model's outputs.
+    """Prepare the model in place for one of these ways, and return a function from a batch of rows to the outputs.
 
-    Whatever the way, the outputs are ``prediction_logits`` ``[R, L, V]``, and ``seq_relationship_logits`` ``[S, 2]`` in
-    the order of the batch's sequences.
+    In every way, the outputs are ``prediction_logits`` ``[R, L, V]``, and ``seq_relationship_logits`` ``[S, 2]`` in the
+    order of the batch's sequences.
     """
     if way == "packed":
         return _packed(model if is_packed(model) else nopad.packed(model, backend="mask"))

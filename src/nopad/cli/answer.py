@@ -1,0 +1,126 @@
+"""The answer of `nopad plan`: padding without and with packing, the proven minimum, and what each depth costs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nopad.cli.lengths import Given
+from nopad.cli.render import counted, seconds
+from nopad.planning import lower_bound
+from nopad.planning.baselines import Padded
+
+__all__ = ["advice", "answer", "best_of", "facts", "left_out"]
+
+NEAR = 1.01  # packs, as a multiple of those at unlimited depth: a depth that costs no more is called free
+
+
+def best_of(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Return the row with the fewest packs; among equals, the row without a depth limit or with the largest depth."""
+    return min(rows, key=lambda row: (row["packs"], 0 if row["depth"] is None else 1, -(row["depth"] or 0)))
+
+
+def least_packs(given: Given, rows: Sequence[Mapping[str, Any]]) -> int:
+    """Return the best lower bound on the number of packs at any depth; `rows` are those of `compare`."""
+    proven = [row["lower_bound"] for row in rows if row["depth"] is None]
+    least: int = max([lower_bound(given.histogram, given.capacity, None).packs, *proven])
+    return least
+
+
+def answer(given: Given, without: Padded, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the answer to what packing gains: three lines, and a fourth with the numbers of slots.
+
+    `without` has the numbers of slots without packing; `rows` are those of `nopad.planning.comparison.compare`.
+    """
+    best, histogram = best_of(rows), given.histogram
+    times = {"fixed": without.fixed, "dynamic": without.dynamic, "length-sorted": without.by_length}
+    shares = [f"{name} {without.share(slots):.1%}" for name, slots in {**times, "packed": best["slots"]}.items()]
+    fewer = ", ".join(f"{slots / best['slots']:.2f} × than {name}" for name, slots in times.items())
+    return [
+        f"{counted(histogram.sequences, 'sequence')} of {histogram.lengths[0]} to {histogram.max_length} tokens, "
+        f"{histogram.tokens:,} in all",
+        f"padding: {', '.join(shares)}",
+        f"{counted(best['packs'], 'pack')} of {given.capacity:,} tokens, {_from_least(given, rows)}: "
+        f"factor {best['packing_factor']:.3f} (sequences per pack)",
+        f"fewer slots to compute: {fewer} (batches of {without.batch_size})",
+    ]
+
+
+def _from_least(given: Given, rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return how far the best plan is from the fewest packs that are possible, in words."""
+    best, least = best_of(rows), least_packs(given, rows)
+    if best["depth"] is None or best["packs"] == least:
+        above = best["packs"] - least
+        return f"{above:,} above the proven minimum" if above else "the proven minimum"
+    above = best["packs"] - best["lower_bound"]
+    return f"{f'{above:,} above ' if above else ''}the proven minimum at depth {best['depth']}"
+
+
+def left_out(given: Given, options: str) -> str:
+    """Return a sentence on the over-long sequences that the plan leaves out, and on what `nopad pack` can do with them.
+
+    `options` is the text that names the possible options for these inputs. Returns "" if nothing is left out.
+    """
+    if not given.over_long:
+        return ""
+    ways = options.format(it="it" if given.over_long == 1 else "them")
+    return (
+        f"not in this plan: {counted(given.over_long, 'sequence')} of more than {counted(given.capacity, 'token')}, "
+        f"{given.over_long_tokens:,} in all, the longest {given.longest:,}; {ways}"
+        f", or choose a capacity of at least {given.longest:,}"
+    )
+
+
+def advice(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return sentences on the choice of ``--depth``, with the measured numbers.
+
+    Returns an empty list unless `rows` have both an unlimited and a limited depth.
+    """
+    whole = next((row for row in rows if row["depth"] is None), None)
+    limited = [row for row in rows if row["depth"] is not None]
+    if whole is None or not limited:
+        return []
+    costs = {row["depth"]: row["packs"] / whole["packs"] for row in limited}
+    free = min((depth for depth, cost in costs.items() if cost <= NEAR), default=None)
+    lines = [
+        f"--depth: leave it out. Unlimited took {seconds(whole['seconds'])} to plan; its deepest pack holds "
+        f"{counted(whole['max_depth_used'], 'sequence')}."
+    ]
+    words = []
+    if free is not None:
+        more = next(row["packs"] for row in limited if row["depth"] == free) - whole["packs"]
+        words.append(f"--depth {free} costs {counted(more, 'pack') if more > 0 else 'no pack'} more")
+    dear = [depth for depth in sorted(costs, reverse=True) if costs[depth] > NEAR and depth > 1]
+    words += [f"--depth {depth} takes {costs[depth]:.2f} times the packs" for depth in dear[:2]]
+    return [*lines, f"Where what reads the packs needs a limit: {', '.join(words)}."] if words else lines
+
+
+def facts(given: Given, without: Padded, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the facts that `answer` states as a dict of JSON values."""
+    best = best_of(rows)
+    slots = {
+        "fixed": without.fixed,
+        "dynamic": without.dynamic,
+        "length_sorted": without.by_length,
+        "packed": best["slots"],
+    }
+    return {
+        "capacity": given.capacity,
+        "sequences": given.histogram.sequences,
+        "tokens": given.histogram.tokens,
+        "shortest": int(given.histogram.lengths[0]),
+        "longest": given.histogram.max_length,
+        "batch_size": without.batch_size,
+        "slots": slots,
+        "padding": {name: without.share(number) for name, number in slots.items()},
+        "packs": best["packs"],
+        "lower_bound": least_packs(given, rows),
+        "packing_factor": best["packing_factor"],
+        "over_long": {
+            "sequences": given.over_long,
+            "tokens": given.over_long_tokens,
+            "longest": given.longest,
+        },
+        "advice": advice(rows),
+        "plans": list(rows),
+    }

@@ -1,0 +1,227 @@
+"""Encoders, which turn chats, pairs of texts or several text fields into what is packed (`nopad.corpus.record_files`).
+
+An encoder turns records (dicts) into dicts with the content to pack, ``input_ids`` or ``text``, and columns that belong
+to it. For chats, `nopad.corpus.chats` decides which tokens there are and which of them are learned, the same as in
+training.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from nopad.corpus.chats import ChatEncoder
+from nopad.corpus.conversations import CHATS, conversation_of, roles_of
+from nopad.corpus.framing import tokenised
+from nopad.corpus.options import OverLong
+from nopad.corpus.records import shown
+from nopad.corpus.tokenizer import load_tokenizer
+from nopad.errors import LengthError, OptionError, RecordError
+
+__all__ = ["CHAT_OPTIONS", "SEPARATOR", "Chats", "Encoder", "Fields", "TextPairs", "has_chat"]
+
+SEPARATOR = "\n\n"  # between several fields of text
+CHAT_OPTIONS = ("last_only", "rewriting", "end_of_turn", "template", "roles")
+_RECORD = re.compile(r"^record \d+:? ")
+_IDS = pa.list_(pa.int32())
+
+Made = list[dict[str, Any]] | str  # what became of a record, or why nothing did
+
+
+class Encoder(ABC):
+    """Turns records into the dicts that are packed.
+
+    Attributes:
+        content: name of the field that is packed: "text" or "input_ids".
+        columns: Arrow type of each field of the dicts that it makes, by name; `content` comes first.
+        reads: names of the record fields that it may read.
+        divisible: whether each record becomes at most one sequence, so that records can be held out
+            (`Source.divisible`).
+    """
+
+    content: str
+    columns: Mapping[str, pa.DataType]
+    reads: tuple[str, ...] = ()
+    divisible: bool = True
+
+    @abstractmethod
+    def encode(self, records: Sequence[Mapping[str, Any]]) -> tuple[list[Made], dict[str, int]]:
+        """Return, for each record, the list of dicts made from it, or the reason why it is bad; and counts by name.
+
+        The counts have the field names of `nopad.corpus.Counts`.
+        """
+
+    @abstractmethod
+    def settings(self) -> dict[str, Any]:
+        """Return all that the result depends on besides the records, as JSON values."""
+
+
+class Fields(Encoder):
+    """Joins several text fields of a record, with an empty line between them.
+
+    Args:
+        fields: names of the fields, in the order in which they are joined. A record in which one is missing or null is
+            bad.
+    """
+
+    content = "text"
+
+    def __init__(self, fields: Sequence[str]) -> None:
+        self.reads, self.columns = tuple(fields), {"text": pa.string()}
+
+    def encode(self, records: Sequence[Mapping[str, Any]]) -> tuple[list[Made], dict[str, int]]:
+        """Return one dict with ``text`` per record, or the reason why the record is bad; no counts."""
+        made: list[Made] = []
+        for record in records:
+            odd = _not_text(record, self.reads)
+            made.append(odd or [{"text": SEPARATOR.join(record[name] for name in self.reads)}])
+        return made, {}
+
+    def settings(self) -> dict[str, Any]:
+        """Return the names of the fields."""
+        return {"encoder": {"name": "fields", "fields": list(self.reads)}}
+
+
+class TextPairs(Encoder):
+    """Encodes two texts as one sequence, with the tokenizer's special tokens, and with token types if it has them.
+
+    Args:
+        tokenizer: a tokenizer from transformers.
+        first, second: names of the two text fields.
+        capacity: number of tokens above which a pair is over-long.
+        over_long: what to do with over-long pairs. "truncate" removes tokens here, one by one from the end of the text
+            that is longer at that moment; other policies are left to the job.
+
+    Raises:
+        OptionError: `over_long` is "split".
+    """
+
+    content = "input_ids"
+
+    def __init__(self, tokenizer: Any, first: str, second: str, *, capacity: int, over_long: OverLong) -> None:
+        _refuse_split(over_long, "a pair of texts")
+        self.reads, self._tokenizer = (first, second), tokenizer
+        self._capacity, self._truncate = capacity, over_long == "truncate"
+        self._fingerprint = load_tokenizer(tokenizer).fingerprint
+        self._typed = bool(tokenised(tokenizer, ["a"], ["a"]).types)
+        self.columns = {"input_ids": _IDS} | ({"token_type_ids": pa.list_(pa.int8())} if self._typed else {})
+
+    def encode(self, records: Sequence[Mapping[str, Any]]) -> tuple[list[Made], dict[str, int]]:
+        """Return one dict per record, or why the record is bad; and the counts of truncated pairs and tokens."""
+        made: list[Made] = [_not_text(record, self.reads) or [] for record in records]
+        good = [at for at, one in enumerate(made) if not isinstance(one, str)]
+        texts, pairs = ([records[at][name] for at in good] for name in self.reads)
+        whole = tokenised(self._tokenizer, texts, pairs)
+        counts = {"truncated": 0, "truncated_tokens": 0}
+        for at, number in enumerate(good):
+            ids, types = whole.ids[at], whole.types[at] if self._typed else []
+            if self._truncate and len(ids) > self._capacity:
+                try:
+                    cut = tokenised(
+                        self._tokenizer, [texts[at]], [pairs[at]], max_length=self._capacity, over_long="truncate"
+                    )
+                except LengthError as error:
+                    made[number] = _RECORD.sub("", str(error))
+                    continue
+                counts["truncated"] += 1
+                counts["truncated_tokens"] += len(ids) - len(cut.ids[0])
+                ids, types = cut.ids[0], cut.types[0] if self._typed else []
+            columns = {"token_type_ids": np.array(types, np.int8)} if self._typed else {}
+            made[number] = [{"input_ids": np.array(ids, np.int32), **columns}]
+        return made, counts
+
+    def settings(self) -> dict[str, Any]:
+        """Return the names of the fields, and the tokenizer's fingerprint."""
+        return {"encoder": {"name": "pairs", "fields": list(self.reads), "tokenizer": self._fingerprint}}
+
+
+class Chats(Encoder):
+    """Encodes chats, or prompts with completions; labels are the ids of the assistant's tokens, and -100 elsewhere.
+
+    Args:
+        tokenizer: a tokenizer from transformers, with a chat template if there are chats.
+        capacity: number of tokens above which a chat is over-long.
+        over_long: what to do with over-long chats. "truncate" cuts off the end; if no label is left, the record becomes
+            an empty one.
+        options: options of `nopad.tasks.Chat` by name; `CHAT_OPTIONS` lists those allowed. None: their defaults.
+
+    Raises:
+        OptionError: `over_long` is "split", or an option is unknown or has an invalid value.
+    """
+
+    content = "input_ids"
+    reads = (*CHATS, "prompt", "completion", "tools", "chat_template_kwargs")
+
+    def __init__(
+        self, tokenizer: Any, *, capacity: int, over_long: OverLong, options: Mapping[str, Any] | None = None
+    ) -> None:
+        _refuse_split(over_long, "a chat")
+        self._options = dict(options or {})
+        for name in self._options:
+            if name not in CHAT_OPTIONS:
+                raise OptionError(f"chats have no option {name!r}; they have {', '.join(CHAT_OPTIONS)}")
+        own = {name: value for name, value in self._options.items() if name not in ("template", "roles")}
+        self._encoder = ChatEncoder(tokenizer, **own, options=self._options.get("template"))
+        self._roles = roles_of(self._options.get("roles"))
+        self._capacity, self._truncate = capacity, over_long == "truncate"
+        template = str(getattr(tokenizer, "chat_template", None))
+        self._prints = {
+            "tokenizer": load_tokenizer(tokenizer).fingerprint,
+            "chat_template": hashlib.sha256(template.encode("utf-8", "surrogatepass")).hexdigest(),
+        }
+        self.columns = {"input_ids": _IDS, "labels": _IDS}
+        self.divisible = self._options.get("rewriting") != "expand"
+
+    def encode(self, records: Sequence[Mapping[str, Any]]) -> tuple[list[Made], dict[str, int]]:
+        """Return one dict per record, several for an expanded chat, or why the record is bad; no counts."""
+        return [self._one(record) for record in records], {}
+
+    def _one(self, record: Mapping[str, Any]) -> Made:
+        try:
+            found = self._encoder(conversation_of(record, 0, self._roles), 0)
+        except RecordError as error:
+            return _RECORD.sub("", str(error))
+        made: list[dict[str, Any]] = []
+        for one in found:
+            ids, labels = np.array(one.ids, np.int32), np.array(one.labels, np.int32)
+            if self._truncate and ids.size > self._capacity and (labels[1 : self._capacity] == -100).all():
+                ids, labels = ids[:0], labels[:0]
+            made.append({"input_ids": ids, "labels": labels})
+        return made
+
+    def settings(self) -> dict[str, Any]:
+        """Return the options, and the fingerprints of the tokenizer and its chat template."""
+        return {"encoder": {"name": "chats", "options": self._options, **self._prints}}
+
+
+def has_chat(record: Mapping[str, Any]) -> bool:
+    """Whether a record holds a chat, or a prompt with its completion, and neither text nor ready-made ids.
+
+    >>> has_chat({"messages": [{"role": "user", "content": "hi"}]}), has_chat({"text": "hi", "messages": []})
+    (True, False)
+    """
+    if record.get("text") is not None or record.get("input_ids") is not None:
+        return False
+    chat = any(isinstance(record.get(name), list | np.ndarray) for name in CHATS)
+    return chat or all(record.get(name) is not None for name in ("prompt", "completion"))
+
+
+def _not_text(record: Mapping[str, Any], fields: Sequence[str]) -> str:
+    """Return why the record lacks a text in one of the fields; "" if it has all."""
+    for name in fields:
+        if name not in record:
+            return f"no {name!r} in this record; it has {', '.join(map(shown, list(record)[:8]))}"
+        if not isinstance(record[name], str):
+            return f"{name!r} is {shown(record[name])}, not a string"
+    return ""
+
+
+def _refuse_split(over_long: OverLong, what: str) -> None:
+    if over_long == "split":
+        raise OptionError(f'over_long="split" would cut {what} into pieces; choose over_long="truncate" or "drop"')

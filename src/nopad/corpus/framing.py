@@ -1,0 +1,97 @@
+"""Tokenise texts, or pairs of texts, into one sequence each, and truncate or drop those that are too long.
+
+The caller passes in a tokenizer from transformers; this module imports neither transformers nor torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from nopad.corpus.options import OverLong
+from nopad.errors import LengthError
+
+__all__ = ["Tokenised", "tokenised"]
+
+_AT_ONCE = 1000  # texts; the tokenizer works on them in parallel
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tokenised:
+    """The result of `tokenised`: the texts (or pairs) that were kept, tokenised.
+
+    Attributes:
+        ids: token ids of each kept text, special tokens included.
+        types: token types of each kept text; empty if the tokenizer has none.
+        kept: index of each kept text among the given texts.
+        counts: number of texts under "truncated" and "dropped"; a name without texts is missing.
+    """
+
+    ids: list[list[int]] = field(default_factory=list)
+    types: list[list[int]] = field(default_factory=list)
+    kept: list[int] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def columns(self) -> dict[str, list[list[int]]]:
+        """The per-token columns besides the ids: ``token_type_ids``, or none."""
+        return {"token_type_ids": self.types} if self.types else {}
+
+
+def tokenised(
+    tokenizer: Any,
+    texts: Sequence[str],
+    pairs: Sequence[str] | None = None,
+    *,
+    max_length: int | None = None,
+    over_long: OverLong = "error",
+) -> Tokenised:
+    """Tokenise texts, each together with its pair if `pairs` is given, and add the tokenizer's special tokens.
+
+    Texts of more than `max_length` tokens (None: unlimited) are truncated, dropped or an error, as `over_long` says.
+    Truncation removes tokens one by one from the end of the longer of the two texts ("longest_first").
+
+    Raises:
+        LengthError: a text has more than `max_length` tokens, and `over_long` is "error"; a text has no tokens; or
+            `max_length` leaves no room beside the special tokens.
+    """
+    found = Tokenised()
+    for first in range(0, len(texts), _AT_ONCE):
+        span = slice(first, first + _AT_ONCE)
+        part = [*_tokenise(tokenizer, texts[span], None if pairs is None else pairs[span])]
+        for number, (ids, types) in enumerate(part, first):
+            if not ids:
+                raise LengthError(f"record {number} has no token: its text is {texts[number]!r}; leave it out")
+            if max_length is not None and len(ids) > max_length:
+                if over_long == "error":
+                    raise LengthError(
+                        f"record {number} has {len(ids)} tokens, and max_length is {max_length}; raise it, or choose "
+                        'over_long="truncate" or "drop"'
+                    )
+                name = "truncated" if over_long == "truncate" else "dropped"
+                found.counts[name] = found.counts.get(name, 0) + 1
+                if over_long != "truncate":
+                    continue
+                pair = None if pairs is None else [pairs[number]]
+                ((ids, types),) = _tokenise(tokenizer, [texts[number]], pair, max_length)
+                if len(ids) > max_length:
+                    raise LengthError(f"record {number} cannot be cut to {max_length} tokens: it has special tokens")
+            found.ids.append(ids)
+            if types:
+                found.types.append(types)
+            found.kept.append(number)
+    return found
+
+
+def _tokenise(
+    tokenizer: Any, texts: Sequence[str], pairs: Sequence[str] | None, cut: int | None = None
+) -> Iterator[tuple[list[int], list[int]]]:
+    """Yield ids and token types (none: empty) of each text; `cut`: most tokens."""
+    options: dict[str, Any] = {"add_special_tokens": True, "padding": False, "return_attention_mask": False}
+    options |= {"verbose": False, "truncation": False}
+    if cut is not None:
+        options |= {"truncation": "longest_first", "max_length": cut}
+    found: Mapping[str, list[list[int]]] = tokenizer(list(texts), None if pairs is None else list(pairs), **options)
+    ids = found["input_ids"]
+    yield from zip(ids, found.get("token_type_ids") or [[]] * len(ids), strict=True)

@@ -1,0 +1,191 @@
+"""`RecordFile`: a source of records (dicts) from CSV, TSV and JSON arrays, and from any input with an `Encoder`.
+
+A file of JSON Lines is read in blocks of whole lines. Of any other input, a block is a run of records, written as JSON.
+The first thousand records decide the types of carried columns.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import chain, islice
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from nopad.corpus.encoders import Encoder
+from nopad.corpus.inputs import InputFile
+from nopad.corpus.jsonl import TYPICAL, json_lines, json_objects, no_object
+from nopad.corpus.objects import schema_of, to_batch
+from nopad.corpus.options import ReaderOptions
+from nopad.corpus.records import BadRecord, Records
+from nopad.corpus.rows import decode_rows
+from nopad.corpus.runs import Run
+from nopad.corpus.selection import Selection, select
+from nopad.corpus.source import BLOCK_BYTES, Block, Source
+from nopad.errors import OptionError
+
+__all__ = ["RecordFile"]
+
+
+class RecordFile(Source):
+    """A source of the records of one file or other input; each record is a dict.
+
+    Args:
+        name: name of the input in fingerprints; for a file, its path.
+        runs: a function that returns an iterator over all runs of records, from the start.
+        options: which columns are read; with an `encoder`, only its `carry` is used.
+        encoder: makes text or ids of each record; None: records have a column of text or ids.
+        file: the input file; None: the input is not a file.
+        lines: whether the file has one JSON object per line (JSON Lines).
+        block_bytes: size of a block of lines, in bytes.
+
+    Raises:
+        SourceError: a column is missing, or its type cannot be packed.
+        OptionError: an option is given that has no effect together with the encoder.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        runs: Callable[[], Iterator[Run]],
+        options: ReaderOptions,
+        encoder: Encoder | None = None,
+        *,
+        file: InputFile | None = None,
+        lines: bool = False,
+        block_bytes: int = BLOCK_BYTES,
+    ) -> None:
+        self._name, self._runs, self._file, self._lines = name, runs, file, lines
+        self._path = str(file.path) if file is not None else name
+        self._encoder, self._block_bytes = encoder, block_bytes
+        self._options = options
+        self.total_bytes = file.size if file is not None and not file.compression and lines else None
+        typical = (record for _, record in json_objects(file)) if lines and file is not None else _all(runs())
+        first = list(islice(typical, TYPICAL))
+        schema, chosen = _chosen(schema_of(first), options, encoder, self._path)
+        self.selection = select(schema, chosen, self._path)
+        self._schema = pa.schema([schema.field(column) for column in self.selection.columns])
+        self.kind, self.carried = self.selection.kind, self.selection.carried
+        used = {*self.selection.columns, *(encoder.reads if encoder else ())}
+        self.left_out = tuple(key for key in dict.fromkeys(key for one in first for key in one) if key not in used)
+        self.divisible = encoder is None or encoder.divisible
+        self.made_here = encoder is not None
+
+    def blocks(self) -> Iterator[Block]:
+        """Yield blocks: whole lines of a JSON Lines file, or otherwise one run of records each."""
+        decoder = partial(_decode, lines=self._lines, encoder=self._encoder, schema=self._schema, chosen=self.selection)
+        if self._lines and self._file is not None:
+            for data, _, line in self._file.line_blocks(self._block_bytes):
+                yield Block(name=self._name, data=data, decoder=decoder, first_line=line, path=self._path)
+            return
+        at = 1
+        for run in self._runs():
+            data = json.dumps([*run.decode()], separators=(",", ":"), default=_plain).encode()
+            places = tuple(f"{self._path}, record {number}" for number in range(at, at + run.count))
+            yield Block(name=self._name, data=data, decoder=decoder, first_line=at, path=self._path, places=places)
+            at += run.count
+
+    def inventory(self) -> list[tuple[str, int]]:
+        """Return [(name, size in bytes)] of the file; an empty list if the input is not a file."""
+        return [(self._file.name, self._file.size)] if self._file is not None else []
+
+    def files(self) -> list[InputFile] | None:
+        """Return a list with the file; None if the input is not a file."""
+        return None if self._file is None else [self._file]
+
+    def settings(self) -> dict[str, Any]:
+        """Return the options and the encoder's settings as JSON values."""
+        return {**self._options.settings(), **(self._encoder.settings() if self._encoder else {})}
+
+
+def _chosen(
+    found: pa.Schema, options: ReaderOptions, encoder: Encoder | None, place: str
+) -> tuple[pa.Schema, ReaderOptions]:
+    """Return the schema of what is packed, and the options that choose its columns."""
+    if encoder is None:
+        return found, options
+    for name, value in (("text_field", options.text_field), ("ids_field", options.ids_field)):
+        if value is not None:
+            raise OptionError(f"{name} is {value!r}, and the records are read otherwise; leave it out")
+    asked = () if options.carry == "auto" else options.carry
+    made = [pa.field(name, kind) for name, kind in encoder.columns.items()]
+    if clash := [name for name in asked if name in encoder.columns]:
+        raise OptionError(f"the column {clash[0]!r} is made of each record, and cannot be carried too; leave it out")
+    carried = [found.field(name) for name in asked if name in found.names]
+    text = encoder.content == "text"
+    how = replace(
+        options,
+        text_field=encoder.content if text else None,
+        ids_field=None if text else encoder.content,
+        carry=(*[name for name in encoder.columns if name != encoder.content], *asked),
+        mask_field=None,
+    )
+    return pa.schema([*made, *carried]), how
+
+
+def _decode(
+    data: bytes, first: int, *, lines: bool, encoder: Encoder | None, schema: pa.Schema, chosen: Selection
+) -> Iterator[Records | BadRecord]:
+    """Yield the records of a block: runs of good ones between bad ones."""
+    items: list[Mapping[str, Any]] = []
+    at: list[int] = []
+    for line, value in json_lines(data, first) if lines else enumerate(json.loads(data), first):
+        if isinstance(value, dict):
+            items.append(value)
+            at.append(line)
+            continue
+        yield from _made(items, at, encoder, schema, chosen)
+        items, at = [], []
+        yield no_object(value, line)
+    yield from _made(items, at, encoder, schema, chosen)
+
+
+def _made(
+    items: Sequence[Mapping[str, Any]],
+    at: Sequence[int],
+    encoder: Encoder | None,
+    schema: pa.Schema,
+    chosen: Selection,
+) -> Iterator[Records | BadRecord]:
+    """Yield good records, in order, as far as the encoder makes something of them."""
+    if encoder is None:
+        yield from _in_columns(items, at, schema, chosen)
+        return
+    found, counts = encoder.encode(items) if items else ([], {})
+    carried = [name for name in schema.names if name not in encoder.columns]
+    good: list[Mapping[str, Any]] = []
+    lines: list[int] = []
+    for item, line, one in zip(items, at, found, strict=True):
+        if not isinstance(one, str):
+            beside = {name: item[name] for name in carried if name in item}
+            good += [made | beside for made in one]
+            lines += [line] * len(one)
+            continue
+        for run in _in_columns(good, lines, schema, chosen):
+            yield replace(run, counts=counts) if counts and isinstance(run, Records) else run
+            counts = {} if isinstance(run, Records) else counts
+        good, lines = [], []
+        yield BadRecord(line=line, reason=one)
+    for run in _in_columns(good, lines, schema, chosen):
+        yield replace(run, counts=counts) if counts and isinstance(run, Records) else run
+        counts = {} if isinstance(run, Records) else counts
+
+
+def _in_columns(
+    items: Sequence[Mapping[str, Any]], lines: Sequence[int], schema: pa.Schema, chosen: Selection
+) -> Iterator[Records | BadRecord]:
+    if items:
+        batch, bad = to_batch(items, schema, chosen)
+        yield from decode_rows(batch, np.array(lines, np.int64), selection=chosen, known_bad=bad)
+
+
+def _all(runs: Iterator[Run]) -> Iterator[dict[str, Any]]:
+    return chain.from_iterable(run.decode() for run in runs)
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if hasattr(value, "tolist") else repr(value)

@@ -1,0 +1,45 @@
+"""Load a tokenizer as transformers has it, with its chat template and its special tokens by name."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+from nopad.corpus.network import NOT_REACHED, hub_in_reach
+from nopad.corpus.tokenizer import default_file
+from nopad.errors import FormatError, MissingExtraError, install
+
+__all__ = ["load_transformers_tokenizer"]
+
+
+def load_transformers_tokenizer(spec: str | Path | None = None) -> Any:
+    """Load a tokenizer of transformers.
+
+    Args:
+        spec: a folder, a ``tokenizer.json`` (the other tokenizer files in its folder are read too), or a name on the
+            hub; None: the tokenizer of bert-base-uncased, if it is installed, as for `nopad.load_tokenizer`.
+
+    Raises:
+        MissingExtraError: transformers is not installed, or no tokenizer is chosen and the default one is not there.
+        FormatError: there is no such tokenizer, or transformers cannot read it.
+    """
+    try:
+        import transformers
+    except ImportError as error:
+        raise MissingExtraError(f"chats and pairs need {error.name}: {install('torch')}") from error
+    path = Path(default_file() if spec is None else spec)
+    here = path.exists() or path.suffix == ".json" or str(spec).startswith((".", "/", "~"))
+    if here and not path.exists():
+        raise FormatError(f"{spec}: no such file or folder; give a tokenizer.json, a folder with one, or a hub name")
+    beside = path.is_file() and (path.parent / "tokenizer_config.json").is_file()
+    with nullcontext(True) if here else hub_in_reach() as online:
+        try:
+            if path.is_file() and not beside:
+                made: Any = transformers.PreTrainedTokenizerFast
+                return made(tokenizer_file=str(path))
+            return transformers.AutoTokenizer.from_pretrained(str(path.parent if beside else path))
+        except Exception as error:  # a damaged file or a missing package may raise anything
+            reason = (str(error).strip() or type(error).__name__).split("\n")[0]
+            away = "" if online else f"; {NOT_REACHED}"
+            raise FormatError(f"{spec}: transformers cannot read this tokenizer ({reason}{away})") from error

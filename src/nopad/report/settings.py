@@ -1,0 +1,66 @@
+"""`Settings`: the title of a report, and the speed, price and power from which it computes what an epoch takes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from nopad.errors import OptionError
+from nopad.options import Option
+
+__all__ = ["Settings"]
+
+_COUNTS = {
+    "batch_size": Option(default=32, high=2**20, help="sequences in a batch"),
+    "rows_per_step": Option(default=None, none=True, help="rows in an optimiser step"),
+    "gpus": Option(default=None, none=True, high=2**20, help="number of GPUs"),
+}
+_RATES = ("tokens_per_second", "price_per_hour", "watts")
+LOW, HIGH = 1e-9, 1e15  # so that quotients and products stay finite
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Title of a report, and the rates from which it computes what an epoch takes.
+
+    What cannot be computed, because its rate is None, is not shown.
+
+    Attributes:
+        title: heading of the page; None: the names of its subjects.
+        batch_size: number of sequences in a batch without packing, which are padded together.
+        rows_per_step: number of rows in an optimiser step, over all GPUs and micro-batches; None: steps are not shown.
+        tokens_per_second: number of slots (tokens and padding) that one GPU computes per second; None: hours, money and
+            energy are not shown.
+        price_per_hour: price of one GPU for one hour; needs `tokens_per_second`.
+        currency: currency of the price, such as "$" or "EUR".
+        watts: power of one GPU, in watts; needs `tokens_per_second`.
+        gpus: number of GPUs; needs `tokens_per_second`; None: one.
+
+    Raises:
+        OptionError: a number is out of range, or is given without the `tokens_per_second` that it needs.
+    """
+
+    title: str | None = None
+    batch_size: int = 32
+    rows_per_step: int | None = None
+    tokens_per_second: float | None = None
+    price_per_hour: float | None = None
+    currency: str = ""
+    watts: float | None = None
+    gpus: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, option in _COUNTS.items():
+            option.check(name, getattr(self, name))
+        for name in _RATES:
+            value = getattr(self, name)
+            number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+            if value is not None and not (number and LOW <= value <= HIGH):
+                raise OptionError(f"{name} must be a number above 0, from {LOW:g} to {HIGH:g}, got {value!r}")
+        if self.title is not None and not self.title.strip():
+            raise OptionError("the title is empty; give some text, or leave it out")
+        if self.currency and self.price_per_hour is None:
+            raise OptionError("currency says what a price is in; give price_per_hour too")
+        for name in ("price_per_hour", "watts", "gpus"):
+            if getattr(self, name) is not None and self.tokens_per_second is None:
+                raise OptionError(f"{name} needs tokens_per_second: what one GPU computes, measured on full rows")

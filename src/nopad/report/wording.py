@@ -1,0 +1,129 @@
+"""Numbers and sentences for the report; rounding never makes a small number 0 or an incomplete share 100 %."""
+
+from __future__ import annotations
+
+from nopad.histogram import Histogram
+from nopad.planning import Plan
+from nopad.report.composition import Composition
+
+__all__ = ["alike", "answer", "big", "counted", "median_of", "percent", "quantity", "times"]
+
+_UNITS = ((10**12, "trillion"), (10**9, "billion"), (10**6, "million"))
+
+
+def answer(plan: Plan, *, packed: bool) -> str:
+    """Return two sentences on what packing does to an epoch; `packed` says whether packs were made or only planned.
+
+    >>> import nopad
+    >>> answer(nopad.plan([5, 3, 4, 2, 8], capacity=8), packed=True)
+    'An epoch takes 3 rows instead of 5: 40.0% fewer. 8.33% padding, exactly the proven minimum.'
+    """
+    takes, rows, before = "takes" if packed else "would take", plan.packs, plan.sequences
+    padding = f"{percent(1 - plan.efficiency, 2)} padding"
+    above = plan.gap
+    minimum = (
+        f"{counted(above, 'row')} above the proven minimum of {plan.lower_bound:,}"
+        if above
+        else "exactly the proven minimum"
+    )
+    if rows == before:
+        said = f"An epoch {takes} {counted(rows, 'row')}, as many as without packing: no two sequences share one."
+    else:
+        saved = 1 - rows / before
+        fewer = f"{before / rows:,.1f} times fewer" if before >= 2 * rows else f"{percent(saved, 1)} fewer"
+        said = f"An epoch {takes} {counted(rows, 'row')} instead of {before:,}: {fewer}."
+    return f"{said} {padding}, {minimum}."
+
+
+def alike(found: Composition) -> str:
+    """Return a text on how much two sequences of a pack differ in length, compared with two drawn at random.
+
+    >>> import nopad
+    >>> print(alike(Composition(nopad.plan([6, 2, 6, 2, 4, 4], capacity=8))).partition(":")[0])
+    Two sequences of one pack differ by 2.7 tokens on average, 1.25 times as much as two drawn at random (2.1)
+    """
+    if not found.in_company:
+        return "No two sequences share a pack."
+    if not found.at_random:
+        return "All sequences that share a pack have the same length."
+    ratio, random = found.likeness, f"two drawn at random ({found.at_random:,.1f})"
+    said = f"Two sequences of one pack differ by {found.together:,.1f} tokens on average"
+    if 0.95 <= ratio <= 1.05:
+        return f"{said}, about as much as {random}."
+    compared = "less" if ratio > 1 else "more"
+    return f"{said}, {ratio:.2f} times as much as {random}: the lengths in a pack are {compared} alike than by chance."
+
+
+def median_of(histogram: Histogram) -> int:
+    """Return the median length: half of the sequences are not longer.
+
+    >>> median_of(Histogram.from_lengths([3, 9, 4]))
+    4
+    """
+    seen = 0
+    for length, count in zip(histogram.lengths.tolist(), histogram.counts.tolist(), strict=True):
+        seen += count
+        if 2 * seen >= histogram.sequences:
+            return int(length)
+    raise AssertionError("a histogram of no sequences")
+
+
+def times(slots: int, least: int) -> str:
+    """Return the ratio of `slots` to `least`, the number of slots of the packs, as text.
+
+    >>> times(3000, 1000), times(1004, 1000), times(1000, 1000)
+    ('3.00×', '1.004×', '1×')
+    """
+    ratio = slots / least
+    return "1×" if slots == least else f"{ratio:,.{3 if 0.9 < ratio < 1.1 else 2 if ratio < 10 else 1}f}×"
+
+
+def percent(share: float, places: int) -> str:
+    """Return a share from 0 to 1 as a percentage with `places` decimals; only 0 is shown as 0, and only 1 as 100.
+
+    >>> percent(0.12345, 1), percent(0.0, 2), percent(1e-9, 2), percent(0.99999, 1)
+    ('12.3%', '0.00%', 'under 0.01%', 'over 99.9%')
+    """
+    text, least = f"{share:.{places}%}", 0.1**places
+    if share > 0 and float(text[:-1]) == 0:
+        return f"under {least:.{places}f}%"
+    if share < 1 and float(text[:-1]) == 100:
+        return f"over {100 - least:.{places}f}%"
+    return text
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number and its noun, in the plural unless it is 1.
+
+    >>> counted(1, "row"), counted(2088, "row")
+    ('1 row', '2,088 rows')
+    """
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def big(number: int) -> str:
+    """Return a large number in words, to three digits; up to 99,999 exactly.
+
+    >>> big(2088), big(24_599_552), big(1_068_648), big(750_000)
+    ('2,088', '24.6 million', '1.07 million', '750 thousand')
+    """
+    if number < 100_000:
+        return f"{number:,}"
+    for size, name in (*_UNITS, (1000, "thousand")):
+        if number >= size or (size == 10**6 and number >= 999_500):
+            value = number / size
+            return f"{value:,.{2 if value < 9.995 else 1 if value < 99.95 else 0}f} {name}"
+    raise AssertionError("unreachable")
+
+
+def quantity(amount: float) -> str:
+    """Return hours or energy as text with three significant digits, and no decimals from 1,000 on.
+
+    >>> quantity(1234.5), quantity(12.34), quantity(0.01234), quantity(0.0)
+    ('1,234', '12.3', '0.0123', '0')
+    """
+    if amount >= 999.5:
+        return f"{amount:,.0f}"
+    if 0 < amount < 0.0001:
+        return "under 0.0001"
+    return f"{amount:.3g}"

@@ -1,0 +1,38 @@
+"""The text of a `PackedDataset`'s `repr`: what the dataset holds, in one or two lines."""
+
+from __future__ import annotations
+
+from nopad.store.manifest import Manifest
+
+__all__ = ["described"]
+
+_COUNTED = {
+    "truncated": "truncated",
+    "split": "split",
+    "dropped": "dropped as too long",
+    "empty_skipped": "skipped as empty",
+    "bad_skipped": "skipped as bad",
+    "stripped": "without their padding",
+    "other_split": "held out or in the other half",
+}
+
+
+def described(m: Manifest, place: str) -> str:
+    """Return the `repr` of a packed dataset: size, padding, columns, records left out or changed, and folder.
+
+    `m` is the dataset's manifest; `place` is its folder, as the text should name it.
+    """
+    packs = f"{m.packs:,} pack{'s' * (m.packs != 1)} of at most {m.capacity:,} tokens"
+    depth = "" if m.depth is None else f" and {m.depth:,} sequences"
+    sequences = f"{m.sequences:,} sequence{'s' * (m.sequences != 1)}, {m.tokens:,} tokens"
+    parts = [f"{packs}{depth}", f"{sequences}, {1 - m.efficiency:.2%} padding"]
+    for per in ("token", "sequence"):
+        names = [name for name, of in m.carried.items() if of == per]
+        names = (["input_ids"] if per == "token" and m.kind == "packed" else []) + names
+        parts += [f"per {per}: {', '.join(names)}"] if names else []
+    odd = [f"{m.counts[name]:,} {what}" for name, what in _COUNTED.items() if m.counts[name]]
+    parts += [f"of {m.source['records']:,} records {', '.join(odd)}"] if odd else []
+    left_out = m.source["left_out"]
+    parts += [f"columns left out: {', '.join(left_out)}"] if left_out else []
+    parts += ["an index, whose tokens are in its source"] if m.kind == "index" else []
+    return f"PackedDataset({'; '.join([*parts, f'in {place}'])})"

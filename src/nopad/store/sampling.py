@@ -1,0 +1,50 @@
+"""Messages for samplers and DataLoaders that read a packed dataset slowly, or stack packs, which cannot work."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from typing import Any, NoReturn
+
+from nopad.errors import OptionError
+from nopad.store.row_groups import PackedRow
+
+__all__ = ["refuse_stacking", "warn_of_random_reads"]
+
+
+def warn_of_random_reads(rows: int, decoded: int, rows_per_group: int) -> None:
+    """Warn that rows are read at random: the last `rows` rows needed `decoded` row groups to be decoded.
+
+    `rows_per_group` is the number of packs in a row group. The warning points to the line that indexed the dataset. Of
+    several DataLoader workers, only the first one warns.
+    """
+    torch_data = sys.modules.get("torch.utils.data")
+    worker = None if torch_data is None else torch_data.get_worker_info()
+    if worker is not None and worker.id > 0:
+        return
+    warnings.warn(
+        f"packs are read at random: the last {rows:,} of them cost the decoding of {decoded:,} row groups of "
+        f"{rows_per_group:,} packs, a hundred times what it costs in order. Give the trainer "
+        "dataset.to_hf(), whose rows are in memory, or train_sampling_strategy='sequential'; give a DataLoader "
+        "shuffle=False (packs are stored in random order, unless they were packed with another), or "
+        "sampler=dataset.order(seed, epoch).tolist(); in a loop read dataset.read(dataset.order(seed, epoch))",
+        UserWarning,
+        stacklevel=4,
+    )
+
+
+def refuse_stacking() -> None:
+    """Make torch's default collate function raise OptionError for packs, with a message that names `collator`.
+
+    Does nothing if torch's DataLoader is not imported.
+    """
+    collate = sys.modules.get("torch.utils.data._utils.collate")
+    if collate is not None:
+        collate.default_collate_fn_map[PackedRow] = _refuse  # torch's documented way to collate a type
+
+
+def _refuse(batch: Any, **_: Any) -> NoReturn:
+    raise OptionError(
+        "torch would stack packs, which have unlike lengths; give the DataLoader collate_fn=dataset.collator(), or "
+        "another function that takes rows"
+    )

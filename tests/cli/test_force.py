@@ -1,0 +1,94 @@
+"""Nothing is overwritten unless --force is given, and then only what nopad wrote."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+
+import pytest
+
+import nopad
+
+
+def capacity_of(out):
+    return nopad.open_packed(out).manifest.capacity
+
+
+def test_pack_over_another_dataset(call, ids, packed):
+    ran = call("pack", ids, "-o", packed, "-c", 8)
+    assert ran.code == 2
+    assert (
+        "made with other settings (capacity was 4, now 8); choose another folder, or start over with --force"
+        in ran.error()
+    )
+    assert capacity_of(packed) == 4
+    assert call("pack", ids, "-o", packed, "-c", 8, "--force").code == 0
+    assert capacity_of(packed) == 8
+    assert call("verify", packed, "-s", ids).code == 0
+
+
+def test_pack_over_two_halves(call, mixed, ids):
+    assert call("pack", ids, "-o", mixed, "-c", 8, "--force").code == 0
+    assert sorted(path.name for path in mixed.iterdir() if path.is_dir()) == ["shards"]
+
+
+@pytest.mark.parametrize("place", ["", "shards/.."])
+def test_what_nopad_did_not_write_stays(call, ids, packed, place):
+    (packed / place / "notes.txt").write_text("mine")
+    before = (packed / "nopad.json").read_bytes()
+    ran = call("pack", ids, "-o", packed, "-c", 8, "--force")
+    assert ran.code == 2
+    assert "notes.txt was not written by nopad; move it, or choose another folder" in ran.error()
+    assert (packed / "nopad.json").read_bytes() == before
+
+
+def test_a_folder_without_a_job_stays(call, ids, tmp_path):
+    (tmp_path / "out" / "shards").mkdir(parents=True)
+    ran = call("pack", ids, "-o", tmp_path / "out", "-c", 8, "--force")
+    assert (ran.code, ran.error()) == (2, f"{tmp_path / 'out'} holds no job of nopad; choose another folder")
+
+
+def test_a_bad_call_removes_nothing(call, ids, packed):
+    assert call("pack", ids, "-o", packed, "-c", 8, "--force", "--carry", "nothing").code == 2
+    assert call("pack", ids, "-o", packed, "-c", 8, "--force", "-a", "nothing").code == 2
+    assert capacity_of(packed) == 4
+
+
+def test_another_process_is_writing(call, ids, packed):
+    (packed / ".work").mkdir()
+    lock = os.open(packed / ".work" / "lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    try:
+        ran = call("pack", ids, "-o", packed, "-c", 8, "--force")
+    finally:
+        os.close(lock)
+    assert (ran.code, capacity_of(packed)) == (2, 4)
+    assert "another process is writing to" in ran.error()
+
+
+def test_plan_over_a_file(call, histogram, tmp_path):
+    path = tmp_path / "a.plan.json"
+    path.write_text("mine")
+    how = ["plan", histogram, "-a", "lpfhp", "-d", "none", "-o", path]
+    ran = call(*how)
+    assert (ran.code, ran) == (2, "")
+    assert ran.error() == f"{path} is there already; --force replaces it, or choose another name"
+    assert path.read_text() == "mine"
+    assert call(*how, "--force").code == 0
+    assert nopad.Plan.load(path).packs == 3
+
+
+def test_pack_json(call, ids, tmp_path):
+    out = tmp_path / "out"
+    found = json.loads(call("pack", ids, "-o", out, "-c", 4, "--json"))
+    (made,) = found["datasets"]
+    assert (found["reused"], made["folder"], made["packs"], made["sequences"], made["tokens"]) == (
+        False,
+        str(out),
+        2,
+        3,
+        6,
+    )
+    assert made["counts"]["records"] == 3
+    assert json.loads(call("pack", ids, "-o", out, "-c", 4, "--json"))["reused"] is True

@@ -1,0 +1,258 @@
+"""Data in memory, packed in one call: every kind that people have, compared with what they gave."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import warnings
+
+import numpy as np
+import pytest
+from tests.tasks import templates
+from tests.tasks.templates import chat
+from tests.tasks.tiny import tokenizer
+
+import nopad
+from nopad.errors import LengthError, OptionError, RecordError, SourceError
+
+RNG = np.random.default_rng(0)
+ROWS = [
+    {"input_ids": RNG.integers(3, 99, n).tolist(), "label": int(i % 3), "weight": i / 4}
+    for i, n in enumerate(RNG.integers(1, 20, 200))
+]
+
+
+def sequences_of(dataset, *names):
+    """Every sequence by its record number: its ids, and its values of these columns, as the packs hold them."""
+    found = {}
+    for row in dataset:
+        for at, number in enumerate(row.seq_index.tolist()):
+            begin, end = row.cu_seqlens[at : at + 2]
+            values = [row[name][begin:end].tolist() if name == "labels" else row[name][at] for name in names]
+            found.setdefault(number, []).append((row.input_ids[begin:end].tolist(), *values))
+    return found
+
+
+def as_dataset(rows):
+    import datasets
+
+    return datasets.Dataset.from_list(rows)
+
+
+def as_stream(rows):
+    return as_dataset(rows).to_iterable_dataset()
+
+
+def as_pandas(rows):
+    import pandas as pd
+
+    return pd.DataFrame(rows)
+
+
+def as_arrow(rows):
+    import pyarrow as pa
+
+    return pa.Table.from_pylist(rows)
+
+
+@pytest.mark.parametrize("form", [list, iter, as_dataset, as_stream, as_pandas, as_arrow, nopad.open_source])
+def test_rows_with_ids(form):
+    dataset = nopad.pack_dataset(form(ROWS), 32)
+    found = sequences_of(dataset, "label", "weight")
+    assert found == {i: [(row["input_ids"], row["label"], row["weight"])] for i, row in enumerate(ROWS)}
+    assert max(row.input_ids.size for row in dataset) <= dataset.capacity == 32
+    assert dataset.manifest.packs <= nopad.pack([len(row["input_ids"]) for row in ROWS], 32).indptr.size
+    assert nopad.verify(dataset.path) == []
+
+
+def test_lists_of_ids_and_options_of_packing(tmp_path):
+    ids = [row["input_ids"] for row in ROWS]
+    dataset = nopad.pack_dataset(ids, 40, depth=2, order="source", seed=3, output=tmp_path / "out")
+    assert sequences_of(dataset) == {i: [(one,)] for i, one in enumerate(ids)}
+    assert max(row.seq_lengths.size for row in dataset) == 2
+    again = nopad.pack_dataset(ids, 40, depth=2, order="source", seed=3, output=tmp_path / "out")  # it is finished
+    assert again.path == dataset.path == tmp_path / "out"
+    path = dataset.path
+    del dataset, again
+    gc.collect()
+    assert (path / "nopad.json").exists()
+
+
+@pytest.mark.parametrize("form", [list, as_dataset])
+def test_texts_carry_their_labels(form):
+    words = nopad.load_tokenizer(tokenizer())
+    records = [{"text": text, "label": n, "url": "x"} for n, text in enumerate(["yes", "the cat sleeps", "why not"])]
+    dataset = nopad.pack_dataset(form(records), 8, tokenizer=tokenizer())
+    expected = {
+        n: [([*words.prefix, *ids, *words.suffix], n)]
+        for n, ids in enumerate(words.encode([record["text"] for record in records]))
+    }
+    assert sequences_of(dataset, "label") == expected
+    assert "columns left out: url" in repr(dataset)
+
+
+def test_a_list_of_texts_whose_empty_one_is_told():
+    with pytest.warns(UserWarning, match=r"^1 of 3 records have no token and are left out; choose empty='error'"):
+        dataset = nopad.pack_dataset(["yes", "", "why not"], 8, tokenizer=tokenizer(), special_tokens=False)
+    assert sorted(sequences_of(dataset)) == [0, 2]
+    assert "of 3 records 1 skipped as empty" in repr(dataset)
+
+
+CHATS = [
+    {"messages": chat("is it red ?", "no , blue"), "source": "a"},
+    {"messages": chat("one two three four five 6 7 8 9", "yes"), "source": "b"},
+    {"messages": chat("why", "why not", "is it", "yes"), "source": "c"},
+]
+
+
+class TestChats:
+    @pytest.mark.parametrize("form", [list, as_dataset, as_stream, iter])
+    def test_what_the_assistant_says_is_learned(self, form):
+        tok = templates.tokenizer(templates.PLAIN)
+        dataset = nopad.pack_dataset(form(CHATS), 24, tokenizer=tok)
+        found = sequences_of(dataset, "labels")
+        for number, record in enumerate(CHATS):
+            [(ids, labels)] = found[number]
+            assert ids == tok.apply_chat_template(record["messages"], return_dict=False)
+            learned = [label for label in labels if label != -100]
+            answers = [one["content"] + " [EOS]" for one in record["messages"] if one["role"] == "assistant"]
+            assert tok.decode(learned) == " ".join(answers)
+        assert "columns left out: source" in repr(dataset)
+
+    def test_long_ones(self):
+        tok = templates.tokenizer(templates.PLAIN)
+        with pytest.raises(LengthError, match=r"record 1 has \d+ tokens, and capacity is 12; raise it, or choose"):
+            nopad.pack_dataset(CHATS, 12, tokenizer=tok)
+        dataset = nopad.pack_dataset(CHATS * 700, 12, tokenizer=tok, over_long="drop")  # several blocks
+        kept = sorted(sequences_of(dataset))
+        assert kept[:2] == [0, 3]
+        assert all(number % 3 != 1 for number in kept)
+        counts = dataset.manifest.counts
+        assert counts["records"] == 2100 == len(kept) + counts["dropped"]
+        assert f"of 2,100 records {counts['dropped']:,} dropped as too long" in repr(dataset)
+        assert nopad.verify(dataset.path) == []
+
+    def test_the_first_and_the_last_thousand_are_dropped(self):
+        tok = templates.tokenizer(templates.PLAIN)
+        records = [CHATS[1]] * 1500 + [CHATS[0]] + [CHATS[1]] * 1500
+        dataset = nopad.pack_dataset(records, 12, tokenizer=tok, over_long="drop")
+        assert list(sequences_of(dataset)) == [1500]
+        assert (dataset.manifest.counts["records"], dataset.manifest.counts["dropped"]) == (3001, 3000)
+        assert nopad.verify(dataset.path) == []
+        with pytest.raises(RecordError, match=r"nothing to pack: 1,500 records gave no sequence \(.* 1,500 dropped"):
+            nopad.pack_dataset(records[:1500], 12, tokenizer=tok, over_long="drop")
+
+    def test_several_sequences_of_a_record(self):
+        task = nopad.tasks.Chat(templates.tokenizer(templates.REWRITING), rewriting="expand")
+        records = [{"messages": chat("is it", "yes when no", "why", "no")}, *CHATS[:1]]
+        dataset = nopad.pack_dataset(records, 32, task=task)
+        expected = task.encode(records)
+        found = sequences_of(dataset, "labels")
+        made = [expected.sequences.part(n, n + 1) for n in range(3)]
+        assert sorted(found[0]) == sorted(
+            [(one.tokens["input_ids"].tolist(), one.tokens["labels"].tolist()) for one in made[:2]]
+        )
+        assert len(found[1]) == 1
+        assert nopad.verify(dataset.path) == []
+
+
+def test_pairs_of_texts():
+    tok = tokenizer()
+    records = [{"a": "is it red ?", "b": "no", "label": 1}, {"a": "why", "b": "why not , yes", "label": 0}]
+    dataset = nopad.pack_dataset(records, 32, tokenizer=tok, text_field="a", text_pair="b")
+    for number, record in enumerate(records):
+        [(ids, label)] = sequences_of(dataset, "label")[number]
+        assert (ids, label) == (tok(record["a"], record["b"])["input_ids"], record["label"])
+    assert dataset[0]["token_type_ids"].size == dataset[0].input_ids.size
+
+
+def test_a_task_takes_the_capacity_as_its_longest_sequence():
+    records = [{"text": "yes why not", "label": "no"}, {"text": "yes", "label": "yes"}] * 20
+    task = nopad.tasks.Classification(tokenizer(), ["no", "yes"])
+    dataset = nopad.pack_dataset(records, 4, task=task, over_long="truncate")
+    assert (dataset.manifest.counts["truncated"], task.max_length) == (20, None)
+    found = {number: int(row["labels"][at]) for row in dataset for at, number in enumerate(row.seq_index.tolist())}
+    assert found == {number: number % 2 for number in range(40)}
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "error", "message"),
+    [
+        ("folder/a.jsonl", {}, SourceError, "is a path, and pack_dataset takes data in memory; give nopad.open_source"),
+        ([], {}, SourceError, "there is no record"),
+        ([5, 6], {}, SourceError, "a list of ids is one sequence; give a list of such lists"),
+        (5, {}, SourceError, "int is no input"),
+        ([[1] * 9], {}, RecordError, 'row 1: 9 tokens, capacity is 8; choose over_long="truncate", "split" or "drop"'),
+        ([{"text": "a"}], {}, OptionError, "row 1 is text, and no tokenizer was given"),
+        ([{"text": "a", "messages": []}], {}, SourceError, r"a text and a chat \(messages\); say which: text_field="),
+        ([{"messages": []}], {"tokenizer": "x"}, OptionError, "the tokenizer is a str; give one of transformers"),
+        ([{"prompt": "a", "completion": "b"}], {"pad_id": 0}, OptionError, "pad_id is for texts and ready-made ids"),
+        ([[1]], {"task": "chat"}, SourceError, "a task is for records, and these are list"),
+        ([{"x": 1}], {"task": "chat"}, OptionError, "task is a str; give one of nopad.tasks"),
+        ([[1]], {"depth": 0}, OptionError, "depth"),
+        ([[1]], {"over_long": "cut"}, OptionError, "over_long is 'cut'"),
+    ],
+)
+def test_what_is_refused(data, options, error, message):
+    with pytest.raises(error, match=message):
+        nopad.pack_dataset(data, 8, **options)
+
+
+def test_tasks_that_packs_on_disk_cannot_hold():
+    several = nopad.tasks.SeveralLabels(tokenizer(), 3)
+    with pytest.raises(OptionError, match=r"'labels' has .* numbers per sequence, and a packed dataset holds one"):
+        nopad.pack_dataset([{"text": "yes", "labels": [2]}], 8, task=several)
+    pairs = nopad.tasks.Pairs(tokenizer())
+    with pytest.raises(OptionError, match="the task reward makes 2 sequences that stay in one step"):
+        nopad.pack_dataset([{"prompt": "why", "chosen": " no", "rejected": " yes"}], 8, task=pairs)
+    limited = nopad.tasks.CausalLM(tokenizer(), max_length=16)
+    with pytest.raises(OptionError, match=r"the task has max_length=16 .* and packs capacity=8"):
+        nopad.pack_dataset([{"text": "yes"}], 8, task=limited)
+
+
+class TestTheTemporaryFolder:
+    def test_it_goes_with_the_dataset_and_not_with_copies(self):
+        dataset = nopad.pack_dataset([[1, 2], [3]], 4)
+        path = dataset.path
+        copy = pickle.loads(pickle.dumps(dataset))
+        del copy
+        gc.collect()
+        if not (child := os.fork()):
+            del dataset
+            gc.collect()
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert path.exists()
+        rows = dataset.to_hf()
+        del dataset
+        gc.collect()
+        assert not path.exists()
+        assert rows[0]["input_ids"] in ([1, 2, 3], [3, 1, 2])
+
+    def test_a_failure_leaves_none(self, tmp_path, monkeypatch):
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+        with pytest.raises(RecordError):
+            nopad.pack_dataset([[1] * 9], 8)
+        assert list(tmp_path.iterdir()) == []
+
+    def test_an_interruption_is_one(self, tmp_path, monkeypatch):
+        def rows():
+            yield from ({"input_ids": [n]} for n in range(1500))
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+        with pytest.raises(KeyboardInterrupt, match="nothing is kept; with output= the same call goes on"):
+            nopad.pack_dataset(rows(), 8)
+        assert list(tmp_path.iterdir()) == []
+
+    def test_a_loader_keeps_it(self):
+        loader = nopad.PackedLoader(nopad.pack_dataset([[1, 2], [3], [4, 5, 6]], 4), rows=1, last="fill")
+        gc.collect()
+        assert sorted(n for batch in loader for n in batch.records["seq_index"].tolist()) == [0, 1, 2]
+
+
+def test_no_warning_where_nothing_is_left_out():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        nopad.pack_dataset(ROWS, 32)
