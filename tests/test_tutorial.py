@@ -67,7 +67,7 @@ def test_the_commands_do_what_the_page_says(ran):
     printed, _ = ran
     assert len(printed) == 6
     assert "240 sequences of 5 to 31 tokens" in said(printed, "nopad plan")
-    assert "87.7% padding" in said(printed, "nopad plan")
+    assert "padding: fixed 87.7%" in said(printed, "nopad plan")
     assert "fewer than 30 packs" in said(printed, "nopad plan")
     trained = said(printed, "python train.py")
     assert "epoch    15 steps: 240 sequences, 3,783 tokens (98.52% of the slots)" in trained

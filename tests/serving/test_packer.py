@@ -209,9 +209,13 @@ class Judge:
         if self.batching.keep_order:
             assert numbers == sorted(self.waiting)[: len(numbers)]
         everything = len(numbers) == len(self.waiting)
+        streams = (
+            1 if self.batching.rows is None or self.batching.policy == "end_to_end" else len(set(batch.rows.tolist()))
+        )
+        used = batch.tokens + self.batching.separator * (len(numbers) - streams)
         allowed = {
             "count": len(numbers) == self.batching.max_sequences or not everything,
-            "full": not everything or batch.tokens >= self.batching.slots,
+            "full": not everything or used >= self.batching.slots,
             "timeout": timeout,
             "deadline": bool(due),
             "idle": idle and not self.batching.accumulate and everything,

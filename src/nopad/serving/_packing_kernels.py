@@ -39,7 +39,7 @@ def place_in_order(
     fill = np.zeros(1 if crossing else rows, dtype=np.int64)
     room = capacity * rows if crossing else capacity
     row[:] = -1
-    placed, stop, current, tokens = 0, 0, 0, 0
+    placed, stop, current = 0, 0, 0
     for i in range(lengths.size):
         if placed == limits[MOST]:
             return COUNT
@@ -69,10 +69,9 @@ def place_in_order(
         fill[chosen] = begin + length
         row[i], start[i] = (begin // capacity, begin % capacity) if crossing else (chosen, begin)
         placed += 1
-        tokens += length
     if stop == 0 and placed == limits[MOST]:
         return COUNT
-    return FULL if tokens >= rows * capacity else stop
+    return FULL if fill.sum() >= rows * capacity else stop
 
 
 @njit(cache=True, nogil=True)
@@ -193,7 +192,7 @@ def candidates(state: NDArray[Any], table: NDArray[Any], limits: NDArray[Any], n
     Policies that keep the order of arrival need no more requests than a batch can hold. The others choose among
     `WINDOW` requests, or among more if these are too short to fill two batches. If even more requests wait, and some of
     them have a priority or a deadline, then the most urgent ones are returned, along with the one that has waited
-    longest.
+    longest. So unless all requests are returned, those returned do not fit into one batch.
     """
     head, tail = state[HEAD], state[TAIL]
     slots = limits[ROWS] * limits[CAPACITY]
@@ -208,6 +207,16 @@ def candidates(state: NDArray[Any], table: NDArray[Any], limits: NDArray[Any], n
         return np.arange(head, head + n)
     levels = levels_of(table, np.arange(head, tail), limits, now)
     levels[0] = LEVELS
+    chosen = most_urgent(levels, n) + head
+    while n < tail - head and table[chosen, LENGTH].sum() <= enough:  # the most urgent ones are shorter than the oldest
+        n = min(2 * n, tail - head)
+        chosen = most_urgent(levels, n) + head
+    return chosen
+
+
+@njit(cache=True, nogil=True)
+def most_urgent(levels: NDArray[Any], n: int) -> NDArray[Any]:
+    """Return the indices of the `n` highest levels in rising order; of equal levels, the first ones."""
     least = np.partition(levels, levels.size - n)[levels.size - n]
     left = n - np.sum(levels > least)
     chosen = np.empty(n, dtype=np.int64)
@@ -215,7 +224,7 @@ def candidates(state: NDArray[Any], table: NDArray[Any], limits: NDArray[Any], n
     for i in range(levels.size):
         if levels[i] > least or (levels[i] == least and left > 0):
             left -= levels[i] == least
-            chosen[at] = head + i
+            chosen[at] = i
             at += 1
     return chosen
 
