@@ -207,10 +207,10 @@ def candidates(state: NDArray[Any], table: NDArray[Any], limits: NDArray[Any], n
         return np.arange(head, head + n)
     levels = levels_of(table, np.arange(head, tail), limits, now)
     levels[0] = LEVELS
-    chosen = most_urgent(levels, n) + head
+    chosen: NDArray[Any] = head + most_urgent(levels, n)
     while n < tail - head and table[chosen, LENGTH].sum() <= enough:  # the most urgent ones are shorter than the oldest
         n = min(2 * n, tail - head)
-        chosen = most_urgent(levels, n) + head
+        chosen = head + most_urgent(levels, n)
     return chosen
 
 
