@@ -41,8 +41,8 @@ class Encoder(ABC):
         content: name of the field that is packed: "text" or "input_ids".
         columns: Arrow type of each field of the dicts that it makes, by name; `content` comes first.
         reads: names of the record fields that it may read.
-        divisible: whether each record becomes at most one sequence, so that records can be held out
-            (`Source.divisible`).
+        divisible: whether each record becomes at most one dict, which may still be split into several sequences. Only
+            then can records be held out (`Source.divisible`).
     """
 
     content: str
