@@ -156,10 +156,15 @@ class TestChats:
             "one field as text: --text-field"
         )
 
-    def test_text_beside_a_chat_is_text(self, call, tmp_path, words):
+    def test_a_text_beside_a_chat(self, call, tmp_path, words):
         path = tmp_path / "a.jsonl"
         path.write_text('{"text": "w1 w2", "messages": []}\n')
-        assert json.loads(call("plan", path, "-c", 16, "-t", words, "--json"))["tokens"] == 4
+        how = ["plan", path, "-c", 16, "-t", words, "--json"]
+        assert call(*how).error() == (
+            f"{path} holds a text and a chat (messages); say which: --text-field text, or --chat"
+        )
+        assert json.loads(call(*how, "--text-field", "text"))["tokens"] == 4
+        assert json.loads(call(*how, "--no-chat"))["tokens"] == 4
 
     def test_held_out(self, call, tmp_path, folder):
         path = tmp_path / "a.jsonl"
@@ -244,7 +249,7 @@ class TestText:
             (["--text-pair", "a", "b", "--chat"], "--text-pair and --chat read the records in two ways"),
             (["--ids-field", "a", "--chat"], "--chat and --ids-field read the records in two ways"),
             (["--text-field", "a", "--text-field", "a"], "--text-field names a, a; name each field once"),
-            (["--chat-option", "last_only=true"], "--chat-option last_only is of chats, and these are none"),
+            (["--chat-option", "last_only=true"], "last_only is an option of chats, and"),
             (["--text-pair", "a", "b", "--no-special-tokens"], "--no-special-tokens: chats and pairs are made with"),
         ],
     )

@@ -11,14 +11,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nopad.cli.content import Content
+from nopad.cli.content import encoder_for
 from nopad.cli.inputs import open_inputs, refuse_policies
 from nopad.cli.pretrain import Wrap
 from nopad.cli.render import counted
 from nopad.corpus import CorpusOptions, LengthsFile, ReaderOptions, Source, Tokenizer, load_tokenizer, sequences
+from nopad.corpus.content import Content
 from nopad.corpus.hub import HUB
 from nopad.corpus.inputs import reading
 from nopad.corpus.npy import NpyFile
+from nopad.corpus.options import WAYS
+from nopad.corpus.pipeline import listed
 from nopad.corpus.remote import is_url
 from nopad.errors import FormatError, OptionError, SourceError
 from nopad.histogram import Histogram, as_lengths, exact_dot, exact_sum, read_histogram
@@ -118,7 +121,7 @@ def read_given(
     source = open_inputs(inputs, reader, policies) if file.endswith(".npy") else None
     if capacity is None:
         raise OptionError(f"{file} does not say for which capacity; give --capacity")
-    encoder = None if source or content is None else content.encoder(inputs, capacity, policies)
+    encoder = None if source or content is None else encoder_for(content, inputs, capacity, policies, tokenizer)
     source = source or open_inputs(inputs, reader, policies, encoder)
     source = source if as_pairs is None else as_pairs(source, capacity)
     check_divisible(source, validation)
@@ -139,7 +142,7 @@ def read_given(
     histogram = Histogram.from_lengths(lengths)
     if not histogram.sequences:
         raise SourceError(f"{file} holds no sequences")
-    ways = "truncate or drop" if encoder and encoder.content == "input_ids" else "truncate, split or drop"
+    ways = listed(encoder.ways if encoder else WAYS).replace('"', "")
     ways = "" if isinstance(source, LengthsFile) else ways
     found = Given(capacity=capacity, histogram=histogram, lengths=lengths, policies=ways)
     return found.apart(file) if apart else found
