@@ -58,8 +58,8 @@ def pack(
         typer.Argument(
             metavar="INPUT...",
             help="Files (text, JSONL, JSON, CSV, TSV, Parquet, Arrow), folders or URLs of them, folders of .npy "
-            "arrays, hf:NAME, - for standard input; lengths.npy with --index-only. NAME=INPUT for each: sources that "
-            "are counted apart.",
+            "arrays, hf:NAME, - for standard input; lengths (.npy) with --index-only. NAME=INPUT for each: sources "
+            "that are counted apart.",
         ),
     ],
     out: Annotated[

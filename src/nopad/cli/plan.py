@@ -66,7 +66,8 @@ def plan(
         list[str],
         typer.Argument(
             metavar="INPUT...",
-            help="A histogram (.json), lengths (.npy), or all that nopad pack takes, names included.",
+            help="Histograms (.json), lengths (.npy), or all that nopad pack takes, names included. Several are "
+            "one input.",
         ),
     ],
     capacity: Annotated[
@@ -151,6 +152,8 @@ def plan(
       nopad plan lengths.npy --capacity 512
 
       nopad plan chats.jsonl -c 4096 --tokenizer path/to/model
+
+      nopad plan monday.npy tuesday.npy -c 512
 
       nopad plan corpus/ -c 2048 --all
 
