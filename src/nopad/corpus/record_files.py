@@ -23,7 +23,7 @@ from nopad.corpus.objects import schema_of, to_batch
 from nopad.corpus.options import WAYS, ReaderOptions
 from nopad.corpus.records import BadRecord, Origin, Records
 from nopad.corpus.rows import decode_rows
-from nopad.corpus.runs import Run
+from nopad.corpus.runs import Bad, Run
 from nopad.corpus.selection import Selection, label_column, refuse_empty_labels, select
 from nopad.corpus.source import BLOCK_BYTES, Block, Source
 from nopad.errors import OptionError, SourceError
@@ -93,8 +93,13 @@ class RecordFile(Source):
             return
         at = 1
         for run in self._runs():
-            data = json.dumps([*run.decode()], separators=(",", ":"), default=_plain).encode()
-            places = tuple(f"{self._path}, record {number}" for number in range(at, at + run.count))
+            each = [*run.each()]
+            values = [[one.reason] if isinstance(one, Bad) else one for one in each]
+            data = json.dumps(values, separators=(",", ":"), default=_plain).encode()
+            places = tuple(
+                one.place if isinstance(one, Bad) else f"{self._path}, record {number}"
+                for number, one in enumerate(each, at)
+            )
             yield Block(
                 name=self._name,
                 data=data,
@@ -161,7 +166,7 @@ def _decode(
             continue
         yield from _made(items, at, encoder, schema, chosen)
         items, at = [], []
-        yield no_object(value, line)
+        yield BadRecord(line=line, reason=value[0]) if not lines else no_object(value, line)
     yield from _made(items, at, encoder, schema, chosen)
 
 
@@ -245,7 +250,8 @@ class _Once:
 
 
 def _all(runs: Iterator[Run]) -> Iterator[dict[str, Any]]:
-    return chain.from_iterable(run.decode() for run in runs)
+    """Return all records that are not bad."""
+    return (one for run in runs for one in run.each() if not isinstance(one, Bad))
 
 
 def _plain(value: Any) -> Any:
