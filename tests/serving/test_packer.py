@@ -360,6 +360,14 @@ def test_a_batch_of_few_requests_is_filled_to_their_number():
     assert (batch.reason, batch.numbers.tolist(), batch.rows.tolist()) == ("count", [0, 1, 2, 3, 4], [0, 0, 0, 1, 1])
 
 
+def test_what_is_urgent_is_not_left_for_what_shares_the_oldest_row():
+    packer = OnlinePacker(Batching(capacity=10, rows=2, max_sequences=2))
+    oldest = packer.add(6, 0)
+    packer.add(4, 0)
+    urgent = packer.add(7, 0, priority=1)
+    assert packer.poll(0).batch.numbers.tolist() == [oldest, urgent]
+
+
 def test_a_count_of_requests_is_enough_to_choose_from():
     """With two requests in a batch, four are those of two batches: none waits for a window of 128."""
     packer = OnlinePacker(Batching(capacity=10, rows=2, max_sequences=2, accumulate=True, wait_s=10))

@@ -179,8 +179,8 @@ def look_ahead(
 ) -> None:
     """Pack all candidates, by urgency and then longest first; choose the rows that leave by urgency, then by fill.
 
-    The first candidate has waited longest. It is placed first, and its row always leaves. Of the row with which the
-    batch would have more than `MOST` requests, those leave that were placed first. `levels` are those of `levels_of`.
+    The first candidate has waited longest. It is placed first, and its row always leaves. If the rows have more than
+    `MOST` requests, the first ones leave, by the same order. `levels` are those of `levels_of`.
     """
     n = lengths.size
     if limits[FLAT] != 0:
@@ -197,12 +197,9 @@ def look_ahead(
     left = limits[MOST]
     for chosen, at in enumerate(first[: limits[ROWS]]):
         number[at] = chosen
-        count[at] = min(count[at], left)
-        left -= count[at]
-    for i in order:
-        at = row[i]
-        row[i] = number[at] if number[at] >= 0 and count[at] > 0 else -1
-        count[at] -= 1
+    for i in order:  # in each row, the order of their places, so that no gap is left
+        row[i] = number[row[i]] if left > 0 else -1
+        left -= row[i] >= 0
 
 
 @njit(cache=True, nogil=True)
