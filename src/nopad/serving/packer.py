@@ -39,7 +39,7 @@ class OnlineBatch:
     """A batch: requests that leave together, in order of arrival.
 
     Attributes:
-        reason: why the batch leaves now. "full": the next request does not fit, or no slot is left; "count":
+        reason: why the batch leaves now. "full": the next request does not fit, or none would; "count":
             `max_sequences` is reached; "timeout": a request has waited `wait_s`; "deadline": a request must leave now
             to meet its deadline; "idle": the device is idle; "drain": no more requests will come.
         numbers: the requests' numbers, as `OnlinePacker.add` returned them; int64 ``[n]``.
@@ -239,7 +239,12 @@ class OnlinePacker:
             raise OptionError("only the policy 'look_ahead' without keep_order has priorities")
 
     def cancel(self, number: int) -> bool:
-        """Remove the request with this number from those that wait; return whether it was waiting."""
+        """Remove the request with this number from those that wait; return whether it was waiting.
+
+        Raises:
+            OptionError: `number` is not an integer.
+        """
+        number = _integer(number, "number", OptionError)
         self._settle()
         found = bool(self._kernels.cancel(self._state, self._table, number))
         self._tokens = int(self._state[2])
