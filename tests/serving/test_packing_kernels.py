@@ -98,6 +98,11 @@ def case_levels_of(rng):
     return table, np.arange(state[0], state[1]), a_limit(rng), NOW
 
 
+def case_most_urgent(rng):
+    levels = rng.integers(0, 4, int(rng.integers(1, 40)))
+    return levels, int(rng.integers(1, levels.size + 1))
+
+
 def case_remove(rng):
     state, table = waiting(rng)
     gone = np.flatnonzero(rng.random(table.shape[0]) < 0.4)
