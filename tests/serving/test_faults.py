@@ -10,6 +10,7 @@ import threading
 
 import pytest
 import torch
+from tests.serving.gate import WAIT, Gate
 from transformers import BertConfig, BertModel
 
 import nopad
@@ -18,7 +19,6 @@ from nopad.serving import Batching
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
 ONE = {"input_ids": [20, 21]}
-WAIT = 60
 
 
 @pytest.fixture
@@ -86,17 +86,15 @@ def test_a_callback_may_wait_for_another_runner(model):
 
 
 def test_a_callback_that_submits_to_a_full_queue(model):
-    said, entered, held = [], threading.Event(), threading.Event()
-    hook = model.register_forward_pre_hook(lambda *_: (entered.set(), held.wait(WAIT)) and None)
+    said, gate = [], Gate(model)
     with nopad.PackRunner(model, Batching(capacity=4, max_waiting_tokens=4), warm_up=False) as runner:
         first = runner.submit(ONE)
         first.add_done_callback(lambda _: said.append(caught(lambda: runner.submit({"input_ids": [20] * 4}))))
-        assert entered.wait(WAIT)
+        assert gate.entered.wait(WAIT)
         full = [runner.submit(ONE), runner.submit(ONE)]
-        held.set()
+        gate.open.set()
         assert all(one.result(WAIT) for one in [first, *full])
         assert runner.drain(WAIT)
-    hook.remove()
     assert "4 tokens wait already" in said[0]
     assert issubclass(QueueFullError, ServingError)
 
@@ -113,8 +111,7 @@ def test_a_callback_that_closes_its_runner(model):
 
 
 def test_a_forked_process_does_not_wait_for_its_parents_answers(model):
-    held = threading.Event()
-    model.register_forward_pre_hook(lambda *_: held.wait(WAIT) and None)
+    gate = Gate(model)
     with nopad.PackRunner(model, warm_up=False) as runner:
         future = runner.submit(ONE)
         read, write = os.pipe()
@@ -127,7 +124,7 @@ def test_a_forked_process_does_not_wait_for_its_parents_answers(model):
         os.waitpid(child, 0)
         with os.fdopen(read) as pipe:
             assert pipe.read().startswith("this runner was started in another process")
-        held.set()
+        gate.open.set()
         assert future.result(WAIT)
 
 

@@ -10,6 +10,7 @@ from concurrent.futures import CancelledError, ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
+from tests.serving.gate import WAIT, Gate
 from transformers import (
     BertConfig,
     BertForQuestionAnswering,
@@ -33,7 +34,6 @@ from nopad.serving import Batching
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 CONFIG = {**SIZES, "vocab_size": 120, "max_position_embeddings": 64, "num_labels": 2}
 POISON = 13
-WAIT = 60  # seconds; no test takes so long unless something hangs
 
 BATCHINGS = [
     None,
@@ -67,21 +67,6 @@ def close(ours, theirs):
     for name, value in theirs.items():
         assert ours[name].shape == value.shape
         assert torch.allclose(ours[name], value, rtol=0, atol=1e-12)
-
-
-class Gate:
-    """Holds the model at the beginning of a call until it is opened; counts its calls."""
-
-    def __init__(self, model, shut=True):
-        self.open, self.entered, self.calls = threading.Event(), threading.Event(), 0
-        if not shut:
-            self.open.set()
-        model.register_forward_pre_hook(self)
-
-    def __call__(self, module, arguments):
-        self.calls += 1
-        self.entered.set()
-        assert self.open.wait(WAIT)
 
 
 @pytest.mark.parametrize("batching", BATCHINGS)

@@ -8,6 +8,7 @@ import threading
 import numpy as np
 import pytest
 import torch
+from tests.serving.gate import WAIT, Gate
 from tests.tasks.tiny import bert, llama, tokenizer, words
 
 import nopad
@@ -29,7 +30,6 @@ from nopad.tasks import (
     TokenClassification,
 )
 
-WAIT = 60
 NAMES = ["bad", "fair", "good"]
 CUT = {"max_length": 16, "over_long": "split"}
 TEMPLATE = "{% for one in messages %}<|{{ one.role }}|> {{ one.content }} [EOS]{% endfor %}"
@@ -157,16 +157,15 @@ def test_requests_with_different_prompts_share_a_batch():
     prompts = Texts(prompts={"query": "is it ", "passage": "the a of "}, include_prompt=False)
     embedder = an_embedder(texts=prompts)
     some, names = texts(20), [None, "query", "passage"]
-    entered, held = threading.Event(), threading.Event()
+    gate = Gate(embedder.model)
     with nopad.PackRunner(embedder, warm_up=False) as runner:
-        embedder.model.register_forward_pre_hook(lambda *_: (entered.set(), held.wait(WAIT)) and None)
         first = runner.submit("yes")
-        assert entered.wait(WAIT)
+        assert gate.entered.wait(WAIT)
         futures = [
             runner.submit(text, **({} if names[n % 3] is None else {"prompt_name": names[n % 3]}))
             for n, text in enumerate(some)
         ]
-        held.set()
+        gate.open.set()
         assert first.result(WAIT).shape == (32,)
         found = [future.result(WAIT) for future in futures]
         assert runner.statistics.packer.batches == 2
