@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import subprocess
 import sys
 import threading
+import weakref
 
 import pytest
 import torch
@@ -176,6 +178,25 @@ def test_a_worker_that_dies_while_it_warms_up(model, caplog):
     model.register_forward_pre_hook(dies)
     with pytest.raises(RunnerClosedError, match="the runner's worker died: SystemExit: gone"):
         nopad.PackRunner(model)
+
+
+def test_what_was_answered_is_freed_at_once(model):
+    """Without the garbage collector: a cycle would keep results, and with them memory, for a while."""
+    with nopad.PackRunner(model) as runner:
+        runner(ONE)
+        gc.collect()
+        gc.disable()
+        try:
+            futures = [runner.submit(ONE), runner.submit({"input_ids": [[20, 21], [22, 23]]})]
+            seen = [weakref.ref(one) for one in futures]
+            seen += [weakref.ref(one.result(WAIT)["last_hidden_state"]) for one in futures]
+            assert runner.drain(WAIT)
+            del futures
+            runner(ONE)  # so that the worker has let go of the batch before
+            assert runner.drain(WAIT)
+            assert [one() for one in seen] == [None] * 4
+        finally:
+            gc.enable()
 
 
 def test_a_clock_that_is_set_back(model):

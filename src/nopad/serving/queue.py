@@ -169,11 +169,13 @@ class RequestQueue:
             )
         return min(round(per_token * max(tokens, self._batching.slots)), left)
 
-    def cancel(self, request: Waiting) -> None:
-        """Take back what still waits of a request."""
+    def cancel(self, numbers: range) -> None:
+        """Take back what still waits of a request, given the numbers of its sequences."""
         with self._changed:
-            request.over = True
-            self._remove(request)
+            for number in numbers:
+                if number in self._waiting:
+                    self._waiting[number][0].over = True
+                    self._remove(self._waiting[number][0])
             self._room.notify_all()
             self._changed.notify_all()
 

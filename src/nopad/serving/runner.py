@@ -219,14 +219,15 @@ class PackRunner:
         self._queue.count(counts)
         for one in made:
             if one.tokens:
-                one.future.add_done_callback(partial(self._cancelled, one))
+                # Without a reference to the request, whose cycle only the garbage collector would find
+                one.future.add_done_callback(partial(self._cancelled, one.numbers))
             else:  # the task leaves it out
                 one.future.set_result(self._core.finish(one.prepared, []))
         return [one.future for one in made]
 
-    def _cancelled(self, request: Waiting, future: Any) -> None:
+    def _cancelled(self, numbers: range, future: Any) -> None:
         if future.cancelled():
-            self._queue.cancel(request)
+            self._queue.cancel(numbers)
 
     def _is_worker(self) -> bool:
         return threading.current_thread() is self._worker
