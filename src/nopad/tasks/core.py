@@ -21,6 +21,7 @@ from nopad.batch import PackedBatch
 from nopad.errors import OptionError
 from nopad.model.admission import device_of
 from nopad.model.linear import fast_linear, is_worth_it
+from nopad.model.precision import Precision, lowered
 from nopad.model.safety import bare, is_packed, packed
 from nopad.sequences import Sequences
 
@@ -54,6 +55,7 @@ class Core(ABC):
     Attributes:
         model: the pack-safe model.
         fast: whether float32 linear layers run with a faster kernel on CPUs (`nopad.model.fast_linear`).
+        precision: the precision in which the model computes, if it was lowered here (`nopad.model.lowered`).
         longest: most tokens of a sequence; None: unlimited.
     """
 
@@ -61,9 +63,11 @@ class Core(ABC):
     fast: bool
     longest: int | None
 
-    def __init__(self, model: Any, fast: bool | None = None) -> None:
+    def __init__(self, model: Any, fast: bool | None = None, precision: Precision = "float32") -> None:
         if fast not in (None, True, False):
             raise OptionError(f"fast is {fast!r}; it is True, False or None")
+        self.precision = precision
+        model = lowered(model, precision)
         self.model = (model if is_packed(model) else packed(model)).eval()
         self.fast = is_worth_it(bare(self.model)) if fast is None else fast
 

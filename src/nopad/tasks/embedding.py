@@ -28,6 +28,7 @@ from nopad.losses.checks import check_batch
 from nopad.model.admission import device_of, positions_of
 from nopad.model.families import family_of
 from nopad.model.pooling import pool
+from nopad.model.precision import Precision
 from nopad.model.safety import bare, state_of
 from nopad.options import Option
 from nopad.sequences import Sequences
@@ -131,22 +132,26 @@ class Embedder(Core):
         texts: Texts | None = None,
         max_tokens: int | None = None,
         budget: int = 4096,
+        precision: Precision = "float32",
     ) -> None:
         """Make `model` pack-safe if it is not yet.
 
         The model's weights must not change while `encode` runs, since `nopad.model.fast_linear` works on copies of
         them. `tokenizer` is anything that `nopad.load_tokenizer` accepts. If `max_tokens` is None, a text may have as
         many tokens as the model has positions. About `budget` tokens are run at a time.
+        With another `precision` than "float32", a copy of the model computes in that one (`nopad.model.lowered`).
 
         Raises:
-            OptionError: the pooling is unknown, there is no tokenizer, or `max_tokens` exceeds the model's positions.
+            OptionError: the pooling is unknown, there is no tokenizer, `max_tokens` exceeds the model's positions, or
+                the model's precision cannot be lowered.
             UnsupportedModelError: nopad refuses this model; the message gives the reason.
+            MissingExtraError: "int8" without torchao.
         """
         if pooling not in POOLINGS:
             raise OptionError(f"unknown pooling {pooling!r}; it is 'mean', 'first' or 'last'")
         if tokenizer is None:
             raise OptionError("tokenizer is None; give that of the model, as nopad.load_tokenizer(folder) does")
-        super().__init__(model)
+        super().__init__(model, precision=precision)
         self.tokenizer = load_tokenizer(tokenizer)
         self.pooling: Pooling = pooling
         self.normalize = normalize

@@ -28,6 +28,7 @@ from nopad.corpus.record_stream import open_records
 from nopad.errors import LengthError, OptionError, RecordError, RequestError
 from nopad.loading.ahead import ahead
 from nopad.model.admission import device_of, positions_of
+from nopad.model.precision import Precision
 from nopad.model.safety import bare, state_of
 from nopad.options import MAX_LENGTH, Option
 from nopad.tasks.core import Core, Prepared
@@ -84,9 +85,11 @@ class Predictor(Core):
             model's attention skips pairs of tokens from different sequences, else rows of `capacity` tokens.
         fast: on CPUs, run float32 linear layers with a faster kernel (`nopad.model.fast_linear`), whose results differ
             in the last digit; None: measure, and do so only if it is faster.
+        precision: with another one than "float32", a copy of the model computes in it (`nopad.model.lowered`).
 
     Raises:
-        OptionError: an option has an invalid value.
+        OptionError: an option has an invalid value, or the model's precision cannot be lowered.
+        MissingExtraError: "int8" without torchao.
         UnsupportedModelError: nopad refuses this model; the message gives the reason.
 
     >>> import nopad
@@ -109,12 +112,13 @@ class Predictor(Core):
         rows: int | None = None,
         form: Form | None = None,
         fast: bool | None = None,
+        precision: Precision = "float32",
     ) -> None:
         if not isinstance(task, Task):
             raise OptionError(f"the task is a {type(task).__name__}; give one of nopad.tasks, such as Classification")
-        super().__init__(model, fast)
+        super().__init__(model, fast, precision)
         self.task = task
-        family, inner = state_of(model).family, bare(model)
+        family, inner = state_of(self.model).family, bare(self.model)
         positions = positions_of(inner, family)
         given = CAPACITY.check("capacity", capacity)
         self.capacity = given or min(positions or TOKENS, TOKENS)
@@ -123,7 +127,7 @@ class Predictor(Core):
         kernel = device_of(inner).type == "cpu" or next(inner.parameters()).dtype in (torch.half, torch.bfloat16)
         flat = kernel and not family.narrow
         self._form: Form | None = check_form(form) if form is not None else Flat() if flat else None
-        by_row = not isinstance(self._form, Flat) and state_of(model).head.one_row
+        by_row = not isinstance(self._form, Flat) and state_of(self.model).head.one_row
         self.rows = ROWS.check("rows", rows) or (1 if by_row else max(TOKENS // self.capacity, 1))
         if by_row:
             check_rows(self.model, self.rows)
