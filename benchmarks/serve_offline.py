@@ -114,17 +114,17 @@ def linear_alone(model: Any, tokens: int, fast: bool) -> float:
 
 def peers(folder: Path, stock: Any, tokenizer: Any) -> Iterator[tuple[str, Way | str]]:
     """Give (name, way), or (name, why it is left out), of each other library."""
-    if importlib.util.find_spec("sentence_transformers"):
-        from sentence_transformers import SentenceTransformer
-
-        model = SentenceTransformer(str(folder), device="cpu")
-        model.max_seq_length = LONGEST
-        yield (
-            "sentence-transformers encode",
-            lambda texts: model.encode(texts, batch_size=BATCH, normalize_embeddings=True),
-        )
-    else:
-        yield "sentence-transformers encode", "not installed: sentence-transformers"
+    for name, package, make in (
+        ("sentence-transformers encode", "sentence_transformers", by_sentence_transformers),
+        ("CTranslate2", "ctranslate2", lambda folder: Padded(tokenizer, by_ctranslate2(folder), by_length=True)),
+    ):
+        if not importlib.util.find_spec(package):
+            yield name, f"not installed: {package}"
+            continue
+        try:
+            yield name, make(folder)
+        except Exception as error:
+            yield name, f"{type(error).__name__}: {str(error).splitlines()[0][:80]}"
     for name, make in MAKERS.items():
         if absent := missing(name):
             yield name, f"not installed: {absent}"
@@ -136,13 +136,14 @@ def peers(folder: Path, stock: Any, tokenizer: Any) -> Iterator[tuple[str, Way |
             continue
         yield f"{name}, sorted", Padded(tokenizer, run, by_length=True)
         yield f"{name}, one by one", Padded(tokenizer, run, batch=1)
-    if importlib.util.find_spec("ctranslate2"):
-        try:
-            yield "CTranslate2", Padded(tokenizer, by_ctranslate2(folder), by_length=True)
-        except Exception as error:
-            yield "CTranslate2", f"{type(error).__name__}: {str(error).splitlines()[0][:80]}"
-    else:
-        yield "CTranslate2", "not installed: ctranslate2"
+
+
+def by_sentence_transformers(folder: Path) -> Way:
+    from sentence_transformers import SentenceTransformer
+
+    model = SentenceTransformer(str(folder), device="cpu")
+    model.max_seq_length = LONGEST
+    return lambda texts: model.encode(texts, batch_size=BATCH, normalize_embeddings=True)
 
 
 def by_ctranslate2(folder: Path) -> Callable[[Any, Any], Any]:
