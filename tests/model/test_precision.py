@@ -12,6 +12,7 @@ import nopad
 from nopad.errors import MissingExtraError, OptionError, UnsupportedModelError
 from nopad.model import lowered
 from nopad.model import precision as room
+from nopad.model.precision import agreement
 from nopad.tasks import Classification, Embedder, Predictor
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
@@ -24,11 +25,6 @@ def tiny():
     return BertModel(BertConfig(**SIZES), add_pooling_layer=False).eval()
 
 
-def test_float32_is_the_model_itself():
-    model = tiny()
-    assert lowered(model, "float32") is model
-
-
 def test_a_copy_is_lowered_and_the_model_stays_as_it_is():
     model = tiny()
     before = copy.deepcopy(model.state_dict())
@@ -39,7 +35,7 @@ def test_a_copy_is_lowered_and_the_model_stays_as_it_is():
 
 
 def test_vectors_in_bfloat16_are_near_those_in_float32():
-    exact, rough = (Embedder(tiny(), tokenizer(), precision=one) for one in ("float32", "bfloat16"))
+    exact, rough = (Embedder(tiny(), tokenizer(), precision=one) for one in (None, "bfloat16"))
     one, other = exact.encode(TEXTS), rough.encode(TEXTS)
     assert ((one * other).sum(1) >= 0.999).all()
     assert abs(one - other).max() > 1e-6  # it did compute in bfloat16
@@ -63,7 +59,9 @@ def test_predictors_take_a_precision():
     ("model", "precision", "words"),
     [
         (tiny(), "int4", "precision"),
-        (tiny().double(), "bfloat16", "float64"),
+        (tiny(), "float32", "precision"),
+        (tiny().double(), "int8", "float64"),
+        (tiny().half(), "bfloat16", "float16"),
         (nopad.packed(tiny()), "bfloat16", "pack-safe already"),
         ("a folder", "bfloat16", "str"),
     ],
@@ -98,3 +96,11 @@ def test_one_scale_for_the_whole_batch_is_refused():
     quantize_(model, Int8DynamicActivationInt8WeightConfig(granularity=PerTensor()))
     with pytest.raises(UnsupportedModelError, match="one scale for the whole batch"):
         Embedder(model, tokenizer()).encode(TEXTS)
+
+
+def test_agreement_is_told_by_the_outputs():
+    model = tiny()
+    assert 0.999 < agreement(model, lowered(model, "bfloat16")) < 1 - 1e-9
+    assert agreement(model, copy.deepcopy(model)) == pytest.approx(1, abs=1e-12)
+    torch.manual_seed(1)
+    assert agreement(model, BertModel(BertConfig(**SIZES), add_pooling_layer=False)) < 0.5

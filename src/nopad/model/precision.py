@@ -15,17 +15,18 @@ from typing import Any, Literal
 import torch
 
 from nopad.errors import MissingExtraError, OptionError, install
+from nopad.model.modes import evaluated
 from nopad.model.safety import is_packed
 from nopad.options import check_choice
 
-__all__ = ["Precision", "lowered"]
+__all__ = ["Precision", "agreement", "lowered"]
 
-Precision = Literal["float32", "bfloat16", "int8"]
+Precision = Literal["bfloat16", "int8"]
 log = logging.getLogger("nopad")
 
 
 def lowered(model: Any, precision: Precision) -> Any:
-    """Return a copy of a float32 model that computes in this precision, for inference; "float32": the model itself.
+    """Return a copy of a model in float32 that computes in lower precision, for inference.
 
     "bfloat16": weights and activations have 8 significant bits; fast on CPUs with AMX or AVX-512 BF16, and on GPUs.
     "int8": linear layers only, the rest stays in float32; needs torchao. Make the copy pack-safe, not the original.
@@ -44,9 +45,7 @@ def lowered(model: Any, precision: Precision) -> Any:
     torch.bfloat16
     """
     check_choice("precision", precision, Precision)
-    if precision == "float32":
-        return model
-    _check(model)
+    _check(model, (torch.float32, torch.float64) if precision == "bfloat16" else (torch.float32,))
     if precision == "bfloat16":
         if next(model.parameters()).device.type == "cpu" and not _multiplies_bfloat16():
             log.warning("this CPU has no instructions for bfloat16 (AMX, AVX-512 BF16): it may be slower than float32")
@@ -60,12 +59,37 @@ def lowered(model: Any, precision: Precision) -> Any:
     return made
 
 
-def _check(model: Any) -> None:
+def agreement(model: Any, other: Any) -> float:
+    """Return how alike the outputs of two models are: the smallest cosine over four sequences of random tokens.
+
+    Of each sequence, all values of the first output are compared at once: hidden states, or logits. NaN if a model does
+    not run on ``input_ids`` alone.
+
+    >>> from transformers import BertConfig, BertModel
+    >>> from nopad.model.precision import agreement, lowered
+    >>> sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    >>> model = BertModel(BertConfig(**sizes)).eval()
+    >>> 0.99 < agreement(model, lowered(model, "bfloat16")) < 1
+    True
+    """
+    tokens = torch.randint(model.config.vocab_size, (4, 32), generator=torch.Generator().manual_seed(0))
+    found = []
+    for one in (model, other):
+        try:
+            with evaluated(one), torch.inference_mode():
+                made = one(input_ids=tokens.to(one.device))[0]
+        except (TypeError, ValueError):  # a decoder that wants its own ids, an image model
+            return float("nan")
+        found.append(made.double().reshape(4, -1))
+    return float(torch.nn.functional.cosine_similarity(*found).min())
+
+
+def _check(model: Any, wide: tuple[torch.dtype, ...]) -> None:
     if is_packed(model):
         raise OptionError("the model is pack-safe already; lower its precision first, and make the result pack-safe")
-    other = {parameter.dtype for parameter in model.parameters()} - {torch.float32}
+    other = {parameter.dtype for parameter in model.parameters()}.difference(wide)
     if other:
-        raise OptionError(f"the model has parameters in {other.pop()}; its precision is lowered from float32 only")
+        raise OptionError(f"the model has parameters in {other.pop()}; load it in float32 to lower its precision")
 
 
 def _multiplies_bfloat16() -> bool:

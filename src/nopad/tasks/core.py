@@ -9,8 +9,8 @@ for a list; `nopad.PackRunner` does it for requests as they arrive. So a request
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,7 @@ from nopad.model.precision import Precision, lowered
 from nopad.model.safety import bare, is_packed, packed
 from nopad.sequences import Sequences
 
-__all__ = ["Core", "Prepared", "evaluated", "of_length"]
+__all__ = ["Core", "Prepared", "of_length"]
 
 WORTH_TOKENS = 2048  # below this, reordering weights costs more than the faster kernel saves
 
@@ -55,7 +55,7 @@ class Core(ABC):
     Attributes:
         model: the pack-safe model.
         fast: whether float32 linear layers run with a faster kernel on CPUs (`nopad.model.fast_linear`).
-        precision: the precision in which the model computes, if it was lowered here (`nopad.model.lowered`).
+        precision: the precision to which the model was lowered here (`nopad.model.lowered`); None: it was not.
         longest: most tokens of a sequence; None: unlimited.
     """
 
@@ -63,11 +63,12 @@ class Core(ABC):
     fast: bool
     longest: int | None
 
-    def __init__(self, model: Any, fast: bool | None = None, precision: Precision = "float32") -> None:
+    def __init__(self, model: Any, fast: bool | None = None, precision: Precision | None = None) -> None:
         if fast not in (None, True, False):
             raise OptionError(f"fast is {fast!r}; it is True, False or None")
         self.precision = precision
-        model = lowered(model, precision)
+        if precision is not None:
+            model = lowered(model, precision)
         self.model = (model if is_packed(model) else packed(model)).eval()
         self.fast = is_worth_it(bare(self.model)) if fast is None else fast
 
@@ -130,19 +131,6 @@ class Core(ABC):
     def training(self) -> bool:
         """Whether a part of the model is in training mode, in which results depend on chance or on the whole batch."""
         return any(module.training for module in self.model.modules())
-
-
-@contextmanager
-def evaluated(model: Any) -> Iterator[None]:
-    """Put a model's modules into evaluation mode (no dropout) for a ``with`` block; then restore each one's mode."""
-    training = [module for module in model.modules() if module.training]
-    for module in training:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
 
 
 def of_length(lengths: Sequence[int]) -> Sequences:

@@ -27,12 +27,13 @@ from nopad.errors import FormatError, LengthError, MissingExtraError, OptionErro
 from nopad.losses.checks import check_batch
 from nopad.model.admission import device_of, positions_of
 from nopad.model.families import family_of
+from nopad.model.modes import evaluated
 from nopad.model.pooling import pool
 from nopad.model.precision import Precision
 from nopad.model.safety import bare, state_of
 from nopad.options import Option
 from nopad.sequences import Sequences
-from nopad.tasks.core import Core, Prepared, evaluated
+from nopad.tasks.core import Core, Prepared
 from nopad.tasks.folder import Pooling, Texts, read_folder
 
 if TYPE_CHECKING:
@@ -132,14 +133,14 @@ class Embedder(Core):
         texts: Texts | None = None,
         max_tokens: int | None = None,
         budget: int = 4096,
-        precision: Precision = "float32",
+        precision: Precision | None = None,
     ) -> None:
         """Make `model` pack-safe if it is not yet.
 
         The model's weights must not change while `encode` runs, since `nopad.model.fast_linear` works on copies of
         them. `tokenizer` is anything that `nopad.load_tokenizer` accepts. If `max_tokens` is None, a text may have as
         many tokens as the model has positions. About `budget` tokens are run at a time.
-        With another `precision` than "float32", a copy of the model computes in that one (`nopad.model.lowered`).
+        With a `precision`, "bfloat16" or "int8", a copy of the model computes in it (`nopad.model.lowered`).
 
         Raises:
             OptionError: the pooling is unknown, there is no tokenizer, `max_tokens` exceeds the model's positions, or

@@ -85,7 +85,8 @@ class Predictor(Core):
             model's attention skips pairs of tokens from different sequences, else rows of `capacity` tokens.
         fast: on CPUs, run float32 linear layers with a faster kernel (`nopad.model.fast_linear`), whose results differ
             in the last digit; None: measure, and do so only if it is faster.
-        precision: with another one than "float32", a copy of the model computes in it (`nopad.model.lowered`).
+        precision: "bfloat16" or "int8": a copy of the model computes in it (`nopad.model.lowered`); None: the model as
+            it is.
 
     Raises:
         OptionError: an option has an invalid value, or the model's precision cannot be lowered.
@@ -112,7 +113,7 @@ class Predictor(Core):
         rows: int | None = None,
         form: Form | None = None,
         fast: bool | None = None,
-        precision: Precision = "float32",
+        precision: Precision | None = None,
     ) -> None:
         if not isinstance(task, Task):
             raise OptionError(f"the task is a {type(task).__name__}; give one of nopad.tasks, such as Classification")
