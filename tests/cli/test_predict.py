@@ -88,7 +88,7 @@ def test_lower_precision(folder, given, tmp_path, call):
     assert call(*command, "-o", str(tmp_path / "exact")).code == 0
     said = call(*command, "-o", str(tmp_path / "rough"), "--precision", "bfloat16")
     assert said.code == 0, said.err
-    assert "bfloat16: outputs of random tokens have a cosine of 0.99" in said
+    assert "bfloat16: outputs of random tokens have a cosine of at least 0.99" in said
     exact, rough = (
         torch.tensor(pq.read_table(tmp_path / one)["embedding"].to_pylist(), dtype=torch.double)
         for one in ("exact", "rough")

@@ -160,7 +160,7 @@ def predict(
     _say(found)
     if alike is not None:
         console().print(
-            f"  {precision}: outputs of random tokens have a cosine of at least {alike:.5f} with those of the model"
+            f"  {precision}: outputs of random tokens have a cosine of at least {alike:.5f} with those before"
         )
 
 
