@@ -366,7 +366,7 @@ def test_sequences_may_be_aligned_for_context_parallelism(fleet):
     [
         ({"capacity": 64, "rows": 2}, "2 packs"),
         ({"tokens": 64}, "64 tokens"),
-        ({"capacity": 64, "rows": 1, "form": Flat()}, "1 packs"),
+        ({"capacity": 64, "rows": 1, "form": Flat()}, "1 pack"),
         ({"sequences": 6}, "6 sequences"),
         ({"sequences": 6, "groups": 3}, "2 groups"),
     ],

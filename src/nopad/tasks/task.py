@@ -6,10 +6,11 @@ so a model predicts from sequences that are built like those that it was trained
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from nopad.batch import PackedBatch
 from nopad.corpus.options import OverLong
@@ -31,6 +32,8 @@ class Task(ABC):
 
     Attributes:
         name: the task's name on the command line.
+        options: the options that the task was made with, by name, without its tokenizer; those left out have their
+            defaults.
         auto: name of the Auto class of transformers whose models have the task's head.
         tokenizer: the model's tokenizer, a tokenizer of transformers.
         max_length: most tokens of a sequence; None: unlimited.
@@ -53,6 +56,22 @@ class Task(ABC):
     dtypes: ClassVar[Mapping[str, str]] = {}
     fewest: ClassVar[int] = 1
     objective: Objective
+    options: dict[str, Any]
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Note the options; whether they are right is for the constructor to say."""
+        made = super().__new__(cls)
+        made.options = {}
+        signature = inspect.signature(cls.__init__)
+        try:
+            given = signature.bind(made, *args, **kwargs).arguments
+        except TypeError:
+            return made
+        for name, value in list(given.items())[1:]:
+            several = signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD
+            made.options.update(value if several else {name: value})
+        made.options.pop("tokenizer", None)
+        return made
 
     def __init__(self, tokenizer: Any, *, max_length: int | None = None, over_long: OverLong = "error") -> None:
         self.tokenizer = check_tokenizer(tokenizer)
