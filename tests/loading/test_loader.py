@@ -384,8 +384,6 @@ def test_what_a_rank_takes_is_said_as_it_was_asked_for(step, takes):
 
 
 def test_the_repr_counts_packs_and_padding(tmp_path):
-    told = (
-        "2 sequences in 1 packs of at most 8 tokens with 37.50% padding, 1 packs per rank and micro-step, 1 micro-step"
-    )
+    told = "2 sequences in 1 pack of at most 8 tokens with 37.50% padding, 1 pack per rank and micro-step, 1 micro-step"
     assert told in repr(PackedLoader([[1, 2], [3, 4, 5]], 8, rows=1))
     assert told in repr(PackedLoader(nopad.pack_dataset([[1, 2], [3, 4, 5]], 8), rows=1))
