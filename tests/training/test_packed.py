@@ -24,7 +24,7 @@ from tests.tasks.tiny import bert, llama, tokenizer
 import nopad
 from nopad.errors import DeviceMemoryError, FormatError, LossError, OptionError, UnsupportedModelError
 from nopad.tasks import Classification, Examples, OfTokens
-from nopad.tasks.registry import task_named
+from nopad.tasks.registry import load_task, task_named
 from nopad.tasks.settings import stored_task
 from nopad.training import PackedMixin, PackedTrainer, load_batch
 from nopad.training.data import fingerprint_of
@@ -358,6 +358,8 @@ def test_a_saved_model_says_what_it_was_trained_for(tmp_path):
             {"labels": ["no", "yes"], "text": "said", "max_length": 8, "over_long": "truncate"},
         )
     assert vars(task_named(name, task.tokenizer, options)).keys() == vars(task).keys()
+    found = [*nopad.tasks.predict(*load_task(name, tmp_path / "model", options), made)]  # with the task's tokenizer
+    assert found == [*nopad.tasks.predict(task, run.model, made)]
 
 
 def test_a_task_of_your_own_is_not_stored_under_another_name(tmp_path):

@@ -29,6 +29,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 from transformers.trainer_utils import get_last_checkpoint
 
 from nopad.batch import PackedBatch
@@ -306,11 +307,15 @@ class PackedMixin(EvaluatingMixin):
     def save_model(self, output_dir: str | None = None, *args: Any, **kwargs: Any) -> None:
         """Save the model as transformers' Trainer does.
 
-        The name and options of the task go beside it, for ``nopad predict``, and, while training, the loader's state.
+        The name and options of the task go beside it, and its tokenizer where the Trainer has none, for
+        ``nopad predict``; while training, the loader's state too.
         """
         super().save_model(output_dir, *args, **kwargs)
         if self.task is not None and self.args.should_save:
-            write_task(Path(output_dir or str(self.args.output_dir)), self.task)
+            folder = Path(output_dir or str(self.args.output_dir))
+            write_task(folder, self.task)
+            if self.processing_class is None and isinstance(self.task.tokenizer, PreTrainedTokenizerBase):
+                self.task.tokenizer.save_pretrained(folder)
         loader = self.train_dataset
         if isinstance(loader, PackedLoader) and self.is_in_train and output_dir and self.args.should_save:
             Path(output_dir).mkdir(parents=True, exist_ok=True)
