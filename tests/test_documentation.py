@@ -7,6 +7,7 @@ import importlib.util
 import inspect
 import re
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,30 @@ def test_nothing_is_fetched_from_elsewhere():
     assert "http" not in config
     embedded = [url for page in PAGES for url in re.findall(r"!\[[^\]]*\]\((\S+?)\)", prose(page)) if ":" in url]
     assert embedded == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(DOCS)))
+def test_examples_with_prompts_are_marked_as_such(page):
+    """The copy button gives the code of a `pycon` block without prompts and output; of another, all that is there."""
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+    assert [(kind, code[:60]) for kind, code in blocks if (">>> " in code) is not (kind == "pycon")] == []
+
+
+def test_the_page_about_installing_names_what_the_project_has():
+    page = (DOCS / "install.md").read_text()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    for extra, wanted in project["project"]["optional-dependencies"].items():
+        rows = [line for line in page.splitlines() if line.startswith("|")]
+        named = [line for line in rows if f".[{extra}]'" in line or f"the extra `{extra}`" in line]
+        assert len(named) == 1, extra
+        for one in wanted:
+            name, of_nopad = re.match(r"([\w-]+)(?:\[([\w,]+)\])?", one).groups()
+            parts = [f"`{part}`" for part in of_nopad.split(",")] if of_nopad else [name.removesuffix("-python")]
+            assert all(part in named[0] for part in parts), (extra, one)
+    tested = {re.match(r"[\w-]+", one)[0]: one for one in project["dependency-groups"]["test"]}
+    assert all(f"pip install '{tested[name]}'" in page for name in ("trl", "lightning", "peft"))
+    assert project["project"]["requires-python"] == ">=3.11"
+    assert "Python 3.11 to 3.13" in page
 
 
 def with_members(package, name):

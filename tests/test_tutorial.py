@@ -157,5 +157,5 @@ def test_pack_100_gb(tmp_path):
     assert said(printed, "nopad verify").count("every token compared with its source") == 2
     assert (tmp_path / "report.html").stat().st_size > 100_000
     read = said(printed, "python ranks.py")
-    assert "4 ranks x 1 micro-steps x 4 packs" in read
+    assert "4 ranks x 1 micro-step x 4 packs" in read
     assert re.search(r"left after five steps on 4 ranks: \d+ batches on each of 2", read)

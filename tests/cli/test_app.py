@@ -11,7 +11,7 @@ import pytest
 import typer
 
 import nopad
-from nopad.cli.app import app
+from nopad.cli.app import _warned, app
 from nopad.errors import StorageError
 
 ANSI = "\x1b["
@@ -25,6 +25,21 @@ def test_version(run):
 
 def test_version_in_this_process(call):
     assert call("--version") == f"nopad {nopad.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("filename", "package"),
+    [
+        ("/v/lib/python3.11/site-packages/transformers/training_args.py", "transformers"),
+        ("/v/lib/python3.11/site-packages/six.py", "six"),
+        ("/v/lib/python3.11/site-packages/nopad/store/job.py", "nopad"),
+        ("/home/me/nopad/src/nopad/store/job.py", "nopad"),
+        ("/home/me/site-packages", "nopad"),
+    ],
+)
+def test_a_warning_names_the_package_that_it_is_from(capsys, filename, package):
+    _warned("audit", FutureWarning("this is old,\nuse that"), FutureWarning, filename, 7)
+    assert " ".join(capsys.readouterr().err.split()) == f"{package}: this is old, use that"
 
 
 def test_without_arguments_it_shows_help_and_exits_2(call):

@@ -5,7 +5,6 @@ import pytest
 
 def test_a_report_of_several(call, packed, histogram, tmp_path):
     out, pictures = tmp_path / "both.html", tmp_path / "pictures"
-    pictures.mkdir()
     given = ("--tokens-per-second", 20000, "--price-per-hour", 3, "--currency", "EUR", "--watts", 400, "--gpus", 2)
     more = ("--title", "Ours & theirs", "--batch-size", 16, "--rows-per-step", 8)
     ran = call("report", packed, histogram, packed, "-o", out, "--png", pictures, *given, *more)
@@ -48,16 +47,21 @@ def test_the_default_place(call, packed, tmp_path, monkeypatch):
         ([], "Missing argument 'PATH...'; see `nopad report --help`"),
         (["none.json"], "none.json: no such file or folder; give a histogram, a plan, or a packed dataset"),
         (["{histogram}", "-o", "no/such/a.html"], "there is no folder no/such; make it, or choose another"),
-        (["{histogram}", "--png", "no/such"], "there is no folder no/such"),
+        (["{histogram}", "--png", "no/such"], "there is no folder no; make it, or choose another"),
+        (["{histogram}", "--png", "{histogram}"], "is a file; give a folder"),
+        (
+            ["{ids}"],
+            "a report is about a histogram or plan (.json), or a packed dataset; pack it first, or plan it",
+        ),
         (["{histogram}", "--tokens-per-second", "0"], "--tokens-per-second must be a number above 0"),
         (["{histogram}", "--watts", "700"], "--watts needs --tokens-per-second: what one GPU computes"),
         (["{histogram}", "--batch-size", "0"], "--batch-size must be an integer from 1 to 1048576, got 0"),
         (["{histogram}", "-o", "a.pdf"], "a.pdf: a report is saved as .html or .png"),
     ],
 )
-def test_wrong_use(call, histogram, tmp_path, monkeypatch, arguments, message):
+def test_wrong_use(call, histogram, ids, tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
-    ran = call("report", *(text.format(histogram=histogram) for text in arguments))
+    ran = call("report", *(text.format(histogram=histogram, ids=ids) for text in arguments))
     assert (ran.code, ran) == (2, "")
     assert message in ran.error()
     assert not (tmp_path / "report.html").exists()

@@ -286,7 +286,7 @@ def test_a_run_that_was_killed_before_it_began_leaves_the_folder_free(call, conf
 
     out = tmp_path / "out"
     out.mkdir()
-    for name in ("nopad_task.json", "nopad_run.json", "nopad_run.json.partial", "nopad_train.toml.partial"):
+    for name in ("nopad_run.json", "nopad_run.json.partial", "nopad_train.toml.partial"):
         (out / name).write_text('{"per')
     folder = RunFolder(out)
     folder.take(read_config(config), resume=False)

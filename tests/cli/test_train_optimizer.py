@@ -91,7 +91,7 @@ def test_a_dry_run_says_what_it_changes(call, config):
     assert 2 < factor < 4
     assert "correct gradient_accumulation_steps 5 -> 2" in text
     assert re.search(r"a step has [\d.]+ sequences per rank, and had 10: [\d.]+ times as many", text)
-    assert "1 ranks x 2 micro-steps x 2 packs" in text
+    assert "1 rank x 2 micro-steps x 2 packs" in text
     assert "would make it about as many" not in text
     tokens = int(re.search(r"epoch [\d,]+ steps: [\d,]+ sequences, ([\d,]+) tokens", text)[1].replace(",", ""))
     assert "schedule counts tokens: rises from 0.1 of the rate to 1 over" in text
@@ -108,7 +108,7 @@ def test_other_corrections_are_said(call, config):
     ).groups()
     assert float(first) == pytest.approx(0.9 ** float(power), rel=1e-3)
     assert f"betas ({first}, " in text
-    assert "1 ranks x 5 micro-steps" in text
+    assert "1 rank x 5 micro-steps" in text
     text = " ".join(str(call("train", config, "--dry-run", *sets(packing__correction="none"))).split())
     assert "correct " not in text
     assert "packing.accumulation = 2 would make it about as many" in text

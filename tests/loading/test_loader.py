@@ -366,7 +366,7 @@ def test_sequences_may_be_aligned_for_context_parallelism(fleet):
     [
         ({"capacity": 64, "rows": 2}, "2 packs"),
         ({"tokens": 64}, "64 tokens"),
-        ({"capacity": 64, "rows": 1, "form": Flat()}, "1 packs"),
+        ({"capacity": 64, "rows": 1, "form": Flat()}, "1 pack"),
         ({"sequences": 6}, "6 sequences"),
         ({"sequences": 6, "groups": 3}, "2 groups"),
     ],
@@ -384,8 +384,6 @@ def test_what_a_rank_takes_is_said_as_it_was_asked_for(step, takes):
 
 
 def test_the_repr_counts_packs_and_padding(tmp_path):
-    told = (
-        "2 sequences in 1 packs of at most 8 tokens with 37.50% padding, 1 packs per rank and micro-step, 1 micro-step"
-    )
+    told = "2 sequences in 1 pack of at most 8 tokens with 37.50% padding, 1 pack per rank and micro-step, 1 micro-step"
     assert told in repr(PackedLoader([[1, 2], [3, 4, 5]], 8, rows=1))
     assert told in repr(PackedLoader(nopad.pack_dataset([[1, 2], [3, 4, 5]], 8), rows=1))

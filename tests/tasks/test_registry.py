@@ -10,11 +10,15 @@ import pytest
 import transformers
 from tests.tasks.tiny import bert, llama, tokenizer
 
+import nopad
 from nopad import tasks
+from nopad.corpus.transformers_tokenizer import load_transformers_tokenizer
 from nopad.errors import FormatError, OptionError
 from nopad.tasks import Classification, Embedding, Regression, predict, predict_files
 from nopad.tasks.embedding import _default_folder
 from nopad.tasks.registry import load_task, options_of, task_named, tasks_by_name
+from nopad.training.config import Model
+from nopad.training.models import load_tokenizer as of_training
 
 
 @pytest.fixture
@@ -65,6 +69,22 @@ def test_a_model_without_the_tasks_head_is_refused(folder):
     with pytest.raises(FormatError, match=r"has no weights for classifier.bias, .* would predict at random"):
         load_task("regress", path, {})
     assert type(load_task("embed", path, {})[1]) is transformers.BertModel
+
+
+def test_a_folder_without_a_tokenizer_is_refused(folder):
+    """transformers makes one with an empty vocabulary then, and every text would be unknown tokens."""
+    path = folder(Classification(tokenizer(), ["no", "yes"]))
+    for file in path.glob("token*"):
+        file.unlink()
+    said = "has no tokenizer, only a model: save the tokenizer there too"
+    for load in (
+        lambda: load_task("classify", path, {}),
+        lambda: nopad.load_tokenizer(path),
+        lambda: load_transformers_tokenizer(path),
+        lambda: of_training(Model(name=str(path))),
+    ):
+        with pytest.raises(FormatError, match=said):
+            load()
 
 
 def test_no_model_at_all(tmp_path):

@@ -9,6 +9,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
 import copy
+from dataclasses import replace
 
 import accelerate
 import datasets
@@ -22,7 +23,9 @@ from tests.tasks.tiny import bert, llama, tokenizer
 
 import nopad
 from nopad.errors import DeviceMemoryError, FormatError, LossError, OptionError, UnsupportedModelError
-from nopad.tasks import Examples, OfTokens
+from nopad.tasks import Classification, Examples, OfTokens
+from nopad.tasks.registry import load_task, task_named
+from nopad.tasks.settings import stored_task
 from nopad.training import PackedMixin, PackedTrainer, load_batch
 from nopad.training.data import fingerprint_of
 from nopad.training.effects import effects
@@ -314,6 +317,58 @@ def test_what_packing_changes_is_said_before(tmp_path, capsys):
     how.gradient_accumulation_steps, how.per_device_train_batch_size = 1, 40
     assert "2 rows per rank and step, in place of 40, would" in effects(run.train_dataset.summary(), how)
     assert "max_steps=4 are 2.00 epochs; without packs they would be 0.12" in effects(run.train_dataset.summary(), how)
+
+
+@pytest.mark.parametrize(
+    ("accumulation", "rows", "factor", "said"),
+    [
+        (1, 2, 1.5, "1 row per rank and step, in place of 2, would"),  # not the one micro-step that there is already
+        (1, 4, 1.1, "no smaller number of rows comes nearer to it"),
+        (1, 1, 1.3, "no smaller number of rows comes nearer to it"),
+        (4, 1, 2.0, "gradient_accumulation_steps=2 would"),
+    ],
+)
+def test_the_way_back_is_never_the_step_that_there_is(tmp_path, accumulation, rows, factor, said):
+    run = trainer(tmp_path, made=[{"text": "one two", "label": 0}] * 64)
+    summary = replace(run.train_dataset.summary(), steps=100, steps_not_packed=round(100 * factor), sequences=1000)
+    how = arguments(tmp_path, gradient_accumulation_steps=accumulation, per_device_train_batch_size=rows)
+    assert said in effects(summary, how)
+
+
+def test_a_row_of_each_of_two_ranks_holds_half_of_the_sequences(tmp_path):
+    run = trainer(tmp_path, made=[{"text": "one two", "label": 0}] * 64)
+    shape = run.train_dataset.summary().shape
+    two = replace(shape, world_size=2)
+    summary = replace(run.train_dataset.summary(), steps=10, steps_not_packed=200, sequences=400, shape=two)
+    how = arguments(tmp_path, gradient_accumulation_steps=1, per_device_train_batch_size=1)
+    assert "even one row per rank and step holds 20 sequences per rank" in effects(summary, how)
+
+
+def test_a_saved_model_says_what_it_was_trained_for(tmp_path):
+    made = [{"said": "one two three four five six seven eight nine", "label": n % 2} for n in range(8)]
+    task = Classification(tokenizer(), ["no", "yes"], text="said", max_length=8, over_long="truncate")
+    how = {"max_steps": 1, "save_strategy": "steps", "save_steps": 1}
+    run = trainer(tmp_path / "run", bert(task), made, task=task, how=how)
+    run.train()
+    run.save_model(str(tmp_path / "model"))
+    for folder in (tmp_path / "model", tmp_path / "run" / "checkpoint-1"):
+        name, options = stored_task(folder)
+        assert (name, options) == (
+            "classify",
+            {"labels": ["no", "yes"], "text": "said", "max_length": 8, "over_long": "truncate"},
+        )
+    assert vars(task_named(name, task.tokenizer, options)).keys() == vars(task).keys()
+    found = [*nopad.tasks.predict(*load_task(name, tmp_path / "model", options), made)]  # with the task's tokenizer
+    assert found == [*nopad.tasks.predict(task, run.model, made)]
+
+
+def test_a_task_of_your_own_is_not_stored_under_another_name(tmp_path):
+    class Mine(Classification):
+        pass
+
+    task = Mine(tokenizer(), 3)
+    trainer(tmp_path / "run", bert(task), task=task).save_model(str(tmp_path / "model"))
+    assert stored_task(tmp_path / "model") is None
 
 
 def test_what_cannot_be_meant_is_refused(tmp_path):

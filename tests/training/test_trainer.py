@@ -11,6 +11,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
 import accelerate
+import datasets
 import numpy as np
 import torch
 import transformers
@@ -327,6 +328,23 @@ def test_trl_does_not_pack_or_label_a_loader(tmp_path):
     how = arguments(tmp_path, kind=trl.SFTConfig, bf16=False, assistant_only_loss=True)
     with pytest.raises(OptionError, match="assistant_only_loss is about how TRL prepares data"):  # before TRL looks
         PackedSFTTrainer(model(), how, train_dataset=loader(), processing_class=tokenizer())
+
+
+def test_trl_shows_nothing_of_its_placeholder(tmp_path, capfd):
+    """TRL would say that it truncates and drops examples: of the one that stands for the data."""
+    trl = pytest.importorskip("trl", reason="TRL is not installed")
+    from nopad.tasks import CausalLM
+    from nopad.training import PackedSFTTrainer
+
+    datasets.enable_progress_bars()
+    how = arguments(tmp_path, kind=trl.SFTConfig, bf16=False)
+    rows = datasets.Dataset.from_dict({"input_ids": [[3, 4, 5]] * 2})
+    trl.SFTTrainer(model(), how, train_dataset=rows, processing_class=tokenizer())
+    assert "examples/s" in capfd.readouterr().err
+    task, records = CausalLM(tokenizer()), [{"text": "is it red ?"}] * 4
+    PackedSFTTrainer(model(), how, task=task, train_dataset=records, eval_dataset=records, capacity=64, quiet=True)
+    assert "examples/s" not in capfd.readouterr().err
+    assert not datasets.are_progress_bars_disabled()
 
 
 def test_trl_gets_the_tokenizer_of_the_task(tmp_path):

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nopad.cli.lengths import Given
-from nopad.cli.render import counted, seconds
+from nopad.cli.render import seconds
 from nopad.planning import lower_bound
 from nopad.planning.baselines import Padded
+from nopad.wording import counted
 
 __all__ = ["advice", "answer", "best_of", "facts", "left_out"]
 

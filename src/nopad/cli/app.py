@@ -144,11 +144,14 @@ def _leave_threads(code: int) -> None:
         os._exit(code)
 
 
-def _warned(verb: str, message: Warning | str, *where: Any, **more: Any) -> None:
-    """Print a warning as one line to stderr."""
-    Console(stderr=True, soft_wrap=True, highlight=False, emoji=False).print(
-        f"[bold yellow]nopad:[/] {escape(worded(str(message), verb))}"
-    )
+def _warned(verb: str, message: Warning | str, category: type[Warning], filename: str, *_: Any, **__: Any) -> None:
+    """Print a warning as one line to stderr, under the name of the package that it is from."""
+    parts = Path(filename).parts
+    installed = "site-packages" in parts[:-1]
+    package = parts[parts.index("site-packages") + 1].removesuffix(".py") if installed else "nopad"
+    text = worded(str(message), verb) if package == "nopad" else " ".join(str(message).split())
+    screen = Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)
+    screen.print(f"[bold yellow]{package}:[/] {escape(text)}")
 
 
 def _failed(message: str, code: int, debug: bool) -> int:

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from nopad.cli.content import encoder_for
 from nopad.cli.inputs import open_inputs, refuse_policies
 from nopad.cli.pretrain import Wrap
-from nopad.cli.render import counted
 from nopad.corpus import CorpusOptions, LengthsFile, ReaderOptions, Source, Tokenizer, load_tokenizer, sequences
 from nopad.corpus.content import Content
 from nopad.corpus.hub import HUB
@@ -28,6 +27,7 @@ from nopad.histogram import Histogram, as_lengths, exact_dot, exact_sum, read_hi
 from nopad.options import MAX_LENGTH, check_sizes
 from nopad.store import Monitor
 from nopad.store.choice import check_divisible, check_share, choose
+from nopad.wording import counted
 
 __all__ = ["Given", "read_given", "read_pairs"]
 

@@ -15,6 +15,7 @@ from rich.text import Text
 from nopad.histogram import Histogram
 from nopad.planning import Plan, lower_bound
 from nopad.store import Manifest
+from nopad.wording import counted
 
 __all__ = ["bars", "console", "describe_bound", "describe_histogram", "fitted", "outcome", "plan_table"]
 
@@ -178,11 +179,6 @@ def _pairs(counts: Mapping[str, int]) -> str:
         f"{counts['sequences']:,} of {counted(counts['documents'], 'document')}, {share:.1%} with a random next, "
         f"{trimmed:.1%} of tokens trimmed to fit"
     )
-
-
-def counted(n: int, noun: str) -> str:
-    """Return a number with its noun, such as "1 record" or "2 records"."""
-    return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
 
 
 def seconds(value: float) -> str:

@@ -88,9 +88,11 @@ def report(
     )
     if output.suffix not in KINDS:
         raise OptionError(f"{output}: a report is saved as {' or '.join(KINDS)}")
-    for folder in (output.parent, png):
+    for folder in (output.parent, None if png is None else png.parent):  # the pictures' own folder is made
         if folder is not None and not folder.is_dir():
             raise OptionError(f"there is no folder {folder}; make it, or choose another")
+    if png is not None and png.exists() and not png.is_dir():
+        raise OptionError(f"--png {png} is a file; give a folder")
     with Bars() as monitor:
         subjects = []
         for path in dict.fromkeys(found for given in paths for found in split_folders(given) or [given]):
@@ -98,6 +100,8 @@ def report(
             subjects.append(read_subject(path))
         monitor.stage("drawing", None, "")
         write_report(subjects, output, settings)
+        if png is not None:
+            png.mkdir(exist_ok=True)
         pictures = write_pictures(subjects, png, settings) if png is not None else []
     screen = console()
     for subject in subjects:

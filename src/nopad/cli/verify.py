@@ -14,7 +14,7 @@ from nopad.cli.inputs import open_inputs
 from nopad.cli.monitor import Bars
 from nopad.cli.options import TokenizerSpec
 from nopad.cli.pretrain import as_packed
-from nopad.cli.render import console, counted
+from nopad.cli.render import console
 from nopad.cli.wording import worded
 from nopad.corpus import load_tokenizer
 from nopad.corpus.options import ReaderOptions
@@ -24,6 +24,7 @@ from nopad.planning.stored import load_plan
 from nopad.store import Manifest
 from nopad.store import verify as find_problems
 from nopad.store.manifest import split_folders
+from nopad.wording import counted
 
 __all__ = ["verify"]
 

@@ -27,6 +27,8 @@ from nopad.corpus.network import NOT_REACHED, hub_in_reach
 from nopad.corpus.slow_tokenizer import SlowBackend
 from nopad.errors import FormatError, MissingExtraError
 
+_FEW = 1000  # words; a larger vocabulary need not be looked through
+
 if TYPE_CHECKING:
     import tokenizers
 
@@ -221,10 +223,30 @@ def _from_transformers(folder: Path) -> Tokenizer:
             f"{reason}; give a folder or file made by tokenizers, or install transformers to read others"
         ) from error
     try:
-        return _from_object(AutoTokenizer.from_pretrained(str(folder)))
+        made = AutoTokenizer.from_pretrained(str(folder))
+        tokenizer = _from_object(made)
     except Exception as error:  # the tokenizer's own code may raise anything
         why = str(error).strip().split("\n")[0] or type(error).__name__
         raise FormatError(f"{reason}, and transformers cannot read it either ({why}); give another one") from error
+    with_words(made, folder)
+    return tokenizer
+
+
+def with_words(tokenizer: Any, spec: Any) -> Any:
+    """Return a tokenizer of transformers, if it knows anything but special tokens.
+
+    Of a folder with a model and no tokenizer, transformers 5 makes one with an empty vocabulary, without a warning:
+    every text would become a row of unknown tokens.
+
+    Raises:
+        FormatError: it knows nothing; `spec` is named as the place that it is from.
+    """
+    if len(tokenizer) < _FEW and len(set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens)) <= 1:
+        raise FormatError(
+            f"{spec} has no tokenizer, only a model: save the tokenizer there too (tokenizer.save_pretrained), or give "
+            "the folder or the name of another"
+        )
+    return tokenizer
 
 
 def _from_hub(name: str) -> Tokenizer:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from nopad.corpus.network import NOT_REACHED, hub_in_reach
-from nopad.corpus.tokenizer import default_file
+from nopad.corpus.tokenizer import default_file, with_words
 from nopad.errors import FormatError, MissingExtraError, install
 
 __all__ = ["load_transformers_tokenizer"]
@@ -38,8 +38,9 @@ def load_transformers_tokenizer(spec: str | Path | None = None) -> Any:
             if path.is_file() and not beside:
                 made: Any = transformers.PreTrainedTokenizerFast
                 return made(tokenizer_file=str(path))
-            return transformers.AutoTokenizer.from_pretrained(str(path.parent if beside else path))
+            made = transformers.AutoTokenizer.from_pretrained(str(path.parent if beside else path))
         except Exception as error:  # a damaged file or a missing package may raise anything
             reason = (str(error).strip() or type(error).__name__).split("\n")[0]
             away = "" if online else f"; {NOT_REACHED}"
             raise FormatError(f"{spec}: transformers cannot read this tokenizer ({reason}{away})") from error
+    return with_words(made, spec)

@@ -19,6 +19,7 @@ from nopad.loading.legs import Leg, check_cap
 from nopad.loading.state import Position, check_same, read_state
 from nopad.loading.summary import Summary, summarise
 from nopad.loading.supply import Serving, Supply
+from nopad.wording import counted
 
 __all__ = ["EpochSupply"]
 
@@ -58,11 +59,11 @@ class EpochSupply(Supply):
     def described(self) -> str:
         """Return a phrase that says what is dealt, and how many units a rank takes in a micro-step."""
         feed = self._epochs.feed
-        number = "" if feed.packs is None else f"{feed.packs:,} "
-        packs = f" in {number}packs of at most {feed.capacity:,} tokens" if feed.unit == "pack" else ""
+        number = "packs" if feed.packs is None else counted(feed.packs, "pack")
+        packs = f" in {number} of at most {feed.capacity:,} tokens" if feed.unit == "pack" else ""
         if feed.packs and feed.tokens is not None:
             packs += f" with {1 - feed.tokens / (feed.packs * feed.capacity):.2%} padding"
-        return f"{feed.sequences:,} sequences{packs}, {self._serving.takes(feed.unit)} per rank and micro-step"
+        return f"{counted(feed.sequences, 'sequence')}{packs}, {self._serving.takes(feed.unit)} per rank and micro-step"
 
     def facts(self) -> dict[str, Any]:
         """Return the facts of the feed and of `Serving`, and a fingerprint of the cost model, by name."""

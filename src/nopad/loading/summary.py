@@ -13,6 +13,7 @@ from nopad.balance import Balance, CostModel, Report, Shape, floor, needs_contex
 from nopad.loading import _kernels
 from nopad.loading.legs import Course
 from nopad.loading.units import Units
+from nopad.wording import counted
 
 __all__ = ["Summary", "summarise"]
 
@@ -71,9 +72,10 @@ class Summary:
         """Return the summary as a few lines of text."""
         s, units = self.shape, f"{self.unit}s"
         lines = [
-            f"step     {s.world_size:,} ranks x {s.accumulation:,} micro-steps x {self.takes}: "
+            f"step     {counted(s.world_size, 'rank')} x {counted(s.accumulation, 'micro-step')} x {self.takes}: "
             f"{self.sequences / self.steps:,.0f} sequences, {self.tokens / self.steps:,.0f} tokens",
-            f"epoch    {self.steps:,} steps: {self.sequences:,} sequences, {self.tokens:,} tokens{self._share()}",
+            f"epoch    {counted(self.steps, 'step')}: {self.sequences:,} sequences, {self.tokens:,} tokens"
+            + self._share(),
         ]
         if self.steps_not_packed is not None:
             lines.append(
@@ -92,10 +94,11 @@ class Summary:
             )
         where = "micro-step" if self.balance.wait == "micro" else "step"
         b = self.balanced
-        lines.append(
-            f"balance  the slowest rank of a {where} costs {b.waste:.2%} more than the mean (floor {b.floor:.2%}), "
-            f"by {self.cost!r}"
-        )
+        if s.world_size > 1:  # a rank alone waits for nobody
+            lines.append(
+                f"balance  the slowest rank of a {where} costs {b.waste:.2%} more than the mean (floor {b.floor:.2%}), "
+                f"by {self.cost!r}"
+            )
         if self.too_long:
             named = ", ".join(f"{number:,} ({tokens:,} tokens)" for number, tokens in self.too_long[:_NAMED])
             lines.append(

@@ -19,6 +19,7 @@ from nopad.batch.form import Form
 from nopad.errors import OptionError
 from nopad.loading.ranks import Ranks
 from nopad.sequences import Sequences
+from nopad.wording import counted
 
 __all__ = ["Collate", "EpochCollate", "Place", "Serving", "Supply"]
 
@@ -102,7 +103,7 @@ class Serving:
         """Return what a rank takes in a micro-step, in words, such as "8 packs"; `unit` is "pack" in this example."""
         if self.tokens is not None:
             return f"{self.tokens:,} tokens"
-        return f"{self.per_rank:,} {unit}s" + (
+        return counted(self.per_rank, unit) + (
             "" if self.token_cap is None else f" ({self.token_cap:,} tokens at most)"
         )
 

@@ -15,7 +15,8 @@ from nopad.report.settings import Settings
 from nopad.report.slide import save_slide
 from nopad.report.subject import Subject
 from nopad.report.ways import formulas, money, savings, ways_of
-from nopad.report.wording import alike, big, counted, median_of, percent, quantity, times
+from nopad.report.wording import alike, big, median_of, percent, quantity, times
+from nopad.wording import counted
 
 __all__ = ["write_pictures", "write_report"]
 

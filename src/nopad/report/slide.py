@@ -16,7 +16,7 @@ from nopad.report.drawing import INK, SOFT, load_altair, styled
 from nopad.report.settings import Settings
 from nopad.report.subject import Subject
 from nopad.report.ways import formulas, savings, ways_of
-from nopad.report.wording import counted
+from nopad.wording import counted
 
 __all__ = ["save_slide"]
 

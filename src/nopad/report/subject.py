@@ -130,7 +130,10 @@ def read_subject(path: Path) -> Subject:
     if not path.is_file():
         raise FormatError(f"{path}: no such file or folder; give a histogram, a plan, or a packed dataset")
     if path.suffix != ".json":
-        raise FormatError(f"{path}: a report is about a histogram or plan (.json), or a packed dataset; pack it first")
+        raise FormatError(
+            f"{path}: a report is about a histogram or plan (.json), or a packed dataset; pack it first, or plan it: "
+            "nopad plan ... --algorithm auto --depth none --output data.plan.json"
+        )
     try:
         made = Plan.load(path)
     except FormatError as not_a_plan:

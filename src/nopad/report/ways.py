@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from nopad.planning import Plan
 from nopad.planning.baselines import padded
 from nopad.report.settings import Settings
-from nopad.report.wording import counted, quantity
+from nopad.report.wording import quantity
+from nopad.wording import counted
 
 __all__ = ["Way", "formulas", "money", "savings", "ways_of"]
+
+_LEAST = 0.0001  # of money, as of hours and energy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,9 +118,11 @@ def savings(ways: list[Way], settings: Settings) -> str:
 def money(amount: float, currency: str) -> str:
     """Return an amount with its currency: a sign such as "$" before it, a word such as "EUR" after it.
 
-    >>> money(1234.5, "$"), money(0.25, "EUR"), money(0.0004, "")
-    ('$1,234.50', '0.25 EUR', '0.0004')
+    >>> money(1234.5, "$"), money(0.25, "EUR"), money(0.0004, ""), money(2e-5, "$")
+    ('$1,234.50', '0.25 EUR', '0.0004', 'under $0.0001')
     """
+    if 0 < amount < _LEAST:
+        return f"under {money(_LEAST, currency)}"
     text = f"{amount:,.2f}" if amount >= 0.1 or amount == 0 else f"{amount:.2g}"
     if currency[-1:].isalpha():
         return f"{text} {currency}"

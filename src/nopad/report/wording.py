@@ -5,8 +5,9 @@ from __future__ import annotations
 from nopad.histogram import Histogram
 from nopad.planning import Plan
 from nopad.report.composition import Composition
+from nopad.wording import counted
 
-__all__ = ["alike", "answer", "big", "counted", "median_of", "percent", "quantity", "times"]
+__all__ = ["alike", "answer", "big", "median_of", "percent", "quantity", "times"]
 
 _UNITS = ((10**12, "trillion"), (10**9, "billion"), (10**6, "million"))
 
@@ -90,15 +91,6 @@ def percent(share: float, places: int) -> str:
     if share < 1 and float(text[:-1]) == 100:
         return f"over {100 - least:.{places}f}%"
     return text
-
-
-def counted(number: int, noun: str) -> str:
-    """Return a number and its noun, in the plural unless it is 1.
-
-    >>> counted(1, "row"), counted(2088, "row")
-    ('1 row', '2,088 rows')
-    """
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 def big(number: int) -> str:

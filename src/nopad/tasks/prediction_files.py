@@ -311,7 +311,7 @@ def _kept(records: list[dict[str, Any]], column: str, first: int) -> list[Any]:
 
 def described(task: Task) -> dict[str, Any]:
     """Return all settings of a task, by name, as JSON values."""
-    plain = {name: value for name, value in vars(task).items() if name not in ("tokenizer", "objective")}
+    plain = {name: value for name, value in vars(task).items() if name not in ("tokenizer", "objective", "options")}
     plain |= {f"objective.{name}": value for name, value in vars(task.objective).items()}
     return {name: _plain(value) for name, value in sorted(plain.items())}
 

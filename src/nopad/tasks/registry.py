@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from nopad.corpus.network import NOT_REACHED, hub_in_reach
+from nopad.corpus.tokenizer import with_words
 from nopad.errors import FormatError, NopadError, OptionError
 from nopad.model.admission import positions_of
 from nopad.model.families import family_of
@@ -103,7 +104,7 @@ def load_task(name: str, spec: str | Path, options: Mapping[str, Any], **how: An
             import transformers
 
             config = transformers.AutoConfig.from_pretrained(spec)
-            tokenizer = transformers.AutoTokenizer.from_pretrained(spec)
+            tokenizer = with_words(transformers.AutoTokenizer.from_pretrained(spec), spec)
             found = {**(kind.found_options(path) if here else {}), **options}
             if "labels" in options_of(kind):
                 found["labels"] = _labels(found.get("labels"), config, spec)

@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from nopad.errors import FormatError
 from nopad.files import write_atomic
+from nopad.tasks.registry import tasks_by_name
+from nopad.tasks.task import Task
 
 __all__ = ["TASK_FILE", "stored_task", "write_task"]
 
 TASK_FILE = "nopad_task.json"
 
 
-def write_task(folder: Path, name: str, options: Mapping[str, Any]) -> None:
-    """Write a task's name and options into a folder.
+def write_task(folder: Path, task: Task) -> None:
+    """Write a task's name and options into a folder; nothing for a task of your own, or options that JSON cannot hold.
 
     Raises:
         StorageError: the file cannot be written.
     """
-    document = {"task": name, "options": dict(options)}
-    write_atomic(folder / TASK_FILE, json.dumps(document, indent=1, ensure_ascii=False).encode() + b"\n")
+    if type(task) is not tasks_by_name().get(getattr(task, "name", "")):
+        return
+    try:
+        document = json.dumps({"task": task.name, "options": task.options}, indent=1, ensure_ascii=False)
+    except (TypeError, ValueError):
+        return
+    write_atomic(folder / TASK_FILE, document.encode() + b"\n")
 
 
 def stored_task(folder: str | Path) -> tuple[str, dict[str, Any]] | None:
@@ -33,8 +39,8 @@ def stored_task(folder: str | Path) -> tuple[str, dict[str, Any]] | None:
     Raises:
         FormatError: the file is damaged.
     """
-    path = next((one / TASK_FILE for one in (Path(folder), Path(folder).parent) if (one / TASK_FILE).is_file()), None)
-    if path is None:
+    path = Path(folder) / TASK_FILE
+    if not path.is_file():
         return None
     try:
         found = json.loads(path.read_text(encoding="utf-8"))

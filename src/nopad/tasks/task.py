@@ -6,8 +6,11 @@ so a model predicts from sequences that are built like those that it was trained
 
 from __future__ import annotations
 
+import functools
+import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -26,11 +29,33 @@ __all__ = ["Task", "check_tokenizer"]
 _LONGEST = Option(default=None, none=True, help="most tokens of a sequence")
 
 
+def _noting(constructor: Callable[..., None]) -> Callable[..., None]:
+    """Return a constructor that notes its arguments as `Task.options`, unless that of a subclass has done so."""
+    signature = inspect.signature(constructor)
+
+    @functools.wraps(constructor)
+    def noted(self: Any, *args: Any, **kwargs: Any) -> None:
+        if "options" not in vars(self):
+            self.options = {}
+            given: dict[str, Any] = {}
+            with suppress(TypeError):  # the constructor says it better
+                given = signature.bind(self, *args, **kwargs).arguments
+            for name, value in list(given.items())[1:]:
+                several = signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD
+                self.options.update(value if several else {name: value})
+            self.options.pop("tokenizer", None)
+        constructor(self, *args, **kwargs)
+
+    return noted
+
+
 class Task(ABC):
     """Base class of tasks: how records become sequences, what is learned, and how outputs become predictions.
 
     Attributes:
         name: the task's name on the command line.
+        options: the options that the task was made with, by name, without its tokenizer; those left out have their
+            defaults.
         auto: name of the Auto class of transformers whose models have the task's head.
         tokenizer: the model's tokenizer, a tokenizer of transformers.
         max_length: most tokens of a sequence; None: unlimited.
@@ -53,7 +78,15 @@ class Task(ABC):
     dtypes: ClassVar[Mapping[str, str]] = {}
     fewest: ClassVar[int] = 1
     objective: Objective
+    options: dict[str, Any]
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Let the constructor of a subclass note its arguments."""
+        super().__init_subclass__(**kwargs)
+        if "__init__" in vars(cls):
+            cls.__init__ = _noting(cls.__init__)  # type: ignore[method-assign]
+
+    @_noting
     def __init__(self, tokenizer: Any, *, max_length: int | None = None, over_long: OverLong = "error") -> None:
         self.tokenizer = check_tokenizer(tokenizer)
         self.max_length = _LONGEST.check("max_length", max_length)

@@ -9,10 +9,12 @@ from nopad.loading.summary import Summary
 from nopad.training.counted import whole
 from nopad.training.scaling import Scaled
 from nopad.training.schedules import Schedule
+from nopad.wording import counted
 
 __all__ = ["effects", "length_of"]
 
 _WORTH_SAYING = 1.05  # times as many sequences per step
+_NEAR = 0.8  # of the sequences per step without packs
 
 
 def effects(
@@ -67,7 +69,7 @@ def _changes(summary: Summary, args: Any, schedule: Schedule | None, scaled: Sca
         f"rate     {args.learning_rate:g} stays as it is, and an optimiser step averages over {per_step:,.0f} "
         f"sequences instead of {per_step / factor:,.0f}"
     ]
-    lines += corrected if scaled is not None else [f"         {_way_back(args, factor, per_step)}"]
+    lines += corrected if scaled is not None else [f"         {_way_back(summary, args, factor)}"]
     warmup = 0 if schedule is not None else _warmup(args)
     if warmup:
         lines.append(f"warm-up  {warmup} steps see {warmup * per_step:,.0f} sequences, {factor:.2f} times as many")
@@ -79,17 +81,21 @@ def _changes(summary: Summary, args: Any, schedule: Schedule | None, scaled: Sca
     return lines
 
 
-def _way_back(args: Any, factor: float, per_step: float) -> str:
+def _way_back(summary: Summary, args: Any, factor: float) -> str:
     """Return how a step would have about as many sequences as without packs."""
     accumulation, rows = args.gradient_accumulation_steps, args.per_device_train_batch_size
     micro_steps = round(accumulation / factor)
-    if micro_steps >= 1 and micro_steps * factor / accumulation > 0.8:
+    if 1 <= micro_steps < accumulation and micro_steps * factor / accumulation > _NEAR:
         return f"gradient_accumulation_steps={micro_steps} would make it about as many as without packs"
-    fewer = round(rows * accumulation / factor)
-    if fewer >= 1:
-        was = rows * accumulation
-        return f"{fewer} rows per rank and step, in place of {was}, would make it about as many as without packs"
-    return f"even one row per rank and step holds {per_step / rows / accumulation:,.0f} sequences per rank"
+    was = rows * accumulation
+    fewer = round(was / factor)
+    if 1 <= fewer < was:
+        rows = counted(fewer, "row")
+        return f"{rows} per rank and step, in place of {was}, would make it about as many as without packs"
+    if fewer == was:
+        return "no smaller number of rows comes nearer to it"
+    held = summary.sequences / summary.steps / was / summary.shape.world_size
+    return f"even one row per rank and step holds {held:,.0f} sequences per rank"
 
 
 def _warmup(args: Any) -> int:

@@ -28,7 +28,6 @@ from typing import Any, NoReturn
 
 from nopad.errors import OutputBusyError, OutputExistsError, ResumeError
 from nopad.files import PARTIAL_SUFFIX, local_path, storage_errors, write_atomic
-from nopad.tasks.settings import TASK_FILE
 from nopad.training.config import TrainConfig
 from nopad.training.feeding import STATE_FILE
 from nopad.training.longer import LENGTHS, compared
@@ -121,7 +120,7 @@ class RunFolder:
 
     def undo(self) -> None:
         """Remove the traces of a run that failed before its first step, so that a run can begin in this folder."""
-        for name in (CONFIG_FILE, RUN_FILE, TASK_FILE, METRICS_FILE):
+        for name in (CONFIG_FILE, RUN_FILE, METRICS_FILE):
             (self.path / name).unlink(missing_ok=True)
 
     def leave(self) -> None:
@@ -136,7 +135,7 @@ class RunFolder:
                 f"{self.path} holds a run already; give --resume to go on with it, or another output.folder"
             )
         inside = sorted(os.listdir(self.path)) if self.path.is_dir() else [self.path.name]
-        left = (_LOCK, CACHE, RUN_FILE, TASK_FILE)  # of a run that did not begin
+        left = (_LOCK, CACHE, RUN_FILE)  # of a run that did not begin
         inside = [
             name
             for name in inside

@@ -21,13 +21,15 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from copy import copy
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 from transformers.trainer_utils import get_last_checkpoint
 
 from nopad.batch import PackedBatch
@@ -38,6 +40,7 @@ from nopad.loading.summary import Summary
 from nopad.losses import over_ranks
 from nopad.store import PackedDataset
 from nopad.tasks import Objective, Task
+from nopad.tasks.settings import write_task
 from nopad.training.checkpoint import check_same_model
 from nopad.training.checks import check_ranks, check_schedule, check_step, forget_evaluation
 from nopad.training.effects import effects, length_of
@@ -121,7 +124,8 @@ class PackedMixin(EvaluatingMixin):
             given["train_dataset"] = self.placeholder()
         if any(held_out):
             given["eval_dataset"] = _map(evaluated, lambda one: self.placeholder() if self._packs(one) else one)
-        super().__init__(**given, **more)
+        with _without_bars() if packs and all(held_out) else nullcontext():
+            super().__init__(**given, **more)
         if packs or any(held_out):
             self.eval_dataset = evaluated
             self._get_ready()
@@ -301,12 +305,35 @@ class PackedMixin(EvaluatingMixin):
         super().log(logs, *args, **kwargs)
 
     def save_model(self, output_dir: str | None = None, *args: Any, **kwargs: Any) -> None:
-        """Save the model as transformers' Trainer does and, while training, the loader's state beside it."""
+        """Save the model as transformers' Trainer does.
+
+        The name and options of the task go beside it, and its tokenizer where the Trainer has none, for
+        ``nopad predict``; while training, the loader's state too.
+        """
         super().save_model(output_dir, *args, **kwargs)
+        if self.task is not None and self.args.should_save:
+            folder = Path(output_dir or str(self.args.output_dir))
+            write_task(folder, self.task)
+            if self.processing_class is None and isinstance(self.task.tokenizer, PreTrainedTokenizerBase):
+                self.task.tokenizer.save_pretrained(folder)
         loader = self.train_dataset
         if isinstance(loader, PackedLoader) and self.is_in_train and output_dir and self.args.should_save:
             Path(output_dir).mkdir(parents=True, exist_ok=True)
             write_atomic(Path(output_dir) / STATE_FILE, json.dumps(loader.state_dict(), indent=1).encode() + b"\n")
+
+
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """Hide the progress bars of `datasets`: TRL would show how it truncates a placeholder."""
+    import datasets
+
+    shown = not datasets.are_progress_bars_disabled()
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        if shown:
+            datasets.enable_progress_bars()
 
 
 def _map(datasets: Any, function: Callable[[Any], Any]) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import transformers
 
+from nopad.corpus.tokenizer import with_words
 from nopad.errors import FormatError, InputError, MissingExtraError, NopadError, OptionError
 from nopad.model.admission import positions_of
 from nopad.model.families import family_of
@@ -35,7 +36,8 @@ def load_tokenizer(table: Model) -> Any:
     """
     name = table.tokenizer or table.name or str(_weights(table))
     with _reading(name, "tokenizer"):
-        return _lib.AutoTokenizer.from_pretrained(name)
+        made = _lib.AutoTokenizer.from_pretrained(name)
+    return with_words(made, name)
 
 
 def read_model_config(table: Model, task: type[Task] | Task | None) -> Any:

@@ -23,7 +23,6 @@ from nopad.model.safety import unpacked
 from nopad.tasks import Objective, Task, objective_of
 from nopad.tasks.fit import check_rows
 from nopad.tasks.registry import task_class
-from nopad.tasks.settings import write_task
 from nopad.training.checks import check_arguments
 from nopad.training.config import Optimizer, TrainConfig
 from nopad.training.correcting import corrected
@@ -348,8 +347,6 @@ def _begin(folder: RunFolder, config: TrainConfig, checkpoint: Path | None, begi
     """Note that a run begins, or leave of one what it goes on from."""
     folder.clear_incomplete()
     kept_lines(folder.path / METRICS_FILE, _steps_of(checkpoint))
-    if config.task.name is not None:
-        write_task(folder.path, config.task.name, config.task.options)
     if begin is not None:
         begin()
 

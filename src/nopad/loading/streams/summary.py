@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nopad.corpus.options import Counts
+from nopad.wording import counted
 
 __all__ = ["StreamSummary"]
 
@@ -48,7 +49,7 @@ class StreamSummary:
         known = "" if self.records is None else f", {self.records:,} records each"
         end = "begins again at its end" if self.exhausted == "repeat" else "stops at its end"
         lines = [
-            f"step     {self.world_size:,} ranks x {self.accumulation:,} micro-steps x {self.takes}",
+            f"step     {counted(self.world_size, 'rank')} x {counted(self.accumulation, 'micro-step')} x {self.takes}",
             f"stream   {end}; {self.passes:,} passes so far{known}",
             f"given    {self.steps:,} steps: {self.sequences:,} sequences, {self.tokens:,} tokens{share} on this rank",
             f"held     {self.held_sequences:,} sequences, {self.held_tokens:,} tokens read and not given yet",
