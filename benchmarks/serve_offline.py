@@ -17,6 +17,7 @@ import statistics
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -162,9 +163,13 @@ def by_ctranslate2(folder: Path) -> Callable[[Any, Any], Any]:
 
 def alone_or_not(runner: Any, texts: list[str]) -> float:
     """Return the largest difference of a text's vector alone and in company, of some texts."""
-    together = runner(texts)
+    together = runner(texts, over_long="truncate")
     step = max(len(texts) // ALONE, 1)
-    return max(float(np.abs(runner(text) - together[at]).max()) for at, text in enumerate(texts) if at % step == 0)
+    return max(
+        float(np.abs(runner(text, over_long="truncate") - together[at]).max())
+        for at, text in enumerate(texts)
+        if at % step == 0
+    )
 
 
 def added(runner: Any, embedder: Any, text: str) -> tuple[float, float]:
@@ -195,6 +200,8 @@ def show(best: dict[str, tuple[float, float]], count: int, base: str) -> None:
 
 def main() -> None:
     transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    warnings.simplefilter("ignore")  # other libraries' exporters
     count = int(sys.argv[1]) if len(sys.argv) > 1 else TEXTS
     turns = int(sys.argv[2]) if len(sys.argv) > 2 else TURNS
     print(machine(), f"torch {torch.__version__} on {torch.get_num_threads()} threads")
