@@ -34,7 +34,7 @@ from nopad.corpus import stdlib_texts
 from nopad.model import fast_linear
 from nopad.tasks import Embedder
 from nopad.tasks.core import of_length
-from nopad.tasks.embedding import _default_folder
+from nopad.tasks.folder import default_folder
 
 TEXTS, PADDED, TURNS, BATCH, LONGEST = 2000, 320, 3, 32, 256
 ALONE, SINGLE = 200, 200
@@ -205,7 +205,7 @@ def main() -> None:
     count = int(sys.argv[1]) if len(sys.argv) > 1 else TEXTS
     turns = int(sys.argv[2]) if len(sys.argv) > 2 else TURNS
     print(machine(), f"torch {torch.__version__} on {torch.get_num_threads()} threads")
-    folder, texts = _default_folder(), the_texts(count)
+    folder, texts = default_folder(), the_texts(count)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     stock = transformers.AutoModel.from_pretrained(folder, add_pooling_layer=False).eval()
     embedder = Embedder.from_folder(folder, max_tokens=LONGEST)
