@@ -211,11 +211,13 @@ class PackRunner:
         with _numbered_from(first):
             prepared, counts = self._core.prepare(inputs, **how)
         made = [Waiting(one, Answer(self._worker), now) for one in prepared]
-        self._queue.add(
-            [one for one in made if one.tokens],
-            None if deadline_s is None else now + in_ns(deadline_s),
-            priority,
-        )
+        deadline = None if deadline_s is None else now + in_ns(deadline_s)
+        try:
+            self._queue.add([one for one in made if one.tokens], deadline, priority)
+        except BaseException:  # those before it were added, and nobody has their futures
+            for one in made:
+                self._queue.cancel(one.numbers)
+            raise
         self._queue.count(counts)
         for one in made:
             if one.tokens:
