@@ -39,7 +39,7 @@ from inputs import machine
 import nopad
 from nopad.corpus import stdlib_texts
 from nopad.tasks import OfTokens
-from nopad.tasks.embedding import _default_folder
+from nopad.tasks.folder import default_folder
 
 SIZES = {"hidden_size": 256, "num_hidden_layers": 4, "intermediate_size": 704, "num_attention_heads": 4}
 PER_BATCH, ACCUMULATION = 8, 4
@@ -57,7 +57,7 @@ Batch = dict[str, torch.Tensor]
 
 
 def texts_of(count: int, capacity: int) -> list[np.ndarray]:
-    tokenizer = transformers.AutoTokenizer.from_pretrained(_default_folder())
+    tokenizer = transformers.AutoTokenizer.from_pretrained(default_folder())
     texts = [entry["text"] for entry in stdlib_texts() if len(entry["text"]) > 200]
     np.random.default_rng(0).shuffle(texts)
     ids = (np.array(tokenizer(text, verbose=False)["input_ids"], np.int32) for text in texts)

@@ -33,7 +33,8 @@ from nopad.corpus import stdlib_texts
 from nopad.histogram import read_histogram
 from nopad.model import fast_linear
 from nopad.random import key, shuffle
-from nopad.tasks.embedding import _default_folder, _within
+from nopad.tasks.embedding import _within
+from nopad.tasks.folder import default_folder
 
 BUDGET = 4096
 BATCH = 32
@@ -124,7 +125,7 @@ def embed(_: Path | None) -> None:
     """MiniLM forward, beside padding and other runtimes."""
     kind = transformers.BertModel
     stock, on_mask, on_segments = (
-        kind.from_pretrained(_default_folder(), add_pooling_layer=False).eval() for _ in range(3)
+        kind.from_pretrained(default_folder(), add_pooling_layer=False).eval() for _ in range(3)
     )
     nopad.packed(on_mask, backend="mask")
     nopad.packed(on_segments, backend="segments")
@@ -228,7 +229,7 @@ def _one_size(title: str, model: Any, sequences: list[np.ndarray], backward: boo
 
 def overhead(_: Path | None) -> None:
     """Print what batch construction and hooks cost beside a forward pass."""
-    model = nopad.packed(transformers.BertModel.from_pretrained(_default_folder(), add_pooling_layer=False).eval())
+    model = nopad.packed(transformers.BertModel.from_pretrained(default_folder(), add_pooling_layer=False).eval())
     part = next(iter(_within(docstrings(400), BUDGET)))
     batch = PackedBatch.from_sequences(part)
     with torch.inference_mode(), fast_linear(model):

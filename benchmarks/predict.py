@@ -19,7 +19,7 @@ from inputs import machine
 from nopad.corpus import stdlib_texts
 from nopad.model import unpacked
 from nopad.tasks import Classification, Embedding, Predictor, Task
-from nopad.tasks.embedding import _default_folder
+from nopad.tasks.folder import default_folder
 
 RECORDS, BATCH, TURNS, LONGEST = 2000, 32, 3, 256
 
@@ -53,8 +53,8 @@ def timed(function: Callable[[], list[Any]]) -> tuple[float, list[Any]]:
 
 
 def compare(task: Task, column: str, records: list[dict[str, str]]) -> None:
-    model = task.model(_default_folder())
-    stock = task.model(_default_folder()).eval()
+    model = task.model(default_folder())
+    stock = task.model(default_folder()).eval()
     stock.load_state_dict(model.state_dict())
     packed = Predictor(task, model, fast=False)
     fast = Predictor(task, model, fast=True)
@@ -87,7 +87,7 @@ def main() -> None:
     count = int(sys.argv[1]) if len(sys.argv) > 1 else RECORDS
     texts = [one["text"] for one in stdlib_texts() if len(one["text"]) >= 40]
     records = [{"text": text} for text in texts[:: max(len(texts) // count, 1)][:count]]
-    tokenizer = transformers.AutoTokenizer.from_pretrained(_default_folder())
+    tokenizer = transformers.AutoTokenizer.from_pretrained(default_folder())
     cut: dict[str, Any] = {"max_length": LONGEST, "over_long": "truncate"}
     torch.manual_seed(0)
     compare(Classification(tokenizer, 3, **cut), "probabilities", records)

@@ -34,7 +34,7 @@ import nopad
 from nopad.corpus import stdlib_texts
 from nopad.sequences import Sequences
 from nopad.tasks import Classification, OfSequences, OfTokens
-from nopad.tasks.embedding import _default_folder
+from nopad.tasks.folder import default_folder
 from nopad.training import PackedTrainer, mixin
 from nopad.training.trouble import Watch
 
@@ -216,7 +216,7 @@ def pairs(count: int) -> list[dict[str, Any]]:
 
 def finetune(options: argparse.Namespace) -> None:
     """Print accuracy and time of MiniLM on local pairs, packed and padded, seed by seed."""
-    tokenizer = transformers.AutoTokenizer.from_pretrained(_default_folder())
+    tokenizer = transformers.AutoTokenizer.from_pretrained(default_folder())
     made = pairs(704)
     train, held_out = made[:512], made[512:]
     task = Classification(tokenizer, 2, pair="second", max_length=128, over_long="truncate")
@@ -226,7 +226,7 @@ def finetune(options: argparse.Namespace) -> None:
     found: dict[str, list[tuple[float, float]]] = {"packed": [], "padded to 128": [], "padded per batch": []}
     for seed in range(options.seeds):
         for how in found:
-            model = task.model(_default_folder())
+            model = task.model(default_folder())
             torch.manual_seed(seed)
             seconds, accuracy = _tuned(model, task, examples, tested, how, seed, factor)
             found[how].append((seconds, accuracy))
@@ -275,7 +275,7 @@ def trl(_: argparse.Namespace) -> None:
 
     from nopad.training import PackedSFTTrainer
 
-    tokenizer = transformers.AutoTokenizer.from_pretrained(_default_folder())
+    tokenizer = transformers.AutoTokenizer.from_pretrained(default_folder())
     tokenizer.eos_token = tokenizer.sep_token
     texts = [entry["text"] for entry in stdlib_texts() if len(entry["text"]) > 200][:120]
     ids = [tokenizer(text, truncation=False, verbose=False)["input_ids"] for text in texts]

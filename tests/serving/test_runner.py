@@ -190,6 +190,23 @@ def test_a_full_queue_raises_if_told_so():
         assert runner.submit({"input_ids": [20] * 20}).result(WAIT)
 
 
+def test_a_list_that_does_not_fit_leaves_nothing_in_the_queue():
+    model = nopad.packed(a_model())
+    gate = Gate(model)
+    batching = Batching(capacity=64, max_waiting_tokens=20)
+    with nopad.PackRunner(model, batching, when_full="raise", warm_up=False) as runner:
+        first = runner.submit({"input_ids": [20] * 20})
+        assert gate.entered.wait(WAIT)
+        with pytest.raises(QueueFullError, match="20 tokens wait already"):
+            runner([{"input_ids": [20] * 10}] * 5)
+        assert runner.statistics.packer.waiting == 0
+        gate.open.set()
+        assert first.result(WAIT)
+        assert runner.drain(WAIT)
+        seen = runner.statistics
+    assert (seen.answered, seen.failed, seen.packer.cancelled) == (1, 0, 2)
+
+
 def test_callers_that_cancel_at_random():
     plain, model = a_model(), nopad.packed(a_model())
     sequences, draw = some_ids(1000, longest=8), random.Random(1)

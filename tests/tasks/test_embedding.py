@@ -12,7 +12,7 @@ from tests.model.zoo import build
 import nopad
 from nopad.errors import BatchError, FormatError, LengthError, OptionError
 from nopad.tasks import Embedder, Texts, embed
-from nopad.tasks.embedding import _default_folder
+from nopad.tasks.folder import default_folder
 
 TEXTS = [
     "A pack holds several sequences.",
@@ -29,7 +29,7 @@ def embedder():
 
 def by_hand(texts, limit=256):
     """The usual way: one text at a time, mean over its tokens, length 1."""
-    model = t.AutoModel.from_pretrained(_default_folder()).eval()
+    model = t.AutoModel.from_pretrained(default_folder()).eval()
     tokenizer = nopad.load_tokenizer()
     found = []
     for ids in tokenizer.encode(texts):
@@ -105,7 +105,7 @@ def test_pooling(sequences, pooling, form):
 
 @pytest.fixture
 def folder(tmp_path):
-    return shutil.copytree(_default_folder(), tmp_path / "model")
+    return shutil.copytree(default_folder(), tmp_path / "model")
 
 
 def change(path, **entries):
@@ -269,7 +269,7 @@ def test_what_is_no_text_and_no_option(embedder):
 def test_a_tokenizer_of_transformers_will_do(embedder):
     from transformers import AutoTokenizer
 
-    other = Embedder(embedder.model, AutoTokenizer.from_pretrained(_default_folder()), max_tokens=256)
+    other = Embedder(embedder.model, AutoTokenizer.from_pretrained(default_folder()), max_tokens=256)
     np.testing.assert_allclose(other.encode(TEXTS[:2]), embedder.encode(TEXTS[:2]), atol=1e-6)
 
 

@@ -15,7 +15,7 @@ from nopad import tasks
 from nopad.corpus.transformers_tokenizer import load_transformers_tokenizer
 from nopad.errors import FormatError, OptionError
 from nopad.tasks import Classification, Embedding, Regression, predict, predict_files
-from nopad.tasks.embedding import _default_folder
+from nopad.tasks.folder import default_folder
 from nopad.tasks.registry import load_task, options_of, task_named, tasks_by_name
 from nopad.training.config import Model
 from nopad.training.models import load_tokenizer as of_training
@@ -96,10 +96,10 @@ def test_no_model_at_all(tmp_path):
 
 
 def test_what_a_sentence_transformers_folder_says(folder):
-    task, model = load_task("embed", _default_folder(), {})
+    task, model = load_task("embed", default_folder(), {})
     assert (task.objective.pooling, task.objective.normalize, task.max_length) == ("mean", True, 256)
     assert model.pooler is None
-    assert load_task("embed", _default_folder(), {"pooling": "first"})[0].objective.pooling == "first"
+    assert load_task("embed", default_folder(), {"pooling": "first"})[0].objective.pooling == "first"
 
 
 def test_a_prompt_of_the_folder(folder):

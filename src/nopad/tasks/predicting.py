@@ -11,8 +11,8 @@ import re
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from itertools import islice, pairwise
+from dataclasses import dataclass
+from itertools import islice
 from threading import Lock
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -200,7 +200,7 @@ class Predictor(Core):
             raise OptionError(f"the task {self.task.name} combines records at random, and answers none by itself")
         examples = self.encode([self._record(one, number) for number, one in enumerate(requests)])
         self._check_lengths(examples)
-        return [Prepared(one.sequences, one) for one in _of_each_record(examples)], examples.counts
+        return [Prepared(one.sequences, one) for one in examples.of_each_record()], examples.counts
 
     def results_of(self, batch: PackedBatch) -> list[Any]:
         """Return the task's result for each sequence; see `Core.results_of`."""
@@ -389,20 +389,6 @@ def _encoded(
             made = predictor.encode(part)
         yield first, made
         first += len(part)
-
-
-def _of_each_record(examples: Examples) -> Iterator[Examples]:
-    """Yield the examples of each record by itself, without counts."""
-    bounds = np.searchsorted(examples.record, np.arange(examples.records + 1)).tolist()
-    for begin, end in pairwise(bounds):
-        yield replace(
-            examples,
-            sequences=examples.sequences.part(begin, end),
-            record=np.zeros(end - begin, np.int64),
-            records=1,
-            counts={},
-            details={name: column[begin:end] for name, column in examples.details.items()},
-        )
 
 
 def _refuse_nan(results: Sequence[Any], record: NDArray[np.int64]) -> None:

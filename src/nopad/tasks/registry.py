@@ -17,7 +17,7 @@ from nopad.corpus.tokenizer import with_words
 from nopad.errors import FormatError, NopadError, OptionError
 from nopad.model.admission import positions_of
 from nopad.model.families import family_of
-from nopad.tasks.embedding import _quiet
+from nopad.tasks.folder import quiet
 from nopad.tasks.task import Task
 
 __all__ = ["load_task", "options_of", "task_class", "task_named", "tasks_by_name"]
@@ -99,7 +99,7 @@ def load_task(name: str, spec: str | Path, options: Mapping[str, Any], **how: An
     here = path.exists() or str(spec).startswith((".", "/", "~"))
     if here and not (path / "config.json").is_file():
         raise FormatError(f"{spec} is no folder with a model: it has no config.json")
-    with nullcontext(True) if here else hub_in_reach() as online, _quiet():
+    with nullcontext(True) if here else hub_in_reach() as online, quiet():
         try:
             import transformers
 

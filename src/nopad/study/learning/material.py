@@ -19,7 +19,7 @@ from nopad.corpus.sentences import sentences_of
 from nopad.errors import LengthError
 from nopad.sequences import Sequences
 from nopad.tasks import Pretraining
-from nopad.tasks.embedding import _default_folder
+from nopad.tasks.folder import default_folder
 
 __all__ = ["Material", "material", "reduced"]
 
@@ -87,7 +87,7 @@ def reduced(texts: Sequence[str], size: int) -> Any:
     import tokenizers
     import transformers
 
-    made = tokenizers.Tokenizer.from_file(str(_default_folder() / "tokenizer.json"))
+    made = tokenizers.Tokenizer.from_file(str(default_folder() / "tokenizer.json"))
     vocabulary = made.get_vocab()
     counts = np.bincount(np.concatenate(load_tokenizer().encode(texts)), minlength=len(vocabulary))
     used = {token.removeprefix("##") for token, number in vocabulary.items() if counts[number]}
