@@ -53,6 +53,7 @@ PYTHON = {
     "output",
     "sampler",
     "collate_fn",
+    "data_collator",
     "accumulate",
     "return_dict",
     "train_sampling_strategy",
