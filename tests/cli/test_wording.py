@@ -54,6 +54,8 @@ PYTHON = {
     "sampler",
     "collate_fn",
     "data_collator",
+    "packing",
+    "padding_free",
     "accumulate",
     "return_dict",
     "train_sampling_strategy",

@@ -9,8 +9,9 @@ import typer
 
 from nopad.cli.content import from_stdin
 from nopad.cli.monitor import Bars
-from nopad.cli.options import Force, parse_pairs
+from nopad.cli.options import Force, TextUnit, parse_pairs
 from nopad.cli.render import console
+from nopad.corpus import options as corpus
 from nopad.errors import MissingExtraError, OptionError, install
 from nopad.store.starting_over import PREDICTIONS, remove_made
 
@@ -25,8 +26,7 @@ Inputs = Annotated[
     list[str],
     typer.Argument(
         metavar="INPUT...",
-        help="Records: files (JSON Lines, JSON, Parquet, Arrow, CSV, TSV, text: a record per line), folders or "
-        "URLs of them, hf:NAME.",
+        help="Records: files (JSON Lines, JSON, Parquet, Arrow, CSV, TSV, text), folders or URLs of them, hf:NAME.",
     ),
 ]
 Out = Annotated[
@@ -112,6 +112,7 @@ def predict(
     over_long: OverLong = None,
     option: More = None,
     keep: Keep = None,
+    text_unit: TextUnit = "line",
     capacity: Capacity = None,
     rows: RowsAtATime = None,
     batch_records: BatchRecords = 1000,
@@ -128,6 +129,8 @@ def predict(
 
       nopad predict titles.parquet -o vectors --task embed --model path/to/model --text title --over-long truncate
 
+      nopad predict notes/ -o vectors --task embed --model path/to/model --text-unit file --over-long truncate
+
       nopad predict pairs.csv -o out --task regress --model path/to/model --text first --pair second
 
       nopad predict texts/ -o out --task causal --model path/to/model --capacity 4096
@@ -140,7 +143,9 @@ def predict(
     sizes |= {"batch_records": batch_records, "part_records": part_records}
     with Bars() as monitor:
         monitor.stage("loading the model", None, "")
-        records, made, loaded = _loaded(from_stdin(inputs), model, task, options, device)
+        records, made, loaded = _loaded(from_stdin(inputs), model, task, options, device, text_unit)
+        if records.kind == "text":
+            kept.setdefault("path", "path")
         if force:
             remove_made(out, PREDICTIONS)
         from nopad.tasks import predict_files
@@ -164,13 +169,19 @@ def _options(given: dict[str, Any], option: list[str] | None) -> dict[str, Any]:
 
 
 def _loaded(
-    inputs: list[str], model: str, task: str | None, options: dict[str, Any], device: str | None
+    inputs: list[str],
+    model: str,
+    task: str | None,
+    options: dict[str, Any],
+    device: str | None,
+    text_unit: corpus.TextUnit,
 ) -> tuple[RecordStream, Task, Any]:
     """Return the records, the task, and the model on its device.
 
     Raises:
         MissingExtraError: torch or transformers is not installed.
-        OptionError: the model cannot be put on the device; or as `nopad.tasks.registry.load_task`.
+        OptionError: the model cannot be put on the device; `text_unit` is given, and no file is text; or as
+            `nopad.tasks.registry.load_task`.
     """
     try:
         import torch
@@ -181,7 +192,9 @@ def _loaded(
     from nopad.tasks.registry import load_task
 
     name, options = _as_trained(task, model, options)
-    records = open_records(inputs)
+    records = open_records(inputs, text_unit=text_unit, paths=True)
+    if text_unit != "line" and records.kind != "text":
+        raise OptionError(f"--text-unit is of text files, and these records are {records.kind}; leave it out")
     made, loaded = load_task(name, model, options)
     try:
         loaded = loaded.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
