@@ -154,7 +154,7 @@ Force = Annotated[
     bool,
     typer.Option(
         "--force",
-        help="Start over: remove what nopad has written into the output folder before.",
+        help="Start over: replace what nopad has written into the output folder, once the new output is whole.",
         show_default=False,
     ),
 ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +15,7 @@ from nopad.cli.options import Force, TextUnit, parse_pairs
 from nopad.cli.render import console
 from nopad.corpus import options as corpus
 from nopad.errors import MissingExtraError, OptionError, install
-from nopad.store.starting_over import PREDICTIONS, remove_made
+from nopad.store.starting_over import PREDICTIONS, replacement
 
 if TYPE_CHECKING:
     from nopad.corpus.record_stream import RecordStream
@@ -146,12 +148,11 @@ def predict(
         records, made, loaded = _loaded(from_stdin(inputs), model, task, options, device, text_unit)
         if records.kind == "text":
             kept.setdefault("path", "path")
-        if force:
-            remove_made(out, PREDICTIONS)
         from nopad.tasks import predict_files
 
-        found = predict_files(made, loaded, records, out, keep=kept, monitor=monitor, **sizes)
-    _say(found)
+        with replacement(out, PREDICTIONS) if force else nullcontext(out) as place:
+            found = predict_files(made, loaded, records, place, keep=kept, monitor=monitor, **sizes)
+    _say(replace(found, folder=out))
 
 
 def _options(given: dict[str, Any], option: list[str] | None) -> dict[str, Any]:
