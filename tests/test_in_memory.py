@@ -266,6 +266,49 @@ class TestTheTemporaryFolder:
         assert sorted(n for batch in loader for n in batch.records["seq_index"].tolist()) == [0, 1, 2]
 
 
+class TestAssistantMasks:
+    ROWS = (
+        {"input_ids": [7, 8, 9], "assistant_masks": [0, 1, 1], "n": 1},
+        {"input_ids": [5], "assistant_masks": [0], "n": 2},
+    )
+
+    @pytest.mark.parametrize("form", [list, as_dataset, as_arrow])
+    def test_they_become_labels(self, form):
+        dataset = nopad.pack_dataset(form(list(self.ROWS)), 8)
+        assert sequences_of(dataset, "labels", "n") == {0: [([7, 8, 9], [-100, 8, 9], 1)], 1: [([5], [-100], 2)]}
+        assert dataset.manifest.carried == {"labels": "token", "n": "sequence"}
+        assert dataset.manifest.source["left_out"] == []
+        assert nopad.verify(dataset.path) == []
+
+    def test_padding_and_cuts(self):
+        rows = [{"input_ids": [0, 7, 8, 9, 0], "assistant_masks": [1, 0, 1, 1, 1]}]
+        assert sequences_of(nopad.pack_dataset(rows, 8, pad_id=0), "labels") == {0: [([7, 8, 9], [-100, 8, 9])]}
+        cut = nopad.pack_dataset(rows, 2, pad_id=0, over_long="split")
+        assert sorted(sequences_of(cut, "labels")[0]) == [([7, 8], [-100, 8]), ([9], [9])]
+
+    def test_by_name_they_are_a_column(self):
+        dataset = nopad.pack_dataset(list(self.ROWS), 8, carry=["assistant_masks"])
+        assert dataset.manifest.carried == {"assistant_masks": "token"}
+
+    @pytest.mark.parametrize(
+        ("more", "error", "message"),
+        [
+            (
+                {"labels": [7, 8, 9]},
+                SourceError,
+                "'assistant_masks' becomes the labels, and there is a column 'labels'",
+            ),
+            ({"label": 1}, SourceError, "'assistant_masks' becomes the labels, and there is a column 'label' too"),
+            ({"assistant_masks": 1}, SourceError, "'assistant_masks' is int64, not lists of 0 and 1; convert it"),
+            ({"assistant_masks": [0, 2, 1]}, RecordError, r"row 1: assistant_masks\[1\] is 2; a mask holds 0 and 1"),
+            ({"assistant_masks": [0, 1]}, RecordError, "'assistant_masks' has 2 values beside 3 in 'input_ids'"),
+        ],
+    )
+    def test_what_is_refused(self, more, error, message):
+        with pytest.raises(error, match=message):
+            nopad.pack_dataset([self.ROWS[0] | more], 8)
+
+
 def test_no_warning_where_nothing_is_left_out():
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -134,7 +134,7 @@ def pack_dataset(
         carry=carry,
         mask_field=mask_field,
         pad_id=pad_id,
-        text_labels=True,
+        find_labels=True,
     )
     folder = tempfile.mkdtemp(prefix="nopad-") if output is None else output
     try:
@@ -194,7 +194,7 @@ def _source(
             None,
         )
     if isinstance(data, Source):
-        _refuse(replace(reading, text_labels=False), set(), "for nopad.open_source, which opened these data")
+        _refuse(replace(reading, find_labels=False), set(), "for nopad.open_source, which opened these data")
         if content != Content():
             raise OptionError("text_field=, text_pair= and chat= are for records; give them to nopad.open_source")
         source = data
@@ -300,7 +300,7 @@ def _of_task(
         "options: task=nopad.tasks.Chat(tokenizer, ...)"
     )
     _refuse(corpus, {"capacity", "over_long"}, told)
-    _refuse(replace(reading, text_labels=False), {"carry"}, told)
+    _refuse(replace(reading, find_labels=False), {"carry"}, told)
     if content != Content():
         raise OptionError("the task says which columns it reads; leave text_field=, text_pair= and chat= out")
     carry = () if reading.carry == "auto" else reading.carry

@@ -92,3 +92,53 @@ def test_pack_json(call, ids, tmp_path):
     )
     assert made["counts"]["records"] == 3
     assert json.loads(call("pack", ids, "-o", out, "-c", 4, "--json"))["reused"] is True
+
+
+@pytest.mark.parametrize(("error", "said"), [(RuntimeError, "broken"), (KeyboardInterrupt, "is as it was")])
+def test_the_old_output_stays_until_the_new_one_is_whole(call, ids, packed, monkeypatch, error, said):
+    before = {path: path.read_bytes() for path in packed.rglob("*") if path.is_file()}
+
+    def breaks(*_, **__):
+        assert nopad.verify(packed) == []
+        raise error("broken")
+
+    monkeypatch.setattr("nopad.store.workspace.Workspace.move_into_place", breaks)
+    ran = call("pack", ids, "-o", packed, "-c", 8, "--force")
+    assert ran.code != 0
+    assert said in ran.err
+    assert {path: path.read_bytes() for path in packed.rglob("*") if path.is_file()} == before
+
+
+def test_a_link_stays_a_link(call, ids, packed, tmp_path):
+    link = tmp_path / "link"
+    link.symlink_to(packed)
+    assert call("pack", ids, "-o", link, "-c", 8, "--force").code == 0
+    assert link.is_symlink()
+    assert (capacity_of(packed), nopad.verify(link)) == (8, [])
+    assert not (packed / ".replacing").exists()
+
+
+def test_the_folder_itself_stays(call, ids, packed):
+    number = packed.stat().st_ino  # a mount cannot be moved or made anew
+    assert call("pack", ids, "-o", packed, "-c", 8, "--force").code == 0
+    assert packed.stat().st_ino == number
+
+
+@pytest.mark.parametrize("force", [[], ["--force"]])
+def test_an_empty_folder_is_used(call, ids, tmp_path, force):
+    out = tmp_path / "out"
+    out.mkdir()
+    assert call("pack", ids, "-o", out, "-c", 8, *force).code == 0
+    assert capacity_of(out) == 8
+
+
+def test_what_a_kill_while_replacing_leaves_is_replaced(call, ids, packed):
+    (packed / "nopad.json").unlink()
+    (packed / ".replacing").mkdir()
+    assert call("pack", ids, "-o", packed, "-c", 8, "--force").code == 0
+    assert (capacity_of(packed), nopad.verify(packed)) == (8, [])
+
+
+def test_an_old_output_that_is_equal_is_made_again(call, ids, packed):
+    found = json.loads(call("pack", ids, "-o", packed, "-c", 4, "--force", "--json"))
+    assert found["reused"] is False

@@ -145,3 +145,30 @@ def test_what_is_refused(options, code, says, folder, given, tmp_path, call):
     assert out.code == code, out.err
     assert says in out.error()
     assert not (tmp_path / "out").exists()
+
+
+def test_whole_files_with_their_paths(folder, tmp_path, call):
+    path, task, model = folder("embed")
+    notes = tmp_path / "notes"
+    (notes / "deep").mkdir(parents=True)
+    contents = {"a.txt": "is it\nred ?", "deep/b.txt": "why not"}
+    for name, content in contents.items():
+        (notes / name).write_text(content)
+    out = tmp_path / "vectors.parquet"
+    how = ["predict", notes, "--task", "embed", "-m", path]
+    ran = call(*how, "-o", out, "--text-unit", "file")
+    assert ran.code == 0, ran.err
+    found = pq.read_table(out).to_pylist()
+    assert [row["path"] for row in found] == [str(notes / name) for name in contents]
+    expected = predict(task, model, [{"text": content} for content in contents.values()])
+    for row, one in zip(found, expected, strict=True):
+        assert row["embedding"] == pytest.approx(list(one["embedding"]), abs=1e-6)
+    lines = tmp_path / "lines"
+    assert call(*how, "-o", lines, "--keep", "path=text").code == 0  # a name of yours stands
+    assert [row["path"] for row in pq.read_table(lines).to_pylist()] == ["is it", "red ?", "why not"]
+    (tmp_path / "a.jsonl").write_text('{"text": "why"}\n')
+    ran = call("predict", tmp_path / "a.jsonl", *how[2:], "-o", tmp_path / "c", "--text-unit", "file")
+    assert (ran.code, ran.error()) == (
+        2,
+        "--text-unit is of text files, and these records are jsonl; leave it out",
+    )

@@ -34,6 +34,7 @@ def turns(roles):
 chats = turns([("role", "user", "content"), ("role", "assistant", "content")] * 2)
 shared = turns([("from", "human", "value"), ("from", "gpt", "value")])
 label = st.integers(0, 3)
+marks = st.lists(st.integers(0, 1), min_size=3, max_size=3)
 
 
 def records(columns, odd=None):
@@ -75,6 +76,7 @@ KINDS = {
     ),
     "ids": (records({"input_ids": ids, "label": label, "where": text}), [], {}),
     "padded ids": (records({"input_ids": ids, "weight": st.floats(0, 1)}), ["--pad-id", "0"], {"pad_id": 0}),
+    "ids with assistant masks": (records({"input_ids": st.just([7, 8, 9]), "assistant_masks": marks}), [], {}),
     "ids that are bad": (records({"input_ids": ids}, {"input_ids": [-1]}), [], {}),
 }
 

@@ -63,7 +63,7 @@ def refuse_policies(file: str, reader: ReaderOptions, policies: Mapping[str, Any
     Raises:
         OptionError: an option differs from its default.
     """
-    usual = {**ReaderOptions().settings(), "suffixes": [], "text_labels": reader.text_labels, **_DEFAULTS}
+    usual = {**ReaderOptions().settings(), "suffixes": [], "find_labels": reader.find_labels, **_DEFAULTS}
     for name, value in {**reader.settings(), **policies}.items():
         if value != usual[name]:
             option = "--no-special-tokens" if name == "special_tokens" else "--" + name.replace("_", "-")

@@ -154,7 +154,7 @@ Force = Annotated[
     bool,
     typer.Option(
         "--force",
-        help="Start over: remove what nopad has written into the output folder before.",
+        help="Start over: replace what nopad has written into the output folder, once the new output is whole.",
         show_default=False,
     ),
 ]
@@ -209,7 +209,7 @@ def parse_reader(
     pad_id: int | None,
     suffixes: list[str] | None = None,
     *,
-    text_labels: bool = False,
+    find_labels: bool = False,
 ) -> corpus.ReaderOptions:
     """Return the `ReaderOptions` of a command line; "none" as a name in `carry` or as `mask_field` means no column.
 
@@ -227,7 +227,7 @@ def parse_reader(
         mask_field="auto" if mask_field is None else None if mask_field == "none" else mask_field,
         pad_id=pad_id,
         suffixes=[one if one.startswith(".") else f".{one}" for one in suffixes or ()],
-        text_labels=text_labels,
+        find_labels=find_labels,
     )
 
 

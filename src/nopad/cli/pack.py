@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -46,7 +46,7 @@ from nopad.store import Manifest, PackOptions, pack_corpus
 from nopad.store.choice import check_divisible
 from nopad.store.manifest import MANIFEST, PLAN, split_folders
 from nopad.store.shards import SHARD_TOKENS
-from nopad.store.starting_over import DATASET, check_made, remove_made
+from nopad.store.starting_over import DATASET, check_made, replacement
 from nopad.store.workspace import check_outside
 
 __all__ = ["pack"]
@@ -131,7 +131,7 @@ def pack(
     policies = parse_policies(special_tokens, over_long, empty, on_bad_record, vocab_size)
     options = CorpusOptions(capacity=capacity, **policies)
     reader = parse_reader(
-        text_unit, content.field, ids_field, carry, mask_field, pad_id, suffix, text_labels=pretrain is None
+        text_unit, content.field, ids_field, carry, mask_field, pad_id, suffix, find_labels=pretrain is None
     )
     as_pairs = parse_pretrain(pretrain, pretrain_option, tokenizer, policies, seed)
     inputs = from_stdin(inputs)
@@ -151,13 +151,11 @@ def pack(
     check_divisible(source, packing.validation)
     check_outside(source.folders, out)
     loaded = load_tokenizer(tokenizer) if needs_tokenizer else None
-    if force:  # last: what cannot be packed must not cost what is there
-        remove_made(out, DATASET)
-    reused = (out / MANIFEST).exists() or bool(split_folders(out))
-    with Bars() as monitor, _way_out(out):
+    reused = not force and ((out / MANIFEST).exists() or bool(split_folders(out)))
+    with replacement(out, DATASET) if force else nullcontext(out) as place, Bars() as monitor, _way_out(out):
         pack_corpus(
             source,
-            out,
+            place,
             options,
             tokenizer=loaded,
             packing=packing,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,10 +11,11 @@ import typer
 
 from nopad.cli.content import from_stdin
 from nopad.cli.monitor import Bars
-from nopad.cli.options import Force, parse_pairs
+from nopad.cli.options import Force, TextUnit, parse_pairs
 from nopad.cli.render import console
+from nopad.corpus import options as corpus
 from nopad.errors import MissingExtraError, OptionError, install
-from nopad.store.starting_over import PREDICTIONS, remove_made
+from nopad.store.starting_over import PREDICTIONS, replacement
 
 if TYPE_CHECKING:
     from nopad.corpus.record_stream import RecordStream
@@ -25,8 +28,7 @@ Inputs = Annotated[
     list[str],
     typer.Argument(
         metavar="INPUT...",
-        help="Records: files (JSON Lines, JSON, Parquet, Arrow, CSV, TSV, text: a record per line), folders or "
-        "URLs of them, hf:NAME.",
+        help="Records: files (JSON Lines, JSON, Parquet, Arrow, CSV, TSV, text), folders or URLs of them, hf:NAME.",
     ),
 ]
 Out = Annotated[
@@ -120,6 +122,7 @@ def predict(
     over_long: OverLong = None,
     option: More = None,
     keep: Keep = None,
+    text_unit: TextUnit = "line",
     capacity: Capacity = None,
     rows: RowsAtATime = None,
     batch_records: BatchRecords = 1000,
@@ -137,6 +140,8 @@ def predict(
 
       nopad predict titles.parquet -o vectors --task embed --model path/to/model --text title --over-long truncate
 
+      nopad predict notes/ -o vectors --task embed --model path/to/model --text-unit file --over-long truncate
+
       nopad predict pairs.csv -o out --task regress --model path/to/model --text first --pair second
 
       nopad predict texts/ -o out --task causal --model path/to/model --capacity 4096
@@ -149,19 +154,19 @@ def predict(
     sizes |= {"batch_records": batch_records, "part_records": part_records}
     with Bars() as monitor:
         monitor.stage("loading the model", None, "")
-        records, made, loaded = _loaded(from_stdin(inputs), model, task, options)
+        records, made, loaded = _loaded(from_stdin(inputs), model, task, options, text_unit)
         loaded, alike = _lowered(loaded, precision)
         loaded = _placed(loaded, device)
-        if force:
-            remove_made(out, PREDICTIONS)
+        if records.kind == "text":
+            kept.setdefault("path", "path")
         from nopad.tasks import predict_files
 
-        found = predict_files(made, loaded, records, out, keep=kept, monitor=monitor, **sizes)
-    _say(found)
+        with replacement(out, PREDICTIONS) if force else nullcontext(out) as place:
+            found = predict_files(made, loaded, records, place, keep=kept, monitor=monitor, **sizes)
+    _say(replace(found, folder=out))
     if alike is not None:
-        console().print(
-            f"  {precision}: outputs of random tokens have a cosine of at least {alike:.5f} with those before"
-        )
+        told = f"outputs of random tokens have a cosine of at least {alike:.5f} with those before"
+        console().print(f"  {precision}: {told}", markup=False, soft_wrap=True)
 
 
 def _options(given: dict[str, Any], option: list[str] | None) -> dict[str, Any]:
@@ -178,12 +183,14 @@ def _options(given: dict[str, Any], option: list[str] | None) -> dict[str, Any]:
     return options
 
 
-def _loaded(inputs: list[str], model: str, task: str | None, options: dict[str, Any]) -> tuple[RecordStream, Task, Any]:
+def _loaded(
+    inputs: list[str], model: str, task: str | None, options: dict[str, Any], text_unit: corpus.TextUnit
+) -> tuple[RecordStream, Task, Any]:
     """Return the records, the task, and the model.
 
     Raises:
         MissingExtraError: torch or transformers is not installed.
-        OptionError: as in `nopad.tasks.registry.load_task`.
+        OptionError: `text_unit` is given, and no file is text; or as `nopad.tasks.registry.load_task`.
     """
     try:
         import torch  # noqa: F401
@@ -194,7 +201,9 @@ def _loaded(inputs: list[str], model: str, task: str | None, options: dict[str, 
     from nopad.tasks.registry import load_task
 
     name, options = _as_trained(task, model, options)
-    records = open_records(inputs)
+    records = open_records(inputs, text_unit=text_unit, paths=True)
+    if text_unit != "line" and records.kind != "text":
+        raise OptionError(f"--text-unit is of text files, and these records are {records.kind}; leave it out")
     return records, *load_task(name, model, options)
 
 

@@ -40,7 +40,7 @@ FLAGS = {
     "pack": _PACK,
     "verify": ("source", "tokenizer"),
     "audit": ("accumulation", "backend", "ranks"),
-    "predict": ("capacity", "max_length", "over_long", "rows", "text"),
+    "predict": ("capacity", "max_length", "over_long", "rows", "text", "text_unit"),
     "study distributions": ("over_long", "text_unit", "tokenizer"),
     "study glue": ("tokenizer",),
     "study pretraining": ("text_field", "text_unit", "tokenizer"),

@@ -135,7 +135,7 @@ def _chosen(
         if value not in (None, "auto"):
             raise OptionError(f"{name} is {value!r}, and the records are read otherwise; leave it out")
     asked: Sequence[str] = () if options.carry == "auto" else options.carry
-    if options.carry == "auto" and options.text_labels and not set(LABELS) & set(encoder.columns):
+    if options.carry == "auto" and options.find_labels and not set(LABELS) & set(encoder.columns):
         refuse_empty_labels(found, found.names, True, place)
         asked = label_column(found)
     made = [pa.field(name, kind) for name, kind in encoder.columns.items()]

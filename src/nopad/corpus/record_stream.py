@@ -151,7 +151,9 @@ class RecordStream:
             yield from runs()
 
 
-def open_records(inputs: Any, *, strings: Collection[str] = (), text_unit: TextUnit = "line") -> RecordStream:
+def open_records(
+    inputs: Any, *, strings: Collection[str] = (), text_unit: TextUnit = "line", paths: bool = False
+) -> RecordStream:
     r"""Open files, folders, URLs, saved datasets, ``hf:NAME``, datasets, or dicts as a stream of records.
 
     Args:
@@ -161,6 +163,7 @@ def open_records(inputs: Any, *, strings: Collection[str] = (), text_unit: TextU
             Arrow files may be compressed (``.gz`` or ``.zst``). Records of text files have one column, ``text``.
         strings: names of columns of CSV and TSV files that are read as text, even if all their cells are numbers.
         text_unit: what a record of a text file is: a "line", a "paragraph", or the whole "file".
+        paths: whether records of text files also have the column ``path``, the path of their file.
 
     Raises:
         SourceError: a path is missing, unreadable, given twice, or of a kind that is not read; or the files are of
@@ -183,7 +186,7 @@ def open_records(inputs: Any, *, strings: Collection[str] = (), text_unit: TextU
         raise OptionError(f"strings is {strings!r}; give a list of columns")
     made = records_from_python(inputs)
     if made is None:
-        made = _from_paths([inputs] if isinstance(inputs, str | os.PathLike) else inputs, strings, text_unit)
+        made = _from_paths([inputs] if isinstance(inputs, str | os.PathLike) else inputs, strings, text_unit, paths)
     if strings and made.kind not in ("csv", "tsv"):
         raise OptionError(
             f"strings are {', '.join(strings)}, and these records are {made.kind}, whose values have types; "
@@ -213,7 +216,7 @@ def records_from_python(inputs: Any) -> RecordStream | None:
     return RecordStream([(None, partial(object_runs, inputs, "memory"))], "objects")
 
 
-def _from_paths(inputs: Sequence[Any], strings: Collection[str], text_unit: TextUnit) -> RecordStream:
+def _from_paths(inputs: Sequence[Any], strings: Collection[str], text_unit: TextUnit, paths: bool) -> RecordStream:
     finder = Finder(suffixes=RECORDS)
     finder.find_all(inputs)
     parts: list[tuple[InputFile | None, _Runs]] = []
@@ -225,7 +228,7 @@ def _from_paths(inputs: Sequence[Any], strings: Collection[str], text_unit: Text
             parts.append((None, partial(dataset_runs, hub_dataset(found.what), found.what)))
             kinds.append("objects")
         else:
-            kind, runs = opened_runs(found.what, strings, text_unit)
+            kind, runs = opened_runs(found.what, strings, text_unit, paths)
             parts.append((found.what, runs))
             kinds.append(kind)
         if kinds[-1] != kinds[0]:
@@ -237,7 +240,9 @@ def _from_paths(inputs: Sequence[Any], strings: Collection[str], text_unit: Text
     return RecordStream(parts, kinds[0], text_unit=text_unit if kinds[0] == "text" else "line", **told)
 
 
-def opened_runs(file: InputFile, strings: Collection[str], text_unit: TextUnit) -> tuple[str, _Runs]:
+def opened_runs(
+    file: InputFile, strings: Collection[str], text_unit: TextUnit, paths: bool = False
+) -> tuple[str, _Runs]:
     """Return a file's kind and its runs; Parquet and Arrow files are opened, so that a damaged one is found now."""
     suffix = file.suffix
     if suffix in TABLE_SUFFIXES:
@@ -252,7 +257,7 @@ def opened_runs(file: InputFile, strings: Collection[str], text_unit: TextUnit) 
         return suffix[1:], partial(delimited_runs, file, strings)
     if suffix not in TEXT_SUFFIXES:
         refuse_magic(file)
-    return "text", partial(text_runs, file, text_unit)
+    return "text", partial(text_runs, file, text_unit, paths)
 
 
 def _stored(file: InputFile) -> Iterator[Block]:

@@ -19,9 +19,11 @@ from nopad.corpus import records
 from nopad.corpus.inputs import not_utf8
 from nopad.corpus.records import MAX_ID, BadRecord, Records
 from nopad.corpus.selection import Selection, is_string
-from nopad.sequences import Sequences
+from nopad.sequences import LABELS, Sequences
 
 __all__ = ["decode_rows", "numbers", "without_broken_text"]
+
+IGNORED = -100  # a label that is not learned
 
 
 def decode_rows(
@@ -75,7 +77,10 @@ def _decode_ids(
         lambda at, value: f"{selection.content}[{at}] is {value}; ids are integers from 0 to {MAX_ID}",
     )
     beside: dict[str, _Ragged] = {}
-    for name in ([selection.mask] if selection.mask else []) + [c.name for c in selection.carried if c.per == "token"]:
+    per_token = [column.name for column in selection.carried if column.per == "token"]
+    if selection.learned:
+        per_token = [selection.learned if name == LABELS[0] else name for name in per_token]
+    for name in ([selection.mask] if selection.mask else []) + per_token:
         beside[name] = _Ragged.of(batch.column(name), name)
         for row, reason in beside[name].bad.items():
             bad.setdefault(row, reason)
@@ -85,6 +90,10 @@ def _decode_ids(
             hint = "" if name == selection.mask else " (if it is no column of tokens, leave it out of carry=)"
             bad.setdefault(row, reason + hint)
     _find_bad_sequences(batch, selection, bad)
+    if selection.learned:
+        marks = beside[selection.learned]
+        told = f"{selection.learned}[{{}}] is {{}}; a mask holds 0 and 1"
+        _mark_first(bad, marks, np.flatnonzero((marks.values != 0) & (marks.values != 1)), told.format)
     begin, length = ids.begins, ids.lengths
     if selection.mask:
         begin, length = _by_mask(beside.pop(selection.mask), ids, selection.mask, bad)
@@ -102,6 +111,9 @@ def _decode_ids(
             name: _taken(column.values, (begin + column.begins - ids.begins)[here], length[here])
             for name, column in beside.items()
         }
+        if selection.learned:
+            learned = others.pop(selection.learned).astype(bool)
+            others[LABELS[0]] = np.where(learned, taken, IGNORED).astype(np.int32)
         yield Records(
             lines=rows[here],
             ids=Sequences(seq_lengths=length[here].astype(np.int32), tokens={"input_ids": taken, **others}),

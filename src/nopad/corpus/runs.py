@@ -72,17 +72,20 @@ def _objects(data: bytes, first_line: int, file: InputFile) -> Iterator[dict[str
         yield value if isinstance(value, dict) else Bad(f"{file.path}, line {line}", no_object(value, line).reason)
 
 
-def text_runs(file: InputFile, unit: TextUnit = "line") -> Iterator[Run]:
-    """Yield runs of a text file: each `unit` is a record with the column ``text``, even an empty line."""
+def text_runs(file: InputFile, unit: TextUnit = "line", paths: bool = False) -> Iterator[Run]:
+    """Yield runs of a text file: each `unit` is a record with the column ``text``, even an empty line.
+
+    With `paths`, the column ``path`` names the file.
+    """
     for block in TextFile(file, unit=unit).blocks():
         records = [*block.records()]
-        yield Run(len(records), partial(_texts, records, file))
+        yield Run(len(records), partial(_texts, records, file, {"path": str(file.path)} if paths else {}))
 
 
-def _texts(records: list[Any], file: InputFile) -> Iterator[dict[str, Any] | Bad]:
+def _texts(records: list[Any], file: InputFile, beside: Mapping[str, Any]) -> Iterator[dict[str, Any] | Bad]:
     for record in records:
         good = isinstance(record, Record)
-        yield {"text": record.text} if good else Bad(f"{file.path}, line {record.line}", record.reason)
+        yield {"text": record.text, **beside} if good else Bad(f"{file.path}, line {record.line}", record.reason)
 
 
 def parquet_runs(file: InputFile) -> Iterator[Run]:

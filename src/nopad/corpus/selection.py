@@ -21,6 +21,8 @@ __all__ = ["Selection", "is_list", "is_string", "label_column", "refuse_empty_la
 MASK = "attention_mask"
 # names of columns that nopad itself writes
 OWN = ("seq_lengths", "seq_index", "seq_start", "seq_source")
+ASSISTANT = "assistant_masks"  # what transformers and TRL call the mask of what the assistant says
+LEARNED = Carried(name=LABELS[0], per="token", type="int32")  # made of it
 RESERVED = ("input_ids", *OWN)
 FORMAT_KEY = b"nopad.format"  # in the metadata of every table that nopad writes
 
@@ -34,6 +36,8 @@ class Selection:
         kind: "text" or "ids".
         mask: name of the column that marks padding; None: no column does.
         pad_id: the id that marks padding; None: no id does.
+        learned: name of the column that is 1 at the tokens to learn, of which the carried ``labels`` are made; None:
+            there is none.
         carried: further columns that are packed along with the content.
         left_out: names of columns that are not read.
         known: names of all columns of the table from which these were chosen.
@@ -45,6 +49,7 @@ class Selection:
     kind: Kind
     mask: str | None = None
     pad_id: int | None = None
+    learned: str | None = None
     carried: tuple[Carried, ...] = ()
     left_out: tuple[str, ...] = ()
     known: frozenset[str] = frozenset()
@@ -66,7 +71,8 @@ class Selection:
     @property
     def columns(self) -> list[str]:
         """Names of all columns to read."""
-        return [self.content, *([self.mask] if self.mask else []), *(column.name for column in self.carried)]
+        read = [self.learned if self.learned and column.name == LABELS[0] else column.name for column in self.carried]
+        return [self.content, *([self.mask] if self.mask else []), *read]
 
 
 _PACKED = (
@@ -91,7 +97,7 @@ def select(schema: pa.Schema, options: ReaderOptions, place: str) -> Selection:
     if FORMAT_KEY in (schema.metadata or {}):
         raise SourceError(f"{place}: {_PACKED}")
     content, kind = _content(schema, options, place)
-    mask = None
+    mask = learned = None
     if kind == "ids" and options.pad_id is None and options.mask_field is not None:
         mask = _mask(schema, options.mask_field, place)
     others = [name for name in schema.names if name not in (content, mask)]
@@ -100,10 +106,12 @@ def select(schema: pa.Schema, options: ReaderOptions, place: str) -> Selection:
     if kind == "ids" and any(map(is_list, lengths)):  # rewritten by another tool, or packed by another
         raise SourceError(f"{place}: {_PACKED}")
     if options.carry == "auto":
-        refuse_empty_labels(schema, others, kind == "ids" or options.text_labels, place)
+        refuse_empty_labels(schema, others, kind == "ids" or options.find_labels, place)
     if options.carry == "auto" and kind == "ids":
+        learned = _learned(schema, place) if options.find_labels else None
         carried = [c for name in others if (c := _found(schema, name, place)) and name not in RESERVED]
-    elif options.carry == "auto" and options.text_labels:
+        carried = [LEARNED if c.name == learned else c for c in carried]
+    elif options.carry == "auto" and options.find_labels:
         carried = [_asked(schema, name, kind, content, place) for name in label_column(schema)]
     else:
         carried = asked
@@ -119,10 +127,30 @@ def select(schema: pa.Schema, options: ReaderOptions, place: str) -> Selection:
         mask=mask,
         pad_id=options.pad_id if kind == "ids" else None,
         carried=tuple(carried),
-        left_out=tuple(name for name in others if name not in names),
+        learned=learned,
+        left_out=tuple(name for name in others if name not in names and name != learned),
         known=frozenset(schema.names),
         new=watched,
     )
+
+
+def _learned(schema: pa.Schema, place: str) -> str | None:
+    """Return the name of the column that marks the tokens to learn; None: there is none.
+
+    Raises:
+        SourceError: there are labels too, or it does not hold lists of 0 and 1.
+    """
+    if ASSISTANT not in schema.names:
+        return None
+    if both := [name for name in LABELS if name in schema.names]:
+        raise SourceError(
+            f"{place}: {ASSISTANT!r} becomes the labels, and there is a column {both[0]!r} too; remove one of them, or "
+            "name the columns to carry with carry="
+        )
+    kind = schema.field(ASSISTANT).type
+    if not is_list(kind) or not (pa.types.is_integer(kind.value_type) or pa.types.is_boolean(kind.value_type)):
+        raise SourceError(f"{place}: {ASSISTANT!r} is {kind}, not lists of 0 and 1; convert it, or remove it")
+    return ASSISTANT
 
 
 def label_column(schema: pa.Schema) -> list[str]:

@@ -1,4 +1,4 @@
-"""Remove what nopad has written into a folder, and nothing else, so that a job can start over there."""
+"""Replace what nopad has written into a folder, and nothing else, once the new output is whole."""
 
 from __future__ import annotations
 
@@ -6,22 +6,34 @@ import fcntl
 import os
 import re
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from nopad.errors import OutputBusyError, OutputExistsError
-from nopad.files import storage_errors
+from nopad.errors import InterruptedJobError, OutputBusyError, OutputExistsError
+from nopad.files import fsync_folder, storage_errors
 from nopad.store.manifest import MANIFEST, PLAN, split_folders
 from nopad.store.workspace import JOB, WORK
 
-__all__ = ["DATASET", "PREDICTIONS", "check_made", "remove_made"]
+__all__ = ["DATASET", "PREDICTIONS", "check_made", "replacement"]
 
 # The names that a job leaves in its folder
-DATASET = re.compile(rf"{re.escape(MANIFEST)}|{re.escape(PLAN)}|\.work|shards|packs\.arrow|sequences\.arrow")
-PREDICTIONS = re.compile(r"_predictions\.json|part-\d+\.parquet|\.work")
+NEW = ".replacing"  # where new output is written, in the folder of the old
+RESULTS = "_predictions.json"
+WHOLE = (MANIFEST, RESULTS)
+DATASET = re.compile(
+    rf"{re.escape(MANIFEST)}|{re.escape(PLAN)}|{re.escape(NEW)}|\.work|shards|packs\.arrow|sequences\.arrow"
+)
+PREDICTIONS = re.compile(rf"{re.escape(RESULTS)}|{re.escape(NEW)}|part-\d+\.parquet|\.work")
 
 
-def remove_made(out: Path, names: re.Pattern[str]) -> None:
-    """Remove a folder that nopad has written, finished or not; do nothing if it does not exist or is empty.
+@contextmanager
+def replacement(out: Path, names: re.Pattern[str]) -> Iterator[Path]:
+    """Give a ``with`` block the folder to write into; what nopad wrote into `out` before is replaced at its end.
+
+    If `out` is there and not empty, the block gets the folder `NEW` in it, which may be a mount or a link. At the end
+    of the block, the old files are removed and the new ones take their place. If the block raises, the old ones stay as
+    they are. A kill between the two leaves a folder without a manifest, which this function replaces, too.
 
     Args:
         out: the folder.
@@ -29,20 +41,53 @@ def remove_made(out: Path, names: re.Pattern[str]) -> None:
             may also hold its two datasets' folders, ``train`` and ``validation``.
 
     Raises:
-        OutputExistsError: the folder is a file, holds anything else, or holds no trace of a job.
+        OutputExistsError: `out` is a file, holds anything else, or holds no trace of a job.
         OutputBusyError: another process is writing there.
-        StorageError: it cannot be removed.
+        InterruptedJobError: the block was interrupted.
+        StorageError: a file cannot be removed or moved.
     """
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        yield out
         return
     check_made(out, names)
-    with storage_errors("removing", out):
-        _refuse_busy(out)
-        shutil.rmtree(out)
+    new = out / NEW
+    with storage_errors("replacing", out):
+        for folder in (out, new):
+            _refuse_busy(folder)
+        _remove(new)
+        new.mkdir()
+    try:
+        yield new
+    except BaseException as error:
+        shutil.rmtree(new, ignore_errors=True)
+        if isinstance(error, InterruptedJobError):
+            raise InterruptedJobError(f"interrupted; {out} is as it was") from None
+        raise
+    with storage_errors("replacing", out):
+        _swap(out, new)
+
+
+def _swap(out: Path, new: Path) -> None:
+    """Remove the old files, what makes them a whole first, and move the new ones up, what makes them one last."""
+    old = sorted((path for path in out.iterdir() if path != new), key=lambda path: path.name not in WHOLE)
+    for path in old:
+        _remove(path)
+    fsync_folder(out)
+    for path in sorted(new.iterdir(), key=lambda path: path.name in WHOLE):
+        os.replace(path, out / path.name)
+    fsync_folder(out)
+    new.rmdir()
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def check_made(out: Path, names: re.Pattern[str]) -> None:
-    """Check that `out` is a folder that nopad has written, as `remove_made` does.
+    """Check that `out` is a folder that nopad has written, as `replacement` does.
 
     Raises:
         OutputExistsError: it is not.
@@ -54,7 +99,9 @@ def check_made(out: Path, names: re.Pattern[str]) -> None:
         for path in folder.iterdir():
             if not names.fullmatch(path.name) and path not in halves:
                 raise OutputExistsError(f"{path} was not written by nopad; move it, or choose another folder")
-    made = (out / MANIFEST).is_file() or (out / "_predictions.json").is_file() or (out / WORK / JOB).is_file()
+    made = (
+        (out / MANIFEST).is_file() or (out / RESULTS).is_file() or (out / WORK / JOB).is_file() or (out / NEW).is_dir()
+    )
     if not (made or halves):
         raise OutputExistsError(f"{out} holds no job of nopad; choose another folder")
 
