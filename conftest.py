@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-ROOMS = ("tasks", "training")
-PAGES = ("README.md", "quickstart.md", "training.md", "hyper-parameters.md")
+ROOMS = ("serving", "tasks", "training")
+PAGES = ("README.md", "quickstart.md", "training.md", "hyper-parameters.md", "runner.md")
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,7 @@
 """Run the benchmarks one after the other; name some to run only those.
 
-`gpu`, `large_corpus`, `peers`, `several`, `squares`, `streaming`, `model`, `neighbours` and `contamination` run only by
-name.
+`gpu`, `large_corpus`, `peers`, `serve_offline`, `several`, `squares`, `streaming`, `model`, `neighbours` and `contamination`
+run only by name.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from tests.tasks.templates import chat
 from tests.tasks.tiny import tokenizer
 
 import nopad
-from nopad.errors import LengthError, OptionError, RecordError, SourceError
+from nopad.errors import OptionError, RecordError, SourceError
 
 RNG = np.random.default_rng(0)
 ROWS = [
@@ -122,7 +122,10 @@ class TestChats:
 
     def test_long_ones(self):
         tok = templates.tokenizer(templates.PLAIN)
-        with pytest.raises(LengthError, match=r"record 1 has \d+ tokens, and capacity is 12; raise it, or choose"):
+        told = (
+            r'^memory, record 2: 14 tokens, capacity is 12; choose over_long="truncate" or "drop", or a capacity of at'
+        )
+        with pytest.raises(RecordError, match=told):
             nopad.pack_dataset(CHATS, 12, tokenizer=tok)
         dataset = nopad.pack_dataset(CHATS * 700, 12, tokenizer=tok, over_long="drop")  # several blocks
         kept = sorted(sequences_of(dataset))
@@ -160,7 +163,7 @@ class TestChats:
 def test_pairs_of_texts():
     tok = tokenizer()
     records = [{"a": "is it red ?", "b": "no", "label": 1}, {"a": "why", "b": "why not , yes", "label": 0}]
-    dataset = nopad.pack_dataset(records, 32, tokenizer=tok, text_field="a", text_pair="b")
+    dataset = nopad.pack_dataset(records, 32, tokenizer=tok, text_pair=("a", "b"))
     for number, record in enumerate(records):
         [(ids, label)] = sequences_of(dataset, "label")[number]
         assert (ids, label) == (tok(record["a"], record["b"])["input_ids"], record["label"])
@@ -184,10 +187,21 @@ def test_a_task_takes_the_capacity_as_its_longest_sequence():
         ([5, 6], {}, SourceError, "a list of ids is one sequence; give a list of such lists"),
         (5, {}, SourceError, "int is no input"),
         ([[1] * 9], {}, RecordError, 'row 1: 9 tokens, capacity is 8; choose over_long="truncate", "split" or "drop"'),
-        ([{"text": "a"}], {}, OptionError, "row 1 is text, and no tokenizer was given"),
-        ([{"text": "a", "messages": []}], {}, SourceError, r"a text and a chat \(messages\); say which: text_field="),
-        ([{"messages": []}], {"tokenizer": "x"}, OptionError, "the tokenizer is a str; give one of transformers"),
-        ([{"prompt": "a", "completion": "b"}], {"pad_id": 0}, OptionError, "pad_id is for texts and ready-made ids"),
+        ([{"text": "a"}], {}, OptionError, "these are texts, and there is no tokenizer; give tokenizer="),
+        (["a"], {}, OptionError, "these are texts, and there is no tokenizer; give tokenizer="),
+        ([{"a": "x", "b": "y"}], {"text_pair": ("a", "b")}, OptionError, "memory holds texts; give tokenizer="),
+        ([{"a": "x", "b": "y"}], {"text_pair": "ab"}, OptionError, "text_pair is 'ab'; it is two columns"),
+        ([{"text": "a", "messages": []}], {}, OptionError, r"a text and a chat \(messages\); say which: text_field="),
+        ([{"messages": []}], {}, OptionError, "memory holds chats; give the tokenizer= of the model that learns them"),
+        ([{"messages": []}], {"tokenizer": 5}, OptionError, "the tokenizer is a int; give one of transformers"),
+        ([{"messages": []}], {"chat": "yes"}, OptionError, "chat is 'yes'; it is True, False, None, or a dict of opt"),
+        ([{"messages": []}], {"chat": True, "text_field": "a"}, OptionError, "text_field= and chat=True read the rec"),
+        ([[1]], {"chat": True, "pad_id": 0}, OptionError, "chat=True and pad_id= read the records in two ways"),
+        (nopad.open_source([[1]]), {"pad_id": 0}, OptionError, "pad_id is for nopad.open_source, which opened these"),
+        (nopad.open_source([[1]]), {"chat": True}, OptionError, "chat= are for records; give them to nopad.open_so"),
+        ([{"text": "a", "label": None}], {"tokenizer": "t"}, SourceError, "'label' is null in every record that was"),
+        ([{"input_ids": [1], "labels": None}], {}, SourceError, "the column 'labels' is null in every record that"),
+        ([{"x": 1}], {"task": "chat", "chat": True}, OptionError, "the task says which columns it reads; leave text_"),
         ([[1]], {"task": "chat"}, SourceError, "a task is for records, and these are list"),
         ([{"x": 1}], {"task": "chat"}, OptionError, "task is a str; give one of nopad.tasks"),
         ([[1]], {"depth": 0}, OptionError, "depth"),

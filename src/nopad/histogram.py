@@ -299,7 +299,7 @@ def as_lengths(lengths: ArrayLike, capacity: int | None = None) -> NDArray[np.in
 
 
 def exact_sum(values: NDArray[np.int64]) -> int:
-    """Return the sum as a Python integer, exact beyond 64 bits."""
+    """Return the sum of non-negative integers (int64 ``[n]``) as a Python integer, exact beyond 64 bits."""
     if values.size and int(values.max()) > (2**63 - 1) // values.size:
         return sum(values.tolist())
     return int(values.sum())

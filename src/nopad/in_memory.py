@@ -1,8 +1,8 @@
 """`pack_dataset`: pack data in memory into a `PackedDataset`, in one call.
 
-It chooses how the data are read (by `nopad.open_source`, or by a task for chats and pairs of texts) and calls
-`nopad.pack_corpus`. Packs are always written to a folder. Without `output`, the folder is temporary, and is removed
-when the dataset is garbage-collected or the process ends.
+It chooses how the records are read, by the same rules and encoders as `nopad pack` (`nopad.corpus.content`), or by a
+task, and calls `nopad.pack_corpus`. Packs are always written to a folder. Without `output`, the folder is temporary,
+and is removed when the dataset is garbage-collected or the process ends.
 """
 
 from __future__ import annotations
@@ -22,17 +22,16 @@ import numpy as np
 
 from nopad.assignment import Order
 from nopad.corpus import CorpusOptions, IterableSource, ReaderOptions, Source, Tokenizer, load_tokenizer, open_source
+from nopad.corpus.content import Content
 from nopad.corpus.options import Empty, OnBadRecord, OverLong
+from nopad.corpus.transformers_tokenizer import load_transformers_tokenizer
 from nopad.errors import InterruptedJobError, LengthError, MissingExtraError, OptionError, SourceError
-from nopad.sequences import LABELS
 from nopad.store import PackedDataset, PackOptions, pack_corpus
 
 if TYPE_CHECKING:
     from nopad.tasks import Task
 
 __all__ = ["pack_dataset"]
-
-_CHATS = ("messages", "conversations")
 
 
 def pack_dataset(
@@ -51,8 +50,9 @@ def pack_dataset(
     on_bad_record: OnBadRecord = "error",
     special_tokens: bool = True,
     vocab_size: int | None = None,
-    text_field: str | None = None,
-    text_pair: str | None = None,
+    text_field: str | Sequence[str] | None = None,
+    text_pair: tuple[str, str] | None = None,
+    chat: bool | Mapping[str, Any] | None = None,
     ids_field: str | None = None,
     carry: Sequence[str] | Literal["auto"] = "auto",
     mask_field: str | None = "auto",
@@ -60,21 +60,23 @@ def pack_dataset(
 ) -> PackedDataset:
     """Pack data that are in memory, and return the packed dataset.
 
+    Records become sequences exactly as by ``nopad pack``: the same tokens and labels, and the same records are refused.
     No record is left out silently. A record that is bad or too long is an error unless an option says otherwise, and a
     warning counts the empty ones. ``dataset.manifest.counts`` and the dataset's `repr` say how many records were left
-    out, cut or split.
+    out, cut or split; `repr` also names the columns that are not packed.
 
     Args:
-        data: a `datasets.Dataset` or `IterableDataset`; a list of dicts, or an iterator of them; a list of lists of
-            token ids; a list of texts; a table of pandas, polars or pyarrow; or what `nopad.open_source` opened.
+        data: a `datasets.Dataset` or `IterableDataset`; a list of dicts, an iterator of them, or a function that
+            returns one; a list of lists of token ids; a list of texts; a table of pandas, polars or pyarrow; a dict of
+            names to any of these, which are counted apart; or what `nopad.open_source` opened.
             Records have ``input_ids``, a ``text``, or a chat: ``messages``, ``conversations``, or ``prompt`` and
             ``completion``.
         capacity: maximum number of tokens in a pack.
         tokenizer: for texts, anything that `nopad.load_tokenizer` takes; for chats and pairs of texts, a tokenizer from
-            transformers; not needed for ready-made ids.
+            transformers, or the folder or hub name of one; not needed for ready-made ids.
         task: a task of `nopad.tasks` that turns the records into sequences with labels, such as
-            ``Classification(tokenizer, ["no", "yes"])``. None: `nopad.tasks.Chat` for chats; texts and ids are packed
-            as `nopad pack` does.
+            ``Classification(tokenizer, ["no", "yes"])``. None: texts, pairs, chats and ids are read as `nopad pack`
+            reads them.
         output: folder for the dataset: new, empty, or left by an earlier run of the same call, which is then resumed.
             None: a temporary folder, which is removed when the dataset is garbage-collected, or when the process ends.
         depth: maximum number of sequences in a pack; None: unlimited.
@@ -82,19 +84,20 @@ def pack_dataset(
         seed: random seed, which decides which sequences share packs and the order of the packs, as in `nopad.pack`.
         order: order of the packs, as in `nopad.pack`: "random", or "source" to stay close to the order of the records.
         over_long: what happens to records longer than `capacity`: "error", "truncate", "split" or "drop"
-            (`CorpusOptions`). If a task reads the records, only the values that it supports.
+            (`CorpusOptions`). Chats and pairs cannot be split; a task supports the values that it names.
         empty: what happens to empty records, as in `CorpusOptions`; not with a task.
         on_bad_record: what happens to bad records, as in `CorpusOptions`; not with a task.
-        special_tokens: whether the tokenizer's special tokens are added to texts, as in `CorpusOptions`; not with a
-            task.
-        vocab_size: a record with a ready-made id of this number or above is bad, as in `CorpusOptions`; not with a
-            task.
-        text_field: column of the text; None: ``text``.
-        text_pair: column of the second text of each record; `text_field` is that of the first. The tokenizer joins both
-            into one sequence, with token types if it has them.
+        special_tokens: whether the tokenizer's special tokens are added to texts, as in `CorpusOptions`; not with
+            chats, pairs or a task, which have their own.
+        vocab_size: a record with a ready-made id of this number or above is bad, as in `CorpusOptions`; only with
+            ready-made ids.
+        text_field: column of the text, or a list of columns, which are joined by an empty line; None: ``text``.
+        text_pair: two columns of texts. The tokenizer joins them into one sequence, with token types if it has them.
+        chat: whether the records are chats; a dict of options says so too: ``last_only``, ``rewriting``,
+            ``end_of_turn``, ``template`` and ``roles``, as in `nopad.tasks.Chat`. None: the first record decides.
         ids_field: column of ready-made ids; None: ``input_ids``.
         carry: names of further columns to pack. "auto": with ids, all columns that can be packed; with texts, the
-            column ``label`` if it is a number.
+            column ``labels``, ``label`` or ``label_ids`` if it holds numbers.
         mask_field: column that is 0 at padding tokens, which are removed, as in `ReaderOptions`.
         pad_id: id of padding tokens, which are removed, as in `ReaderOptions`.
 
@@ -102,7 +105,8 @@ def pack_dataset(
         SourceError: the data are of a kind that cannot be read, hold two kinds of content, or lack a column.
         RecordError: a record is bad, or longer than `capacity`; the message says which.
         LengthError: a record is longer than `capacity`, and a task reads the records.
-        OptionError: an option is invalid, or does not apply to these data.
+        OptionError: an option is invalid, or does not apply to these data; or they are texts, and there is no
+            `tokenizer`.
         OutputError: `output` has other content.
         MissingExtraError: torch or transformers is not installed, and the data are chats or pairs of texts.
 
@@ -123,12 +127,18 @@ def pack_dataset(
         on_bad_record=on_bad_record,
         vocab_size=vocab_size,
     )
+    content = _content(text_field, text_pair, chat, ids_field, pad_id)
     reading = ReaderOptions(
-        text_field=text_field, ids_field=ids_field, carry=carry, mask_field=mask_field, pad_id=pad_id
+        text_field=content.field,
+        ids_field=ids_field,
+        carry=carry,
+        mask_field=mask_field,
+        pad_id=pad_id,
+        text_labels=True,
     )
     folder = tempfile.mkdtemp(prefix="nopad-") if output is None else output
     try:
-        source, corpus, words = _source(data, corpus, reading, tokenizer, task, text_pair)
+        source, corpus, words = _source(data, corpus, reading, tokenizer, task, content)
         made = pack_corpus(source, folder, corpus, tokenizer=words, packing=packing)
         dataset = PackedDataset(folder, owned=output is None)
     except BaseException as error:
@@ -148,21 +158,63 @@ def pack_dataset(
     return dataset
 
 
+def _content(
+    text_field: str | Sequence[str] | None,
+    text_pair: tuple[str, str] | None,
+    chat: bool | Mapping[str, Any] | None,
+    ids_field: str | None,
+    pad_id: int | None,
+) -> Content:
+    """Return what the options say that the records hold."""
+    fields = (text_field,) if isinstance(text_field, str) else tuple(text_field or ())
+    if text_pair is not None and (isinstance(text_pair, str) or len(text_pair) != 2):
+        raise OptionError(f"text_pair is {text_pair!r}; it is two columns, such as ('question', 'answer')")
+    options = chat if isinstance(chat, Mapping) else {}
+    if not isinstance(chat, bool | Mapping | None):
+        raise OptionError(f"chat is {chat!r}; it is True, False, None, or a dict of options")
+    others = {"ids_field": ids_field, "pad_id": pad_id}
+    return Content(
+        fields=fields,
+        pair=None if text_pair is None else (text_pair[0], text_pair[1]),
+        chat=True if isinstance(chat, Mapping) else chat,
+        chat_options=options,
+        other=next((name for name, value in others.items() if value is not None), ""),
+    )
+
+
 def _source(
-    data: Any,
-    corpus: CorpusOptions,
-    reading: ReaderOptions,
-    tokenizer: Any,
-    task: Task | None,
-    text_pair: str | None,
+    data: Any, corpus: CorpusOptions, reading: ReaderOptions, tokenizer: Any, task: Task | None, content: Content
 ) -> tuple[Source, CorpusOptions, Tokenizer | None]:
     """Return what reads the data, how its records become sequences, and the tokenizer that this needs."""
     data, first = _seen(data)
-    if task is not None or text_pair is not None or (_no_field(reading) and _is_chat(first)):
-        source = _of_task(data, first, corpus, reading, tokenizer, task, text_pair)
-        return source, CorpusOptions(capacity=corpus.capacity), None
-    source = data if isinstance(data, Source) else open_source(data, _with_labels(reading, first))
+    if task is not None:
+        return (
+            _of_task(data, first, corpus, reading, tokenizer, task, content),
+            CorpusOptions(capacity=corpus.capacity),
+            None,
+        )
+    if isinstance(data, Source):
+        _refuse(replace(reading, text_labels=False), set(), "for nopad.open_source, which opened these data")
+        if content != Content():
+            raise OptionError("text_field=, text_pair= and chat= are for records; give them to nopad.open_source")
+        source = data
+    else:
+        encoder = content.encoder(lambda: first, lambda: _of_transformers(tokenizer), corpus, "memory")
+        source = open_source(data, reading, encoder=encoder)
+    if source.kind == "text" and tokenizer is None:
+        raise OptionError("these are texts, and there is no tokenizer; give tokenizer=, that of the model")
     return source, corpus, None if source.kind == "ids" or tokenizer is None else load_tokenizer(tokenizer)
+
+
+def _of_transformers(tokenizer: Any) -> Any:
+    """Return the tokenizer of chats and pairs, read by transformers if it is a folder or a name; None: none given."""
+    if tokenizer is None:
+        return None
+    if isinstance(tokenizer, str | os.PathLike):
+        return load_transformers_tokenizer(os.fspath(tokenizer))
+    from nopad.tasks.task import check_tokenizer
+
+    return check_tokenizer(tokenizer)
 
 
 def _seen(data: Any) -> tuple[Any, Mapping[str, Any] | None]:
@@ -178,8 +230,12 @@ def _seen(data: Any) -> tuple[Any, Mapping[str, Any] | None]:
             f"{os.fspath(data)!r} is a path, and pack_dataset takes data in memory; give nopad.open_source(path)"
         )
     data = _as_dataset(data)
-    if isinstance(data, Mapping) or callable(data):
-        return data, None  # splits, columns or named inputs: `open_source` knows
+    if callable(data):
+        return data, _record(next(iter(data()), None))
+    if isinstance(data, Mapping):  # splits, columns or named inputs: `open_source` knows which
+        one = next(iter(data.values()), None)
+        ahead = isinstance(one, Sequence) or hasattr(one, "with_format")
+        return data, _record(next(iter(one), None)) if ahead and one is not None else None
     if hasattr(data, "with_format"):
         first = next(iter(data), None)
     elif isinstance(data, Iterator):
@@ -195,7 +251,11 @@ def _seen(data: Any) -> tuple[Any, Mapping[str, Any] | None]:
         return IterableSource(data), None
     if isinstance(first, int | float | np.number):
         raise SourceError("these are numbers, and a list of ids is one sequence; give a list of such lists")
-    return data, first if isinstance(first, Mapping) else None
+    return data, _record(first)
+
+
+def _record(first: Any) -> Mapping[str, Any] | None:
+    return first if isinstance(first, Mapping) else None
 
 
 def _as_dataset(data: Any) -> Any:
@@ -216,52 +276,14 @@ def _as_dataset(data: Any) -> Any:
     return datasets.Dataset.from_polars(data)
 
 
-def _no_field(reading: ReaderOptions) -> bool:
-    return reading.text_field is None and reading.ids_field is None
-
-
-def _is_chat(first: Mapping[str, Any] | None) -> bool:
-    """Whether a record is a chat.
-
-    Raises:
-        SourceError: it is a text too.
-    """
-    if first is None or "input_ids" in first:
-        return False
-    chats = [name for name in _CHATS if name in first]
-    if not chats and not ("prompt" in first and "completion" in first):
-        return False
-    if "text" in first:
-        raise SourceError(
-            f"records have a text and a chat ({', '.join(chats) or 'prompt, completion'}); say which: "
-            "text_field='text', or task=nopad.tasks.Chat(tokenizer)"
-        )
-    return True
-
-
-def _labels_in(first: Mapping[str, Any] | None) -> list[str]:
-    """Return the column of labels, if the first record has one that is a number."""
-    found = [name for name in LABELS if name in (first or {})]
-    value = np.asarray(first[found[0]]) if first is not None and found else None
-    return found[:1] if value is not None and not value.ndim and value.dtype.kind in "biuf" else []
-
-
-def _with_labels(reading: ReaderOptions, first: Mapping[str, Any] | None) -> ReaderOptions:
-    """Return the options with which texts carry their labels too."""
-    texts = reading.text_field is not None or (
-        reading.ids_field is None and first is not None and "text" in first and "input_ids" not in first
-    )
-    return replace(reading, carry=_labels_in(first)) if texts and reading.carry == "auto" else reading
-
-
 def _of_task(
     data: Any,
     first: Mapping[str, Any] | None,
     corpus: CorpusOptions,
     reading: ReaderOptions,
     tokenizer: Any,
-    task: Task | None,
-    text_pair: str | None,
+    task: Task,
+    content: Content,
 ) -> Source:
     """Return the sequences that a task makes of the records as a source.
 
@@ -271,33 +293,30 @@ def _of_task(
     """
     from nopad.tasks.source import TaskSource
 
-    if isinstance(data, Source) or (first is None and not callable(data)):
+    if isinstance(data, Source) or first is None:
         raise SourceError(f"a task is for records, and these are {type(data).__name__}; give dicts of columns")
-    _refuse(corpus, {"capacity", "over_long"})
-    _refuse(reading, {"carry"} if text_pair is None else {"carry", "text_field"})
-    made = _task(corpus, reading, tokenizer, task, text_pair)
-    labels = _labels_in(first) if text_pair is not None else []
-    carry = labels if reading.carry == "auto" else reading.carry
-    known = (*carry, *made.text_columns(), *_CHATS, "tools")
-    left_out = [] if task is not None else [name for name in first or () if name not in known]
-    return TaskSource(made, data, labels=text_pair is None, carry=carry, left_out=left_out)
+    told = (
+        "for texts and ready-made ids, and here a task makes the sequences; leave it out, or give the task its own "
+        "options: task=nopad.tasks.Chat(tokenizer, ...)"
+    )
+    _refuse(corpus, {"capacity", "over_long"}, told)
+    _refuse(replace(reading, text_labels=False), {"carry"}, told)
+    if content != Content():
+        raise OptionError("the task says which columns it reads; leave text_field=, text_pair= and chat= out")
+    carry = () if reading.carry == "auto" else reading.carry
+    return TaskSource(_limited(task, corpus, tokenizer), data() if callable(data) else data, carry=carry)
 
 
-def _task(
-    corpus: CorpusOptions, reading: ReaderOptions, tokenizer: Any, task: Task | None, text_pair: str | None
-) -> Task:
+def _limited(task: Task, corpus: CorpusOptions, tokenizer: Any) -> Task:
     """Return the task, with the capacity as its longest sequence."""
-    from nopad.tasks import Chat, Classification, Task
+    from nopad.tasks import Task
 
-    most: dict[str, Any] = {"max_length": corpus.capacity, "over_long": corpus.over_long}
-    if task is None and text_pair is None:
-        return Chat(tokenizer, **most)
-    if task is None:
-        return Classification(tokenizer, text=reading.text_field or "text", pair=text_pair, **most)
     if not isinstance(task, Task):
-        raise OptionError(f"task is a {type(task).__name__}; give one of nopad.tasks, such as Chat(tokenizer)")
-    if text_pair is not None or (tokenizer is not None and tokenizer is not task.tokenizer):
-        raise OptionError("the task says which columns it reads, and by which tokenizer; leave them out here")
+        raise OptionError(
+            f"task is a {type(task).__name__}; give one of nopad.tasks, such as Classification(tokenizer)"
+        )
+    if tokenizer is not None and tokenizer is not task.tokenizer:
+        raise OptionError("the task has a tokenizer of its own; leave tokenizer= out")
     if task.max_length is not None:
         if task.max_length > corpus.capacity or corpus.over_long not in ("error", task.over_long):
             raise OptionError(
@@ -314,11 +333,8 @@ def _task(
     return limited
 
 
-def _refuse(options: CorpusOptions | ReaderOptions, known: set[str]) -> None:
-    """Refuse options that a task would ignore: those beside `known` that have not their default."""
+def _refuse(options: CorpusOptions | ReaderOptions, known: set[str], told: str) -> None:
+    """Refuse options that would be ignored, those beside `known` that have not their default; `told` says why."""
     for field in fields(options):
         if field.name not in known and getattr(options, field.name) != field.default:
-            raise OptionError(
-                f"{field.name} is for texts and ready-made ids, and here a task makes the sequences; leave it out, or "
-                "give the task its own options: task=nopad.tasks.Chat(tokenizer, ...)"
-            )
+            raise OptionError(f"{field.name} is {told}")

@@ -207,6 +207,21 @@ def test_flash_arguments():
             BatchError,
             "the attention_mask of feature 0 has a hole",
         ),
+        (  # additive, as layers of attention take it: 0 at tokens
+            lambda: PackedBatch.from_features([{"input_ids": [1, 2], "attention_mask": [0.0, -10000.0]}]),
+            BatchError,
+            "the attention_mask of feature 0 has the value -10000.0; it is 1 at tokens and 0 at padding",
+        ),
+        (  # numbers of sequences, as block-diagonal attention takes them
+            lambda: PackedBatch.from_features([{"input_ids": [1, 2, 3], "attention_mask": [1, 2, 2]}]),
+            BatchError,
+            "the attention_mask of feature 0 has the value 2; it is 1 at tokens and 0 at padding",
+        ),
+        (
+            lambda: PackedBatch.from_features([{"input_ids": [1, 2], "attention_mask": [float("nan"), 1]}]),
+            BatchError,
+            "the attention_mask of feature 0 has the value nan",
+        ),
         (
             lambda: PackedBatch.from_features(
                 [{"input_ids": [1], "attention_mask": [1], "a": [1]}, {"input_ids": [1], "attention_mask": [1], "a": 1}]

@@ -60,7 +60,7 @@ def test_help_lists_verbs_and_exit_codes(call):
 
 
 @pytest.mark.parametrize(
-    ("verb", "examples"), [("plan", 9), ("pack", 8), ("verify", 3), ("report", 4), ("audit", 4), ("train", 5)]
+    ("verb", "examples"), [("plan", 10), ("pack", 8), ("verify", 4), ("report", 4), ("audit", 4), ("train", 5)]
 )
 def test_help_of_a_verb_shows_examples(call, verb, examples):
     ran = call(verb, "--help")
@@ -87,7 +87,7 @@ def test_help_of_demo_names_its_folder(call):
         (["plan"], "Missing argument 'INPUT...'; see `nopad plan --help`"),
         (["plan", "h.json", "--qqqqqq"], "No such option: --qqqqqq; see `nopad plan --help`"),
         (["plan", "h.json", "--algoritm", "x"], "No such option: --algoritm (Possible options: --algorithm); see "),
-        (["verify", "packed", "extra"], "Got unexpected extra argument(s) (extra); see `nopad verify --help`"),
+        (["audit", "model", "extra"], "Got unexpected extra argument(s) (extra); see `nopad audit --help`"),
         (["plan", "h.json", "--over-long", "cut"], "'cut' is not one of 'error', 'truncate', 'split', 'drop'"),
         (["plan", "h.json", "--empty", "keep"], "'keep' is not one of 'skip', 'error'"),
         (["plan", "h.json", "--on-bad-record", "fix"], "'fix' is not one of 'error', 'skip'"),
@@ -96,7 +96,7 @@ def test_help_of_demo_names_its_folder(call):
         (["plan", "h.json", "-c", "many"], "Invalid value for '--capacity' / '-c'"),
         (["pack", "h.json", "-c", "4"], "Missing option '--out' / '-o'; see `nopad pack --help`"),
         (["pack", "h.json", "-o", "x"], "Missing option '--capacity' / '-c'; see `nopad pack --help`"),
-        (["verify"], "Missing argument 'PATH'; see `nopad verify --help`"),
+        (["verify"], "Missing argument 'PATH...'; see `nopad verify --help`"),
     ],
 )
 def test_wrong_use_is_one_line_and_exit_code_2(call, arguments, message):

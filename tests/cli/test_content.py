@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -156,10 +157,15 @@ class TestChats:
             "one field as text: --text-field"
         )
 
-    def test_text_beside_a_chat_is_text(self, call, tmp_path, words):
+    def test_a_text_beside_a_chat(self, call, tmp_path, words):
         path = tmp_path / "a.jsonl"
         path.write_text('{"text": "w1 w2", "messages": []}\n')
-        assert json.loads(call("plan", path, "-c", 16, "-t", words, "--json"))["tokens"] == 4
+        how = ["plan", path, "-c", 16, "-t", words, "--json"]
+        assert call(*how).error() == (
+            f"{path} holds a text and a chat (messages); say which: --text-field text, or --chat"
+        )
+        assert json.loads(call(*how, "--text-field", "text"))["tokens"] == 4
+        assert json.loads(call(*how, "--no-chat"))["tokens"] == 4
 
     def test_held_out(self, call, tmp_path, folder):
         path = tmp_path / "a.jsonl"
@@ -244,7 +250,7 @@ class TestText:
             (["--text-pair", "a", "b", "--chat"], "--text-pair and --chat read the records in two ways"),
             (["--ids-field", "a", "--chat"], "--chat and --ids-field read the records in two ways"),
             (["--text-field", "a", "--text-field", "a"], "--text-field names a, a; name each field once"),
-            (["--chat-option", "last_only=true"], "--chat-option last_only is of chats, and these are none"),
+            (["--chat-option", "last_only=true"], "last_only is an option of chats, and"),
             (["--text-pair", "a", "b", "--no-special-tokens"], "--no-special-tokens: chats and pairs are made with"),
         ],
     )
@@ -252,6 +258,54 @@ class TestText:
         ran = call("plan", jsonl, "-c", 8, *arguments)
         assert (ran.code, ran) == (2, "")
         assert message in ran.error()
+
+
+class TestBadRecords:
+    """In CSV, TSV and JSON arrays, each is named, skipped and counted by itself, as in JSON Lines."""
+
+    FILES: ClassVar = {
+        "a.csv": (b"text,n\nw1,1\nw3\nw4,4\n\xff,5\n" + b"w1,1\n" * 1000 + b"w2,many\nw3,3\n", "line 3: 1 cells"),
+        "a.tsv": (b"text\tn\nw1\t1\nw2\nw3\t2\tmore\n" + b"w1\t1\n" * 1000 + b"w2\tmany\nw3\t3\n", "line 3: 1 cells"),
+        "a.json": (
+            b'[{"text": "w1", "n": 1},\n5, {"text": "w2", "n": "x"}, "no", [1], {"text": "w3", "n": 3}, null]',
+            "line 2: not a JSON object but 5",
+        ),
+    }
+
+    @pytest.mark.parametrize(("name", "bad", "good"), [("a.csv", 3, 1003), ("a.tsv", 3, 1002), ("a.json", 5, 2)])
+    @pytest.mark.parametrize("encoded", [False, True])
+    def test_one_by_one(self, call, tmp_path, words, name, bad, good, encoded):
+        content, first = self.FILES[name]
+        path, out = tmp_path / name, tmp_path / "out"
+        path.write_bytes(content)
+        fields = ["--text-field", "text"] + (["--text-field", "text2"] if encoded else [])
+        if encoded:
+            mark = {
+                "a.csv": (b"text,n", b"text,n,text2"),
+                "a.tsv": (b"text\tn", b"text\tn\ttext2"),
+                "a.json": (b"}", b', "text2": "w5"}'),
+            }
+            tail = {"a.csv": b",w5\n", "a.tsv": b"\tw5\n"}.get(name)
+            lines = content.replace(*mark[name])
+            if tail:
+                head, *rest = lines.split(b"\n")[:-1]
+                lines = head + b"\n" + b"".join(line + tail for line in rest)
+            path.write_bytes(lines)
+        how = ["pack", path, "-c", 16, "-t", words, *fields, "--carry", "n"]
+        ran = call(*how, "-o", out)
+        assert ran.code == 2
+        assert ran.error().startswith(f"{path}, {first}" if not encoded else f"{path}, ")
+        ran = call(*how, "-o", out, "--on-bad-record", "skip", "--json")
+        assert ran.code == 0, ran.err
+        counts = json.loads(ran)["datasets"][0]["counts"]
+        assert (counts["records"], counts["bad_skipped"]) == (good + bad, bad)
+
+    def test_what_nothing_behind_can_be_read_of_is_an_error_all_the_same(self, call, tmp_path, words):
+        path = tmp_path / "a.json"
+        path.write_text('[{"text": "w1"}, {"text": "w2", ]')
+        ran = call("pack", path, "-o", tmp_path / "out", "-c", 8, "-t", words, "--on-bad-record", "skip")
+        assert ran.code == 2
+        assert f"{path}, line 1: broken JSON" in ran.error()
 
 
 class TestStandardInput:

@@ -89,8 +89,7 @@ def test_what_was_measured_is_kept_until_something_changes(call, few_texts, word
     assert "  measured 1 times\n" in call(*given)
     kept = tmp_path / "demo" / "model.json"
     again = call(*given)
-    assert "  measured 1 times\n" in again
-    assert f"delete {kept} to measure again" in again
+    assert f"  measured 1 times (measured before; delete {kept} to measure again)\n" in again
     monkeypatch.setattr("nopad.cli.demo_model.version", lambda name: "another")
     assert "  measured 2 times\n" in call(*given)
     kept.write_text("[]")  # not what it should be
@@ -151,7 +150,7 @@ def test_the_real_one(call, without_model, tmp_path, monkeypatch):
 
 def as_it_says(lines: list[str]) -> float:
     """Check the lines about the model, numbers included; return the largest difference they state."""
-    rates, times = lines
+    rates, times, served = lines
     number = r"[\d,]+"
     assert re.fullmatch(
         rf"all-MiniLM-L6-v2 embeds {number} of these texts per second packed, {number} padded and sorted, {number} "
@@ -160,6 +159,11 @@ def as_it_says(lines: list[str]) -> float:
     )
     found = re.fullmatch(
         r"packed is [\d.]+ and [\d.]+ times as fast, and the vectors differ by at most (\de-\d+)", times
+    )
+    assert re.fullmatch(
+        rf"\d+ requests at random times, {number} per second: {number} packs, {number} ms to the answer "
+        rf"\(p99 {number} ms\), \d+% padding saved",
+        served,
     )
     return float(found[1])
 
@@ -174,7 +178,7 @@ def test_the_real_model(tmp_path):
 from pathlib import Path
 from nopad.cli import demo_model
 from nopad.store.monitor import Silent
-demo_model.TEXTS, demo_model.FIRST = 64, 32
+demo_model.TEXTS, demo_model.FIRST, demo_model.REQUESTS = 64, 32, 20
 print(*demo_model._measured(Path({str(path)!r}), Silent()), sep="\\n")
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -191,7 +195,8 @@ def test_all_of_the_real_one(run, tmp_path):
     assert "✓ verified: " in ran
     lines = ran.splitlines()
     start = next(at for at, line in enumerate(lines) if "all-MiniLM-L6-v2 embeds " in line)
-    assert as_it_says([line.removeprefix("  ") for line in lines[start : start + 2]]) <= 1e-5
+    assert as_it_says([line.removeprefix("  ") for line in lines[start : start + 3]]) <= 1e-5
+    assert len(lines) <= 12
 
 
 def test_its_folder_is_ignored_by_git():

@@ -213,8 +213,24 @@ def test_lengths_need_index_only_and_stand_alone(call, lengths, ids, tmp_path):
     ran = call("pack", lengths, "-o", out, "-c", 8)
     assert (ran.code, ran.error()) == (2, f"{lengths} holds lengths, not tokens; pack it with --index-only")
     ran = call("pack", ids, lengths, "-o", out, "-c", 8, "--index-only")
-    assert (ran.code, ran.error()) == (2, f"{lengths} holds lengths; give one lengths file, and nothing beside it")
+    assert (ran.code, ran.error()) == (
+        2,
+        f"{lengths} holds lengths, and {ids} does not; give only files of lengths, or none",
+    )
+    ran = call("pack", f"a={lengths}", "-o", out, "-c", 8, "--index-only")
+    assert (ran.code, ran.error()) == (2, f"a={lengths}: lengths are not counted apart; give the file without a name")
     assert not out.exists()
+
+
+def test_several_files_of_lengths(call, lengths, tmp_path):
+    out, other = tmp_path / "out", tmp_path / "more.npy"
+    np.save(other, np.array([7, 2], np.uint8))
+    ran = call("pack", lengths, other, "-o", out, "-c", 8, "--index-only")
+    assert (ran.code, ran.err) == (0, "")
+    found = {n: size for row in nopad.open_packed(out) for n, size in zip(row.seq_index, row.seq_lengths, strict=True)}
+    assert [found[n] for n in range(len(found))] == [*np.load(lengths), 7, 2]
+    assert call("verify", out, "-s", lengths, "-s", other).code == 0
+    assert call("verify", out, "-s", other, "-s", lengths).code == 1
 
 
 def test_output_folder_in_use(call, ids, packed, tmp_path):

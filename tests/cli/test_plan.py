@@ -535,3 +535,37 @@ class TestWhatPackReads:
             packed = call("pack", *arguments, "-c", 8, "-o", "out", *(["--index-only"] if lengths in arguments else []))
             assert (planned.code, planned.err) == (packed.code, packed.err) != (0, "")
             assert not (corpus / "out").exists()
+
+
+def test_several_histograms_are_added_up(call, histogram, tmp_path):
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps({"histogram": {"2": 5, "7": 1}}))
+    alone = json.loads(call("plan", histogram, "--json"))
+    found = json.loads(call("plan", histogram, other, "--json"))
+    assert (found["capacity"], found["sequences"]) == (alone["capacity"], alone["sequences"] + 6)
+    assert found["tokens"] == alone["tokens"] + 17
+    other.write_text(json.dumps({"histogram": {"2": 5}, "max_sequence_length": 64}))
+    assert call("plan", histogram, other).error() == (
+        "these histograms are for different capacities (8, 64); give --capacity"
+    )
+    assert json.loads(call("plan", histogram, other, "-c", 32, "--json"))["capacity"] == 32
+    lengths = tmp_path / "a.npy"
+    np.save(lengths, np.array([3, 4]))
+    assert (
+        call("plan", histogram, lengths).error()
+        == f"{lengths} is no histogram, and others are; give only histograms, or none"
+    )
+
+
+def test_several_files_of_lengths(call, tmp_path):
+    paths = [tmp_path / "a.npy", tmp_path / "b.npy"]
+    np.save(paths[0], np.array([3, 4]))
+    np.save(paths[1], np.array([5], np.int8))
+    found = json.loads(call("plan", *paths, "-c", 8, "--json"))
+    assert (found["sequences"], found["tokens"]) == (3, 12)
+    np.save(paths[0], np.array([[3, 1], [4, 2]]))
+    np.save(paths[1], np.array([[5, 1]]))
+    found = json.loads(call("plan", *paths, "--ladder", "8x4:1,16x8:1.9", "--json"))
+    assert found["sequences"] == 3
+    paths[1].write_text("no")
+    assert call("plan", *paths, "--ladder", "8x4:1,16x8:1.9").code == 2

@@ -82,6 +82,23 @@ def test_policies(folder, given, tmp_path, call):
     assert "40 records; 40 sequences" in whole  # the model's positions are enough
 
 
+def test_lower_precision(folder, given, tmp_path, call):
+    path, *_ = folder("embed")
+    command = ("predict", given, "--task", "embed", "-m", path, "--text", "review")
+    assert call(*command, "-o", str(tmp_path / "exact")).code == 0
+    said = call(*command, "-o", str(tmp_path / "rough"), "--precision", "bfloat16")
+    assert said.code == 0, said.err
+    assert "bfloat16: outputs of random tokens have a cosine of at least 0.99" in said
+    exact, rough = (
+        torch.tensor(pq.read_table(tmp_path / one)["embedding"].to_pylist(), dtype=torch.double)
+        for one in ("exact", "rough")
+    )
+    assert (torch.nn.functional.cosine_similarity(exact, rough) > 0.999).all()
+    assert not torch.allclose(exact, rough, atol=1e-6)
+    again = call(*command, "-o", str(tmp_path / "rough"))  # the output of another precision is not gone on with
+    assert again.code != 0
+
+
 def test_csv_and_text(folder, tmp_path, call):
     path, *_ = folder("regress")
     (tmp_path / "a.csv").write_text("text,n\n1,2\n3,4\n")
@@ -111,6 +128,7 @@ def test_csv_and_text(folder, tmp_path, call):
         (["--text", "review", "--keep", "gold"], 2, "record 0 has no 'gold', only id, review"),
         (["--text", "review", "--keep", "score=id"], 2, "a prediction has one of this name"),
         (["--text", "review", "--capacity", "0"], 2, "capacity must be an integer from 1"),
+        (["--text", "review", "--precision", "half"], 2, "precision"),
         (["--text", "review", "--device", "nowhere"], 2, "the model cannot be put on 'nowhere'"),
         (["--text", "review", "--over-long", "shorten"], 2, "over_long is 'shorten'"),
         (["-m", "no/such/folder"], 2, "no/such/folder"),

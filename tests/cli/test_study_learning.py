@@ -30,6 +30,23 @@ def test_the_toy(call, tmp_path, monkeypatch):
     assert "as many sequences a step" in (tmp_path / "curves.svg").read_text()
 
 
+def test_a_loss_that_diverged_is_valid_json():
+    from types import SimpleNamespace
+
+    from nopad.cli.study_learning import as_document
+    from nopad.study.learning import SIZES, Curve, Learning, Point
+
+    counts = dict.fromkeys(("samples", "tokens", "slots", "steps"), 1)
+    points = tuple(
+        Point(**counts, seconds=1.0, masked_loss=loss, accuracy=0.5, next_accuracy=None) for loss in (2.0, float("inf"))
+    )
+    prepared = SimpleNamespace(size=SIZES["toy"], factor=2.0, parameters=1)
+    found = Learning(factor=2.0, curves=[Curve(recipe="packed", seed=0, points=points)])
+    [made] = json.loads(json.dumps(as_document(prepared, found), allow_nan=False))["curves"]
+    assert [point["masked_loss"] for point in made["points"]] == [2.0, None]
+    assert (made["recipe"], made["seed"]) == ("packed", 0)
+
+
 def test_what_it_would_take(call):
     told = call("study", "learning", "--size", "toy", "--dry-run")
     assert told.code == 0, told.err

@@ -134,3 +134,22 @@ def test_another_tokenizer_is_a_problem(call, jsonl, words, tmp_path):
     other.write_text(words.read_text().replace('"w49"', '"other"'))
     [problem] = problems(call, out, "-s", jsonl, "-t", other)
     assert problem.startswith("packed with another tokenizer than ")
+
+
+def test_several_paths(call, packed, tmp_path, ids):
+    other = tmp_path / "other"
+    assert call("pack", ids, "-o", other, "-c", 8).code == 0
+    ran = call("verify", packed, other)
+    assert ran.code == 0
+    assert [line.split(":")[0] for line in ran.splitlines()] == [f"✓ {packed}", f"✓ {other}"]
+    (other / "shards" / "more").write_text("")
+    ran = call("verify", packed, other)
+    assert (ran.code, ran.splitlines()[-1].split(":")[0]) == (1, f"✓ {packed}")
+    (problem,) = json.loads(call("verify", packed, other, "--json"))["problems"]
+    assert problem.startswith(f"{other}: ")
+    ran = call("verify", packed, other, "-s", ids)
+    assert (ran.code, ran.error()) == (
+        2,
+        "--source is what one dataset was packed from, and there are 2; give one PATH",
+    )
+    assert call("verify", packed, tmp_path / "no").code == 2

@@ -257,7 +257,7 @@ def test_mixed_kinds(words, group_bytes):
 
 def test_text_without_a_tokenizer():
     assert message(IterableSource(["w1"]), None, OptionError) == (
-        "memory, line 1 is text, and no tokenizer was given; give one"
+        "memory, line 1 is text, and no tokenizer was given; give tokenizer="
     )
 
 

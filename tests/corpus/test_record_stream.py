@@ -181,7 +181,7 @@ def test_cells_over_several_lines(tmp_path):
         ("a.json", b'[{"a": 1}, {"a": }]', 1, r"a.json, line 1: broken JSON: Expecting value"),
         ("a.json", b'[{"a": 1},\n{"a": 2}', 2, r"a.json, line 2: cut short: no \]"),
         ("a.json", b'[{"a": 1},\n {"a', 1, r"a.json, line 2: broken JSON: Unterminated string"),
-        ("a.json", b'[{"a": 1},\n 3]', 1, r"a.json, line 2: broken JSON: expected an object, found '3\]'"),
+        ("a.json", b'[{"a": 1},\n 3]', 1, r"a.json, line 2: not a JSON object but 3; repair it"),
         ("a.json", b'[{"a": 1} {"a": 2}]', 1, r"no comma between two objects"),
         ("a.json", b'[{"a": 1},]', 1, r"a comma before \]"),
         ("a.json", b'[{"a": 1}] 7', 1, r"more after the array: '7'"),

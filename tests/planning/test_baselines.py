@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nopad import Histogram
-from nopad.errors import OptionError
+from nopad.errors import LengthError, OptionError
 from nopad.planning.baselines import padded
 
 
@@ -73,3 +73,14 @@ def test_more_sequences_than_fit_in_memory():
     found = padded(Histogram.from_counts({3: n, 5: n + 1}), 8, 2)
     assert found.by_length == 5 * (n + 2) + 3 * (n - 1)  # an odd one of length 5 takes a shorter one into its batch
     assert found.fixed == 8 * (2 * n + 1)
+
+
+@pytest.mark.parametrize("capacity", [0, -3, 10.5, True, "x"])
+def test_capacities_that_are_refused(capacity):
+    with pytest.raises(OptionError, match="capacity must be an integer from 1"):
+        padded(Histogram.from_lengths([5]), capacity)
+
+
+def test_nothing_is_padded_to_less_than_its_length():
+    with pytest.raises(LengthError, match="the longest sequence has 9 tokens, and cannot be padded to 4"):
+        padded(Histogram.from_lengths([5, 9]), 4)

@@ -152,6 +152,17 @@ def check_places(batch, batching):
             assert found[-1][1] <= rows * capacity
 
 
+def widest_left(batch, batching):
+    """The longest request that would still fit, by what is in each row; less than 1: none would."""
+    capacity, rows = batching.capacity, batching.rows or 1
+    crossing = batching.rows is None or batching.policy == "end_to_end"
+    room, filled = (capacity * rows, [0]) if crossing else (capacity, [0] * rows)
+    for length, row, start in zip(batch.lengths.tolist(), batch.rows.tolist(), batch.starts.tolist(), strict=True):
+        at, end = (0, row * capacity + start + length) if crossing else (row, start + length)
+        filled[at] = max(filled[at], end)
+    return max(room - (end + batching.separator if end else 0) for end in filled)
+
+
 class Judge:
     """What a user may rely on, checked from outside: it sees only the calls and their results."""
 
@@ -209,13 +220,14 @@ class Judge:
         if self.batching.keep_order:
             assert numbers == sorted(self.waiting)[: len(numbers)]
         everything = len(numbers) == len(self.waiting)
-        streams = (
-            1 if self.batching.rows is None or self.batching.policy == "end_to_end" else len(set(batch.rows.tolist()))
-        )
-        used = batch.tokens + self.batching.separator * (len(numbers) - streams)
+        counted = len(numbers) == self.batching.max_sequences
+        widest = 0 if counted else widest_left(batch, self.batching)
+        if self.batching.policy != "next_fit":  # which does not go back to earlier rows
+            left = [one["length"] for number, one in sorted(self.waiting.items()) if number not in numbers]
+            assert all(length > widest for length in (left[:1] if self.batching.keep_order else left))
         allowed = {
-            "count": len(numbers) == self.batching.max_sequences or not everything,
-            "full": not everything or used >= self.batching.slots,
+            "count": counted,
+            "full": not counted and (not everything or widest < 1),
             "timeout": timeout,
             "deadline": bool(due),
             "idle": idle and not self.batching.accumulate and everything,
@@ -337,6 +349,71 @@ def test_of_equal_urgency_several_share_rows_before_others_do():
         packer.add(5, 0)
     urgent = [packer.add(5, 0, priority=1) for _ in range(2)]
     assert packer.poll(0).batch.numbers.tolist() == [first, *urgent]
+
+
+def test_a_batch_of_few_requests_is_filled_to_their_number():
+    """Rows of three each: the second row leaves in part, so that no place of the five is empty."""
+    packer = OnlinePacker(Batching(capacity=9, rows=2, max_sequences=5))
+    for _ in range(9):
+        packer.add(3, 0)
+    batch = packer.poll(0).batch
+    assert (batch.reason, batch.numbers.tolist(), batch.rows.tolist()) == ("count", [0, 1, 2, 3, 4], [0, 0, 0, 1, 1])
+
+
+def test_what_is_urgent_is_not_left_for_what_shares_the_oldest_row():
+    packer = OnlinePacker(Batching(capacity=10, rows=2, max_sequences=2))
+    oldest = packer.add(6, 0)
+    packer.add(4, 0)
+    urgent = packer.add(7, 0, priority=1)
+    assert packer.poll(0).batch.numbers.tolist() == [oldest, urgent]
+
+
+def test_a_count_of_requests_is_enough_to_choose_from():
+    """With two requests in a batch, four are those of two batches: none waits for a window of 128."""
+    packer = OnlinePacker(Batching(capacity=10, rows=2, max_sequences=2, accumulate=True, wait_s=10))
+    for _ in range(3):
+        packer.add(1, 0)
+    assert packer.poll(0).batch is None
+    packer.add(1, 0)
+    assert packer.poll(0).batch.reason == "count"
+
+
+@pytest.mark.parametrize(("policy", "rows"), [("look_ahead", 1), ("look_ahead", None), ("best_fit", 2)])
+def test_what_waits_beyond_the_window_fills_what_is_left(policy, rows):
+    packer = OnlinePacker(Batching(capacity=10, rows=rows, policy=policy, keep_order=False, window=1))
+    numbers = [packer.add(length, 0) for length in (6, 6, 6, 6, 6, 6, 4)]
+    assert numbers[-1] in packer.poll(0).batch.numbers
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_batch_in_which_not_one_token_would_fit_is_full(policy):
+    packer = OnlinePacker(Batching(capacity=10, rows=1, policy=policy, separator=3))
+    packer.add(7, 0)
+    batch = packer.poll(0, idle=False).batch
+    assert (batch.reason, batch.tokens) == ("full", 7)
+
+
+def test_in_order_the_most_that_fits_is_found_without_trying_each_number():
+    """Three of 171 fit into no row of 512, so only 2,048 of 3,065 requests can leave."""
+    packer = OnlinePacker(Batching(capacity=512, rows=1024, policy="look_ahead", keep_order=True))
+    for _ in range(4000):
+        packer.add(171, 0)
+    assert packer.poll(0).batch.numbers.tolist() == list(range(2048))
+    spaced = OnlinePacker(Batching(capacity=4096, rows=16, separator=1, policy="look_ahead", keep_order=True))
+    for _ in range(65_536):
+        spaced.add(1, 0)
+    assert len(spaced.poll(0).batch) == 2048 * 16
+
+
+def test_in_order_what_fits_beside_a_worse_arrangement_leaves_too():
+    """Whatever best-fit decreasing makes of one more: the next request leaves if there is room for it."""
+    rng = np.random.default_rng(3)
+    batching = Batching(capacity=12, rows=3, policy="look_ahead", keep_order=True)
+    for _ in range(400):
+        judge = Judge(batching)
+        for length in rng.integers(1, 8, 20).tolist():
+            judge.add(length, None, 0, 0)
+        judge.finish()
 
 
 def test_waiting_counts_as_priority():
@@ -495,6 +572,15 @@ def test_requests_that_are_refused(error, arguments, message):
 def test_priorities_need_a_policy_that_has_them(batching):
     with pytest.raises(OptionError, match="only the policy 'look_ahead' without keep_order has priorities"):
         OnlinePacker(Batching(capacity=10, rows=1, **batching)).add(5, 0, priority=1)
+
+
+@pytest.mark.parametrize("number", [0.0, "0", None, True, 2**70])
+def test_no_request_has_such_a_number(number):
+    packer = OnlinePacker(Batching(capacity=10))
+    packer.add(5, 0)
+    with pytest.raises(OptionError, match="number must be an integer"):
+        packer.cancel(number)
+    assert len(packer) == 1
 
 
 def test_integers_of_numpy():

@@ -8,10 +8,11 @@ from numba.core.dispatcher import Dispatcher
 
 from nopad.serving import Batching
 from nopad.serving import _packing_kernels as kernels
+from nopad.serving import _placing_kernels as placing
 from nopad.serving.batching import POLICIES
 
-COMPILED = {name: value for name, value in vars(kernels).items() if isinstance(value, Dispatcher)}
-PLAIN = dict(vars(kernels))
+PLAIN = {**vars(placing), **vars(kernels)}
+COMPILED = {name: value for name, value in PLAIN.items() if isinstance(value, Dispatcher)}
 PLAIN.update({name: FunctionType(kernel.py_func.__code__, PLAIN) for name, kernel in COMPILED.items()})
 NOW = 10_000
 
@@ -68,10 +69,32 @@ def case_place_in_order(rng):
     return lengths, a_limit(rng), int(rng.integers(2)), *places(lengths.size)
 
 
+def case_is_crossing(rng):
+    return (a_limit(rng),)
+
+
+def case_row_for(rng):
+    fill = np.array([[0], [40, 49, 0], [50, 30, 45]][rng.integers(3)])
+    return fill, int(rng.integers(1, 30)), 50, a_limit(rng)
+
+
+def case_top_up(rng):
+    lengths, limits = lengths_of(rng), a_limit(rng)
+    row, start = places(lengths.size)
+    if rng.random() < 0.7:
+        PLAIN["place_in_order"](lengths[:3], limits, 1, row[:3], start[:3])
+    return lengths, limits, int(rng.integers(2)), row, start
+
+
+def case_widest_of(rng):
+    return rng.integers(0, 60, 4), 50, a_limit(rng)
+
+
 def case_best_fit_decreasing(rng):
     lengths = lengths_of(rng)
     zeros = [np.zeros(lengths.size, np.int64) for _ in range(3)]
-    return lengths, rng.permutation(lengths.size), a_limit(rng, rows=3), *places(lengths.size), *zeros
+    rows = int(rng.choice([2, lengths.size]))
+    return lengths, rng.permutation(lengths.size), a_limit(rng, rows=3), rows, *places(lengths.size), *zeros
 
 
 def case_look_ahead(rng):
@@ -96,6 +119,11 @@ def case_candidates(rng):
 def case_levels_of(rng):
     state, table = waiting(rng)
     return table, np.arange(state[0], state[1]), a_limit(rng), NOW
+
+
+def case_most_urgent(rng):
+    levels = rng.integers(0, 4, int(rng.integers(1, 40)))
+    return levels, int(rng.integers(1, levels.size + 1))
 
 
 def case_remove(rng):
@@ -130,6 +158,11 @@ def case_look(rng):
 
 def case_expire(rng):
     return *waiting(rng), int(rng.choice([0, NOW, 3 * NOW])), np.zeros(40, np.int64)
+
+
+def case_among_all(rng):
+    index = np.flatnonzero(rng.random(12) < 0.4) + 5
+    return index, 5, 12, *places(index.size)
 
 
 def case_decide(rng):

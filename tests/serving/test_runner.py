@@ -10,6 +10,7 @@ from concurrent.futures import CancelledError, ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
+from tests.serving.gate import WAIT, Gate
 from transformers import (
     BertConfig,
     BertForQuestionAnswering,
@@ -33,7 +34,6 @@ from nopad.serving import Batching
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 CONFIG = {**SIZES, "vocab_size": 120, "max_position_embeddings": 64, "num_labels": 2}
 POISON = 13
-WAIT = 60  # seconds; no test takes so long unless something hangs
 
 BATCHINGS = [
     None,
@@ -67,21 +67,6 @@ def close(ours, theirs):
     for name, value in theirs.items():
         assert ours[name].shape == value.shape
         assert torch.allclose(ours[name], value, rtol=0, atol=1e-12)
-
-
-class Gate:
-    """Holds the model at the beginning of a call until it is opened; counts its calls."""
-
-    def __init__(self, model, shut=True):
-        self.open, self.entered, self.calls = threading.Event(), threading.Event(), 0
-        if not shut:
-            self.open.set()
-        model.register_forward_pre_hook(self)
-
-    def __call__(self, module, arguments):
-        self.calls += 1
-        self.entered.set()
-        assert self.open.wait(WAIT)
 
 
 @pytest.mark.parametrize("batching", BATCHINGS)
@@ -151,7 +136,7 @@ def test_one_poisoned_request_among_a_hundred(how, batching):
     model.register_forward_pre_hook(poisoned, with_kwargs=True)
     sequences = some_ids(100)
     sequences[37][0] = POISON
-    with nopad.PackRunner(model, batching) as runner:
+    with nopad.PackRunner(model, batching, warm_up=False) as runner:
         futures = [runner.submit({"input_ids": ids}) for ids in sequences]
         gate.open.set()
         for n, (ids, future) in enumerate(zip(sequences, futures, strict=True)):
@@ -170,7 +155,7 @@ def test_a_flood_is_bounded_and_passes():
     model = nopad.packed(a_model(dtype=torch.float32))
     gate, most = Gate(model), []
     batching = Batching(capacity=64, max_waiting_tokens=200)
-    with nopad.PackRunner(model, batching) as runner:
+    with nopad.PackRunner(model, batching, warm_up=False) as runner:
 
         def caller(n):
             future = runner.submit({"input_ids": [20 + n % 90] * 10})
@@ -192,7 +177,9 @@ def test_a_flood_is_bounded_and_passes():
 def test_a_full_queue_raises_if_told_so():
     model = nopad.packed(a_model())
     gate = Gate(model)
-    with nopad.PackRunner(model, Batching(capacity=64, max_waiting_tokens=20), when_full="raise") as runner:
+    with nopad.PackRunner(
+        model, Batching(capacity=64, max_waiting_tokens=20), when_full="raise", warm_up=False
+    ) as runner:
         first = runner.submit({"input_ids": [20] * 20})
         assert gate.entered.wait(WAIT)
         futures = [runner.submit({"input_ids": [20] * 10}) for _ in range(2)]
@@ -229,7 +216,7 @@ def test_callers_that_cancel_at_random():
 def test_deadlines():
     model = nopad.packed(a_model())
     gate = Gate(model)
-    with nopad.PackRunner(model) as runner:
+    with nopad.PackRunner(model, warm_up=False) as runner:
         first = runner.submit({"input_ids": [20]})
         assert gate.entered.wait(WAIT)
         late = runner.submit({"input_ids": [21]}, deadline_s=0.01)
@@ -252,7 +239,7 @@ def test_closing_while_much_waits():
     for drain in (True, False):
         gate.open.clear()
         gate.entered.clear()
-        runner = nopad.PackRunner(model, Batching(capacity=16, max_waiting_tokens=100))
+        runner = nopad.PackRunner(model, Batching(capacity=16, max_waiting_tokens=100), warm_up=False)
         futures = [runner.submit({"input_ids": [20] * 10}) for _ in range(10)]
         assert gate.entered.wait(WAIT)
         with ThreadPoolExecutor(2) as pool:
@@ -281,7 +268,7 @@ def test_a_worker_that_dies_leaves_nobody_waiting(caplog):
         raise SystemExit("gone")
 
     model.register_forward_pre_hook(die)
-    runner = nopad.PackRunner(model, Batching(capacity=16))
+    runner = nopad.PackRunner(model, Batching(capacity=16), warm_up=False)
     futures = [runner.submit({"input_ids": [20] * 10}) for _ in range(5)]
     gate.open.set()
     for future in futures:
@@ -342,7 +329,7 @@ def test_await_and_callbacks():
 def test_results_share_no_memory_and_may_be_trained_on():
     model = nopad.packed(a_model())
     gate = Gate(model)
-    with nopad.PackRunner(model) as runner:
+    with nopad.PackRunner(model, warm_up=False) as runner:
         futures = [runner.submit({"input_ids": [20, 21]}) for _ in range(3)]
         gate.open.set()
         one, two, three = [future.result(WAIT)["last_hidden_state"] for future in futures]
@@ -358,7 +345,7 @@ def test_results_share_no_memory_and_may_be_trained_on():
         (BatchError, [1, 2], "a request is of type list; expected a dict with input_ids"),
         (BatchError, {"ids": [1]}, "a request has input_ids, and may have attention_mask, token_type_ids; this has"),
         (BatchError, {"input_ids": [1], "labels": [1]}, "this has input_ids, labels"),
-        (BatchError, {"input_ids": [[1, 2], [3, 4]]}, r"has the shape \[2, 2\]; submit each by itself"),
+        (BatchError, {"input_ids": [[[1, 2], [3, 4]]]}, r"this has the shape \[1, 2, 2\]; submit each by"),
         (BatchError, {"input_ids": 5}, r"has the shape \[\]"),
         (BatchError, {"input_ids": [1.5]}, "input_ids"),
         (BatchError, {"input_ids": ["a"]}, "input_ids"),
@@ -415,7 +402,7 @@ def test_a_model_of_limited_batches():
 def test_urgent_requests_leave_first():
     model = nopad.packed(a_model())
     gate, order = Gate(model), []
-    with nopad.PackRunner(model, Batching(capacity=20)) as runner:
+    with nopad.PackRunner(model, Batching(capacity=20), warm_up=False) as runner:
         first = runner.submit({"input_ids": [20] * 10})
         assert gate.entered.wait(WAIT)
         for n, priority in enumerate((0, 0, 0, 5)):

@@ -223,3 +223,23 @@ def test_a_file_that_cannot_be_opened_is_not_damaged(tmp_path, pack, make_record
     }[way]
     with pytest.raises(StorageError, match=r"failed while reading .*: .*Too many open files"):
         read()
+
+
+@pytest.mark.parametrize("name", ["packs", "sequences", "tokens", "shards"])
+def test_a_manifest_of_other_shards_is_no_dataset_of_fewer_packs(dataset, edit_manifest, name):
+    """A pass over it ended early, and the last pack was an IndexError."""
+    edit_manifest(dataset, **{name: lambda value: value[:-1] if name == "shards" else value + 1})
+    opened = nopad.open_packed(dataset)
+    for read in (
+        lambda: list(opened),
+        lambda: opened[-1],
+        lambda: opened.order(0),
+        lambda: opened.row_group(0),
+        lambda: opened.gather([0]),
+        lambda: list(opened.read([0])),
+        opened.to_hf,
+    ):
+        with pytest.raises(
+            CorruptError, match=r"is damaged: its nopad.json states .* and those of its shards add up to"
+        ):
+            read()

@@ -247,6 +247,13 @@ def test_options_without_a_meaning(options, message):
         Lamb(parameters(), **options)
 
 
+@pytest.mark.parametrize(("dtype", "eps"), [(torch.float32, 0), (torch.float32, 1e-50), (torch.float16, 1e-8)])
+def test_an_eps_that_vanishes_would_make_parameters_nan(dtype, eps):
+    """1e-8 is the default of transformers' TrainingArguments."""
+    with pytest.raises(OptionError, match=rf"eps of group 0 is {eps}, which is 0 in float(32|16); take at least"):
+        Lamb([torch.nn.Parameter(torch.ones(3, dtype=dtype))], eps=eps)
+
+
 def test_parameters_that_it_cannot_take():
     with pytest.raises(OptionError, match=r"parameter 1 of group 0 is torch.complex64.*view_as_real"):
         Lamb([torch.nn.Parameter(torch.zeros(2)), torch.nn.Parameter(torch.zeros(2, dtype=torch.complex64))])

@@ -52,14 +52,15 @@ def compare_gradients(
 ) -> Check:
     """Compare the gradients of the sequences packed with those of the sequences alone.
 
-    `together` holds the outputs of the packed sequences by name, one part per sequence; `left_out` names parameters
-    that are not compared.
+    All outputs are first added up with random weights, and the gradients are those of this sum. `together` holds the
+    outputs of the packed sequences by name, one part per sequence; `left_out` names parameters that are not compared.
+    `dtype` is that of the model, and the limit is that of `limits.limit_of` for it.
 
     The largest difference in a gradient is measured relative to the gradient's largest value, or, if the true gradient
-    is zero (`truth`), to the largest value of all gradients. A small gradient may differ more, since it may be a small
-    sum of large numbers (DeBERTa's key biases). In dtypes other than float64 it may differ by a few times the rounding
-    error of the sequences alone; in float64, by a few roundings of float32 if the model computes some results in
-    float32 anyway (a softmax).
+    is zero (`truth`), to the largest value of all gradients. A gradient that is small beside the largest one may exceed
+    the limit, since it may be a small sum of large numbers (DeBERTa's key biases). In dtypes other than float64, it may
+    differ by up to `TIMES_ALONE` times the rounding error of the sequences alone; in float64, only if the model
+    computes some results in float32 (a softmax), by as many roundings of the largest gradient to float32.
     """
     names = tuple(together)
     wanted = [{name: output[name][0] for name in names} for output in alone.outputs]

@@ -71,13 +71,13 @@ def _proven(order: NDArray[Any], units: int) -> NDArray[Any]:
 
 
 def whole_steps(costs: ArrayLike, shape: Shape, balance: Balance) -> int:
-    """Return how many steps of the order from `draw` follow the method's rules; the units left over come after them.
+    """Return how many whole steps the order from `draw` begins with; the units left over come after them.
 
     The result is ``n // shape.per_step`` for n units. With draw "stratified" it can be lower: with quotas of 6:3:2:5,
     6 % of Wikipedia-512 is left over.
 
     Raises:
-        BalanceError: as in `draw`.
+        BalanceError: as in `draw`, except that too few units for the ranks are no error: the result is 0.
 
     >>> whole_steps([1, 2, 9, 1, 1, 1], Shape(1, 1, 1, 2), Balance.named("stratified", edges=(5,), quotas=(1, 1)))
     1

@@ -77,8 +77,8 @@ def from_features(features: Sequence[Mapping[str, Any]]) -> tuple[Sequences, Rec
     If there are no ``labels``, ``label`` or ``label_ids`` is renamed to ``labels``, as transformers' collators do.
 
     Raises:
-        BatchError: a dict has other keys than the first one or no ``input_ids``, a mask has a hole, lengths differ, or
-            ``position_ids`` do not count from 0 in each sequence.
+        BatchError: a dict has other keys than the first one or no ``input_ids``, a mask has a hole or a value other
+            than 0 and 1, lengths differ, or ``position_ids`` do not count from 0 in each sequence.
     """
     features = _listed(features, "features")
     if not len(features):
@@ -352,7 +352,10 @@ def _span(mask: Any, n: int) -> tuple[int, int]:
     if type(mask) is list and mask and mask.count(1) == len(mask):  # fast path for the usual case, without an array
         return 0, len(mask)
     found = _array(mask, MASK, n)
-    ones = np.flatnonzero(found)
+    ones = np.flatnonzero(found == 1)
+    if np.count_nonzero(found == 0) + ones.size != found.size:
+        odd = found[(found != 0) & (found != 1)][0]
+        raise BatchError(f"the {MASK} of feature {n} has the value {odd}; it is 1 at tokens and 0 at padding")
     if not ones.size:
         raise LengthError(f"feature {n} has no real token: its {MASK} is all 0; leave it out")
     begin, end = int(ones[0]), int(ones[-1]) + 1

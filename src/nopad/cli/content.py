@@ -1,4 +1,4 @@
-"""`Content`: what the inputs of a command hold: one text, several texts, pairs of texts, or chats; standard input."""
+"""What the inputs of a command hold: one text, several texts, pairs of texts, or chats; standard input."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from nopad.cli.options import CORPUS, parse_pairs
-from nopad.corpus import open_records
-from nopad.corpus.encoders import CHAT_OPTIONS, Chats, Encoder, Fields, TextPairs, has_chat
+from nopad.corpus import CorpusOptions, open_records
+from nopad.corpus.content import Content
+from nopad.corpus.encoders import CHAT_OPTIONS, Chats, Encoder, Fields, TextPairs
 from nopad.corpus.transformers_tokenizer import load_transformers_tokenizer
 from nopad.errors import NopadError, OptionError
 
 __all__ = [
     "Chat",
     "ChatOptions",
-    "Content",
     "Suffixes",
     "TextFields",
     "TextPair",
+    "content_of",
+    "encoder_for",
     "encoder_of",
     "from_stdin",
     "remove_spooled",
@@ -83,101 +83,51 @@ Suffixes = Annotated[
 _KINDS = ((b"PAR1", ".parquet"), (b"{", ".jsonl"), (b"[", ".json"))  # of standard input, by how it begins
 
 
-@dataclass(frozen=True, kw_only=True)
-class Content:
-    """What the options of a command say about the content of the records.
+def content_of(
+    fields: list[str] | None,
+    pair: tuple[str, str] | None,
+    chat: bool | None,
+    chat_options: list[str] | None,
+    others: Mapping[str, Any],
+) -> Content:
+    """Return the `Content` that the options of a command state.
 
-    Attributes:
-        fields, pair, chat: the values of ``--text-field``, ``--text-pair`` and ``--chat``. `chat` None: chats are
-            recognised by the first record.
+    Args:
+        fields: the values of ``--text-field``.
+        pair: the value of ``--text-pair``.
+        chat: the value of ``--chat``.
         chat_options: the values of ``--chat-option``.
-        tokenizer: the value of ``--tokenizer``.
-        other: name of an option that states another content, such as ``--ids-field``; "": none is given.
+        others: values by name of the options that cannot be combined with chats, pairs or several fields.
+
+    Raises:
+        OptionError: options contradict each other.
+    """
+    return Content(
+        fields=tuple(fields or ()),
+        pair=pair,
+        chat=chat,
+        chat_options=parse_pairs("--chat-option", "last_only=true", chat_options),
+        other=next((name for name, value in others.items() if value is not None), ""),
+    )
+
+
+def encoder_for(
+    content: Content, inputs: Sequence[str], capacity: int, policies: Mapping[str, Any], tokenizer: str | None
+) -> Encoder | None:
+    """Return the encoder for the records of these inputs; None: the records have one field of text or ids.
+
+    `capacity` is the maximum number of tokens in a pack; `policies` are options of `CorpusOptions` by name; `tokenizer`
+    is the value of ``--tokenizer``.
+
+    Raises:
+        OptionError: as for `Content.encoder`.
     """
 
-    fields: Sequence[str] = ()
-    pair: tuple[str, str] | None = None
-    chat: bool | None = None
-    chat_options: Mapping[str, Any]
-    tokenizer: str | None = None
-    other: str = ""
+    def loaded() -> Any:
+        return None if content.pair is None and tokenizer is None else load_transformers_tokenizer(tokenizer)
 
-    @classmethod
-    def parse(
-        cls,
-        fields: list[str] | None,
-        pair: tuple[str, str] | None,
-        chat: bool | None,
-        chat_options: list[str] | None,
-        tokenizer: str | None,
-        others: Mapping[str, Any],
-    ) -> Content:
-        """Return the `Content` that these options state.
-
-        Args:
-            fields: the values of ``--text-field``.
-            pair: the value of ``--text-pair``.
-            chat: the value of ``--chat``.
-            chat_options: the values of ``--chat-option``.
-            tokenizer: the value of ``--tokenizer``.
-            others: values by name of the options that cannot be combined with chats, pairs or several fields.
-
-        Raises:
-            OptionError: options contradict each other.
-        """
-        made = cls(
-            fields=tuple(fields or ()),
-            pair=pair,
-            chat=chat,
-            chat_options=parse_pairs("--chat-option", "last_only=true", chat_options),
-            tokenizer=tokenizer,
-            other=next((name for name, value in others.items() if value), ""),
-        )
-        ways = {
-            "--text-field": bool(made.fields),
-            "--text-pair": pair is not None,
-            "--chat": chat is True,
-            made.other: bool(made.other) and (len(made.fields) > 1 or pair is not None or chat is True),
-        }
-        given = [name for name, there in ways.items() if there]
-        if len(given) > 1:
-            raise OptionError(f"{given[0]} and {given[1]} read the records in two ways; give one of them")
-        if len(set(made.fields)) < len(made.fields):
-            raise OptionError(f"--text-field names {', '.join(made.fields)}; name each field once")
-        return made
-
-    @property
-    def field(self) -> str | None:
-        """Name of the text field; None: no field is named, or several are."""
-        return self.fields[0] if len(self.fields) == 1 else None
-
-    def encoder(self, inputs: Sequence[str], capacity: int, policies: Mapping[str, Any]) -> Encoder | None:
-        """Return the encoder for the records of these inputs; None: the records have one field of text or ids.
-
-        `capacity` is the maximum number of tokens in a pack; `policies` are options of `CorpusOptions` by name.
-
-        Raises:
-            OptionError: an option has no effect on such records, or chats are given without a tokenizer.
-        """
-        if len(self.fields) > 1:
-            return Fields(self.fields)
-        chat = self.chat
-        if chat is None and not (self.fields or self.pair or self.other):
-            chat = _holds_chats(inputs)
-        if self.chat_options and not chat:
-            raise OptionError(f"--chat-option {next(iter(self.chat_options))} is of chats, and these are none")
-        if not chat and self.pair is None:
-            return None
-        _check(policies)
-        how: dict[str, Any] = {"capacity": capacity, "over_long": policies["over_long"]}
-        if self.pair is not None:
-            return TextPairs(load_transformers_tokenizer(self.tokenizer), *self.pair, **how)
-        if self.tokenizer is None:
-            raise OptionError(
-                f"{inputs[0]} holds chats; give the --tokenizer of the model that learns them, for its chat template, "
-                "or read one field as text: --text-field"
-            )
-        return Chats(load_transformers_tokenizer(self.tokenizer), **how, options=self.chat_options)
+    options = CorpusOptions(capacity=capacity, **policies)
+    return content.encoder(lambda: _first_record(inputs), loaded, options, inputs[0])
 
 
 def encoder_of(settings: Mapping[str, Any], capacity: int, tokenizer: str | None) -> Encoder | None:
@@ -197,24 +147,17 @@ def encoder_of(settings: Mapping[str, Any], capacity: int, tokenizer: str | None
     return Chats(loaded, **how, options=found["options"])
 
 
-def _check(policies: Mapping[str, Any]) -> None:
-    if not policies["special_tokens"]:
-        raise OptionError("--no-special-tokens: chats and pairs are made with the tokenizer's own; leave it out")
-    if policies["vocab_size"] is not None:
-        raise OptionError("--vocab-size is for ready-made ids, and these are texts; leave it out")
-
-
-def _holds_chats(inputs: Sequence[str]) -> bool:
-    """Whether the first record of the first input is a chat; False where it cannot be read, which is found later."""
+def _first_record(inputs: Sequence[str]) -> dict[str, Any] | None:
+    """Return the first record of the first input; None where it has none or cannot be read, which is found later."""
     given = inputs[0]
     path = given if Path(given).exists() else given.partition("=")[2] or given
     if path.endswith(".npy"):
-        return False
+        return None
     try:
         records = open_records([path])
-        return records.kind != "text" and any(map(has_chat, islice(records, 1)))
+        return None if records.kind == "text" else next(iter(records), None)
     except NopadError:
-        return False
+        return None
 
 
 _spooled: list[Path] = []

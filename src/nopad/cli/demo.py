@@ -40,12 +40,14 @@ def demo(
     seed: Seed = 0,
     tokenizer: TokenizerSpec = None,
     no_model: Annotated[
-        bool, typer.Option("--no-model", help="Pack only; do not run a model on packs and on padded batches.")
+        bool,
+        typer.Option("--no-model", help="Pack only; do not run a model on packs, on padded batches and on requests."),
     ] = False,
 ) -> None:
     """Pack the docstrings and comments of this Python's standard library, then verify and show the result.
 
-    What a model needs on packs and on padded batches is measured once and kept beside the dataset.
+    What a model needs on packs and on padded batches, and how fast it answers requests that arrive at random times, is
+    measured once and kept beside the dataset.
 
     Examples:
       nopad demo
@@ -89,7 +91,7 @@ def demo(
         screen.print(f"  {line}", markup=False, soft_wrap=True)
     command = ".venv/bin/nopad" if Path(sys.prefix) == Path(".venv").absolute() else "nopad"
     page = drawn or "(a page with pictures needs: pip install -e '.[report]')"
-    screen.print(f"\n  Look at  {page}", markup=False, soft_wrap=True)
+    screen.print(f"  Look at  {page}", markup=False, soft_wrap=True)
     screen.print(f"  Try      {command} plan {text} --capacity 1024 --over-long split", markup=False, soft_wrap=True)
 
 

@@ -1,4 +1,4 @@
-"""The second part of the demo: a real model on 1,000 real texts, to compare packed with padded batches."""
+"""The second part of the demo: a real model on real texts, packed beside padded, and as requests that arrive."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ __all__ = ["embedding_lines", "longer_texts"]
 
 TEXTS = 1000
 FIRST = 160
+REQUESTS = 200
 LEAST = 40  # characters; shorter comments say little
 BATCH = 32
 
@@ -39,13 +40,13 @@ def longer_texts(path: Path, count: int, seed: int = 0) -> list[str]:
 
 
 def embedding_lines(path: Path, kept: Path, monitor: Monitor) -> list[str]:
-    """Embed texts from the demo's file packed and padded, and return lines of text with the throughputs.
+    """Embed texts from the demo's file packed, padded and as requests; return lines of text with what was measured.
 
     Results are kept in the file `kept`, and read from there if code, libraries, texts and machine are still the same.
     If torch, transformers or the model is not installed, the only line says how to install them.
     """
     if found := _recalled(kept, fingerprint := _fingerprint(path)):
-        return [*found, f"(measured before; delete {kept} to measure again)"]
+        return [*found[:-1], f"{found[-1]} (measured before; delete {kept} to measure again)"]
     try:
         lines = _measured(path, monitor)
     except (ImportError, MissingExtraError):
@@ -64,7 +65,9 @@ def _fingerprint(path: Path) -> str:
             digest.update(f"{name} {version(name)}".encode())
         except PackageNotFoundError:
             digest.update(name.encode())
-    digest.update(f"{platform.node()} {platform.platform()} {len(os.sched_getaffinity(0))} {TEXTS} {FIRST}".encode())
+    digest.update(
+        f"{platform.node()} {platform.platform()} {len(os.sched_getaffinity(0))} {TEXTS} {FIRST} {REQUESTS}".encode()
+    )
     return digest.hexdigest()
 
 
@@ -79,6 +82,7 @@ def _recalled(kept: Path, fingerprint: str) -> list[str]:
 def _measured(path: Path, monitor: Monitor) -> list[str]:
     import torch
 
+    from nopad.cli.demo_serving import serving_line
     from nopad.tasks import Embedder
 
     embedder = Embedder.from_folder()
@@ -97,12 +101,15 @@ def _measured(path: Path, monitor: Monitor) -> list[str]:
     padded[by_length] = found
     monitor.stage("embedding: padded, as they come", None, "")
     arriving_s, _ = _timed(lambda: _padded(embedder.model, ids[:FIRST]))
+    monitor.stage(f"answering {REQUESTS} requests at random times", None, "")
+    served = serving_line(embedder, texts[:REQUESTS], len(ids) / packed_s)
     return [
         f"all-MiniLM-L6-v2 embeds {len(ids) / packed_s:,.0f} of these texts per second packed, "
         f"{len(ids) / sorted_s:,.0f} padded and sorted, {FIRST / arriving_s:,.0f} padded as they come "
         f"({torch.get_num_threads()} CPU {'core' if torch.get_num_threads() == 1 else 'cores'}):",
         f"packed is {sorted_s / packed_s:.1f} and {arriving_s / early_s:.1f} times as fast, and the vectors "
         f"differ by at most {float(np.abs(packed - padded).max()):.0e}",
+        served,
     ]
 
 

@@ -23,24 +23,27 @@ def open_inputs(
     policies: Mapping[str, Any] | None = None,
     encoder: Encoder | None = None,
 ) -> Source:
-    """Open the user's inputs: one ``.npy`` file of lengths, a corpus, or several named inputs.
+    """Open the user's inputs: ``.npy`` files of lengths, a corpus, or several named inputs.
 
     Args:
         inputs: the inputs as given on the command line.
         reader: which fields and columns are read from a corpus, and how.
-        policies: options of `CorpusOptions`, by name; with a file of lengths, each must have its default.
+        policies: options of `CorpusOptions`, by name; with files of lengths, each must have its default.
         encoder: what makes text or ids of each record; None: records have a field of text or ids.
 
     Raises:
-        OptionError: a file of lengths is given with another input or with corpus options, or some inputs have names
-            and others have none.
+        OptionError: files of lengths are given with another input, with names or with corpus options; or some
+            inputs have names and others have none.
     """
-    if len(inputs) == 1 and inputs[0].endswith(".npy"):
-        refuse_policies(inputs[0], reader, policies or {})
-        return LengthsFile(inputs[0])
-    for path in inputs:
-        if path.endswith(".npy"):
-            raise OptionError(f"{path} holds lengths; give one lengths file, and nothing beside it")
+    if lengths := [path for path in inputs if path.endswith(".npy")]:
+        if other := [path for path in inputs if path not in lengths]:
+            raise OptionError(
+                f"{lengths[0]} holds lengths, and {other[0]} does not; give only files of lengths, or none"
+            )
+        if apart := [path for path in lengths if "=" in path and not Path(path).exists()]:
+            raise OptionError(f"{apart[0]}: lengths are not counted apart; give the file without a name")
+        refuse_policies(lengths[0], reader, policies or {})
+        return LengthsFile(inputs)
     named: dict[str, list[str]] = {}
     for given in inputs:
         name, equals, path = given.partition("=")
@@ -60,7 +63,7 @@ def refuse_policies(file: str, reader: ReaderOptions, policies: Mapping[str, Any
     Raises:
         OptionError: an option differs from its default.
     """
-    usual = {**ReaderOptions().settings(), **_DEFAULTS}
+    usual = {**ReaderOptions().settings(), "suffixes": [], "text_labels": reader.text_labels, **_DEFAULTS}
     for name, value in {**reader.settings(), **policies}.items():
         if value != usual[name]:
             option = "--no-special-tokens" if name == "special_tokens" else "--" + name.replace("_", "-")

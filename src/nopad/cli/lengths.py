@@ -11,13 +11,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nopad.cli.content import Content
+from nopad.cli.content import encoder_for
 from nopad.cli.inputs import open_inputs, refuse_policies
 from nopad.cli.pretrain import Wrap
 from nopad.corpus import CorpusOptions, LengthsFile, ReaderOptions, Source, Tokenizer, load_tokenizer, sequences
+from nopad.corpus.content import Content
 from nopad.corpus.hub import HUB
 from nopad.corpus.inputs import reading
 from nopad.corpus.npy import NpyFile
+from nopad.corpus.options import WAYS
+from nopad.corpus.pipeline import listed
 from nopad.corpus.remote import is_url
 from nopad.errors import FormatError, OptionError, SourceError
 from nopad.histogram import Histogram, as_lengths, exact_dot, exact_sum, read_histogram
@@ -90,7 +93,7 @@ def read_given(
     content: Content | None = None,
     apart: bool = False,
 ) -> Given:
-    """Read a histogram (.json), lengths (.npy) or a corpus; `policies` and `reader` apply only to a corpus.
+    """Read histograms (.json), lengths (.npy) or a corpus; `policies` and `reader` apply only to a corpus.
 
     `inputs` are the inputs as given on the command line. `validation` is the share of records to hold out, drawn with
     `seed`; the lengths are those of the other records. `as_pairs` turns the source of a corpus into the source of pairs
@@ -99,9 +102,9 @@ def read_given(
     `policies` say, or are an error.
 
     Raises:
-        OptionError: neither the file nor `capacity` states a capacity; a histogram or a file of lengths is given with
-            another input or with corpus options; a histogram is given with `as_pairs` or a `validation` above 0; or
-            `validation` is not from 0 to below 1.
+        OptionError: neither the files nor `capacity` state one capacity; histograms or files of lengths are given with
+            another kind of input or with corpus options; a histogram is given with `as_pairs` or a `validation` above
+            0; or `validation` is not from 0 to below 1.
         RecordError: no record is left to plan for.
         SourceError: there is no such file, or it holds no sequences.
     """
@@ -115,10 +118,10 @@ def read_given(
             raise OptionError(f"--pretrain makes pairs of documents, and {file} is a histogram; give the texts")
         found = _read_histogram(inputs, capacity, policies, reader, validation)
         return found.apart(file) if apart else found
-    source = open_inputs(inputs, reader, policies) if file.endswith(".npy") else None
+    source = open_inputs(inputs, reader, policies) if any(given.endswith(".npy") for given in inputs) else None
     if capacity is None:
         raise OptionError(f"{file} does not say for which capacity; give --capacity")
-    encoder = None if source or content is None else content.encoder(inputs, capacity, policies)
+    encoder = None if source or content is None else encoder_for(content, inputs, capacity, policies, tokenizer)
     source = source or open_inputs(inputs, reader, policies, encoder)
     source = source if as_pairs is None else as_pairs(source, capacity)
     check_divisible(source, validation)
@@ -139,7 +142,7 @@ def read_given(
     histogram = Histogram.from_lengths(lengths)
     if not histogram.sequences:
         raise SourceError(f"{file} holds no sequences")
-    ways = "truncate or drop" if encoder and encoder.content == "input_ids" else "truncate, split or drop"
+    ways = listed(encoder.ways if encoder else WAYS).replace('"', "")
     ways = "" if isinstance(source, LengthsFile) else ways
     found = Given(capacity=capacity, histogram=histogram, lengths=lengths, policies=ways)
     return found.apart(file) if apart else found
@@ -148,27 +151,30 @@ def read_given(
 def read_pairs(
     inputs: Sequence[str], *, policies: Mapping[str, Any], reader: ReaderOptions, validation: float, **_: Any
 ) -> NDArray[Any]:
-    """Read two sizes for each sequence, ``[n, 2]`` of any int dtype, from the ``.npy`` file that is the only input.
+    """Read two sizes for each sequence, ``[n, 2]`` of any int dtype, from ``.npy`` files.
 
     The other arguments are those of `read_given`.
 
     Raises:
-        OptionError: the input is not a single ``.npy`` file, corpus options are given, or `validation` is not 0.
-        FormatError: the file holds an array of another shape.
-        SourceError: there is no such file, or it holds no sequences.
+        OptionError: an input is no ``.npy`` file, corpus options are given, or `validation` is not 0.
+        FormatError: a file holds an array of another shape.
+        SourceError: there is no such file, or they hold no sequences.
     """
-    file = inputs[0]
-    if len(inputs) > 1 or not file.endswith(".npy") or _elsewhere(file) or _named(file):
-        raise OptionError(f"two kinds of size are read from one .npy file of integers [n, 2], not {' '.join(inputs)}")
-    refuse_policies(file, reader, policies)
-    if validation:
-        raise OptionError(f"--validation holds out records, and {file} has two kinds of size; leave it out")
-    array = NpyFile(Path(file))
-    if len(array.shape) != 2 or array.shape[1] != 2:
-        raise FormatError(f"{file} holds an array of shape {array.shape}; for two kinds of size it is (n, 2)")
-    if not array.size:
-        raise SourceError(f"{file} holds no sequences")
-    return array.whole().reshape(array.shape, order="F" if array.fortran else "C")
+    arrays = []
+    for file in inputs:
+        if not file.endswith(".npy") or _elsewhere(file) or _named(file):
+            raise OptionError(f"two kinds of size are read from .npy files of integers [n, 2], not from {file}")
+        refuse_policies(file, reader, policies)
+        if validation:
+            raise OptionError(f"--validation holds out records, and {file} has two kinds of size; leave it out")
+        array = NpyFile(Path(file))
+        if len(array.shape) != 2 or array.shape[1] != 2:
+            raise FormatError(f"{file} holds an array of shape {array.shape}; for two kinds of size it is (n, 2)")
+        if array.size:
+            arrays.append(array.whole().reshape(array.shape, order="F" if array.fortran else "C"))
+    if not arrays:
+        raise SourceError(f"{inputs[0]} holds no sequences")
+    return np.concatenate(arrays)
 
 
 def _is_histogram(given: str) -> bool:
@@ -195,15 +201,20 @@ def _read_histogram(
     reader: ReaderOptions,
     validation: float,
 ) -> Given:
-    """Read a histogram; refuse any other input beside it, and options of a corpus."""
-    file = inputs[0]
-    if len(inputs) > 1:
-        raise OptionError("a histogram stands alone; give one, or a corpus of any number of files")
-    refuse_policies(file, reader, policies)
+    """Read histograms and add them up; refuse any other input beside them, and options of a corpus."""
+    file = inputs[0] if len(inputs) == 1 else f"{len(inputs)} inputs"
+    if other := [given for given in inputs if not _is_histogram(given)]:
+        raise OptionError(f"{other[0]} is no histogram, and others are; give only histograms, or none")
+    refuse_policies(inputs[0], reader, policies)
     if validation:
-        raise OptionError(f"--validation holds out records, and {file} is a histogram; give the corpus")
-    histogram, declared = read_histogram(Path(file))
-    capacity = declared if capacity is None else capacity
+        raise OptionError(f"--validation holds out records, and {inputs[0]} is a histogram; give the corpus")
+    read = [read_histogram(Path(given)) for given in inputs]
+    histogram = sum((one for one, _ in read[1:]), read[0][0])
+    declared = {one for _, one in read if one is not None}
+    if capacity is None and len(declared) > 1:
+        said = ", ".join(f"{one:,}" for one in sorted(declared))
+        raise OptionError(f"these histograms are for different capacities ({said}); give --capacity")
+    capacity = next(iter(declared), None) if capacity is None else capacity
     if capacity is None:
         raise OptionError(f"{file} does not say for which capacity; give --capacity")
     check_sizes(capacity, None, 0)

@@ -102,7 +102,8 @@ Carry = Annotated[
     typer.Option(
         "--carry",
         metavar="COLUMN",
-        help="A column to carry, or none. Repeatable. Default: with ids all that can be carried, with text none.",
+        help="A column to carry, or none. Repeatable. Default: with ids all that can be carried, with text "
+        "a label that is a number.",
         rich_help_panel=CORPUS,
     ),
 ]
@@ -207,6 +208,8 @@ def parse_reader(
     mask_field: str | None,
     pad_id: int | None,
     suffixes: list[str] | None = None,
+    *,
+    text_labels: bool = False,
 ) -> corpus.ReaderOptions:
     """Return the `ReaderOptions` of a command line; "none" as a name in `carry` or as `mask_field` means no column.
 
@@ -224,6 +227,7 @@ def parse_reader(
         mask_field="auto" if mask_field is None else None if mask_field == "none" else mask_field,
         pad_id=pad_id,
         suffixes=[one if one.startswith(".") else f".{one}" for one in suffixes or ()],
+        text_labels=text_labels,
     )
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from nopad.assignment import Order
-from nopad.cli.content import Chat, ChatOptions, Content, Suffixes, TextFields, TextPair, from_stdin
+from nopad.cli.content import Chat, ChatOptions, Suffixes, TextFields, TextPair, content_of, encoder_for, from_stdin
 from nopad.cli.inputs import open_inputs
 from nopad.cli.monitor import Bars
 from nopad.cli.options import (
@@ -58,8 +58,8 @@ def pack(
         typer.Argument(
             metavar="INPUT...",
             help="Files (text, JSONL, JSON, CSV, TSV, Parquet, Arrow), folders or URLs of them, folders of .npy "
-            "arrays, hf:NAME, - for standard input; lengths.npy with --index-only. NAME=INPUT for each: sources that "
-            "are counted apart.",
+            "arrays, hf:NAME, - for standard input; lengths (.npy) with --index-only. NAME=INPUT for each: sources "
+            "that are counted apart.",
         ),
     ],
     out: Annotated[
@@ -126,14 +126,16 @@ def pack(
 
       nopad pack articles/ -o packed -c 512 --pretrain bert -P copies=5 --over-long split
     """
-    others = {"--ids-field": ids_field, "--pad-id": pad_id, "--pretrain": pretrain}
-    content = Content.parse(text_field, text_pair, chat, chat_option, tokenizer, others)
+    others = {"ids_field": ids_field, "pad_id": pad_id, "pretrain": pretrain}
+    content = content_of(text_field, text_pair, chat, chat_option, others)
     policies = parse_policies(special_tokens, over_long, empty, on_bad_record, vocab_size)
     options = CorpusOptions(capacity=capacity, **policies)
-    reader = parse_reader(text_unit, content.field, ids_field, carry, mask_field, pad_id, suffix)
+    reader = parse_reader(
+        text_unit, content.field, ids_field, carry, mask_field, pad_id, suffix, text_labels=pretrain is None
+    )
     as_pairs = parse_pretrain(pretrain, pretrain_option, tokenizer, policies, seed)
     inputs = from_stdin(inputs)
-    source = open_inputs(inputs, reader, policies, content.encoder(inputs, capacity, policies))
+    source = open_inputs(inputs, reader, policies, encoder_for(content, inputs, capacity, policies, tokenizer))
     source = source if as_pairs is None else as_pairs(source, capacity)
     needs_tokenizer = not isinstance(source, LengthsFile) and source.kind != "ids"
     packing = PackOptions(

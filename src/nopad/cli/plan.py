@@ -13,7 +13,7 @@ import typer
 from numpy.typing import NDArray
 
 from nopad.cli.answer import advice, answer, facts, left_out
-from nopad.cli.content import Chat, ChatOptions, Content, Suffixes, TextFields, TextPair, from_stdin
+from nopad.cli.content import Chat, ChatOptions, Suffixes, TextFields, TextPair, content_of, from_stdin
 from nopad.cli.ladder import parse_ladder, refuse_beside, show_ladder
 from nopad.cli.lengths import Given, read_given, read_pairs
 from nopad.cli.monitor import Bars
@@ -66,7 +66,8 @@ def plan(
         list[str],
         typer.Argument(
             metavar="INPUT...",
-            help="A histogram (.json), lengths (.npy), or all that nopad pack takes, names included.",
+            help="Histograms (.json), lengths (.npy), or all that nopad pack takes, names included. Several are "
+            "one input.",
         ),
     ],
     capacity: Annotated[
@@ -152,6 +153,8 @@ def plan(
 
       nopad plan chats.jsonl -c 4096 --tokenizer path/to/model
 
+      nopad plan monday.npy tuesday.npy -c 512
+
       nopad plan corpus/ -c 2048 --all
 
       nopad plan histogram.json --algorithm lpfhp --depth 3 --depth none --json
@@ -167,8 +170,8 @@ def plan(
       nopad plan lengths.npy --ladder 2048:1,8192:4.3,32768:19 -o ladder.plan.json
     """
     options = parse_options(option, even)
-    others = {"--ids-field": ids_field, "--pad-id": pad_id, "--pretrain": pretrain}
-    content = Content.parse(text_field, text_pair, chat, chat_option, tokenizer, others)
+    others = {"ids_field": ids_field, "pad_id": pad_id, "pretrain": pretrain}
+    content = content_of(text_field, text_pair, chat, chat_option, others)
     policies = parse_policies(special_tokens, over_long or "error", empty, on_bad_record, vocab_size)
     read = partial(
         read_given,
@@ -177,7 +180,9 @@ def plan(
         tokenizer=tokenizer,
         policies=policies,
         as_pairs=parse_pretrain(pretrain, pretrain_option, tokenizer, policies, seed),
-        reader=parse_reader(text_unit, content.field, ids_field, carry, mask_field, pad_id, suffix),
+        reader=parse_reader(
+            text_unit, content.field, ids_field, carry, mask_field, pad_id, suffix, text_labels=pretrain is None
+        ),
         validation=parse_share(validation),
         seed=seed,
     )

@@ -95,6 +95,14 @@ BatchRecords = Annotated[
 PartRecords = Annotated[
     int, typer.Option("--part-records", metavar="N", help="Records of a file, after which a killed job goes on.")
 ]
+PrecisionName = Annotated[
+    str | None,
+    typer.Option(
+        "--precision",
+        metavar="NAME",
+        help="Compute in bfloat16 (fast on CPUs with AMX, on GPUs) or int8 (torchao). Default: as the model is.",
+    ),
+]
 Device = Annotated[
     str | None, typer.Option("--device", metavar="NAME", help="Such as cuda:0. Default: a GPU if there is one.")
 ]
@@ -116,6 +124,7 @@ def predict(
     rows: RowsAtATime = None,
     batch_records: BatchRecords = 1000,
     part_records: PartRecords = 10_000,
+    precision: PrecisionName = None,
     device: Device = None,
     force: Force = False,
 ) -> None:
@@ -140,13 +149,19 @@ def predict(
     sizes |= {"batch_records": batch_records, "part_records": part_records}
     with Bars() as monitor:
         monitor.stage("loading the model", None, "")
-        records, made, loaded = _loaded(from_stdin(inputs), model, task, options, device)
+        records, made, loaded = _loaded(from_stdin(inputs), model, task, options)
+        loaded, alike = _lowered(loaded, precision)
+        loaded = _placed(loaded, device)
         if force:
             remove_made(out, PREDICTIONS)
         from nopad.tasks import predict_files
 
         found = predict_files(made, loaded, records, out, keep=kept, monitor=monitor, **sizes)
     _say(found)
+    if alike is not None:
+        console().print(
+            f"  {precision}: outputs of random tokens have a cosine of at least {alike:.5f} with those before"
+        )
 
 
 def _options(given: dict[str, Any], option: list[str] | None) -> dict[str, Any]:
@@ -163,17 +178,15 @@ def _options(given: dict[str, Any], option: list[str] | None) -> dict[str, Any]:
     return options
 
 
-def _loaded(
-    inputs: list[str], model: str, task: str | None, options: dict[str, Any], device: str | None
-) -> tuple[RecordStream, Task, Any]:
-    """Return the records, the task, and the model on its device.
+def _loaded(inputs: list[str], model: str, task: str | None, options: dict[str, Any]) -> tuple[RecordStream, Task, Any]:
+    """Return the records, the task, and the model.
 
     Raises:
         MissingExtraError: torch or transformers is not installed.
-        OptionError: the model cannot be put on the device; or as `nopad.tasks.registry.load_task`.
+        OptionError: as in `nopad.tasks.registry.load_task`.
     """
     try:
-        import torch
+        import torch  # noqa: F401
         import transformers  # noqa: F401
     except ImportError as error:
         raise MissingExtraError(f"running models needs {error.name}: {install('torch')}") from error
@@ -182,12 +195,31 @@ def _loaded(
 
     name, options = _as_trained(task, model, options)
     records = open_records(inputs)
-    made, loaded = load_task(name, model, options)
+    return records, *load_task(name, model, options)
+
+
+def _lowered(loaded: Any, precision: str | None) -> tuple[Any, float | None]:
+    """Return the model in this precision (None: as it is), and how alike its outputs are to those before."""
+    if precision is None:
+        return loaded, None
+    from nopad.model.precision import agreement, lowered
+
+    made = lowered(loaded, precision)  # type: ignore[arg-type]
+    return made, agreement(loaded, made)
+
+
+def _placed(loaded: Any, device: str | None) -> Any:
+    """Return the model on its device: the one that is named, or a GPU if there is one.
+
+    Raises:
+        OptionError: the model cannot be put on the device.
+    """
+    import torch
+
     try:
-        loaded = loaded.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        return loaded.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     except (RuntimeError, ValueError, AssertionError) as error:
         raise OptionError(f"the model cannot be put on {device!r} ({str(error).splitlines()[0]})") from error
-    return records, made, loaded
 
 
 def _as_trained(task: str | None, model: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import sys
 from dataclasses import asdict
@@ -21,7 +22,7 @@ from nopad.options import Option
 from nopad.report.drawing import CHART_KINDS, check_chart, save_chart
 
 if TYPE_CHECKING:
-    from nopad.study.learning import Learning, Prepared, Spread
+    from nopad.study.learning import Learning, Point, Prepared, Spread
 
 __all__ = ["learning"]
 
@@ -84,7 +85,7 @@ def learning(
     if plot is not None:
         save_chart(room.learning_chart(found), plot)
     if as_json:
-        print(json.dumps(as_document(prepared, found), indent=1))
+        print(json.dumps(as_document(prepared, found), indent=1, allow_nan=False))
         return
     for table in tables(prepared, found):
         console().print(table)
@@ -157,11 +158,20 @@ def _grid(title: str, heads: list[str]) -> Table:
 
 
 def as_document(prepared: Prepared, found: Learning) -> dict[str, Any]:
-    """Return the results of the study as a dict of JSON values: size, factor, curves and fine-tuning results."""
+    """Return the results of the study as a dict of JSON values: size, factor, curves and fine-tuning results.
+
+    An infinite loss, of a run that diverged, is None: JSON has no such number.
+    """
     return {
         "size": asdict(prepared.size),
         "factor": prepared.factor,
         "parameters": prepared.parameters,
-        "curves": [asdict(one) for one in found.curves],
+        "curves": [asdict(one) | {"points": list(map(_finite, one.points))} for one in found.curves],
         "tuned": found.tuned,
     }
+
+
+def _finite(point: Point) -> Any:
+    """Return a point as a dict of JSON values."""
+    values = asdict(point)
+    return values if math.isfinite(point.masked_loss) else values | {"masked_loss": None}

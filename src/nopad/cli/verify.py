@@ -30,20 +30,20 @@ __all__ = ["verify"]
 
 
 def verify(
-    path: Annotated[Path, typer.Argument(metavar="PATH", help="A packed dataset folder, or a plan file.")],
+    paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Packed dataset folders, or plan files.")],
     source: Annotated[
         list[str] | None,
         typer.Option(
             "--source",
             "-s",
             metavar="INPUT",
-            help="What the dataset was packed from: compare every token with it. Repeatable.",
+            help="What the one dataset was packed from: compare every token with it. Repeatable.",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help='Print {"ok": ..., "problems": [...]}.')] = False,
     tokenizer: TokenizerSpec = None,
 ) -> None:
-    """Read all of a plan or dataset and check it: every sequence once, no pack above capacity or depth, all checksums.
+    """Read plans or datasets and check them: every sequence once, no pack above capacity or depth, all checksums.
 
     Exit code 0 when every check passes, 1 when one fails.
 
@@ -52,20 +52,26 @@ def verify(
 
       nopad verify packed --source corpus/
 
+      nopad verify runs/*/packed
+
       nopad verify lpfhp.plan.json --json
     """
-    if not path.exists():
-        raise OptionError(f"{path} does not exist; give a packed dataset folder or a plan file")
-    problems = [worded(problem, "verify") for problem in _problems(path, from_stdin(source or []), tokenizer)]
+    for path in paths:
+        if not path.exists():
+            raise OptionError(f"{path} does not exist; give a packed dataset folder or a plan file")
+    if source and len(paths) > 1:
+        raise OptionError(f"--source is what one dataset was packed from, and there are {len(paths)}; give one PATH")
+    inputs = from_stdin(source or [])
+    found = {path: [worded(problem, "verify") for problem in _problems(path, inputs, tokenizer)] for path in paths}
+    problems = [f"{path}: {one}" if len(paths) > 1 else one for path, each in found.items() for one in each]
     if as_json:
         print(json.dumps({"ok": not problems, "problems": problems}, indent=1))
     else:
         screen = console()
         for problem in problems:
             screen.print(f"[red]✗[/] {escape(problem)}", soft_wrap=True)
-        if not problems:
-            for whole in split_folders(path) or [path]:
-                screen.print(f"[green]✓[/] {escape(str(whole))}: {_proven(whole, bool(source))}", soft_wrap=True)
+        for whole in (whole for path, each in found.items() if not each for whole in split_folders(path) or [path]):
+            screen.print(f"[green]✓[/] {escape(str(whole))}: {_proven(whole, bool(source))}", soft_wrap=True)
     if problems:
         raise typer.Exit(1)
 

@@ -16,16 +16,20 @@ __all__ = ["FIELDS", "FLAGS", "OPTIONS", "SETTABLE", "verb_of", "worded"]
 # Options of `nopad pack` that say what is read, and how; messages of the library name them, with or without a value.
 _READING = (
     "carry",
+    "chat",
     "empty",
     "ids_field",
     "mask_field",
     "on_bad_record",
     "over_long",
     "pad_id",
+    "pretrain",
     "special_tokens",
     "text_field",
+    "text_pair",
     "text_unit",
     "tokenizer",
+    "vocab_size",
 )
 _PACK = (*_READING, "algorithm", "even", "index_only", "shard_tokens")
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from nopad.corpus.inputs import InputFile, not_utf8
 from nopad.corpus.records import DOCUMENT_BYTES, shown
-from nopad.corpus.runs import ROWS, Run
+from nopad.corpus.runs import ROWS, Bad, Run
 from nopad.errors import RecordError, SourceError
 
 __all__ = ["delimited_runs"]
@@ -34,17 +34,22 @@ def delimited_runs(file: InputFile, strings: Collection[str] = ()) -> Iterator[R
     Raises:
         SourceError: two columns have the same name, or the file cannot be read.
         RecordError: a line has more or fewer cells than there are columns, is not UTF-8, or has a broken quote; or a
-            cell in a column of numbers is not a number. Most of these errors are raised only when a run is decoded.
+            cell in a column of numbers is not a number. But for a broken quote, after which nothing can be read, such a
+            line is one bad record of its run, and the error is raised when `Run.decode` reaches it.
     """
     rows = _rows(file)
     _, names = next(rows, (1, []))
+    if odd := [name for name in names if _not_utf8(name)]:
+        raise RecordError(
+            f"{file.path}, line 1: the column {odd[0].encode(errors='replace')!r} is not UTF-8; convert it"
+        )
     if twice := [name for name in names if names.count(name) > 1]:
         raise SourceError(f"{file.path}: two columns are named {twice[0]!r}; the first line names the columns")
     first: list[tuple[int, _Cells]] = []
     broken: list[RecordError] = []
     _take(rows, first, broken)
     readers = [
-        str if name in strings else _reader([row[at] for _, row in first if at < len(row)])
+        str if name in strings else _reader([row[at] for _, row in first if len(row) == len(names)])
         for at, name in enumerate(names)
     ]
     while first or broken:
@@ -68,24 +73,42 @@ def _records(
     names: list[str],
     readers: list[Callable[[str], Any]],
     file: InputFile,
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[dict[str, Any] | Bad]:
     for line, cells in rows:
-        if len(cells) != len(names):
-            raise RecordError(
-                f"{file.path}, line {line}: {len(cells)} cells, and the first line names {len(names)} columns; repair "
-                "it, or put a text with the delimiter in it into quotes"
-            )
-        record = {}
-        for name, read, cell in zip(names, readers, cells, strict=True):
-            try:
-                record[name] = read(cell)
-            except ValueError:
-                raise RecordError(
-                    f"{file.path}, line {line}: {name} is {shown(cell)}, and the column's first cells are numbers; "
-                    "repair it, or let the task read this column as text (open_records: strings)"
-                ) from None
-        yield record
+        yield _record(cells, names, readers, f"{file.path}, line {line}")
     yield from _raised(broken)
+
+
+def _record(cells: _Cells, names: list[str], readers: list[Callable[[str], Any]], place: str) -> dict[str, Any] | Bad:
+    """Return the values of a row by column, or why it is bad."""
+    if odd := [cell for cell in cells if not cell.isascii() and _not_utf8(cell)]:
+        raw = odd[0].encode("utf-8", "surrogateescape")
+        try:
+            raw.decode()
+        except UnicodeDecodeError as error:
+            return Bad(place, not_utf8(raw, error, "cell"))
+    if len(cells) != len(names):
+        return Bad(
+            place,
+            f"{len(cells)} cells, and the first line names {len(names)} columns",
+            "repair it, or put a text with the delimiter in it into quotes",
+        )
+    record = {}
+    for name, read, cell in zip(names, readers, cells, strict=True):
+        try:
+            record[name] = read(cell)
+        except ValueError:
+            return Bad(
+                place,
+                f"{name} is {shown(cell)}, and the column's first cells are numbers",
+                "repair it, or let the task read this column as text (open_records: strings)",
+            )
+    return record
+
+
+def _not_utf8(cell: str) -> bool:
+    """Whether a cell holds bytes that are no UTF-8, which `_lines` keeps as lone surrogates."""
+    return any("\udc80" <= one <= "\udcff" for one in cell)
 
 
 def _raised(broken: list[RecordError]) -> Iterator[dict[str, Any]]:
@@ -142,10 +165,7 @@ def _lines(file: InputFile) -> Iterator[str]:
         for data, _, line in file.line_blocks()
     )
     for line, raw in blocks:
-        try:
-            text = raw.decode()
-        except UnicodeDecodeError as error:
-            raise RecordError(f"{file.path}, line {line}: {not_utf8(raw, error, 'line')}") from error
+        text = raw.decode("utf-8", "surrogateescape")  # a row that is no UTF-8 is one bad record
         yield text.removeprefix("\ufeff") if line == 1 else text
 
 

@@ -210,7 +210,7 @@ def _encoded(inputs: Any, options: ReaderOptions, encoder: Encoder) -> Source | 
     if stream is None:
         return None
     ((_, runs),) = stream.parts
-    return RecordFile("memory", runs, options, encoder)
+    return RecordFile("memory", runs, options, encoder, once=not stream.read_again())
 
 
 def _from_python(inputs: Any, options: ReaderOptions) -> Source | None:

@@ -19,7 +19,7 @@ import pyarrow as pa
 from nopad.corpus.chats import ChatEncoder
 from nopad.corpus.conversations import CHATS, conversation_of, roles_of
 from nopad.corpus.framing import tokenised
-from nopad.corpus.options import OverLong
+from nopad.corpus.options import WAYS, OverLong
 from nopad.corpus.records import shown
 from nopad.corpus.tokenizer import load_tokenizer
 from nopad.errors import LengthError, OptionError, RecordError
@@ -41,14 +41,16 @@ class Encoder(ABC):
         content: name of the field that is packed: "text" or "input_ids".
         columns: Arrow type of each field of the dicts that it makes, by name; `content` comes first.
         reads: names of the record fields that it may read.
-        divisible: whether each record becomes at most one sequence, so that records can be held out
-            (`Source.divisible`).
+        divisible: whether each record becomes at most one dict, which may still be split into several sequences. Only
+            then can records be held out (`Source.divisible`).
+        ways: what can be done with its over-long records, besides an error.
     """
 
     content: str
     columns: Mapping[str, pa.DataType]
     reads: tuple[str, ...] = ()
     divisible: bool = True
+    ways: tuple[OverLong, ...] = ("truncate", "drop")
 
     @abstractmethod
     def encode(self, records: Sequence[Mapping[str, Any]]) -> tuple[list[Made], dict[str, int]]:
@@ -71,6 +73,7 @@ class Fields(Encoder):
     """
 
     content = "text"
+    ways: tuple[OverLong, ...] = WAYS
 
     def __init__(self, fields: Sequence[str]) -> None:
         self.reads, self.columns = tuple(fields), {"text": pa.string()}
@@ -200,16 +203,27 @@ class Chats(Encoder):
         return {"encoder": {"name": "chats", "options": self._options, **self._prints}}
 
 
-def has_chat(record: Mapping[str, Any]) -> bool:
-    """Whether a record holds a chat, or a prompt with its completion, and neither text nor ready-made ids.
+def has_chat(record: Mapping[str, Any], place: str = "the record") -> bool:
+    """Whether a record holds a chat, or a prompt with its completion, and no ready-made ids.
 
-    >>> has_chat({"messages": [{"role": "user", "content": "hi"}]}), has_chat({"text": "hi", "messages": []})
+    `place` is the name of the input, for messages.
+
+    Raises:
+        OptionError: it holds a text too, so which of them to read is not known.
+
+    >>> has_chat({"messages": [{"role": "user", "content": "hi"}]}), has_chat({"text": "hi"})
     (True, False)
     """
-    if record.get("text") is not None or record.get("input_ids") is not None:
+    if record.get("input_ids") is not None:
         return False
-    chat = any(isinstance(record.get(name), list | np.ndarray) for name in CHATS)
-    return chat or all(record.get(name) is not None for name in ("prompt", "completion"))
+    found = [name for name in CHATS if isinstance(record.get(name), list | tuple | np.ndarray)]
+    sides = ["prompt", "completion"]
+    found += sides if all(record.get(name) is not None for name in sides) else []
+    if found and record.get("text") is not None:
+        raise OptionError(
+            f"{place} holds a text and a chat ({', '.join(found)}); say which: text_field='text', or chat=True"
+        )
+    return bool(found)
 
 
 def _not_text(record: Mapping[str, Any], fields: Sequence[str]) -> str:

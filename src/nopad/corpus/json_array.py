@@ -14,13 +14,15 @@ from functools import partial
 from typing import Any
 
 from nopad.corpus.inputs import InputFile, not_utf8
-from nopad.corpus.runs import ROWS, Run
+from nopad.corpus.jsonl import described
+from nopad.corpus.runs import ROWS, Bad, Run
 from nopad.errors import RecordError
 
 __all__ = ["array_runs", "is_array"]
 
 _BYTES = 1 << 20
 _LARGEST = 1 << 26  # characters of one object
+_VALUE = re.compile(r'[{\["0-9tfnNI-]')  # how one begins
 _SPACE = re.compile(r"[ \t\r\n]*")
 
 
@@ -33,13 +35,13 @@ def is_array(file: InputFile) -> bool:
 
 
 def array_runs(file: InputFile) -> Iterator[Run]:
-    """Yield the objects of a JSON array as runs of records.
+    """Yield the objects of a JSON array as runs of records; a value that is no object is a bad record of its run.
 
     Raises:
-        RecordError: while a run is decoded: the file is not an array of objects, or is broken or cut short; the message
-            names the line.
+        RecordError: while a run is decoded: the file is no array, or is broken or cut short, so nothing behind can be
+            read; the message names the line.
     """
-    part: list[dict[str, Any]] = []
+    part: list[dict[str, Any] | Bad] = []
     try:
         for item in _items(file):
             part.append(item)
@@ -53,7 +55,7 @@ def array_runs(file: InputFile) -> Iterator[Run]:
         yield Run(len(part), part.__iter__)
 
 
-def _then(items: list[dict[str, Any]], error: RecordError) -> Iterator[dict[str, Any]]:
+def _then(items: list[dict[str, Any] | Bad], error: RecordError) -> Iterator[dict[str, Any] | Bad]:
     yield from items
     raise error
 
@@ -81,10 +83,13 @@ class _Window:
         self.text = "".join(parts)
         return len(parts) > 1
 
+    def bad(self, at: int, reason: str) -> Bad:
+        """Return the bad record at a place of the text."""
+        return Bad(f"{self.file.path}, line {self.line + self.text.count(chr(10), 0, at)}", reason)
+
     def error(self, at: int, reason: str) -> RecordError:
-        """Return the error of a file that is not an array of objects."""
-        line = self.line + self.text.count("\n", 0, at)
-        return RecordError(f"{self.file.path}, line {line}: {reason}; repair it, or leave it out")
+        """Return the error of a file that is no array, or broken."""
+        return self.bad(at, reason).error()
 
     def after_space(self, at: int) -> int:
         """Return the place of the next character that is not a space; more text is read where there is none."""
@@ -108,22 +113,26 @@ def _decoded(file: InputFile) -> Iterator[str]:
         done += len(data)
 
 
-def _items(file: InputFile) -> Iterator[dict[str, Any]]:
+def _items(file: InputFile) -> Iterator[dict[str, Any] | Bad]:
     window, decoder = _Window(file), json.JSONDecoder()
     window.grow(0)
     window.text = window.text.removeprefix("\ufeff")
     at = window.after_space(0)
     if window.text[at : at + 1] != "[":
         raise window.error(at, "this is no JSON array")
-    at, wants = window.after_space(at + 1), "an object or ]"
+    at, wants = window.after_space(at + 1), "a value or ]"
     while window.text[at : at + 1] != "]":
-        if window.text[at : at + 1] != "{":
+        if not _VALUE.match(window.text, at) or wants == ", or ]":
             found = window.text[at : at + 20]
             raise window.error(at, f"broken JSON: expected {wants}, found {found!r}" if found else "cut short: no ]")
         while True:
             try:
                 item, end = decoder.raw_decode(window.text, at)
-                break
+                if isinstance(item, dict) or end < len(window.text):
+                    break
+                more, end, at = window.grow(at), end - at, 0  # a number may go on in the text behind
+                if not more:
+                    break
             except RecursionError:
                 raise window.error(at, "broken JSON: nested too deeply") from None
             except ValueError as error:
@@ -133,10 +142,10 @@ def _items(file: InputFile) -> Iterator[dict[str, Any]]:
                 if large or not more:
                     reason = str(error).split(":")[0].split(";")[0]
                     raise window.error(place, f"broken JSON: {reason}") from None
-        yield item
+        yield item if isinstance(item, dict) else window.bad(at, f"not a JSON object but {described(item)}")
         at, wants = window.after_space(end), ", or ]"
         if window.text[at : at + 1] == ",":
-            at, wants = window.after_space(at + 1), "an object"
+            at, wants = window.after_space(at + 1), "a value"
             if window.text[at : at + 1] == "]":
                 raise window.error(at, "broken JSON: a comma before ]")
         elif window.text[at : at + 1] == "{":

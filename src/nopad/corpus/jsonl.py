@@ -202,8 +202,8 @@ def _record(value: Any, line: int, field: Field) -> Record | BadRecord:
     if field.kind == "ids":
         if isinstance(content, list):
             return ids_record(content, line, field.name)
-        return BadRecord(line=line, reason=f"{field.name!r} is {_described(content)}, not a list of ids")
-    return BadRecord(line=line, reason=f"{field.name!r} is {_described(content)}, not a string")
+        return BadRecord(line=line, reason=f"{field.name!r} is {described(content)}, not a list of ids")
+    return BadRecord(line=line, reason=f"{field.name!r} is {described(content)}, not a string")
 
 
 def json_lines(data: bytes, first_line: int) -> Iterator[tuple[int, Any]]:
@@ -217,7 +217,7 @@ def no_object(value: Any, line: int) -> BadRecord:
     """Return the `BadRecord` for a line whose `value` (as `json_lines` yields it) is not a JSON object."""
     if isinstance(value, BadRecord):
         return value
-    return BadRecord(line=line, reason=f"not a JSON object but {_described(value)}")
+    return BadRecord(line=line, reason=f"not a JSON object but {described(value)}")
 
 
 def _parse(raw: bytes, line: int) -> Any:
@@ -244,7 +244,7 @@ def _parse_slowly(raw: bytes, line: int) -> Any:
     return BadRecord(line=line, reason=reason)
 
 
-def _described(value: object) -> str:
+def described(value: object) -> str:
     """Describe a JSON value of the wrong type in words."""
     if isinstance(value, dict | list):
         return "an object" if isinstance(value, dict) else "a list"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from nopad.corpus.npy import NpyFile
@@ -20,10 +21,15 @@ _CHUNK = 1 << 20
 
 
 class LengthsFile(Source):
-    """An ``.npy`` file of integer lengths ``[n]``; record i has ``lengths[i]`` tokens. For index-only jobs.
+    """One or more ``.npy`` files of integer lengths ``[n]``, in a row; record i has ``lengths[i]`` tokens.
+
+    For index-only jobs.
+
+    Args:
+        path: a file, or a list of files, which are read in this order.
 
     Raises:
-        FormatError: the file is missing, not an ``.npy`` file, or not a one-dimensional array.
+        FormatError: a file is missing, not an ``.npy`` file, or not a one-dimensional array.
 
     >>> import numpy as np, pathlib, tempfile
     >>> from nopad.corpus import LengthsFile
@@ -33,33 +39,41 @@ class LengthsFile(Source):
     [3, 1, 2]
     """
 
-    def __init__(self, path: str | Path) -> None:
-        """Read the header of the file."""
-        self.path = Path(path)
-        try:
-            self._file = NpyFile(self.path)
-        except SourceError as error:
-            raise FormatError(f"cannot read lengths from {error}") from error
-        if len(self._file.shape) != 1:
-            raise FormatError(f"{path} holds an array of shape {self._file.shape}; lengths are one-dimensional")
-        self.total_bytes = self._file.size * self._file.dtype.itemsize
+    def __init__(self, path: str | Path | Sequence[str | Path]) -> None:
+        """Read the header of each file."""
+        given = [path] if isinstance(path, str | Path) else path
+        self._files = [_opened(Path(one)) for one in given]
+        self.path = self._files[0].path
+        self.total_bytes = sum(file.size * file.dtype.itemsize for file in self._files)
 
     @cached_property
     def lengths(self) -> NDArray[Any]:
-        """All lengths, in memory; ``[n]``. Raises SourceError if the file has changed since it was found."""
-        return self._file.whole()
+        """All lengths, in memory; ``[n]``. Raises SourceError if a file has changed since it was found."""
+        parts = [file.whole() for file in self._files]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def blocks(self) -> Iterator[Block]:
         """Yield the raw lengths in blocks, for the fingerprint only: decoding their records raises FormatError."""
-        name = f"{self.path.name} {self._file.dtype.str}"
-        with self._file.opened() as read:
-            for begin in range(0, self._file.size, _CHUNK):
-                chunk = read(begin, min(begin + _CHUNK, self._file.size)).astype(self._file.dtype, copy=False)
-                yield Block(name=name, data=chunk.tobytes(), decoder=_no_records)
+        for file in self._files:
+            name = f"{file.path.name} {file.dtype.str}"
+            with file.opened() as read:
+                for begin in range(0, file.size, _CHUNK):
+                    chunk = read(begin, min(begin + _CHUNK, file.size)).astype(file.dtype, copy=False)
+                    yield Block(name=name, data=chunk.tobytes(), decoder=_no_records)
 
     def inventory(self) -> list[tuple[str, int]]:
-        """Return one entry: the file's name and size."""
-        return [(self.path.name, self._file.bytes)]
+        """Return the name and size of each file."""
+        return [(file.path.name, file.bytes) for file in self._files]
+
+
+def _opened(path: Path) -> NpyFile:
+    try:
+        file = NpyFile(path)
+    except SourceError as error:
+        raise FormatError(f"cannot read lengths from {error}") from error
+    if len(file.shape) != 1:
+        raise FormatError(f"{path} holds an array of shape {file.shape}; lengths are one-dimensional")
+    return file
 
 
 def _no_records(data: bytes, first_line: int) -> Iterator[Record | BadRecord]:

@@ -29,6 +29,7 @@ OverLong = Literal["error", "truncate", "split", "drop"]
 >>> get_args(OverLong)
 ('error', 'truncate', 'split', 'drop')
 """
+WAYS: tuple[OverLong, ...] = ("truncate", "split", "drop")  # besides an error
 Empty = Literal["skip", "error"]
 """What can be done with documents without a content token; see `CorpusOptions`.
 
@@ -66,6 +67,8 @@ class ReaderOptions:
         pad_id: the id of padding tokens; runs of it at both ends of a record are removed. None: no id marks padding.
         suffixes: suffixes of the files to read from folders; a file with a suffix that nopad does not know is read as
             text. (): all files of known kinds are read.
+        text_labels: whether the label of a text is packed along where `carry` is "auto": the column ``labels``,
+            ``label`` or ``label_ids``, if it holds numbers. `nopad pack` and `nopad.pack_dataset` do so.
 
     Raises:
         OptionError: an option has an invalid value, or two options contradict each other.
@@ -84,6 +87,7 @@ class ReaderOptions:
     mask_field: str | None = "auto"
     pad_id: int | None = None
     suffixes: Sequence[str] = ()
+    text_labels: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.suffixes, str) or not all(re.fullmatch(r"\.\w+", one) for one in self.suffixes):
@@ -111,8 +115,8 @@ class ReaderOptions:
     def settings(self) -> dict[str, Any]:
         """Return all options by name as JSON values, for a manifest."""
         found = {**asdict(self), "carry": self.carry if self.carry == "auto" else list(self.carry)}
-        suffixes = found.pop("suffixes")
-        return {**found, "suffixes": list(suffixes)} if suffixes else found
+        further = {"suffixes": list(found.pop("suffixes")), "text_labels": found.pop("text_labels")}
+        return found | {name: value for name, value in further.items() if value}
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> ReaderOptions:

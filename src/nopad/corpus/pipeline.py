@@ -113,11 +113,11 @@ class Gathered:
         self.records += 1
         return True
 
-    def place(self, index: int) -> str:
-        """Return the file and line of good record number `index` of this group (from 0), for messages."""
+    def found(self, index: int) -> tuple[Block, int]:
+        """Return the block and the line of good record number `index` of this group (from 0)."""
         for part in self.parts:
             if index < part.run.lines.size:
-                return part.block.place(int(part.run.lines[index]))
+                return part.block, int(part.run.lines[index])
             index -= part.run.lines.size
         raise IndexError(index)
 
@@ -273,7 +273,8 @@ def start_tokenising(gathered: Gathered, tokenizer: Tokenizer | None, pool: Exec
         ids = _end_to_end([part.run.ids for part in gathered.parts if part.run.ids is not None])
         return lambda: ids
     if tokenizer is None:
-        raise OptionError(f"{gathered.place(0)} is text, and no tokenizer was given; give one")
+        block, line = gathered.found(0)
+        raise OptionError(f"{block.place(line)} is text, and no tokenizer was given; give tokenizer=")
     encodings = pool.submit(tokenizer.encodings, [t for part in gathered.parts for t in part.run.texts or ()])
 
     def tokenised() -> Sequences:
@@ -339,6 +340,16 @@ def finish(gathered: Gathered, wait: Content, tokenizer: Tokenizer | None, optio
     return Group(batch, counts, gathered.blocks)
 
 
+def listed(ways: Sequence[str]) -> str:
+    """Return values of an option as messages name them.
+
+    >>> listed(("truncate", "split", "drop"))
+    '"truncate", "split" or "drop"'
+    """
+    names = [f'"{way}"' for way in ways]
+    return " or ".join([", ".join(names[:-1]), names[-1]] if names[1:] else names)
+
+
 def _joined(arrays: Sequence[pa.Array]) -> pa.Array:
     import pyarrow as pa
 
@@ -354,10 +365,11 @@ def _check_lengths(
     if not bad.any():
         return
     index = int(bad.argmax())
-    place, need = gathered.place(index), int(lengths[index]) + special
+    block, line = gathered.found(index)
+    place, need = block.place(line), int(lengths[index]) + special
     if not over[index]:
         raise RecordError(f'{place}: an empty document, without a single token; remove it, or choose empty="skip"')
     raise RecordError(
         f"{place}: {need} tokens{' with special tokens' if special else ''}, capacity is {options.capacity}; "
-        f'choose over_long="truncate", "split" or "drop", or a capacity of at least {need}'
+        f"choose over_long={listed(block.ways)}, or a capacity of at least {need}"
     )

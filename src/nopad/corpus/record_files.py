@@ -20,13 +20,14 @@ from nopad.corpus.encoders import Encoder
 from nopad.corpus.inputs import InputFile
 from nopad.corpus.jsonl import TYPICAL, json_lines, json_objects, no_object
 from nopad.corpus.objects import schema_of, to_batch
-from nopad.corpus.options import ReaderOptions
-from nopad.corpus.records import BadRecord, Records
+from nopad.corpus.options import WAYS, ReaderOptions
+from nopad.corpus.records import BadRecord, Origin, Records
 from nopad.corpus.rows import decode_rows
-from nopad.corpus.runs import Run
-from nopad.corpus.selection import Selection, select
+from nopad.corpus.runs import Bad, Run
+from nopad.corpus.selection import Selection, label_column, refuse_empty_labels, select
 from nopad.corpus.source import BLOCK_BYTES, Block, Source
-from nopad.errors import OptionError
+from nopad.errors import OptionError, SourceError
+from nopad.sequences import LABELS
 
 __all__ = ["RecordFile"]
 
@@ -41,6 +42,7 @@ class RecordFile(Source):
         encoder: makes text or ids of each record; None: records have a column of text or ids.
         file: the input file; None: the input is not a file.
         lines: whether the file has one JSON object per line (JSON Lines).
+        once: whether the runs can be read only once, as those of an iterator.
         block_bytes: size of a block of lines, in bytes.
 
     Raises:
@@ -57,14 +59,18 @@ class RecordFile(Source):
         *,
         file: InputFile | None = None,
         lines: bool = False,
+        once: bool = False,
         block_bytes: int = BLOCK_BYTES,
     ) -> None:
-        self._name, self._runs, self._file, self._lines = name, runs, file, lines
+        self._name, self._runs, self._file, self._lines = name, _Once(runs(), name) if once else runs, file, lines
         self._path = str(file.path) if file is not None else name
         self._encoder, self._block_bytes = encoder, block_bytes
         self._options = options
         self.total_bytes = file.size if file is not None and not file.compression and lines else None
-        typical = (record for _, record in json_objects(file)) if lines and file is not None else _all(runs())
+        if isinstance(self._runs, _Once):
+            typical = _all(self._runs.ahead())
+        else:
+            typical = (record for _, record in json_objects(file)) if lines and file is not None else _all(runs())
         first = list(islice(typical, TYPICAL))
         schema, chosen = _chosen(schema_of(first), options, encoder, self._path)
         self.selection = select(schema, chosen, self._path)
@@ -74,19 +80,35 @@ class RecordFile(Source):
         self.left_out = tuple(key for key in dict.fromkeys(key for one in first for key in one) if key not in used)
         self.divisible = encoder is None or encoder.divisible
         self.made_here = encoder is not None
+        self._ways = WAYS if encoder is None else encoder.ways
 
     def blocks(self) -> Iterator[Block]:
         """Yield blocks: whole lines of a JSON Lines file, or otherwise one run of records each."""
         decoder = partial(_decode, lines=self._lines, encoder=self._encoder, schema=self._schema, chosen=self.selection)
         if self._lines and self._file is not None:
             for data, _, line in self._file.line_blocks(self._block_bytes):
-                yield Block(name=self._name, data=data, decoder=decoder, first_line=line, path=self._path)
+                yield Block(
+                    name=self._name, data=data, decoder=decoder, first_line=line, path=self._path, ways=self._ways
+                )
             return
         at = 1
         for run in self._runs():
-            data = json.dumps([*run.decode()], separators=(",", ":"), default=_plain).encode()
-            places = tuple(f"{self._path}, record {number}" for number in range(at, at + run.count))
-            yield Block(name=self._name, data=data, decoder=decoder, first_line=at, path=self._path, places=places)
+            each = [*run.each()]
+            values = [[one.reason] if isinstance(one, Bad) else one for one in each]
+            data = json.dumps(values, separators=(",", ":"), default=_plain).encode()
+            places = tuple(
+                one.place if isinstance(one, Bad) else f"{self._path}, record {number}"
+                for number, one in enumerate(each, at)
+            )
+            yield Block(
+                name=self._name,
+                data=data,
+                decoder=decoder,
+                first_line=at,
+                path=self._path,
+                places=places,
+                ways=self._ways,
+            )
             at += run.count
 
     def inventory(self) -> list[tuple[str, int]]:
@@ -108,10 +130,14 @@ def _chosen(
     """Return the schema of what is packed, and the options that choose its columns."""
     if encoder is None:
         return found, options
-    for name, value in (("text_field", options.text_field), ("ids_field", options.ids_field)):
-        if value is not None:
+    for name in ("text_field", "ids_field", "mask_field", "pad_id"):
+        value = getattr(options, name)
+        if value not in (None, "auto"):
             raise OptionError(f"{name} is {value!r}, and the records are read otherwise; leave it out")
-    asked = () if options.carry == "auto" else options.carry
+    asked: Sequence[str] = () if options.carry == "auto" else options.carry
+    if options.carry == "auto" and options.text_labels and not set(LABELS) & set(encoder.columns):
+        refuse_empty_labels(found, found.names, True, place)
+        asked = label_column(found)
     made = [pa.field(name, kind) for name, kind in encoder.columns.items()]
     if clash := [name for name in asked if name in encoder.columns]:
         raise OptionError(f"the column {clash[0]!r} is made of each record, and cannot be carried too; leave it out")
@@ -140,7 +166,7 @@ def _decode(
             continue
         yield from _made(items, at, encoder, schema, chosen)
         items, at = [], []
-        yield no_object(value, line)
+        yield BadRecord(line=line, reason=value[0]) if not lines else no_object(value, line)
     yield from _made(items, at, encoder, schema, chosen)
 
 
@@ -159,20 +185,35 @@ def _made(
     carried = [name for name in schema.names if name not in encoder.columns]
     good: list[Mapping[str, Any]] = []
     lines: list[int] = []
+    runs: list[Records | BadRecord] = []
     for item, line, one in zip(items, at, found, strict=True):
         if not isinstance(one, str):
             beside = {name: item[name] for name in carried if name in item}
             good += [made | beside for made in one]
             lines += [line] * len(one)
             continue
-        for run in _in_columns(good, lines, schema, chosen):
-            yield replace(run, counts=counts) if counts and isinstance(run, Records) else run
-            counts = {} if isinstance(run, Records) else counts
+        runs += [*_in_columns(good, lines, schema, chosen), BadRecord(line=line, reason=one)]
         good, lines = [], []
-        yield BadRecord(line=line, reason=one)
-    for run in _in_columns(good, lines, schema, chosen):
-        yield replace(run, counts=counts) if counts and isinstance(run, Records) else run
-        counts = {} if isinstance(run, Records) else counts
+    runs += _in_columns(good, lines, schema, chosen)
+    last = 0
+    for run in runs:
+        if isinstance(run, Records):
+            origin = _origin(run)
+            split = {} if origin is None else {"split": int(np.count_nonzero(np.bincount(origin.record) > 1))}
+            yield replace(run, counts={**counts, **split}, origin=origin)
+            counts = {}
+        elif run.line != last:  # a record of which several sequences were made is one bad record
+            yield run
+            last = run.line
+
+
+def _origin(run: Records) -> Origin | None:
+    """Return the record of each sequence in a run of ids; None if each record is one sequence."""
+    first = np.diff(run.lines, prepend=-1) != 0
+    if run.ids is None or first.all():
+        return None
+    record, begins = np.cumsum(first) - 1, run.ids.begins
+    return Origin(record=record, start=begins - begins[first][record], of=int(record[-1]) + 1)
 
 
 def _in_columns(
@@ -183,8 +224,34 @@ def _in_columns(
         yield from decode_rows(batch, np.array(lines, np.int64), selection=chosen, known_bad=bad)
 
 
+class _Once:
+    """The runs of an iterator, of which the first is looked at before all are read, once.
+
+    Raises:
+        SourceError: they are read a second time.
+    """
+
+    def __init__(self, runs: Iterator[Run], name: str) -> None:
+        self._rest, self._name, self._read = runs, name, False
+        self._first = list(islice(runs, 1))
+
+    def ahead(self) -> Iterator[Run]:
+        """Return an iterator over the first run alone."""
+        return iter(self._first)
+
+    def __call__(self) -> Iterator[Run]:
+        """Return an iterator over all runs."""
+        if self._read:
+            raise SourceError(
+                f"{self._name}: an iterator can be read once; give a list, or a function that returns one"
+            )
+        self._read = True
+        return chain(self._first, self._rest)
+
+
 def _all(runs: Iterator[Run]) -> Iterator[dict[str, Any]]:
-    return chain.from_iterable(run.decode() for run in runs)
+    """Return all records that are not bad."""
+    return (one for run in runs for one in run.each() if not isinstance(one, Bad))
 
 
 def _plain(value: Any) -> Any:

@@ -20,24 +20,44 @@ from nopad.corpus.inputs import InputFile
 from nopad.corpus.jsonl import json_lines, no_object
 from nopad.corpus.objects import as_arrow, dataset_batches, unreadable
 from nopad.corpus.options import TextUnit
-from nopad.corpus.records import BadRecord, Record
+from nopad.corpus.records import Record
 from nopad.corpus.rows import without_broken_text
 from nopad.corpus.source import BLOCK_BYTES
 from nopad.corpus.tables import arrow_batches, arrow_schema, parquet_batches, parquet_footer
 from nopad.corpus.text import TextFile
 from nopad.errors import NopadError, RecordError, SourceError
 
-__all__ = ["ROWS", "Run", "arrow_runs", "dataset_runs", "jsonl_runs", "object_runs", "parquet_runs", "text_runs"]
+__all__ = ["ROWS", "Bad", "Run", "arrow_runs", "dataset_runs", "jsonl_runs", "object_runs", "parquet_runs", "text_runs"]
 
 ROWS = 1000  # records of a run, where bytes do not say
 
 
 @dataclass(frozen=True, slots=True)
+class Bad:
+    """A record that cannot be read: its `place`, such as ``a.jsonl, line 7``, the `reason`, and what to do (`way`)."""
+
+    place: str
+    reason: str
+    way: str = "repair it, or leave it out"
+
+    def error(self) -> RecordError:
+        """Return the error for callers that need every record."""
+        return RecordError(f"{self.place}: {self.reason}; {self.way}")
+
+
+@dataclass(frozen=True, slots=True)
 class Run:
-    """A run of records: `count`, the number of records, and `decode`, a function that yields them as dicts."""
+    """A run of records: `count`, the number of records, and `each`, which yields each as a dict, or why it is bad."""
 
     count: int
-    decode: Callable[[], Iterator[dict[str, Any]]]
+    each: Callable[[], Iterator[dict[str, Any] | Bad]]
+
+    def decode(self) -> Iterator[dict[str, Any]]:
+        """Yield the records as dicts; raises RecordError at the first bad one."""
+        for one in self.each():
+            if isinstance(one, Bad):
+                raise one.error()
+            yield one
 
 
 def jsonl_runs(file: InputFile) -> Iterator[Run]:
@@ -47,11 +67,9 @@ def jsonl_runs(file: InputFile) -> Iterator[Run]:
         yield Run(count, partial(_objects, data, line, file))
 
 
-def _objects(data: bytes, first_line: int, file: InputFile) -> Iterator[dict[str, Any]]:
+def _objects(data: bytes, first_line: int, file: InputFile) -> Iterator[dict[str, Any] | Bad]:
     for line, value in json_lines(data, first_line):
-        if not isinstance(value, dict):
-            raise bad_record(f"{file.path}, line {line}", no_object(value, line))
-        yield value
+        yield value if isinstance(value, dict) else Bad(f"{file.path}, line {line}", no_object(value, line).reason)
 
 
 def text_runs(file: InputFile, unit: TextUnit = "line") -> Iterator[Run]:
@@ -61,11 +79,10 @@ def text_runs(file: InputFile, unit: TextUnit = "line") -> Iterator[Run]:
         yield Run(len(records), partial(_texts, records, file))
 
 
-def _texts(records: list[Any], file: InputFile) -> Iterator[dict[str, Any]]:
+def _texts(records: list[Any], file: InputFile) -> Iterator[dict[str, Any] | Bad]:
     for record in records:
-        if not isinstance(record, Record):
-            raise bad_record(f"{file.path}, line {record.line}", record)
-        yield {"text": record.text}
+        good = isinstance(record, Record)
+        yield {"text": record.text} if good else Bad(f"{file.path}, line {record.line}", record.reason)
 
 
 def parquet_runs(file: InputFile) -> Iterator[Run]:
@@ -106,13 +123,11 @@ def _rows(batches: Iterator[pa.RecordBatch], schema: pa.Schema, place: str) -> I
             row += part.num_rows
 
 
-def _decoded(batch: pa.RecordBatch, first_row: int, place: str) -> Iterator[dict[str, Any]]:
+def _decoded(batch: pa.RecordBatch, first_row: int, place: str) -> Iterator[dict[str, Any] | Bad]:
     bad: dict[int, str] = {}
-    good = without_broken_text(batch, bad)
-    rows = good.slice(0, min(bad)).to_pylist() if bad else good.to_pylist()
-    yield from rows
-    if bad:
-        raise bad_record(f"{place}, row {first_row + min(bad)}", BadRecord(line=0, reason=bad[min(bad)]))
+    rows = without_broken_text(batch, bad).to_pylist()
+    for at, row in enumerate(rows):
+        yield Bad(f"{place}, row {first_row + at}", bad[at]) if at in bad else row
 
 
 def object_runs(items: Iterable[Any], name: str) -> Iterator[Run]:
@@ -141,8 +156,3 @@ def _dicts(items: list[Any], first_row: int, name: str) -> Iterator[dict[str, An
         if not isinstance(item, Mapping):
             raise SourceError(f"{name}, row {row}: {type(item).__name__}, not a dict; give dicts of columns")
         yield dict(item)
-
-
-def bad_record(place: str, bad: BadRecord) -> RecordError:
-    """Return a `RecordError` with the reason of `bad`, and its `place`, such as ``a.jsonl, line 7``."""
-    return RecordError(f"{place}: {bad.reason}; repair it, or leave it out")

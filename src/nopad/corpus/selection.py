@@ -14,8 +14,9 @@ import pyarrow as pa
 from nopad.corpus.options import ReaderOptions
 from nopad.corpus.records import Carried, Kind, shown
 from nopad.errors import SourceError
+from nopad.sequences import LABELS
 
-__all__ = ["Selection", "is_list", "is_string", "select"]
+__all__ = ["Selection", "is_list", "is_string", "label_column", "refuse_empty_labels", "select"]
 
 MASK = "attention_mask"
 # names of columns that nopad itself writes
@@ -98,8 +99,12 @@ def select(schema: pa.Schema, options: ReaderOptions, place: str) -> Selection:
     lengths = [field.type for field in schema if field.name == "seq_lengths"]
     if kind == "ids" and any(map(is_list, lengths)):  # rewritten by another tool, or packed by another
         raise SourceError(f"{place}: {_PACKED}")
+    if options.carry == "auto":
+        refuse_empty_labels(schema, others, kind == "ids" or options.text_labels, place)
     if options.carry == "auto" and kind == "ids":
         carried = [c for name in others if (c := _found(schema, name, place)) and name not in RESERVED]
+    elif options.carry == "auto" and options.text_labels:
+        carried = [_asked(schema, name, kind, content, place) for name in label_column(schema)]
     else:
         carried = asked
     names = {column.name for column in carried}
@@ -118,6 +123,26 @@ def select(schema: pa.Schema, options: ReaderOptions, place: str) -> Selection:
         known=frozenset(schema.names),
         new=watched,
     )
+
+
+def label_column(schema: pa.Schema) -> list[str]:
+    """Return the name of the column with one label per text, in a list: the first of `LABELS`, if it holds numbers.
+
+    >>> label_column(pa.schema({"text": pa.string(), "label": pa.int64()}))
+    ['label']
+    """
+    found = [name for name in LABELS if schema.names.count(name) == 1][:1]
+    return [name for name in found if _is_number(schema.field(name).type)]
+
+
+def refuse_empty_labels(schema: pa.Schema, names: Sequence[str], wanted: bool, place: str) -> None:
+    """Refuse a column of labels that holds nothing but null, which would otherwise be left out."""
+    empty = [name for name in names if wanted and name in LABELS and pa.types.is_null(schema.field(name).type)]
+    if empty:
+        raise SourceError(
+            f"{place}: the column {empty[0]!r} is null in every record that was looked at; fill it, or leave it out "
+            "with carry=[]"
+        )
 
 
 def _check_distinct(content: str, mask: str | None, carried: Sequence[str], place: str) -> None:

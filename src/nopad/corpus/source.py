@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from nopad.corpus.options import WAYS, OverLong
 from nopad.corpus.records import BadRecord, Carried, Kind, Record, Records, ids_record, text_run
 from nopad.corpus.thinning import Lines
 from nopad.errors import SourceError
@@ -62,6 +63,7 @@ class Block:
         at: the argument with which `Source.blocks_from` begins at this block; (): ``(number,)`` of the block, from 0.
         places: for a block with documents from several files, the place of each document, for messages; (): the place
             is made from `path` and the line.
+        ways: what can be done with its over-long records (`nopad.corpus.CorpusOptions`), besides an error.
 
     >>> import nopad
     >>> [block] = nopad.open_source([[7, 8, 9], [5]]).blocks()
@@ -79,6 +81,7 @@ class Block:
     source: str = ""
     at: tuple[int, ...] = ()
     places: tuple[str, ...] = ()
+    ways: tuple[OverLong, ...] = WAYS
 
     @property
     def size(self) -> int:

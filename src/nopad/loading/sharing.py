@@ -95,7 +95,13 @@ class HostArrays:
             return {path.stem: np.asarray(np.load(path, mmap_mode="c")) for path in sorted(place.glob("*.npy"))}
 
     def forget(self, pattern: str) -> None:
-        """Remove the files of all arrays whose names match `pattern`; processes that have mapped them keep them."""
+        """Remove the files of all arrays whose names match a glob pattern, such as "epoch-*".
+
+        Processes that have mapped them keep them.
+
+        Raises:
+            StorageError: the lock file of the folder cannot be written.
+        """
         if not self.folder.is_dir():
             return
         with locked(self.folder / "lock"):

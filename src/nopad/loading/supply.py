@@ -151,7 +151,9 @@ class Supply(ABC):
 
     @abstractmethod
     def length(self, at: Any) -> int:
-        """Return how many batches a rank takes in the epoch of this place.
+        """Return how many batches a rank takes in the whole epoch of this place, those before the place included.
+
+        If the number of ranks changed within the epoch, only the batches since then count.
 
         Raises:
             TypeError: the length of a stream is not known.

@@ -95,8 +95,6 @@ def token_loss(
     number, wanted = labelled(labels, batch, causal)
     check_logits(logits, labels, batch)
     flat = logits.reshape(-1, logits.shape[-1])
-    if causal:
-        flat = flat.roll(1, 0)  # a token is predicted by the slot before it, which is in the same sequence
     each = cross_entropy(wide(flat), wanted, ignore_index=IGNORED, reduction="none", label_smoothing=smoothing)
     if dynamic:
         each = each * torch.exp(-each.detach())
@@ -266,10 +264,10 @@ def over_ranks(count: Tensor) -> Tensor:
 
 
 def labelled(labels: Tensor, batch: PackedBatch, causal: bool) -> tuple[Tensor, Tensor]:
-    """Return (sequence numbers, labels) of all slots; int64 ``[R x L]`` each.
+    """Return, for the logits of each slot, (sequence number, label); int64 ``[R x L]`` each.
 
-    Sequence numbers begin at 1, and are 0 in padding; ignored labels are -100. `labels` are ``[R, L]``; with `causal`,
-    the first label of each sequence is ignored.
+    Sequence numbers begin at 1, and are 0 in padding; ignored labels are -100. `labels` are ``[R, L]``. With `causal`,
+    the logits of a slot belong to the label of the next slot, unless this is the first of a sequence.
     """
     check_tensors(labels=labels)
     check_batch(batch)
@@ -282,7 +280,8 @@ def labelled(labels: Tensor, batch: PackedBatch, causal: bool) -> tuple[Tensor, 
     wanted = labels.reshape(-1).long().masked_fill(number == 0, IGNORED)
     if causal:
         first = torch.from_numpy(at.index[at.cu_seqlens[:-1]]).to(labels.device)
-        wanted = wanted.index_fill(0, first, IGNORED)
+        # Logits stay where they are, since a copy of them is as large as the vocabulary.
+        return number.roll(-1), wanted.index_fill(0, first, IGNORED).roll(-1)
     return number, wanted
 
 

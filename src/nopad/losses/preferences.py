@@ -56,8 +56,7 @@ def label_logprobs(logits: Tensor, labels: Tensor, batch: PackedBatch) -> tuple[
     """
     number, wanted = labelled(labels, batch, causal=True)
     check_logits(logits, labels, batch)
-    flat = wide(logits.reshape(-1, logits.shape[-1]).roll(1, 0))  # a token is predicted by the slot before it
-    each = -cross_entropy(flat, wanted, ignore_index=IGNORED, reduction="none")
+    each = -cross_entropy(wide(logits.reshape(-1, logits.shape[-1])), wanted, ignore_index=IGNORED, reduction="none")
     known = (wanted != IGNORED).to(each.dtype)
     empty = each.new_zeros(batch.layout.sequences + 1)
     return empty.index_add(0, number, each)[1:], empty.index_add(0, number, known)[1:]

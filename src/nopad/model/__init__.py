@@ -11,6 +11,7 @@ except ImportError as error:
 from nopad.model.compiled import static_inputs
 from nopad.model.linear import fast_linear
 from nopad.model.pooling import pooled
+from nopad.model.precision import lowered
 from nopad.model.safety import is_packed, packed, unpacked
 
-__all__ = ["fast_linear", "is_packed", "packed", "pooled", "static_inputs", "unpacked"]
+__all__ = ["fast_linear", "is_packed", "lowered", "packed", "pooled", "static_inputs", "unpacked"]

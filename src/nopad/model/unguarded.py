@@ -31,7 +31,9 @@ def refuse_unguarded(named: Mapping[str, Any]) -> None:
     if _begin_again(named.get("position_ids"), named.get("attention_mask")):
         raise BatchError(
             "position_ids begin again inside a row and attention_mask does not keep apart what they begin: sequences "
-            "would see each other. Build the batch with nopad.PackedBatch, and call model(**batch)"
+            "would see each other. Build the batch with nopad.PackedBatch, and call model(**batch); for rows of a "
+            "packed dataset, data_collator=dataset.collator(causal=True) does so, and packing=True, padding_free=True, "
+            "max_length= and other collators do not: the length of a pack is the capacity= that it was packed with"
         )
 
 

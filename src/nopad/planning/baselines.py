@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from nopad.errors import LengthError
 from nopad.histogram import Histogram
-from nopad.options import Option
+from nopad.options import Option, check_sizes
 
 __all__ = ["BATCH_SIZE", "Padded", "padded"]
 
@@ -51,7 +52,8 @@ def padded(histogram: Histogram, capacity: int, batch_size: int = 32) -> Padded:
         batch_size: number of sequences in a batch, from 1 to 2^20.
 
     Raises:
-        OptionError: `batch_size` is not an integer from 1 to 2^20.
+        OptionError: `capacity` is not an integer of at least 1, or `batch_size` not one from 1 to 2^20.
+        LengthError: a length is above `capacity`, so that no sequence is padded to it.
 
     >>> import nopad
     >>> found = padded(nopad.Histogram.from_lengths([1, 1, 1, 8, 8, 2]), capacity=10, batch_size=2)
@@ -59,6 +61,12 @@ def padded(histogram: Histogram, capacity: int, batch_size: int = 32) -> Padded:
     (21, 60, 22, 32)
     """
     batch_size = BATCH_SIZE.check("batch_size", batch_size)
+    capacity, _ = check_sizes(capacity, None, 0)
+    if histogram.max_length > capacity:
+        raise LengthError(
+            f"the longest sequence has {histogram.max_length:,} tokens, and cannot be padded to {capacity:,}; take a "
+            "capacity of at least its length"
+        )
     lengths = histogram.lengths.astype(np.float64)
     below = np.cumsum(histogram.counts, dtype=np.float64)  # counts may add up to more than 64 bits
     n = histogram.sequences

@@ -32,12 +32,13 @@ class Settings:
         tokens_per_second: number of slots (tokens and padding) that one GPU computes per second; None: hours, money and
             energy are not shown.
         price_per_hour: price of one GPU for one hour; needs `tokens_per_second`.
-        currency: currency of the price, such as "$" or "EUR".
+        currency: currency of the price, such as "$" or "EUR"; needs `price_per_hour`.
         watts: power of one GPU, in watts; needs `tokens_per_second`.
         gpus: number of GPUs; needs `tokens_per_second`; None: one.
 
     Raises:
-        OptionError: a number is out of range, or is given without the `tokens_per_second` that it needs.
+        OptionError: a number is out of range, or is given without the `tokens_per_second` that it needs; `currency` is
+            given without `price_per_hour`; or `title` is blank.
     """
 
     title: str | None = None

@@ -3,10 +3,6 @@
 As in `nopad._kernels`, arguments are plain arrays, and callers validate them. Requests wait in ``table`` int64
 ``[places, 6]``, in order of arrival from row ``state[HEAD]`` to before ``state[TAIL]``; the names of the columns, and
 of the places in the other arrays, are defined below. Times are in nanoseconds; `NEVER` is later than any of them.
-
-Loops that place requests get the lengths of `n` candidates. They write ``row``, the row of the batch that each
-candidate gets (-1: it goes on waiting), and ``start``, its first slot in this row. They return why the batch takes no
-further request: `FULL`, `COUNT`, or 0 if all candidates are in it.
 """
 
 from __future__ import annotations
@@ -17,172 +13,33 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from nopad.serving._placing_kernels import (
+    ACCUMULATE,
+    AGE_STEP,
+    CAPACITY,
+    FLAT,
+    FULL,
+    KEEP_ORDER,
+    LEVELS,
+    LOOK_AHEAD,
+    MOST,
+    POLICY,
+    ROWS,
+    SEPARATOR,
+    WAIT,
+    WINDOW,
+    look_ahead,
+    look_ahead_in_order,
+    place_in_order,
+    top_up,
+)
+
 NUMBER, LENGTH, ARRIVED, DUE, DEADLINE, PRIORITY = range(6)  # columns of the table
 HEAD, TAIL, TOKENS, NEXT_DUE, NEXT_DEADLINE, URGENT = range(6)  # places of the state; NEXT_... may be too early
-POLICY, ROWS, CAPACITY, FLAT, MOST, SEPARATOR, KEEP_ORDER, WINDOW, WAIT, ACCUMULATE, AGE_STEP = range(11)  # limits
-END_TO_END, FIRST_FIT, NEXT_FIT, BEST_FIT, LOOK_AHEAD = range(5)  # policies
-FULL, COUNT, TIMEOUT, IDLE, DEADLINE_NEAR, DRAIN = range(1, 7)  # why a batch leaves; 0: it does not
+TIMEOUT, IDLE, DEADLINE_NEAR, DRAIN = range(3, 7)  # why a batch leaves, beside `FULL` and `COUNT`; 0: it does not
 
 NEVER = 2**62
-LEVELS = 2**30  # urgency of a request whose time to leave has come; all others are below
 MIDDLE = 2**20  # urgency of a new request of priority 0
-_LENGTHS = 2**31
-
-
-@njit(cache=True, nogil=True)
-def place_in_order(
-    lengths: NDArray[Any], limits: NDArray[Any], keep_order: int, row: NDArray[Any], start: NDArray[Any]
-) -> int:
-    """Place candidates in the order given; if `keep_order` is not 0, stop at the first that does not fit."""
-    policy, rows, capacity, separator = limits[POLICY], limits[ROWS], limits[CAPACITY], limits[SEPARATOR]
-    crossing = policy == END_TO_END or policy == LOOK_AHEAD  # a flat batch is one row that is filled to its end
-    fill = np.zeros(1 if crossing else rows, dtype=np.int64)
-    room = capacity * rows if crossing else capacity
-    row[:] = -1
-    placed, stop, current = 0, 0, 0
-    for i in range(lengths.size):
-        if placed == limits[MOST]:
-            return COUNT
-        length = lengths[i]
-        chosen = -1
-        if crossing or policy == NEXT_FIT:
-            for at in range(current, min(current + 2, fill.size)):
-                if after(fill[at], separator) + length <= room:
-                    chosen = current = at
-                    break
-            if limits[FLAT] != 0 and placed == 0:
-                chosen = 0
-        else:
-            for at in range(rows):
-                if after(fill[at], separator) + length <= room and (chosen < 0 or fill[at] > fill[chosen]):
-                    chosen = at
-                    if policy == FIRST_FIT:
-                        break
-                if fill[at] == 0:
-                    break
-        if chosen < 0:
-            stop = FULL
-            if keep_order:
-                return FULL
-            continue
-        begin = after(fill[chosen], separator)
-        fill[chosen] = begin + length
-        row[i], start[i] = (begin // capacity, begin % capacity) if crossing else (chosen, begin)
-        placed += 1
-    if stop == 0 and placed == limits[MOST]:
-        return COUNT
-    return FULL if fill.sum() >= rows * capacity else stop
-
-
-@njit(cache=True, nogil=True)
-def after(fill: int, separator: int) -> int:
-    """Return the slot at which the next request of a row begins: `fill`, plus `separator` unless the row is empty."""
-    return fill + separator if fill > 0 else 0
-
-
-@njit(cache=True, nogil=True)
-def best_fit_decreasing(
-    lengths: NDArray[Any],
-    order: NDArray[Any],
-    limits: NDArray[Any],
-    row: NDArray[Any],
-    start: NDArray[Any],
-    fill: NDArray[Any],
-    count: NDArray[Any],
-    opener: NDArray[Any],
-) -> int:
-    """Pack the candidates that `order` lists into as many rows as needed; return the number of rows.
-
-    Each candidate goes into the fullest row that still has room for it. ``fill``, ``count`` and ``opener`` get, for
-    each row, the number of slots used, the number of candidates, and the first candidate.
-    """
-    capacity, separator, opened = limits[CAPACITY], limits[SEPARATOR], 0
-    for i in order:
-        length, chosen = lengths[i], -1
-        most = capacity - length - separator
-        for at in range(opened):
-            if fill[at] <= most and count[at] < limits[MOST] and (chosen < 0 or fill[at] > fill[chosen]):
-                chosen = at
-                if fill[at] == most:
-                    break
-        if chosen < 0:
-            chosen = opened
-            fill[chosen], count[chosen], opener[chosen] = 0, 0, i
-            opened += 1
-        row[i], start[i] = chosen, after(fill[chosen], separator)
-        fill[chosen] = start[i] + length
-        count[chosen] += 1
-    return opened
-
-
-@njit(cache=True, nogil=True)
-def look_ahead(
-    lengths: NDArray[Any], levels: NDArray[Any], limits: NDArray[Any], row: NDArray[Any], start: NDArray[Any]
-) -> int:
-    """Pack all candidates, by urgency and then longest first; choose the rows that leave by urgency, then by fill.
-
-    The first candidate has waited longest. It is placed first, and its row always leaves. `levels` are those of
-    `levels_of`.
-    """
-    n, rows, capacity = lengths.size, limits[ROWS], limits[CAPACITY]
-    if limits[FLAT] != 0:
-        order = np.argsort(urgency(levels, np.zeros(n, dtype=np.int64)), kind="mergesort")
-        row_of, start_of = row.copy(), start.copy()
-        stop = place_in_order(lengths[order], limits, 0, row_of, start_of)
-        row[order], start[order] = row_of, start_of
-        return stop
-    fill, count, opener = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
-    order = np.argsort(urgency(levels, _LENGTHS - 1 - lengths), kind="mergesort")
-    opened = best_fit_decreasing(lengths, order, limits, row, start, fill, count, opener)
-    first = np.argsort(urgency(levels[opener[:opened]], capacity - fill[:opened]), kind="mergesort")
-    number = np.full(opened, -1, dtype=np.int64)  # of each row in the batch
-    chosen, placed, stop, used = 0, 0, 0, 0
-    for at in first:
-        if chosen == rows or placed + count[at] > limits[MOST]:
-            stop = FULL if chosen == rows else COUNT
-            continue
-        number[at] = chosen
-        chosen += 1
-        placed += count[at]
-        used += fill[at]
-    for i in range(n):
-        row[i] = number[row[i]]
-    if stop == 0 and placed == limits[MOST]:
-        return COUNT
-    return FULL if used == rows * capacity else stop
-
-
-@njit(cache=True, nogil=True)
-def urgency(levels: NDArray[Any], second: NDArray[Any]) -> NDArray[Any]:
-    """Return sort keys for candidates: the highest level first, then the lowest `second`.
-
-    The key of the first candidate, which has waited longest, is the smallest.
-    """
-    made: NDArray[Any] = (LEVELS - levels) * _LENGTHS + second
-    if made.size > 0:
-        made[0] = -1
-    return made
-
-
-@njit(cache=True, nogil=True)
-def look_ahead_in_order(lengths: NDArray[Any], limits: NDArray[Any], row: NDArray[Any], start: NDArray[Any]) -> int:
-    """Place the first n candidates, with n as large as best-fit decreasing can fit into the rows of a batch."""
-    n, tokens = 0, 0
-    slots = limits[ROWS] * limits[CAPACITY]
-    while n < min(lengths.size, limits[MOST]) and tokens + lengths[n] <= slots:
-        tokens += lengths[n]
-        n += 1
-    fill, count, opener = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
-    most = n
-    while True:
-        order = np.argsort(-lengths[:n], kind="mergesort")
-        if best_fit_decreasing(lengths, order, limits, row, start, fill, count, opener) <= limits[ROWS]:
-            break
-        n -= 1
-    row[n:] = -1
-    if n == limits[MOST]:
-        return COUNT
-    return FULL if n < most or n < lengths.size or fill.sum() == slots else 0
 
 
 @njit(cache=True, nogil=True)
@@ -325,6 +182,16 @@ def expire(state: NDArray[Any], table: NDArray[Any], now: int, numbers: NDArray[
 
 
 @njit(cache=True, nogil=True)
+def among_all(
+    index: NDArray[Any], head: int, waiting: int, row: NDArray[Any], start: NDArray[Any]
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """Return the rows of the table of all waiting requests, and `row` and `start` of all: those of `index`, else -1."""
+    row_of, start_of = np.full(waiting, -1), np.zeros(waiting, dtype=np.int64)
+    row_of[index - head], start_of[index - head] = row, start
+    return np.arange(head, head + waiting), row_of, start_of
+
+
+@njit(cache=True, nogil=True)
 def decide(
     state: NDArray[Any],
     table: NDArray[Any],
@@ -355,20 +222,26 @@ def decide(
         why = DEADLINE_NEAR
     slots = limits[ROWS] * limits[CAPACITY]
     ahead = limits[POLICY] == LOOK_AHEAD and not limits[KEEP_ORDER]
-    little = ahead and waiting < limits[WINDOW] and state[TOKENS] < 2 * slots  # more to choose from may yet come
-    if why == 0 and little and state[TOKENS] < slots:
+    # While little waits, more to choose from may yet come.
+    little = ahead and waiting < min(limits[WINDOW], 2 * limits[MOST]) and state[TOKENS] < 2 * slots
+    if why == 0 and little and state[TOKENS] + limits[SEPARATOR] * waiting < slots:
         return 0, 0, 0
     index = candidates(state, table, limits, now)
     lengths = table[index, LENGTH]
     row, start = np.empty(index.size, dtype=np.int64), np.empty(index.size, dtype=np.int64)
     if ahead:
-        stop = look_ahead(lengths, levels_of(table, index, limits, now), limits, row, start)
+        look_ahead(lengths, levels_of(table, index, limits, now), limits, row, start)
     elif limits[POLICY] == LOOK_AHEAD and not limits[FLAT]:
-        stop = look_ahead_in_order(lengths, limits, row, start)
+        look_ahead_in_order(lengths, limits, row, start)
     else:
-        stop = place_in_order(lengths, limits, limits[KEEP_ORDER], row, start)
-    if why == 0 and little and (stop != FULL or np.sum(np.where(row >= 0, lengths, 0)) < slots):
+        place_in_order(lengths, limits, limits[KEEP_ORDER], row, start)
+    stop, widest = top_up(lengths, limits, limits[KEEP_ORDER], row, start)
+    if why == 0 and little and widest > 0:
         return 0, 0, 0
+    if index.size < waiting and stop == FULL and widest > 0 and not limits[KEEP_ORDER]:
+        index, row, start = among_all(index, state[HEAD], waiting, row, start)
+        lengths = table[index, LENGTH]
+        stop, widest = top_up(lengths, limits, 0, row, start)
     why = stop if stop != 0 else why
     if why == 0:
         return 0, 0, 0

@@ -56,10 +56,11 @@ class Batching:
             or to meet a deadline; needs `wait_s`. False: a batch also leaves as soon as the device is idle.
         keep_order: True: requests leave in order of arrival; the first one that does not fit ends the batch. False:
             later requests that fit may overtake it, but the request that has waited longest is always in the next
-            batch. None: False for "look_ahead", True for the other policies.
+            batch, and no batch leaves while another waiting request would still fit into it ("next_fit": into its
+            current row or the next one). None: False for "look_ahead", True for the other policies.
         window: number of waiting requests among which "look_ahead" chooses; more, if these have too few tokens for two
-            batches. Unless something else makes a batch leave, such as an idle device, it waits for this many requests,
-            or for enough tokens for two batches.
+            batches. Requests beyond them fill what is left. Unless something else makes a batch leave, such as an idle
+            device, it waits for this many requests, or for enough for two batches (tokens, or `max_sequences`).
         age_step_s: waiting for this many seconds counts as much as one level of priority.
         max_waiting_tokens: maximum number of tokens that wait; requests beyond it are refused.
 

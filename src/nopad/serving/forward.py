@@ -1,15 +1,16 @@
-"""Run one batch of requests through a pack-safe model, and give each request its own results.
+"""Run one batch of requests through a core, and give each request its own results.
 
-`Request.of` checks an input before it is queued, so that an invalid input raises in the caller's thread and cannot make
-a batch fail. Padding is removed according to the input's attention mask. `answers` runs a batch. If the batch fails, it
-is split in halves, again and again, until each failing request is alone; all others get their results.
+`Tensors` is the core (`nopad.tasks.core`) of a model itself: a request is a dict of ids, its answer a dict of tensors.
+It checks an input before it is queued, so that an invalid input raises in the caller's thread and cannot make a batch
+fail. Padding is removed according to the input's attention mask, and put back by choice. `answers` runs a batch. If the
+batch fails, it is split in halves, again and again, until each failing sequence is alone; all others get their results.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -18,19 +19,21 @@ from torch import Tensor
 
 from nopad.batch import Flat, PackedBatch, Rows
 from nopad.batch.columns import from_features
-from nopad.errors import BatchError, LengthError, OptionError, RequestError
-from nopad.model.admission import positions_of
+from nopad.errors import BatchError, InputError, LengthError, OptionError, RequestError
+from nopad.model.admission import device_of, positions_of
 from nopad.model.families import family_of
 from nopad.model.postconditions import FREE, declared
 from nopad.model.safety import bare, state_of
-from nopad.packs import Packs
+from nopad.sequences import Sequences
 from nopad.serving.batching import Batching
+from nopad.serving.buffers import Output, check_buffers, filled
+from nopad.tasks.core import Core, Prepared
 
-__all__ = ["Model", "Request", "answers"]
+__all__ = ["Placed", "Tensors", "answers", "batch_of", "check_batching"]
 
 IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"
-Placed = tuple[int, "Request"]  # a request and its row
-Result = dict[str, Tensor]
+Placed = tuple[int, Sequences]  # a row of the batch, and one sequence that begins in it
+Widths = Literal["own", "given"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,8 +51,8 @@ class Request:
     width: int
 
     @classmethod
-    def of(cls, given: Mapping[str, Any], model: Model) -> Request:
-        """Check the input of a request, and remove its padding.
+    def of(cls, given: Mapping[str, Any], model: Tensors) -> Request:
+        """Check the input of one sequence, and remove its padding.
 
         Raises:
             BatchError: the input is not a dict of integer arrays ``[width]``, has a key that the model does not use, or
@@ -57,12 +60,6 @@ class Request:
             LengthError: no token is left without the padding, or there are more tokens than the model has positions.
             OptionError: a token id or token type is out of the model's range.
         """
-        if not isinstance(given, Mapping):
-            raise BatchError(f"a request is of type {type(given).__name__}; expected a dict with {IDS}")
-        known = {IDS, MASK, *([TYPES] if model.types else [])}
-        if IDS not in given or not given.keys() <= known:
-            names = ", ".join(map(str, given)) or "nothing"
-            raise BatchError(f"a request has {IDS}, and may have {', '.join(sorted(known - {IDS}))}; this has {names}")
         width = _width(given[IDS])
         if not width:
             raise LengthError("a request has no tokens")
@@ -85,96 +82,148 @@ class Request:
             _check_range(TYPES, types, model.types)
         return cls(ids, types, begin, width)
 
-    def __len__(self) -> int:
-        """Return the number of tokens."""
-        return self.ids.size
+
+class _Asked(NamedTuple):
+    """How a request was padded, and where its results go."""
+
+    begins: list[int]  # of each sequence in its row of the input
+    width: int | None  # of results per token; None: the sequence's own
+    rows: bool  # whether the input was [B, L]
+    out: Mapping[str, Any]
 
 
-class Model:
-    """A pack-safe model, and the limits of the requests that it can run.
+class Tensors(Core):
+    """The core of a pack-safe model: dicts of ids in, dicts of tensors out.
 
     Attributes:
-        longest: maximum number of tokens in a request; None: unlimited.
+        longest: maximum number of tokens in a sequence; None: unlimited.
         vocabulary, types: number of token ids and of token types; `types` is 0 if the model has none.
+        outputs: form of each of the model's outputs, by name; empty until the model has run once.
 
     Raises:
-        OptionError: the model is not pack-safe, or cannot run batches as `batching` describes them.
+        OptionError: the model is not pack-safe, or takes no token ids alone.
     """
 
-    def __init__(self, model: Any, batching: Batching) -> None:
-        """Check that the model can run such batches.
-
-        Raises:
-            OptionError: the model is not pack-safe, or the batches are not such that it can run them.
-        """
-        self._state = state_of(model)
+    def __init__(self, model: Any, widths: Widths | int = "own", fast: bool | None = None) -> None:
+        self._head = state_of(model).head
+        super().__init__(model, fast)
         inner = bare(model)
-        self.model, self._head = model.eval(), self._state.head
         self.longest = positions_of(inner, family_of(inner.config))
         self.vocabulary = int(getattr(inner.get_input_embeddings(), "num_embeddings", 0))
         if not self.vocabulary or getattr(inner.config, "is_encoder_decoder", False):
             what = "has a decoder too" if self.vocabulary else "takes no token ids"
             raise OptionError(f"{type(inner).__name__} {what}, and a runner feeds ids to one stack; run it in batches")
         self.types = int(getattr(inner.config, "type_vocab_size", 0) or 0)
-        self._device = next(model.parameters()).device
-        self._batching = batching
-        if batching.separator:
-            raise OptionError("separator is of no use here, since nopad keeps sequences apart without; leave it out")
-        most = self._state.most
-        if most is not None and (batching.max_sequences is None or batching.max_sequences > most):
-            raise OptionError(
-                f"the model was made pack-safe for at most {most} sequences in a batch; give "
-                f"Batching(max_sequences={most})"
-            )
-        if (batching.rows or 1) > 1 and self._head.one_row:
-            raise OptionError(f"{type(inner).__name__} runs one row at a time; leave rows out, for flat batches")
+        self.widths = widths
+        self.outputs: dict[str, Output] = {}
 
-    def run(self, placed: Sequence[Placed]) -> list[Result]:
-        """Run requests, each given as (row, request), as one batch; return the results of each, by output name.
+    def is_one(self, given: Any) -> bool:
+        """Return whether `given` is a single request: a dict."""
+        return isinstance(given, Mapping)
 
-        Outputs per token are ``[length, ...]``; other outputs are the values of the sequence. No two results share
-        memory.
+    def prepare(self, requests: Sequence[Any], **how: Any) -> tuple[list[Prepared], Mapping[str, int]]:
+        """Check requests and remove their padding; see `Core.prepare`. `how` may have `out`, for a single request."""
+        if odd := how.keys() - {"out"}:
+            raise OptionError(f"there is no option {min(odd)!r} of a request; there is out")
+        out = how.get("out")
+        if out is not None and len(requests) != 1:
+            raise OptionError(f"out has the results of one request, and {len(requests)} are given; submit each one")
+        found = []
+        for number, one in enumerate(requests):
+            try:
+                found.append(self._prepared(one, out))
+            except InputError as error:
+                raise (type(error)(f"request {number}: {error}") if len(requests) > 1 else error) from error
+        return found, {}
+
+    def _prepared(self, given: Any, out: Any) -> Prepared:
+        if not isinstance(given, Mapping):
+            raise BatchError(f"a request is of type {type(given).__name__}; expected a dict with {IDS}")
+        known = {IDS, MASK, *([TYPES] if self.types else [])}
+        if IDS not in given or not given.keys() <= known:
+            names = ", ".join(map(str, given)) or "nothing"
+            raise BatchError(f"a request has {IDS}, and may have {', '.join(sorted(known - {IDS}))}; this has {names}")
+        rows = len(np.shape(given[IDS])) == 2
+        parts = _rows_of(given, self) if rows else [Request.of(given, self)]
+        wide = parts[0].width if rows or self.widths == "given" else None
+        if isinstance(self.widths, int):
+            wide = self.widths
+            longest = max(part.ids.size for part in parts)
+            if longest > wide:
+                raise LengthError(f"a request has {longest} tokens, and results are {wide} wide")
+        begins = [0 if isinstance(self.widths, int) else part.begin for part in parts]
+        if out is not None:
+            shape = (len(parts),) if rows else ()
+            check_buffers(out, self.outputs, shape, wide or parts[0].ids.size)
+        tokens = {IDS: np.concatenate([part.ids for part in parts])}
+        if any(part.types is not None for part in parts):
+            tokens[TYPES] = np.concatenate([_types(part) for part in parts])
+        lengths = np.array([part.ids.size for part in parts], np.int32)
+        return Prepared(Sequences(seq_lengths=lengths, tokens=tokens), _Asked(begins, wide, rows, out or {}))
+
+    def joined(self, parts: Sequence[Sequences]) -> Sequences:
+        """Return sequences as one; where only some have token types, those of the others are 0."""
+        if any(TYPES in part.tokens for part in parts):
+            parts = [_with_types(part) for part in parts]
+        return super().joined(parts)
+
+    def run_batch(self, batch: PackedBatch) -> list[Any]:
+        """Return `results_of` a batch; tensors that may take part in training, unlike those of inference mode."""
+        with torch.no_grad():
+            return self.results_of(batch.to(device_of(self.model)))
+
+    def try_batch(self, batch: PackedBatch) -> None:
+        """Run the model, and note the form of its outputs."""
+        self.run_batch(batch)
+
+    def results_of(self, batch: PackedBatch) -> list[Any]:
+        """Return the outputs of each sequence, by name; see `Core.results_of`.
+
+        Outputs per token are ``[length, ...]``; other outputs are the values of the sequence.
 
         Raises:
             RequestError: the model returns no named outputs.
             Exception: any error that the model raises.
         """
-        requests = [request for _, request in placed]
-        types = self.types > 0 and any(request.types is not None for request in requests)
-        columns = {TYPES: [_types(request) for request in requests]} if types else {}
-        batch = PackedBatch.from_sequences([request.ids for request in requests], self._form(placed), columns=columns)
-        with torch.no_grad():
-            output = self.model(**batch.to(self._device))
-            if not isinstance(output, Mapping):
-                raise RequestError(f"{type(bare(self.model)).__name__} returns no named outputs; set return_dict=True")
-            return self._split(output, batch)
-
-    def _form(self, placed: Sequence[Placed]) -> Flat | Rows:
-        shape = self._batching
-        if shape.rows is None:
-            return Flat()
-        if shape.policy == "end_to_end":
-            return Rows(shape.capacity, rows=shape.rows, end_to_end=True)
-        rows = np.array([row for row, _ in placed], dtype=np.int64)
-        order = np.argsort(rows, kind="stable")
-        counts = np.unique(rows, return_counts=True)[1]
-        packs = Packs(shape.capacity, None, np.concatenate([[0], np.cumsum(counts)]).astype(np.int64), order)
-        return Rows(packs=packs, rows=shape.rows)
-
-    def _split(self, output: Mapping[str, Any], batch: PackedBatch) -> list[Result]:
-        results: list[Result] = [{} for _ in range(batch.layout.sequences)]
+        output = self.model(**batch)
+        if not isinstance(output, Mapping):
+            raise RequestError(f"{type(bare(self.model)).__name__} returns no named outputs; set return_dict=True")
+        results: list[dict[str, Tensor]] = [{} for _ in range(batch.layout.sequences)]
+        odd: dict[int, list[str]] = {}
         for name, value in output.items():
             if name in FREE or not isinstance(value, Tensor) or value.dim() == 0:
                 continue
+            per_token = self.per_token(name)
             if declared(self._head, name) == "token":
                 parts = batch.unpack_tokens(value)
             else:
                 parts = batch.unpack_sequences(value)
-                if self.by_place(name):
+                if per_token:
                     parts = [part[:length] for part, length in zip(parts, batch.seq_lengths.tolist(), strict=True)]
-            for result, part in zip(results, parts, strict=True):
+            self.outputs.setdefault(name, Output(per_token, parts[0].shape[int(per_token) :], value.dtype))
+            # One sum shows whether any is NaN; opposite infinities show, too, and are told apart then
+            suspect = value.is_floating_point() and bool(value.sum().isnan())
+            for at, (result, part) in enumerate(zip(results, parts, strict=True)):
                 result[name] = part.clone()
-        return results
+                if suspect and bool(part.isnan().any()):
+                    odd.setdefault(at, []).append(name)
+        return [
+            RequestError(f"the model gives NaN for this request, in {', '.join(odd[at])}") if at in odd else result
+            for at, result in enumerate(results)
+        ]
+
+    def finish(self, prepared: Prepared, results: Sequence[Any]) -> dict[str, Any]:
+        """Return the outputs of a request, by name, as wide as it came if that is asked for."""
+        asked: _Asked = prepared.details
+        found: dict[str, Any] = {}
+        for name in results[0]:
+            parts = [result[name] for result in results]
+            if asked.width is not None and self.per_token(name):
+                empty = float("-inf") if self.by_place(name) else 0
+                parts = [_widened(*one, asked.width, empty) for one in zip(parts, asked.begins, strict=True)]
+            value = torch.stack(parts) if asked.rows else parts[0]
+            found[name] = filled(asked.out[name], value) if name in asked.out else value
+        return found
 
     def by_place(self, name: str) -> bool:
         """Whether an output is a score per position for choosing a span, as the logits of question answering are."""
@@ -185,14 +234,43 @@ class Model:
         return declared(self._head, name) == "token" or self.by_place(name)
 
 
-def answers(placed: Sequence[Placed], run: Callable[[Sequence[Placed]], list[Result]]) -> list[Result | RequestError]:
-    """Return the results of each request, or an error for each one on which the model fails or returns NaN.
+def check_batching(core: Core, batching: Batching) -> None:
+    """Check that a core's model can run batches as `batching` describes them.
 
-    `run` runs a batch. A batch that fails is split in halves, so f failing requests among n take about 2 f log2(n) more
-    runs; if all n fail, there are 2 n - 1 runs in total.
+    Raises:
+        OptionError: it cannot.
+    """
+    state, inner = state_of(core.model), bare(core.model)
+    if batching.separator:
+        raise OptionError("separator is of no use here, since nopad keeps sequences apart without; leave it out")
+    most = state.most
+    if most is not None and (batching.max_sequences is None or batching.max_sequences > most):
+        raise OptionError(
+            f"the model was made pack-safe for at most {most} sequences in a batch; give Batching(max_sequences={most})"
+        )
+    if (batching.rows or 1) > 1 and state.head.one_row:
+        raise OptionError(f"{type(inner).__name__} runs one row at a time; leave rows out, for flat batches")
+
+
+def batch_of(placed: Sequence[Placed], core: Core, batching: Batching) -> PackedBatch:
+    """Return a batch of sequences that are sorted by the rows in which they begin."""
+    sequences = core.joined([one for _, one in placed])
+    if batching.rows is None:
+        return PackedBatch.from_columns(sequences, Flat())
+    if batching.policy == "end_to_end":
+        return PackedBatch.from_columns(sequences, Rows(batching.capacity, rows=batching.rows, end_to_end=True))
+    per_row = np.unique([row for row, _ in placed], return_counts=True)[1]
+    return PackedBatch.from_columns(sequences, Rows(batching.capacity, rows=batching.rows), per_row=per_row)
+
+
+def answers(placed: Sequence[Placed], run: Callable[[Sequence[Placed]], list[Any]]) -> list[Any]:
+    """Return the result of each sequence, or an error for each one on which the model fails.
+
+    `run` runs a batch. A batch that fails is split in halves, so f failing sequences among n take about 2 f log2(n)
+    more runs; if all n fail, there are 2 n - 1 runs in total.
     """
     try:
-        return [_numbers(result) for result in run(placed)]
+        return run(placed)
     except Exception as error:
         if len(placed) == 1:
             failed = RequestError(f"the model fails for this request: {type(error).__name__}: {error}")
@@ -202,20 +280,52 @@ def answers(placed: Sequence[Placed], run: Callable[[Sequence[Placed]], list[Res
         return [*answers(placed[:middle], run), *answers(placed[middle:], run)]
 
 
-def _numbers(result: Result) -> Result | RequestError:
-    """Return a request's results, or an error if one of its values is not a number."""
-    odd = [name for name, value in result.items() if value.is_floating_point() and bool(value.isnan().any())]
-    return RequestError(f"the model gives NaN for this request, in {', '.join(odd)}") if odd else result
+def _rows_of(given: Mapping[str, Any], model: Tensors) -> list[Request]:
+    """Return the sequences of padded arrays ``[B, L]``.
+
+    Raises:
+        InputError: as for `Request.of`, with the number of the row; or the arrays have different shapes.
+    """
+    arrays = {name: np.asarray(values) for name, values in given.items()}
+    shapes = {name: array.shape for name, array in arrays.items()}
+    if len(set(shapes.values())) > 1:
+        each = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
+        raise BatchError(f"the arrays of a request have one shape, and these have {each}")
+    if not shapes[IDS][0]:
+        raise LengthError("a request has no rows")
+    found = []
+    for number in range(shapes[IDS][0]):
+        try:
+            found.append(Request.of({name: array[number] for name, array in arrays.items()}, model))
+        except InputError as error:
+            raise type(error)(f"row {number}: {error}") from error
+    return found
+
+
+def _widened(part: Tensor, begin: int, width: int, empty: float) -> Tensor:
+    wide = torch.full((width, *part.shape[1:]), empty, dtype=part.dtype, device=part.device)
+    wide[begin : begin + len(part)] = part
+    return wide
 
 
 def _types(request: Request) -> NDArray[np.int64]:
-    return np.zeros(len(request), dtype=np.int64) if request.types is None else request.types
+    return np.zeros(request.ids.size, dtype=np.int64) if request.types is None else request.types
+
+
+def _with_types(part: Sequences) -> Sequences:
+    if TYPES in part.tokens:
+        return part
+    ids = part.tokens[IDS]
+    return Sequences(seq_lengths=part.seq_lengths, tokens={IDS: ids, TYPES: np.zeros(ids.size, np.int64)})
 
 
 def _width(values: Any) -> int:
     shape = np.shape(values)
     if len(shape) != 1:
-        raise BatchError(f"a request is one sequence, and this has the shape {list(shape)}; submit each by itself")
+        raise BatchError(
+            f"a request is one sequence, or padded rows [B, L], and this has the shape {list(shape)}; submit each by "
+            "itself"
+        )
     return int(shape[0])
 
 

@@ -16,8 +16,9 @@ Graphcore's PopRT packs live requests by "end_to_end", "first_fit" and "next_fit
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,7 +40,7 @@ class OnlineBatch:
     """A batch: requests that leave together, in order of arrival.
 
     Attributes:
-        reason: why the batch leaves now. "full": the next request does not fit, or no slot is left; "count":
+        reason: why the batch leaves now. "full": the next request does not fit, or none would; "count":
             `max_sequences` is reached; "timeout": a request has waited `wait_s`; "deadline": a request must leave now
             to meet its deadline; "idle": the device is idle; "drain": no more requests will come.
         numbers: the requests' numbers, as `OnlinePacker.add` returned them; int64 ``[n]``.
@@ -221,16 +222,45 @@ class OnlinePacker:
         if priority != 0:
             self._check_priority(priority)
         if self._tokens + length > self.batching.max_waiting_tokens:
-            self._counts["refused"] += 1
-            raise QueueFullError(
-                f"{self.waiting_tokens:,} tokens wait already, and with {length:,} more it would be over the limit of "
-                f"{self.batching.max_waiting_tokens:,}; try again later, or raise max_waiting_tokens"
-            )
+            self._refuse(length)
         number = self._counts["arrived"]
         self._new.extend((number, length, now, due, deadline, priority))
         self._tokens += length
         self._counts["arrived"] = number + 1
         return number
+
+    def room(self, tokens: int) -> bool:
+        """Return whether so many more tokens may wait."""
+        return self._tokens + tokens <= self.batching.max_waiting_tokens
+
+    def add_all(self, lengths: Sequence[int], now_ns: int, **how: Any) -> range:
+        """Add several requests at once, all or none of them; return their numbers. `how`: see `add`.
+
+        Raises:
+            LengthError: as for `add`, or together they have more tokens than may ever wait.
+            OptionError, QueueFullError: as for `add`.
+        """
+        tokens, longest = sum(lengths), max(lengths, default=1)
+        if longest > self.batching.longest:
+            raise LengthError(f"a request has from 1 to {self.batching.longest:,} tokens, got {longest:,}")
+        if tokens > self.batching.max_waiting_tokens:
+            raise LengthError(
+                f"a request has {tokens:,} tokens in all, and at most {self.batching.max_waiting_tokens:,} may wait; "
+                "give it in parts, or raise max_waiting_tokens"
+            )
+        if not self.room(tokens):
+            self._refuse(tokens)
+        first = self._counts["arrived"]
+        for length in lengths:  # what the first one passes, all others do
+            self.add(length, now_ns, **how)
+        return range(first, self._counts["arrived"])
+
+    def _refuse(self, tokens: int) -> NoReturn:
+        self._counts["refused"] += 1
+        raise QueueFullError(
+            f"{self.waiting_tokens:,} tokens wait already, and with {tokens:,} more it would be over the limit of "
+            f"{self.batching.max_waiting_tokens:,}; try again later, or raise max_waiting_tokens"
+        )
 
     def _check_priority(self, priority: int) -> None:
         if type(priority) is not int or abs(priority) > PRIORITIES:
@@ -239,7 +269,12 @@ class OnlinePacker:
             raise OptionError("only the policy 'look_ahead' without keep_order has priorities")
 
     def cancel(self, number: int) -> bool:
-        """Remove the request with this number from those that wait; return whether it was waiting."""
+        """Remove the request with this number from those that wait; return whether it was waiting.
+
+        Raises:
+            OptionError: `number` is not an integer.
+        """
+        number = _integer(number, "number", OptionError)
         self._settle()
         found = bool(self._kernels.cancel(self._state, self._table, number))
         self._tokens = int(self._state[2])

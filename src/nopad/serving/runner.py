@@ -1,7 +1,8 @@
 """`PackRunner`: answers requests from any thread in packed batches of one model, each as if it had run alone.
 
-Whenever the model is free, one worker thread asks the packer (`nopad.serving.packer`) for the next batch, runs it, and
-sets the results of the futures. No other thread runs the model, and runners that share a model take turns.
+Requests are tokenised in the thread that submits them, so tokenising overlaps the forward pass. Whenever the model is
+free, one worker thread asks the packer (`nopad.serving.packer`) for the next batch, runs it, and sets the results of
+the futures. No other thread runs the model, and runners that share a model take turns.
 
 A request on which the model fails does not affect the others in its batch (`nopad.serving.forward`). If the worker ends
 for any reason, every waiting request gets an error, and `submit` raises one: no caller waits for ever. The number of
@@ -14,83 +15,82 @@ thread.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
+import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from itertools import islice
 from types import TracebackType
-from typing import Any, Literal
-from weakref import WeakKeyDictionary
+from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
 
-import torch
-from torch import Tensor
-
-from nopad.errors import DeadlineError, LengthError, OptionError, QueueFullError, RequestError, RunnerClosedError
+from nopad.batch import PackedBatch
+from nopad.errors import InputError, OptionError, RequestError
 from nopad.model.safety import bare
 from nopad.options import MAX_LENGTH, Option, check_choice
+from nopad.serving.answer import Answer
 from nopad.serving.batching import LONGEST_S, Batching, in_ns
-from nopad.serving.forward import Model, Placed, Request, Result, answers
-from nopad.serving.packer import OnlineBatch, OnlinePacker, PackerStatistics
+from nopad.serving.forward import Placed, Tensors, Widths, answers, batch_of, check_batching
+from nopad.serving.packer import OnlineBatch, OnlinePacker
+from nopad.serving.queue import Part, RequestQueue, RunnerStatistics, Waiting, WhenFull
+from nopad.tasks.core import Core, of_length
 
-__all__ = ["PackRunner", "RunnerStatistics"]
-
-WhenFull = Literal["block", "raise"]
-Widths = Literal["own", "given"]
-Answer = Future[dict[str, Tensor]]
+__all__ = ["PackRunner"]
 
 _log = logging.getLogger("nopad")
 _FIXED = Option(default=None, high=MAX_LENGTH, help="places of every result per token")
-_RECENT = 0.2  # weight of the last batch in the estimate of the time per token
+_AT_ONCE = 64  # requests of one call that are tokenised together; the model runs those before meanwhile
+_WARM_TOKENS = (8, 64, 512)  # of batches that run before a runner is ready; and one that is full
+_WARM_LENGTH = 128
+_TRAINING = "the model was put into training mode while it serves, where results depend on chance; call model.eval()"
+
+_NUMBER = re.compile(r"\b(record|text|request) (\d+)\b")
+_END_S = 10  # for which the end of Python waits for a worker
+
 _turns: WeakKeyDictionary[Any, threading.Lock] = WeakKeyDictionary()
 _turns_lock = threading.Lock()
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunnerStatistics:
-    """Totals of a runner since it was made.
-
-    Attributes:
-        packer: totals of its packer: requests that arrived, wait, left, expired, were cancelled or refused.
-        answered, failed: number of requests that ran and got a result, and that ran and got an error.
-        us_per_token: running average of the time per token in recent batches, in microseconds; None: no batch has run.
-    """
-
-    packer: PackerStatistics
-    answered: int
-    failed: int
-    us_per_token: float | None
-
-
-@dataclass(eq=False)
-class _Waiting:
-    """A request that was submitted, and its future."""
-
-    request: Request
-    future: Answer
+_open: WeakSet[PackRunner] = WeakSet()
 
 
 class PackRunner:
-    """Runs a pack-safe model on requests as they arrive, many in one batch.
+    """Answers requests as they arrive, many in one packed batch, each as if it had run alone.
 
-    A request is a dict with ``input_ids`` and, optionally, ``attention_mask`` (padding is removed) and
-    ``token_type_ids``. The values are lists, NumPy arrays or tensors with one dimension. The result is a dict of
-    tensors, by the names of the model's outputs, the same as if the request had run alone. ``runner(request)`` waits
-    for the result, ``runner(requests)`` for a list of them; `submit` returns a future. Close a runner when it is no
-    longer needed, or use it in a ``with`` statement: until then, its worker keeps the model alive.
+    What a request is depends on what runs:
+
+    - A model that `nopad.packed` has made pack-safe: a dict with ``input_ids`` and, optionally, ``attention_mask``
+      (padding is removed) and ``token_type_ids``. The values are lists, NumPy arrays or tensors; either one sequence
+      ``[L]``, or padded rows ``[B, L]``. The answer is a dict of tensors, by the names of the model's outputs; that of
+      padded rows is padded in the same way: ``[B, L, ...]`` per token, and ``[B, ...]`` per row.
+    - A `nopad.tasks.Embedder`: a text. The answer is its vector, float32 ``[H]``.
+    - A `nopad.tasks.Predictor`: a record, or the values of the task's text columns: a text, or a tuple of texts. The
+      answer is the prediction; None: the task leaves the record out.
+
+    ``runner(request)`` waits for the answer, ``runner(requests)`` for those of several. `submit` returns a future,
+    which a coroutine can await. When the constructor returns, the runner is ready: it has run some batches of different
+    sizes, so that nothing is compiled or chosen while the first requests wait. Close a runner when it is no longer
+    needed, or use it in a ``with`` statement: until then, its worker keeps the model alive.
 
     Args:
-        model: a model that `nopad.packed` has made pack-safe; it is put into evaluation mode. Its weights must not
-            change while the runner is open.
-        batching: which requests share a batch, and when it leaves; None: ``Batching(capacity=4096)``, flat batches of
-            about 4,096 tokens.
+        model: the model, Embedder or Predictor; the model is put into evaluation mode. Its weights must not change
+            while the runner is open.
+        batching: which requests share a batch, and when it leaves; None: flat batches of about 4,096 tokens (the
+            `budget` of an Embedder), or what suits the Predictor.
         when_full: what `submit` does when the queue is full (`Batching.max_waiting_tokens`): "block" waits until there
             is room, "raise" raises QueueFullError.
-        widths: first dimension of outputs per token. "own": the number of tokens without padding. "given": the length
-            of the input; where it had padding, values are 0 (minus infinity in logits of question answering). A number:
-            this number, with the tokens first and padding after them, filled in the same way.
+        widths: first dimension of a model's outputs per token. "own": the number of tokens without padding (rows
+            ``[B, L]``: L). "given": the length of the input; where it had padding, values are 0 (minus infinity in
+            logits of question answering). A number: this number, with the tokens first and padding after them, filled
+            in the same way.
+        fast: on CPUs, run a model's float32 linear layers with a faster kernel (`nopad.model.fast_linear`), which takes
+            as much memory again as their weights; None: measure, and do so only if it is faster. Embedder and Predictor
+            have settled this for themselves.
+        warm_up: run some batches before the constructor returns; `submit` can check `out` only if this is done.
         clock: function that returns the current time as an integer in nanoseconds, and never goes back.
 
     Raises:
@@ -106,6 +106,13 @@ class PackRunner:
     ...     states = [future.result()["last_hidden_state"] for future in futures]
     >>> result["last_hidden_state"].shape, [len(one) for one in states]
     (torch.Size([3, 16]), [5, 2])
+
+    >>> embedder = nopad.tasks.Embedder(BertModel(BertConfig(**sizes)), tokenizer)
+    >>> with nopad.PackRunner(embedder) as runner:
+    ...     vectors = runner(["is it red ?", "yes"])
+    ...     alone = runner.submit("yes").result()
+    >>> vectors.shape, bool(abs(vectors[1] - alone).max() < 1e-6)
+    ((2, 16), True)
     """
 
     def __init__(
@@ -115,151 +122,135 @@ class PackRunner:
         *,
         when_full: WhenFull = "block",
         widths: Widths | int = "own",
+        fast: bool | None = None,
+        warm_up: bool = True,
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        """Start the worker."""
-        self.batching = Batching(capacity=4096) if batching is None else batching
-        if not isinstance(self.batching, Batching):
-            raise OptionError(f"batching is of type {type(batching).__name__}; expected nopad.serving.Batching")
+        """Start the worker, and wait until it is ready."""
         self.when_full: WhenFull = check_choice("when_full", when_full, WhenFull)
         self.widths: Widths | int = check_choice("widths", widths, Widths) if isinstance(widths, str) else widths
         if not isinstance(widths, str):
             self.widths = _FIXED.check("widths", widths)
-        self._model = Model(model, self.batching)
-        self._turn = _turn_of(model)
-        self._packer = OnlinePacker(self.batching)
+        if isinstance(model, Core) and (fast is not None or widths != "own"):
+            raise OptionError(f"fast and widths are for models, and a {type(model).__name__} is given; leave them out")
+        self._core = model if isinstance(model, Core) else Tensors(model, self.widths, fast)
+        self._core.model.eval()
+        capacity, rows = self._core.shape
+        self.batching = Batching(capacity=capacity, rows=rows) if batching is None else batching
+        if not isinstance(self.batching, Batching):
+            raise OptionError(f"batching is of type {type(batching).__name__}; expected nopad.serving.Batching")
+        check_batching(self._core, self.batching)
+        self._turn = _turn_of(self._core.model)
         self._clock = clock
-        lock = threading.RLock()  # futures may be cancelled, and so come back here, while it is held
-        self._changed, self._room = threading.Condition(lock), threading.Condition(lock)
-        self._waiting: dict[int, _Waiting] = {}
-        self._running: list[_Waiting] = []
-        self._closing = False
-        self._died: str | None = None
-        self._answered = self._failed = 0
-        self._ns_per_token: float | None = None
+        self._queue = RequestQueue(self.batching, self.when_full, clock, self._is_worker)
         self._process = os.getpid()
-        self._worker = threading.Thread(target=self._work, name="nopad-runner", daemon=True)
+        self._ready = threading.Event()
+        self._worker = threading.Thread(target=self._work, args=(warm_up,), name="nopad-runner", daemon=True)
         self._worker.start()
+        _open.add(self)
+        try:
+            self._ready.wait()
+        except BaseException:  # the user does not wait for it
+            self.close(drain=False)
+            raise
+        self._queue.check_open()
 
-    def __call__(self, inputs: Mapping[str, Any] | Iterable[Mapping[str, Any]], **how: Any) -> Any:
-        """Return the result of one request, or a list of those of several, in order; `how` as in `submit`.
+    def __call__(self, inputs: Any, **how: Any) -> Any:
+        """Return the answer to one request, or those to several, in order; `how` as in `submit`.
+
+        Those of several are in a list; for an Embedder, in one array ``[n, H]``, as `Embedder.encode` returns it. The
+        first requests run while the following ones are tokenised.
 
         Raises:
             ServingError: a request was not answered; the others may have been.
-            InputError: as for `submit`.
+            InputError: as for `submit`; messages number the requests from 0.
         """
-        if isinstance(inputs, Mapping):
+        if self._core.is_one(inputs):
             return self.submit(inputs, **how).result()
+        if not isinstance(inputs, Iterable) or isinstance(inputs, str | bytes | Mapping | Set):
+            raise OptionError(f"requests are of type {type(inputs).__name__}; expected one request, or a list of them")
         futures: list[Answer] = []
         try:
-            futures.extend(self.submit(one, **how) for one in inputs)
-            return [future.result() for future in futures]
+            for part in _parts(iter(inputs)):
+                futures.extend(self._submit(part, len(futures), **how))
+            return self._core.gathered([future.result() for future in futures])
         finally:
             for future in futures:
                 future.cancel()  # those that are done stay as they are
 
-    def submit(self, inputs: Mapping[str, Any], *, deadline_s: float | None = None, priority: int = 0) -> Answer:
-        """Add a request to the queue; return a future of its result. Cancelling the future removes a waiting request.
+    def submit(self, inputs: Any, *, deadline_s: float | None = None, priority: int = 0, **how: Any) -> Answer:
+        """Add a request to the queue; return a future of its answer. Cancelling the future removes a waiting request.
 
         Args:
-            inputs: the request, a dict as the class describes it.
-            deadline_s: number of seconds from now after which the result is of no use; if the request still waits then,
+            inputs: the request, as the class describes it. It is tokenised here, in the calling thread.
+            deadline_s: number of seconds from now after which the answer is of no use; if the request still waits then,
                 its future raises DeadlineError. A deadline that cannot be met at the speed of recent batches is refused
                 at once. None: no deadline.
             priority: requests of a higher priority leave first; see `OnlinePacker.add`.
+            how: of a model, `out`: buffers for outputs by their names, tensors or NumPy arrays with the shape and dtype
+                of the result, which are then the result. Of an Embedder, `prompt`, `prompt_name` and `over_long`, as in
+                `Embedder.encode`.
 
         Raises:
-            BatchError, LengthError, OptionError: the request, `deadline_s` or `priority` is not valid.
-            QueueFullError: the queue is full, and `when_full` is "raise".
+            InputError: the request, `deadline_s`, `priority` or one of `how` is not valid.
+            QueueFullError: the queue is full, and `when_full` is "raise", or a callback of this runner submits.
             DeadlineError: the deadline cannot be met.
             RunnerClosedError: the runner is closed, its worker has died, or the runner was started in another process.
         """
-        self._check_open()
-        request = Request.of(inputs, self._model)
-        if isinstance(self.widths, int) and len(request) > self.widths:
-            raise LengthError(f"a request has {len(request)} tokens, and results are {self.widths} wide")
+        [found] = self._submit([inputs], 0, deadline_s=deadline_s, priority=priority, **how)
+        return found
+
+    def _submit(
+        self, inputs: list[Any], first: int, *, deadline_s: float | None = None, priority: int = 0, **how: Any
+    ) -> list[Answer]:
+        """Submit requests, of which the first one has the number `first` in messages."""
+        now = self._clock()
+        self._queue.check_open()
         if deadline_s is not None and (type(deadline_s) not in (int, float) or not abs(deadline_s) <= LONGEST_S):
             raise OptionError(f"deadline_s must be a number of seconds, got {deadline_s!r}")
-        deadline = None if deadline_s is None else self._clock() + in_ns(deadline_s)
-        waiting = _Waiting(request, Future())
-        with self._changed:
-            while True:
-                self._check_open()
-                lead = self._lead(len(request), deadline)
-                try:
-                    number = self._add(len(request), deadline, lead, priority)
-                    break
-                except QueueFullError:
-                    if self.when_full == "raise":
-                        raise
-                self._room.wait(None if deadline is None else max(deadline - self._clock(), 0) / 1e9)
-            self._waiting[number] = waiting
-            self._changed.notify_all()  # others than the worker wait for this too
-        waiting.future.add_done_callback(lambda future: self._cancel(number) if future.cancelled() else None)
-        return waiting.future
+        with _numbered_from(first):
+            prepared, counts = self._core.prepare(inputs, **how)
+        made = [Waiting(one, Answer(self._worker), now) for one in prepared]
+        self._queue.add(
+            [one for one in made if one.tokens],
+            None if deadline_s is None else now + in_ns(deadline_s),
+            priority,
+        )
+        self._queue.count(counts)
+        for one in made:
+            if one.tokens:
+                # Without a reference to the request, whose cycle only the garbage collector would find
+                one.future.add_done_callback(partial(self._cancelled, one.numbers))
+            else:  # the task leaves it out
+                one.future.set_result(self._core.finish(one.prepared, []))
+        return [one.future for one in made]
 
-    def _add(self, length: int, deadline: int | None, lead: int, priority: int) -> int:
-        now = self._clock()
-        return self._packer.add(length, now, deadline_ns=deadline, lead_ns=lead, priority=priority)
+    def _cancelled(self, numbers: range, future: Any) -> None:
+        if future.cancelled():
+            self._queue.cancel(numbers)
 
-    def _lead(self, length: int, deadline: int | None) -> int:
-        """Return how long before its deadline a request must leave; refuse a deadline that is too near for that."""
-        if deadline is None:
-            return 0
-        per_token = self._ns_per_token or 0.0
-        before = sum(len(one.request) for one in self._running)
-        if self.batching.keep_order:
-            before += self._packer.waiting_tokens
-        left = deadline - self._clock()
-        if left <= 0 or per_token * (before + length) > left:
-            needed = per_token * (before + length) / 1e6
-            raise DeadlineError(f"{left / 1e6:.1f} ms are left until the deadline, and it takes about {needed:.1f} ms")
-        return min(round(per_token * max(length, self.batching.slots)), left)
-
-    def _cancel(self, number: int) -> None:
-        with self._changed:
-            if self._waiting.pop(number, None) is not None:
-                self._packer.cancel(number)
-                self._room.notify_all()
-                self._changed.notify_all()
-
-    def _check_process(self) -> None:
-        if os.getpid() != self._process:
-            raise RunnerClosedError("this runner was started in another process; start one in each, after the fork")
-
-    def _check_open(self) -> None:
-        self._check_process()
-        if self._died is not None:
-            raise RunnerClosedError(f"the runner's worker died: {self._died}")
-        if self._closing:
-            raise RunnerClosedError("the runner is closed")
+    def _is_worker(self) -> bool:
+        return threading.current_thread() is self._worker
 
     @property
     def healthy(self) -> bool:
         """Whether the runner accepts requests: its worker is alive, and it is not closed."""
-        return os.getpid() == self._process and self._worker.is_alive() and not self._closing and self._died is None
+        return self._queue.accepts and self._worker.is_alive()
 
     @property
     def statistics(self) -> RunnerStatistics:
         """The runner's totals so far, as a copy."""
-        self._check_process()
-        with self._changed:
-            per_token = self._ns_per_token
-            return RunnerStatistics(
-                packer=self._packer.statistics,
-                answered=self._answered,
-                failed=self._failed,
-                us_per_token=None if per_token is None else per_token / 1e3,
-            )
+        return self._queue.statistics
 
     def drain(self, timeout_s: float | None = None) -> bool:
         """Wait until no request waits or runs; return False if that takes longer than `timeout_s` seconds.
 
         None: wait without a time limit. The runner goes on accepting requests.
+
+        Raises:
+            ServingError: this is called in a callback of the runner.
         """
-        self._check_process()
-        with self._changed:
-            return self._changed.wait_for(lambda: not self._waiting and not self._running, timeout_s)
+        return self._queue.drain(timeout_s)
 
     def close(self, *, drain: bool = True) -> None:
         """Accept no more requests, and wait until the worker ends.
@@ -269,13 +260,8 @@ class PackRunner:
         """
         if os.getpid() != self._process:
             return
-        with self._changed:
-            self._closing = True
-            dropped = [] if drain else self._drop()
-            self._changed.notify_all()
-            self._room.notify_all()
-        self._fail(dropped, RunnerClosedError("the runner was closed before the request ran"))
-        if threading.current_thread() is not self._worker:
+        self._queue.close(drain)
+        if not self._is_worker():
             self._worker.join()
 
     def __enter__(self) -> PackRunner:
@@ -288,102 +274,76 @@ class PackRunner:
         """Close the runner; after an exception, without answering what waits."""
         self.close(drain=kind is None)
 
-    def _drop(self) -> list[_Waiting]:
-        """Take all that waits out of the queue."""
-        dropped = list(self._waiting.values())
-        for number in self._waiting:
-            self._packer.cancel(number)
-        self._waiting.clear()
-        return dropped
-
     # What follows runs in the worker.
 
-    def _work(self) -> None:
+    def _work(self, warm_up: bool) -> None:
         died = None
         try:
-            while (batch := self._next()) is not None:
-                self._run(batch)
+            with self._core.kernels():
+                if warm_up:
+                    self._warm_up()
+                self._ready.set()
+                while (batch := self._queue.take()) is not None:
+                    self._run(batch)
         except BaseException as error:  # whatever it is, nobody may wait for ever
             died = f"{type(error).__name__}: {error}"
             _log.exception("the worker of a PackRunner died")
         finally:
-            with self._changed:
-                self._died = died
-                self._closing = True
-                left, self._running = [*self._running, *self._drop()], []
-                self._changed.notify_all()
-                self._room.notify_all()
-            self._fail(left, RunnerClosedError(f"the runner's worker died: {died}"))
+            self._queue.die(died)
+            self._ready.set()
 
-    def _next(self) -> list[tuple[int, _Waiting]] | None:
-        """Wait for a batch; return the rows and requests of it that nobody cancelled. None: there will be no more."""
-        while True:
-            late: list[_Waiting] = []
-            with self._changed:
-                decision = self._packer.poll(self._clock(), draining=self._closing)
-                late = [self._waiting.pop(number) for number in decision.expired.tolist()]
-                found = self._taken(decision.batch) if decision.batch is not None else []
-                self._running = [one for _, one in found]
-                if found or late or decision.batch is not None:
-                    self._room.notify_all()
-                    self._changed.notify_all()
-                elif self._closing and not len(self._packer):
-                    return None
-                else:
-                    wake = decision.wake_ns
-                    self._changed.wait(None if wake is None else max(wake - self._clock(), 0) / 1e9)
-            self._fail(late, DeadlineError("the deadline passed before the request ran"))
-            if found:
-                return found
+    def _warm_up(self) -> None:
+        """Run batches of different sizes, which leave like those of requests.
 
-    def _taken(self, batch: OnlineBatch) -> list[tuple[int, _Waiting]]:
-        taken = [
-            (row, self._waiting.pop(number))
-            for row, number in zip(batch.rows.tolist(), batch.numbers.tolist(), strict=True)
-        ]
-        return [(row, one) for row, one in taken if one.future.set_running_or_notify_cancel()]
+        What fails here may not concern requests; it only makes the first ones slower.
+        """
+        longest = min(_WARM_LENGTH, self._core.longest or _WARM_LENGTH, self.batching.longest)
+        slots = self.batching.slots
+        packer = OnlinePacker(replace(self.batching, max_waiting_tokens=2 * slots + _WARM_LENGTH))
+        try:
+            for tokens in sorted({min(tokens, slots) for tokens in (*_WARM_TOKENS, slots)}):
+                lengths = [longest] * (tokens // longest) or [tokens]
+                packer.add_all(lengths, 0)
+                with self._turn:
+                    while (batch := packer.poll(0, draining=True).batch) is not None:
+                        self._core.try_batch(self._warming(batch))
+        except Exception as error:
+            _log.warning(f"a PackRunner could not warm up, so its first requests take longer: {error}")
 
-    def _run(self, batch: list[tuple[int, _Waiting]]) -> None:
-        placed: list[Placed] = [(row, one.request) for row, one in batch]
+    def _warming(self, batch: OnlineBatch) -> PackedBatch:
+        placed = sorted(zip(batch.rows.tolist(), batch.lengths.tolist(), strict=True))
+        return batch_of([(row, of_length([length])) for row, length in placed], self._core, self.batching)
+
+    def _run(self, batch: list[Part]) -> None:
+        placed: list[Placed] = [(part.row, part.sequence) for part in batch]
         with self._turn:
             begin = time.perf_counter_ns()
-            results = answers(placed, self._model.run)
+            results = [] if self._core.training else answers(placed, self._run_placed)
             spent = time.perf_counter_ns() - begin
-        failed = sum(isinstance(result, RequestError) for result in results)
-        with self._changed:
-            if not failed:  # a batch that fails is run in parts, which takes longer
-                per_token = spent / sum(len(request) for _, request in placed)
-                before = per_token if self._ns_per_token is None else self._ns_per_token
-                self._ns_per_token = before + _RECENT * (per_token - before)
-            self._answered += len(results) - failed
-            self._failed += failed
-        for (_, one), result in zip(batch, results, strict=True):
-            if isinstance(result, RequestError):
-                one.future.set_exception(result)
-            else:
-                one.future.set_result(self._widened(result, one.request))
-        with self._changed:
-            self._running = []
-            self._changed.notify_all()
+            if not results or self._core.training:
+                results = [RequestError(_TRAINING)] * len(batch)
+        self._queue.ran(batch, results, spent, self._core.finish)
 
-    def _widened(self, result: Result, request: Request) -> Result:
-        """Return a result as wide as `widths` says."""
-        if self.widths == "own":
-            return result
-        begin, width = (request.begin, request.width) if self.widths == "given" else (0, int(self.widths))
-        for name, value in result.items():
-            if self._model.per_token(name):
-                empty = float("-inf") if self._model.by_place(name) else 0
-                wide = torch.full((width, *value.shape[1:]), empty, dtype=value.dtype, device=value.device)
-                wide[begin : begin + len(request)] = value
-                result[name] = wide
-        return result
+    def _run_placed(self, placed: Any) -> list[Any]:
+        return self._core.run_batch(batch_of(placed, self._core, self.batching))
 
-    @staticmethod
-    def _fail(left: Iterable[_Waiting], error: Exception) -> None:
-        for one in left:
-            if not one.future.done() and (one.future.running() or one.future.set_running_or_notify_cancel()):
-                one.future.set_exception(error)
+
+@contextmanager
+def _numbered_from(first: int) -> Iterator[None]:
+    """In a ``with`` block, let messages of errors count requests from `first` on."""
+    try:
+        yield
+    except InputError as error:
+        if not first:
+            raise
+        said = _NUMBER.sub(lambda found: f"{found[1]} {int(found[2]) + first}", str(error), count=1)
+        raise type(error)(said) from error
+
+
+def _parts(requests: Iterator[Any]) -> Iterator[list[Any]]:
+    """Yield parts of a call's requests."""
+    while part := list(islice(requests, _AT_ONCE)):
+        yield part
 
 
 def _turn_of(model: Any) -> threading.Lock:
@@ -397,6 +357,15 @@ def _forget() -> None:
     global _turns_lock
     _turns_lock = threading.Lock()
     _turns.clear()
+    _open.clear()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Close the runners that are still open: a thread that runs a model while Python ends may crash it."""
+    for runner in list(_open):
+        runner._queue.close(drain=False)
+        runner._worker.join(_END_S)
 
 
 os.register_at_fork(after_in_child=_forget)

@@ -100,6 +100,7 @@ class PackedDataset:
         self._first_pack_of_file = [0, *accumulate(packs_of)]
         groups = [-(-packs // m.rows_per_group) for packs in packs_of]
         self._first_of_file = [0, *accumulate(groups)]
+        self._odd_total = _odd_total(m)
         self._temporary, self._warned = owned, False
         if owned:
             finalize(self, _remove, self.path, os.getpid())
@@ -238,6 +239,7 @@ class PackedDataset:
         packs = len(self)
         if not -packs <= at < packs:
             raise IndexError(f"pack {at} of {packs} packs")
+        self._check_totals()
         at = int(at) % packs
         file = bisect_right(self._first_pack_of_file, at) - 1
         group, row = divmod(at - self._first_pack_of_file[file], self.manifest.rows_per_group)
@@ -353,6 +355,7 @@ class PackedDataset:
     @cached_property
     def _bounds(self) -> NDArray[np.int64]:
         """The first pack number of each row group, then the number of packs; int64 ``[row_groups + 1]``."""
+        self._check_totals()
         rows, parts = self.manifest.rows_per_group, []
         for begin, end in zip(self._first_pack_of_file, self._first_pack_of_file[1:], strict=False):
             parts.append(np.arange(begin, end, rows, dtype=np.int64))
@@ -388,9 +391,15 @@ class PackedDataset:
             IndexError: there is no such row group.
             CorruptError: a shard is missing or damaged.
         """
+        self._check_totals()
         numbers, ahead = tee(numbers)
         for number, row_group in zip(numbers, self.unchecked_row_groups(ahead), strict=True):
             yield self._checked(row_group, number)
+
+    def _check_totals(self) -> None:
+        """Raise CorruptError if the manifest lists other packs than it states: a pass would lack some."""
+        if self._odd_total:
+            raise CorruptError(f"{self.path} is damaged: {self._odd_total}; see `nopad verify`")
 
     def unchecked_row_groups(self, numbers: Iterable[int]) -> Iterator[RowGroup]:
         """Iterate over the row groups with these numbers without checking their packs, for `nopad.verify`.
@@ -409,6 +418,7 @@ class PackedDataset:
             IndexError: there is no such row group.
             CorruptError: the row group's file is missing or damaged.
         """
+        self._check_totals()
         with self._lock:
             found = self._cache.get(number)
             if found is not None:
@@ -455,6 +465,15 @@ class PackedDataset:
         """Return row group `number` of the index."""
         first = number * self.manifest.rows_per_group
         return self._opened_index().row_group(first, first + self.manifest.rows_per_group)
+
+
+def _odd_total(m: Manifest) -> str:
+    """Return a sentence on a total that is not the sum over the shards of a packed dataset; "" if there is none."""
+    for name in ("packs", "sequences", "tokens") if m.kind == "packed" else ():
+        total, held = getattr(m, name), sum(getattr(shard, name) for shard in m.shards)
+        if total != held:
+            return f"its nopad.json states {total:,} {name}, and those of its shards add up to {held:,}"
+    return ""
 
 
 def _remove(folder: Path, process: int) -> None:

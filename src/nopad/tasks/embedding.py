@@ -1,15 +1,17 @@
 """Embed texts: an encoder on flat batches without padding, pooled and normalised as the model's folder says.
 
-Texts are run in the order given, about `budget` tokens (an argument of `Embedder`) at a time, without sorting or
-buckets. Prompts are prepended as in sentence-transformers (`nopad.tasks.folder`).
+`Embedder.encode` runs texts in the order given, about `budget` tokens (an argument of `Embedder`) at a time, without
+sorting or buckets; `nopad.PackRunner` runs the same embedder on texts as they arrive. Prompts are prepended as in
+sentence-transformers (`nopad.tasks.folder`).
 """
 
 from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
@@ -21,14 +23,17 @@ from nopad.batch import PackedBatch
 from nopad.batch.device import place
 from nopad.batch.packed import MASK
 from nopad.corpus.tokenizer import DEFAULT_PACKAGE, load_tokenizer
-from nopad.errors import FormatError, LengthError, MissingExtraError, OptionError
+from nopad.errors import FormatError, LengthError, MissingExtraError, OptionError, RecordError, RequestError
 from nopad.losses.checks import check_batch
-from nopad.model.admission import positions_of
+from nopad.model.admission import device_of, positions_of
 from nopad.model.families import family_of
-from nopad.model.linear import fast_linear, is_worth_it
+from nopad.model.modes import evaluated
 from nopad.model.pooling import pool
-from nopad.model.safety import bare, is_packed, packed, state_of
+from nopad.model.precision import Precision
+from nopad.model.safety import bare, state_of
 from nopad.options import Option
+from nopad.sequences import Sequences
+from nopad.tasks.core import Core, Prepared
 from nopad.tasks.folder import Pooling, Texts, read_folder
 
 if TYPE_CHECKING:
@@ -39,11 +44,17 @@ __all__ = ["Embedder", "embed"]
 
 POOLINGS = get_args(Pooling)
 BUDGET = Option(default=4096, help="tokens run at a time, about")
-WORTH_TOKENS = 2048  # below this, reordering weights costs more than the faster kernel saves
+SKIP = "skip"  # a column: how many first tokens of each sequence are not pooled
+OverLong = Literal["error", "truncate"]
 
 
 def embed(
-    model: Any, batch: PackedBatch, *, pooling: Pooling = "mean", normalize: bool = True, skip: int = 0
+    model: Any,
+    batch: PackedBatch,
+    *,
+    pooling: Pooling = "mean",
+    normalize: bool = True,
+    skip: int | NDArray[np.int64] = 0,
 ) -> Tensor:
     """Return one vector per sequence of a batch, in the order of its sequences; ``[S, H]``.
 
@@ -54,7 +65,8 @@ def embed(
         batch: a batch on the model's device.
         pooling: the vector is the "mean" of a sequence's last hidden states, or its "first" or "last" one.
         normalize: scale vectors to length 1, in float32 or wider.
-        skip: number of tokens at the beginning of each sequence, such as a prompt, that are left out of the mean.
+        skip: number of tokens at the beginning of each sequence, such as a prompt, that are left out of the mean; an
+            array has a number for each sequence, int64 ``[S]``.
 
     Raises:
         OptionError: the pooling is unknown, `skip` is below 0 or used with another pooling than the mean, or the model
@@ -72,11 +84,13 @@ def embed(
     """
     if pooling not in POOLINGS:
         raise OptionError(f"unknown pooling {pooling!r}; it is 'mean', 'first' or 'last'")
-    if type(skip) is not int or skip < 0:
-        raise OptionError(f"skip is {skip!r}; it is a number of tokens, from 0")
-    if skip and pooling != "mean":
-        raise OptionError(f"first tokens are left out of means only, and this is pooling {pooling!r}")
     check_batch(batch)
+    skipped = skip if isinstance(skip, np.ndarray) else np.array(skip if type(skip) is int else -1)
+    if (skipped < 0).any() or skipped.shape not in ((), (batch.layout.sequences,)):
+        raise OptionError(f"skip is {skip!r}; it is a number of tokens, from 0, or one for each sequence")
+    leaves_out = bool(skipped.any())
+    if leaves_out and pooling != "mean":
+        raise OptionError(f"first tokens are left out of means only, and this is pooling {pooling!r}")
     state_of(model)
     output = model(**batch)
     states = getattr(output, "last_hidden_state", None)
@@ -84,13 +98,13 @@ def embed(
         raise OptionError(f"{type(bare(model)).__name__} gives no last_hidden_state; embed with the base model")
     guard: PackedMask = batch._fields[MASK]
     placed = place(guard, states.device, "segments")
-    found = _mean_behind(states, placed, skip) if skip else pool(states, placed, pooling)
+    found = _mean_behind(states, placed, skipped) if leaves_out else pool(states, placed, pooling)
     if normalize:
         found = torch.nn.functional.normalize(found.float() if found.dtype.itemsize < 4 else found, dim=-1)
     return found
 
 
-class Embedder:
+class Embedder(Core):
     """A model with its tokenizer, which embeds texts: `encode` returns one vector per text.
 
     Attributes:
@@ -119,22 +133,26 @@ class Embedder:
         texts: Texts | None = None,
         max_tokens: int | None = None,
         budget: int = 4096,
+        precision: Precision | None = None,
     ) -> None:
         """Make `model` pack-safe if it is not yet.
 
         The model's weights must not change while `encode` runs, since `nopad.model.fast_linear` works on copies of
         them. `tokenizer` is anything that `nopad.load_tokenizer` accepts. If `max_tokens` is None, a text may have as
         many tokens as the model has positions. About `budget` tokens are run at a time.
+        With a `precision`, "bfloat16" or "int8", a copy of the model computes in it (`nopad.model.lowered`).
 
         Raises:
-            OptionError: the pooling is unknown, there is no tokenizer, or `max_tokens` exceeds the model's positions.
+            OptionError: the pooling is unknown, there is no tokenizer, `max_tokens` exceeds the model's positions, or
+                the model's precision cannot be lowered.
             UnsupportedModelError: nopad refuses this model; the message gives the reason.
+            MissingExtraError: "int8" without torchao.
         """
         if pooling not in POOLINGS:
             raise OptionError(f"unknown pooling {pooling!r}; it is 'mean', 'first' or 'last'")
-        self.model = model.eval() if is_packed(model) else packed(model).eval()
         if tokenizer is None:
             raise OptionError("tokenizer is None; give that of the model, as nopad.load_tokenizer(folder) does")
+        super().__init__(model, precision=precision)
         self.tokenizer = load_tokenizer(tokenizer)
         self.pooling: Pooling = pooling
         self.normalize = normalize
@@ -149,10 +167,10 @@ class Embedder:
         special = self.tokenizer.prefix.size + self.tokenizer.suffix.size
         if max_tokens is not None and max_tokens < special:
             raise OptionError(f"max_tokens is {max_tokens}, and this tokenizer puts {special} tokens around each text")
-        self.max_tokens = limit if max_tokens is None else max_tokens
+        self.max_tokens = self.longest = limit if max_tokens is None else max_tokens
         self.budget = BUDGET.check("budget", budget)
         self.truncated = 0
-        self._fast = is_worth_it(self.model)
+        self._counting = Lock()
 
     @classmethod
     def from_folder(cls, folder: str | Path | None = None, **how: Any) -> Embedder:
@@ -200,7 +218,7 @@ class Embedder:
         *,
         prompt: str | None = None,
         prompt_name: str | None = None,
-        over_long: Literal["error", "truncate"] = "error",
+        over_long: OverLong = "error",
     ) -> NDArray[np.float32]:
         """Return one vector per text, in order; float32 ``[n, H]``.
 
@@ -221,7 +239,56 @@ class Embedder:
             raise OptionError("one text was given where a list of texts is wanted; give [text]")
         if not isinstance(texts, Iterable) or isinstance(texts, Mapping | Set):
             raise OptionError(f"texts are of type {type(texts).__name__}; expected a list of texts")
-        texts = list(texts)
+        sequences, skip, _ = self._tokenised(list(texts), prompt, prompt_name, over_long)
+        return self._vectors(sequences, skip)
+
+    def is_one(self, given: Any) -> bool:
+        """Return whether `given` is a single text."""
+        return isinstance(given, str)
+
+    def prepare(self, requests: Sequence[Any], **how: Any) -> tuple[list[Prepared], Mapping[str, int]]:
+        """Tokenise texts; see `Core.prepare`. `how` has `prompt`, `prompt_name` or `over_long`, as in `encode`."""
+        if odd := how.keys() - {"prompt", "prompt_name", "over_long"}:
+            raise OptionError(f"there is no option {min(odd)!r} of a text; there are prompt, prompt_name and over_long")
+        sequences, skip, cut = self._tokenised(requests, **how)
+        column = {SKIP: np.array([skip])}
+        made = [
+            Sequences(seq_lengths=np.array([ids.size], np.int32), tokens={"input_ids": ids}, values=column)
+            for ids in sequences
+        ]
+        return [Prepared(one) for one in made], {"truncated": cut} if cut else {}
+
+    def results_of(self, batch: PackedBatch) -> list[Any]:
+        """Return the vector of each sequence, float32 ``[H]``; see `Core.results_of`."""
+        skip = batch.pop(SKIP).cpu().numpy() if SKIP in batch else 0
+        vectors = self._embedded(batch, skip)
+        found: list[Any] = [vector.copy() for vector in vectors]
+        for at in odd_rows(vectors):
+            found[at] = RequestError("the model gives NaN for this text")
+        return found
+
+    def finish(self, prepared: Prepared, results: Sequence[Any]) -> NDArray[np.float32]:
+        """Return the vector of a text; float32 ``[H]``."""
+        found: NDArray[np.float32] = results[0]
+        return found
+
+    def gathered(self, answers: list[Any]) -> NDArray[np.float32]:
+        """Return the vectors of several texts as `encode` does; float32 ``[n, H]``."""
+        return np.stack(answers) if answers else self._vectors([], 0)
+
+    @property
+    def shape(self) -> tuple[int, int | None]:
+        """About `budget` tokens, and no rows: batches are flat."""
+        return self.budget, None
+
+    def _tokenised(
+        self,
+        texts: Sequence[str],
+        prompt: str | None = None,
+        prompt_name: str | None = None,
+        over_long: OverLong = "error",
+    ) -> tuple[list[NDArray[np.int64]], int, int]:
+        """Return the ids of each text, the number of their first tokens that are not pooled, and of texts truncated."""
         for number, text in enumerate(texts):
             if not isinstance(text, str):
                 raise OptionError(f"text {number} is of type {type(text).__name__}; expected a str")
@@ -230,6 +297,7 @@ class Embedder:
         before = self.texts.prompt(prompt, prompt_name)
         ready = [self.texts.ready(before + text) for text in texts]
         around, room, sequences = (self.tokenizer.prefix, self.tokenizer.suffix), self.content_capacity, []
+        cut = 0
         for number, ids in enumerate(self.tokenizer.encode(ready)):
             if room is not None and ids.size > room:
                 if over_long == "error":
@@ -237,13 +305,15 @@ class Embedder:
                         f"text {number} has {ids.size + sum(map(len, around))} tokens, and {self.max_tokens} is the "
                         'most of this model; choose over_long="truncate", or split it'
                     )
-                self.truncated += 1
+                cut += 1
             sequences.append(np.concatenate([around[0], ids[:room], around[1]]))
         skip = self._skipped(before)
         for number, sequence in enumerate(sequences):
             if sequence.size <= skip:
                 raise LengthError(f"text {number} has no token besides its prompt, so that nothing is left to pool")
-        return self._vectors(sequences, skip)
+        with self._counting:
+            self.truncated += cut
+        return sequences, skip, cut
 
     def encode_ids(self, sequences: Sequence[Any]) -> NDArray[np.float32]:
         """Return one vector per sequence of token ids, in order; float32 ``[n, H]``.
@@ -274,28 +344,21 @@ class Embedder:
         for number, sequence in enumerate(sequences):
             if not hasattr(sequence, "__len__"):
                 raise OptionError(f"sequence {number} is of type {type(sequence).__name__}; expected a list of ids")
-        many = self._fast and sum(map(len, sequences)) >= WORTH_TOKENS
-        device = next(self.model.parameters()).device
         found = [np.zeros((0, self.model.config.hidden_size), dtype=np.float32)]
-        with evaluated(self.model), torch.inference_mode(), fast_linear(self.model) if many else nullcontext():
+        number = 0
+        with evaluated(self.model), self.kernels(sum(map(len, sequences))), torch.inference_mode():
             for part in _within(sequences, self.budget):
-                batch = PackedBatch.from_sequences(part).to(device)
-                vectors = embed(self.model, batch, pooling=self.pooling, normalize=self.normalize, skip=skip)
-                found.append(vectors.float().cpu().numpy())
+                batch = PackedBatch.from_sequences(part).to(device_of(self.model))
+                found.append(self._embedded(batch, skip))
+                for at in odd_rows(found[-1]):
+                    raise RecordError(f"text {number + at}: the model gives NaN for it; are its weights damaged?")
+                number += len(part)
         return np.concatenate(found)
 
-
-@contextmanager
-def evaluated(model: Any) -> Iterator[None]:
-    """Put a model's modules into evaluation mode (no dropout) for a ``with`` block; then restore each one's mode."""
-    training = [module for module in model.modules() if module.training]
-    for module in training:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
+    def _embedded(self, batch: PackedBatch, skip: int | NDArray[np.int64]) -> NDArray[np.float32]:
+        vectors = embed(self.model, batch, pooling=self.pooling, normalize=self.normalize, skip=skip)
+        found: NDArray[np.float32] = vectors.float().cpu().numpy()
+        return found
 
 
 @contextmanager
@@ -315,6 +378,14 @@ def _quiet() -> Iterator[None]:
             talk.enable_progress_bar()
 
 
+def odd_rows(vectors: NDArray[np.float32]) -> list[int]:
+    """Return the numbers of the rows that have NaN."""
+    if not np.isnan(vectors.sum()):
+        return []
+    found: list[int] = np.flatnonzero(np.isnan(vectors).any(axis=1)).tolist()
+    return found
+
+
 def _within(sequences: Sequence[Any], budget: int) -> Iterator[list[Any]]:
     """Yield runs of sequences of at most `budget` tokens; a longer sequence is a run alone."""
     part: list[Any] = []
@@ -329,20 +400,25 @@ def _within(sequences: Sequence[Any], budget: int) -> Iterator[list[Any]]:
         yield part
 
 
-def _mean_behind(states: Tensor, placed: Placement, skip: int) -> Tensor:
-    """Return the mean of each sequence's states without its first `skip` tokens; ``[S, H]``."""
+def _mean_behind(states: Tensor, placed: Placement, skipped: NDArray[np.int64]) -> Tensor:
+    """Return the mean of each sequence's states without its first tokens; ``[S, H]``.
+
+    `skipped` is their number, for all sequences or for each of them.
+    """
     at = placed.layout
-    if int(at.seq_lengths.min()) <= skip:
-        short = int(at.seq_lengths.argmin())
+    left = at.seq_lengths - skipped
+    if int(left.min()) <= 0:
+        short = int(left.argmin())
         raise LengthError(
-            f"sequence {short} has {at.seq_lengths[short]} tokens, and the first {skip} are left out, so that nothing "
-            "is left to pool; leave it out, or skip fewer"
+            f"sequence {short} has {at.seq_lengths[short]} tokens, and the first {at.seq_lengths[short] - left[short]} "
+            "are left out, so that nothing is left to pool; leave it out, or skip fewer"
         )
+    skips = np.broadcast_to(skipped, at.seq_lengths.shape)[at.order]
     inside = np.arange(at.tokens) - np.repeat(at.cu_seqlens[:-1], at.stream_lengths)
-    kept = torch.from_numpy(np.flatnonzero(inside >= skip)).to(states.device)
+    kept = torch.from_numpy(np.flatnonzero(inside >= np.repeat(skips, at.stream_lengths))).to(states.device)
     stream = placed.stream(states)[kept]
     total = stream.new_zeros(at.sequences, stream.shape[1]).index_add(0, placed.owner[kept], stream)
-    return total / (placed.lens - skip)[:, None].to(total.dtype)
+    return total / torch.from_numpy(left).to(total)[:, None]
 
 
 def _positions(model: Any) -> int | None:

@@ -135,7 +135,11 @@ class OfSequences(Objective):
 
 
 class OfSpans(Objective):
-    """The loss of where the answer to a question begins and ends (`nopad.losses.span_loss`).
+    """The loss of extractive question answering (`nopad.losses.span_loss`).
+
+    It is the mean of the cross-entropies of an answer's first and last token. A batch has ``start_positions`` and
+    ``end_positions`` (inclusive), integers ``[S]``, counted from the beginning of each sequence. A sequence in which
+    one of them lies outside does not count.
 
     >>> from nopad.tasks import OfSpans
     >>> meter = OfSpans().meter()

@@ -97,7 +97,11 @@ class OfRewards(_OfPairs):
         self.center = _number("center_rewards_coefficient", center_rewards_coefficient or 0.0, lambda one: one >= 0)
 
     def loss(self, outputs: Any, batch: PackedBatch, denominator: Tensor) -> Tensor:
-        """Return the sum of the pairs' losses, divided by `denominator`; a scalar."""
+        """Return the sum of the pairs' losses, divided by `denominator`; a scalar.
+
+        Raises:
+            BatchError: as in `rewards`.
+        """
         rewards, (chosen, rejected) = self.rewards(outputs, batch), pairs_in(batch)
         margin = batch["margin"][chosen]
         return reward_loss(

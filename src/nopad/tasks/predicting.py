@@ -10,9 +10,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
-from itertools import islice
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import islice, pairwise
 from threading import Lock
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -25,12 +25,13 @@ from nopad.assignment import pack
 from nopad.batch import Flat, PackedBatch, Rows
 from nopad.batch.form import FEW, Form, check_form, pack_few
 from nopad.corpus.record_stream import open_records
-from nopad.errors import LengthError, OptionError, RecordError
+from nopad.errors import LengthError, OptionError, RecordError, RequestError
 from nopad.loading.ahead import ahead
 from nopad.model.admission import device_of, positions_of
-from nopad.model.linear import fast_linear, is_worth_it
-from nopad.model.safety import bare, is_packed, packed, state_of
+from nopad.model.precision import Precision
+from nopad.model.safety import bare, state_of
 from nopad.options import MAX_LENGTH, Option
+from nopad.tasks.core import Core, Prepared
 from nopad.tasks.examples import Examples
 from nopad.tasks.fit import check_rows
 from nopad.tasks.task import Task
@@ -41,7 +42,6 @@ CAPACITY = Option(default=None, none=True, high=MAX_LENGTH, help="most tokens of
 ROWS = Option(default=None, none=True, help="packs run at a time")
 BATCH_RECORDS = Option(default=1000, help="records read, packed and run at a time")
 TOKENS = 4096  # run at a time, about, where neither capacity nor rows say so
-WORTH_TOKENS = 2048  # below this, reordering weights costs more than the faster kernel saves
 
 # A tokenizer keeps truncation as a state of its own, so two threads must not be in one at the same time.
 _locks: WeakKeyDictionary[Any, Lock] = WeakKeyDictionary()
@@ -73,7 +73,7 @@ class Predicted:
     tokens: int
 
 
-class Predictor:
+class Predictor(Core):
     """A task with its model, which turns records into predictions; threads may share one.
 
     Args:
@@ -85,9 +85,12 @@ class Predictor:
             model's attention skips pairs of tokens from different sequences, else rows of `capacity` tokens.
         fast: on CPUs, run float32 linear layers with a faster kernel (`nopad.model.fast_linear`), whose results differ
             in the last digit; None: measure, and do so only if it is faster.
+        precision: "bfloat16" or "int8": a copy of the model computes in it (`nopad.model.lowered`); None: the model as
+            it is.
 
     Raises:
-        OptionError: an option has an invalid value.
+        OptionError: an option has an invalid value, or the model's precision cannot be lowered.
+        MissingExtraError: "int8" without torchao.
         UnsupportedModelError: nopad refuses this model; the message gives the reason.
 
     >>> import nopad
@@ -110,26 +113,25 @@ class Predictor:
         rows: int | None = None,
         form: Form | None = None,
         fast: bool | None = None,
+        precision: Precision | None = None,
     ) -> None:
         if not isinstance(task, Task):
             raise OptionError(f"the task is a {type(task).__name__}; give one of nopad.tasks, such as Classification")
+        super().__init__(model, fast, precision)
         self.task = task
-        self.model = (model if is_packed(model) else packed(model)).eval()
-        family, inner = state_of(model).family, bare(model)
+        family, inner = state_of(self.model).family, bare(self.model)
         positions = positions_of(inner, family)
         given = CAPACITY.check("capacity", capacity)
         self.capacity = given or min(positions or TOKENS, TOKENS)
         self._grows = None if given else positions or MAX_LENGTH  # how far a longer sequence may raise the capacity
+        self.longest = self._grows or self.capacity
         kernel = device_of(inner).type == "cpu" or next(inner.parameters()).dtype in (torch.half, torch.bfloat16)
         flat = kernel and not family.narrow
         self._form: Form | None = check_form(form) if form is not None else Flat() if flat else None
-        by_row = not isinstance(self._form, Flat) and state_of(model).head.one_row
+        by_row = not isinstance(self._form, Flat) and state_of(self.model).head.one_row
         self.rows = ROWS.check("rows", rows) or (1 if by_row else max(TOKENS // self.capacity, 1))
         if by_row:
             check_rows(self.model, self.rows)
-        if fast not in (None, True, False):
-            raise OptionError(f"fast is {fast!r}; it is True, False or None")
-        self.fast = is_worth_it(inner) if fast is None else fast
 
     def __call__(self, records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any] | None]:
         """Return one prediction per record, in order; None: the task left the record out. Errors: see `run`."""
@@ -166,18 +168,14 @@ class Predictor:
             LengthError: a sequence is longer than the capacity or the model's positions.
             RecordError: the model's outputs for a record are NaN; the message gives its number.
         """
-        if any(module.training for module in self.model.modules()):
+        if self.training:
             raise OptionError("the model is in training mode, where dropout changes predictions; call model.eval()")
         results: list[dict[str, Any]] = [{}] * len(examples)
-        many = self.fast and examples.tokens >= WORTH_TOKENS
-        device = device_of(bare(self.model))
-        with torch.inference_mode(), fast_linear(self.model) if many else nullcontext():
+        with self.kernels(examples.tokens):
             for numbers, per_row, form in self._batches(examples):
                 chosen = examples.sequences.take(numbers)
-                batch = PackedBatch.from_columns(chosen, form, per_row=per_row).to(device)
-                outputs = self.task.objective.outputs(self.model, batch)
-                self._refuse_nan(outputs, batch, examples.record[numbers])
-                found = self.task.results(outputs, batch)
+                found = self.run_batch(PackedBatch.from_columns(chosen, form, per_row=per_row))
+                _refuse_nan(found, examples.record[numbers])
                 for number, result in zip(numbers.tolist(), found, strict=True):
                     results[number] = result
         return Predicted(
@@ -187,40 +185,99 @@ class Predictor:
             tokens=examples.tokens,
         )
 
-    def _refuse_nan(self, outputs: Any, batch: PackedBatch, record: NDArray[np.int64]) -> None:
-        """Refuse outputs that are not numbers: the largest of them, such as a class, would be any.
+    def is_one(self, given: Any) -> bool:
+        """Return whether `given` is a single record or text."""
+        return isinstance(given, str | Mapping)
+
+    def prepare(self, requests: Sequence[Any], **how: Any) -> tuple[list[Prepared], Mapping[str, int]]:
+        """Tokenise records; see `Core.prepare`.
+
+        A request is a record; or the values of the task's text columns, as a text or a tuple of texts.
+        """
+        if how:
+            raise OptionError(f"this task has no {', '.join(how)}; give them to the task itself")
+        if self.task.fewest > 1:
+            raise OptionError(f"the task {self.task.name} combines records at random, and answers none by itself")
+        examples = self.encode([self._record(one, number) for number, one in enumerate(requests)])
+        self._check_lengths(examples)
+        return [Prepared(one.sequences, one) for one in _of_each_record(examples)], examples.counts
+
+    def results_of(self, batch: PackedBatch) -> list[Any]:
+        """Return the task's result for each sequence; see `Core.results_of`."""
+        outputs = self.task.objective.outputs(self.model, batch)
+        odd = self._odd(outputs, batch)
+        if len(odd) == batch.layout.sequences:
+            return list(odd.values())
+        found: list[Any] = list(self.task.results(outputs, batch))
+        for at, error in odd.items():
+            found[at] = error
+        return found
+
+    def finish(self, prepared: Prepared, results: Sequence[Any]) -> dict[str, Any] | None:
+        """Return the prediction for a record; None: the task left it out."""
+        [found] = self.task.merged(results, prepared.details)
+        return found
+
+    @property
+    def shape(self) -> tuple[int, int | None]:
+        """Slots of a row, and rows; about 4,096 tokens and None where batches are flat."""
+        return (TOKENS, None) if isinstance(self._form, Flat) else (self.capacity, self.rows)
+
+    def _record(self, given: Any, number: int) -> Mapping[str, Any]:
+        """Return a request as a record.
 
         Raises:
-            RecordError: a record's outputs have NaN; `record` is the number of that of each sequence.
+            RecordError: it is no record, and does not have a text for each text column.
         """
-        objective = self.task.objective
+        if isinstance(given, Mapping):
+            return given
+        texts = (given,) if isinstance(given, str) else given
+        columns = [name for one in self.task.texts_by if (name := getattr(self.task, one)) is not None]
+        many = isinstance(texts, tuple | list) and all(isinstance(text, str) for text in texts)
+        if not many or not columns or len(texts) != len(columns):
+            what = f"{', '.join(columns)}" if columns else "columns"
+            raise RecordError(
+                f"record {number} is {str(given)[:60]!r}; the task {self.task.name} takes a dict of {what}"
+                + (f", or {len(columns)} texts" if columns else "")
+            )
+        return dict(zip(columns, texts, strict=True))
+
+    def _odd(self, outputs: Any, batch: PackedBatch) -> dict[int, RequestError]:
+        """Return an error for each sequence of which outputs are not numbers: the largest, such as a class, is any."""
+        objective, found = self.task.objective, dict[int, RequestError]()
         for name in objective.reads:
             value = outputs.get(name)
             # One sum shows whether any is NaN; opposite infinities show, too, and are told apart then
             if not isinstance(value, torch.Tensor) or not bool(value.sum().isnan()):
                 continue
             each = batch.unpack_tokens(value) if objective.gives == "token" else list(value)
-            odd = [number for number, one in zip(record.tolist(), each, strict=True) if bool(one.isnan().any())]
-            if odd:
-                raise RecordError(
-                    f"record {odd[0]}: the model gives NaN for it, so nothing is predicted; are its weights damaged, "
-                    "or too large for half precision?"
-                )
+            for at, one in enumerate(each):
+                if bool(one.isnan().any()):
+                    found[at] = RequestError(f"the model gives NaN for this request, in {name}")
+        return found
+
+    def _check_lengths(self, examples: Examples) -> None:
+        """Refuse a sequence that is longer than a pack can be.
+
+        Raises:
+            LengthError: there is such a sequence; the message gives the number of its record.
+        """
+        lengths, most = examples.sequences.seq_lengths, self.longest
+        if lengths.size and most is not None and int(lengths.max()) > most:
+            number = int(examples.record[int(lengths.argmax())])
+            what = "the model's positions are" if self._grows else "the capacity is"
+            raise LengthError(
+                f"record {number} has a sequence of {int(lengths.max())} tokens, and {what} {most}; give "
+                'the task max_length, and over_long="truncate" or "drop"'
+            )
 
     def _batches(self, examples: Examples) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64], Form]]:
         """Yield sequence numbers of each batch, how many of them each pack holds, and the batch's form."""
         lengths = examples.sequences.seq_lengths
         if not lengths.size:
             return
-        longest = int(lengths.max())
-        if longest > (self._grows or self.capacity):
-            number = int(examples.record[int(lengths.argmax())])
-            what = "the model's positions are" if self._grows else "the capacity is"
-            raise LengthError(
-                f"record {number} has a sequence of {longest} tokens, and {what} {self._grows or self.capacity}; give "
-                'the task max_length, and over_long="truncate" or "drop"'
-            )
-        capacity = max(self.capacity, longest)
+        self._check_lengths(examples)
+        capacity = max(self.capacity, int(lengths.max()))
         if lengths.size <= FEW:
             packs = [np.array(one, np.int64) for one in pack_few(lengths.tolist(), capacity, None)]
         else:
@@ -332,6 +389,34 @@ def _encoded(
             made = predictor.encode(part)
         yield first, made
         first += len(part)
+
+
+def _of_each_record(examples: Examples) -> Iterator[Examples]:
+    """Yield the examples of each record by itself, without counts."""
+    bounds = np.searchsorted(examples.record, np.arange(examples.records + 1)).tolist()
+    for begin, end in pairwise(bounds):
+        yield replace(
+            examples,
+            sequences=examples.sequences.part(begin, end),
+            record=np.zeros(end - begin, np.int64),
+            records=1,
+            counts={},
+            details={name: column[begin:end] for name, column in examples.details.items()},
+        )
+
+
+def _refuse_nan(results: Sequence[Any], record: NDArray[np.int64]) -> None:
+    """Refuse results of which one is an error; `record` is the number of each one's record.
+
+    Raises:
+        RecordError: there is one.
+    """
+    for number, result in zip(record.tolist(), results, strict=True):
+        if isinstance(result, RequestError):
+            raise RecordError(
+                f"record {number}: the model gives NaN for it, so nothing is predicted; are its weights damaged, "
+                "or too large for half precision?"
+            )
 
 
 @contextmanager

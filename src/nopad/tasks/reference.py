@@ -19,9 +19,9 @@ from nopad.errors import BatchError, OptionError
 from nopad.loading import causal
 from nopad.losses import label_logprobs
 from nopad.model.heads import Causal
+from nopad.model.modes import evaluated
 from nopad.model.safety import bare, state_of
 from nopad.options import Option
-from nopad.tasks.embedding import evaluated
 from nopad.tasks.examples import Examples
 from nopad.tasks.meters import over_all_ranks
 from nopad.tasks.pairing import REFERENCE

@@ -44,7 +44,8 @@ class Lamb(torch.optim.Optimizer):
         lr: learning rate; a float, not a tensor.
         betas: decay rates of the two moments, from 0 to below 1; `nopad.training.scale_for_packing` can raise them to
             the power of the packing factor.
-        eps: added to the square root of the second moment.
+        eps: added to the square root of the second moment; above 0 also when rounded to the dtype of a parameter, or
+            where a gradient is 0 the update would be 0 / 0.
         weight_decay: this number times the parameter is added to the update, before the trust ratio is taken. Groups
             with a weight decay of 0 get no trust ratio, unless `adapt_undecayed`.
         bias_correction: divide the moments by 1 - beta^t; t counts the updates of each parameter.
@@ -134,6 +135,7 @@ class Lamb(torch.optim.Optimizer):
             _check_options(group, number)
             for at, param in enumerate(group["params"]):
                 _check_parameter(param, number, at)
+                _check_eps(group["eps"], param.dtype, number)
             if group["max_grad_norm"] != self.param_groups[0]["max_grad_norm"]:
                 raise OptionError(
                     f"group {number} has max_grad_norm {group['max_grad_norm']}, and group 0 "
@@ -311,6 +313,16 @@ def _check_options(group: Mapping[str, Any], number: int) -> None:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _check_eps(eps: float, dtype: torch.dtype, group: int) -> None:
+    """Refuse an `eps` that is 0 in the dtype of a parameter: updates would be NaN, and with them the parameters."""
+    least = torch.finfo(dtype).smallest_normal
+    if not torch.tensor(eps, dtype=dtype) > 0:
+        raise OptionError(
+            f"eps of group {group} is {eps!r}, which is 0 in {str(dtype).removeprefix('torch.')}; take at least "
+            f"{least:.1g}"
+        )
 
 
 def _check_parameter(param: Tensor, group: int, at: int) -> None:

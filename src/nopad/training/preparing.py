@@ -52,7 +52,8 @@ class PreparingMixin(_Base):
     def _check_collator(self, data: Any, held_out: list[bool]) -> None:
         if self._collates and all(held_out):
             raise OptionError(
-                "data_collator would do nothing: the loader makes the batches, by its own collate; leave it out"
+                "data_collator would do nothing: the loader makes the batches, by its own collate; leave it out, and "
+                "say how long packs are with capacity="
             )
 
     def _get_ready(self) -> None:

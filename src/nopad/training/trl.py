@@ -32,7 +32,8 @@ logger = logging.get_logger(__name__)
 _SMOOTHS_OVER_THE_STEP = "num_items_in_batch" in inspect.signature(LabelSmoother.__call__).parameters
 
 # What TRL does to its own training data, and never to ours
-_PREPARES = ("packing", "padding_free", "assistant_only_loss", "completion_only_loss")
+_PACKS = ("packing", "padding_free")
+_PREPARES = (*_PACKS, "assistant_only_loss", "completion_only_loss")
 # What it does to the model, or to how a step runs, whatever the data
 _DOES = frozenset(
     {
@@ -123,6 +124,11 @@ class PackedSFTTrainer(_Packed, _SFT):
 
     def _look_at(self, given: dict[str, Any]) -> None:
         asked = [name for name in _PREPARES if getattr(given.get("args"), name, None)]
+        if asked and asked[0] in _PACKS:
+            raise OptionError(
+                f"{asked[0]} is about how TRL prepares data, and here nopad packs: leave packing, padding_free and "
+                "max_length out, and say how long packs are with capacity="
+            )
         if asked:
             raise OptionError(
                 f"{asked[0]} is about how TRL prepares data, and here nopad packs and nopad.tasks.Chat chooses labels: "

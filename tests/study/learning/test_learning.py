@@ -97,6 +97,15 @@ def test_results_of_another_study_are_refused(done):
         prepare(replace(TOY, samples=96), [BASE], 1, folder)
 
 
+def test_a_recipe_of_the_same_name_with_other_settings_is_not_done(done):
+    folder, prepared, *_ = done
+    other = replace(RIGHT, rate=2.0)
+    with pytest.raises(FormatError, match=r"has a run of the recipe 'packed' with other settings; give the recipe"):
+        prepare(TOY, [BASE, other], 1, folder)
+    with pytest.raises(FormatError, match="with other settings"):
+        study_learning(replace(prepared, recipes=(BASE, other)), folder)
+
+
 def test_every_recipe_has_a_name_of_its_own():
     found = recipes()
     assert len({one.name for one in found}) == len(found) == len({replace(one, name="") for one in found})

@@ -47,9 +47,17 @@ Array = MappedArray | _Held
 class ArrayTokens(TokenSource):
     """Sequences stored as flat columns, and offsets that say where each sequence begins; mapped or in memory.
 
+    Args:
+        name: name of the source in messages.
+        offsets: where each sequence begins in the per-token columns, and where the last one ends; integers ``[n + 1]``.
+        tokens: per-token columns by name, ``[tokens]``; ``input_ids`` must be among them.
+        values: per-sequence columns by name, ``[n]``.
+        empty: what happens to sequences without a token: "refuse" raises an error, "skip" leaves them out, counted.
+        left_out: names of stored columns that are not read.
+
     Raises:
-        SourceError: there are no ids, ids are not integers, an offset is below the one before it, or a sequence is too
-            long.
+        SourceError: there are no ids, ids are not integers, an offset is below the one before it, a sequence has more
+            than 2^31 - 1 tokens, or no sequence has a token.
         LengthError: a sequence has no token, and `empty` is "refuse".
     """
 
@@ -63,7 +71,7 @@ class ArrayTokens(TokenSource):
         empty: str = "refuse",
         left_out: tuple[str, ...] = (),
     ) -> None:
-        """Read all offsets, ``[n + 1]``; `tokens` are per-token columns by name, `values` per-sequence ones."""
+        """Read and check all offsets."""
         self._offsets, self._tokens, self._values, self.left_out = offsets, dict(tokens), dict(values), left_out
         if IDS not in tokens or tokens[IDS].dtype.kind not in "iu":
             raise SourceError(f"{name}: {IDS} are {tokens[IDS].dtype if IDS in tokens else 'missing'}; give integers")

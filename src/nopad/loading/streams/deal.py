@@ -69,10 +69,11 @@ class Deal:
         return mine - first, replace(self, count=count, before=tuple(before))
 
     def again(self, reached: tuple[int, ...], world_size: int, rank: int) -> Deal:
-        """Return the deal, to `world_size` ranks, of the records that the ranks of this deal had not read.
+        """Return the deal of the unread records to rank `rank` of `world_size` new ranks.
 
-        `reached` has, for each rank of this deal, the number of the first record that it had not read. Call this method
-        on the deal as it was before the smallest of these numbers; the returned deal begins there too.
+        ``reached[r]`` is the number of the first record that rank r of this deal had not read. Call this method on the
+        deal whose next record is ``min(reached)``: the returned deal begins with the same record, and skips those that
+        were read.
         """
         left = Left(world_size=self.world_size, count=self.count, reached=reached)
         return Deal(world_size=world_size, rank=rank, before=(*self.before, left))

@@ -225,10 +225,12 @@ def broken_evenness(
 ) -> list[str]:
     """Check the figures on evenness that a plan states; return one sentence for each that is wrong.
 
-    `options`, `facts`, `notes` and `strategies` are those of the plan. ``facts["even"]`` are those of `even_out` and,
-    as ``after``, the `spreads` of the plan; they must equal what these strategies and the lower bounds for `load` give.
-    The plan before is no longer known: its figures (``before``) only have to be possible and to agree with each other.
-    The note of `described` must be among the notes. A plan without the option `even` must have no such facts.
+    `options`, `facts`, `notes` and `strategies` are those of the plan; `load` holds its sequences and limits.
+    ``facts["even"]`` are those of `even_out` and, as ``after``, the `spreads` of the plan; they must equal what these
+    strategies and the lower bounds for `load` give. The plan from which `even_out` started is not stored, so its
+    figures (``before``) are only checked to be possible and to agree with each other. The note of `described` must be
+    among the notes. If figures are missing, or the plan has them without the option `even`, the result is one sentence
+    that says so.
     """
     even: Any = facts.get("even")
     if not strategies or (even is None and not options.get("even")):

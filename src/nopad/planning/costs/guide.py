@@ -206,13 +206,14 @@ def guide(load: Load, budget: Budget) -> Guide | None:
 
 
 def certify(plan: Guide, load: Load, align: int, budget: Budget) -> CostCertificate | None:
-    """Return a certificate made from the values of a plan.
+    """Return a certificate made from the dual values of a plan (`Guide.values`).
 
-    Returns None if the certificate would be too costly to check, or cannot be checked.
+    Returns None if checking the certificate would cost more than is left of `budget`, or is impossible. `align` is the
+    multiple to which lengths are rounded up in a pack.
 
-    The operations of the check are charged to `budget`; the certificate's units are the finest that it allows. Values
-    are interpolated between the mean lengths of the items. A certificate weighs lengths in units, rounded down, so a
-    short length weighs much less than its share of a pack; its value is lowered accordingly.
+    The certificate has the finest units that `budget` allows, and its check is charged to `budget`. Values are
+    interpolated between the mean lengths of the items. A certificate weighs a length in whole units, rounded down. This
+    makes short lengths too light, so the value of a short length is at most its weight's share of a pack.
     """
     capacity = int(load.limits[0])
     lengths = load.lengths

@@ -130,7 +130,11 @@ class PriceCertificate:
         return [rate + int(worth[a // one, b // other]) for rate, (a, b) in zip(rates, capacities, strict=True)]
 
     def worth(self, sizes: NDArray[np.int64], counts: Sequence[int]) -> int:
-        """Return the total value of ``counts[i]`` sequences of each size ``sizes[i]``; `sizes` are int64 ``[k, 2]``."""
+        """Return the total value of all sequences: ``counts[i]`` of each pair of sizes ``sizes[i]``, int64 ``[k, 2]``.
+
+        Raises:
+            FormatError: the certificate has more than `MAX_WORK` pairs of an extra and a pair of sizes to check.
+        """
         extra = self.extras_of(sizes)
         one, other = self.rates
         rows = zip(sizes.tolist(), extra.tolist(), counts, strict=True)

@@ -258,9 +258,12 @@ def _misplaced(row_group: RowGroup, m: Manifest) -> set[int]:
 
 
 def content_problems(content: Content, m: Manifest, plan: Plan) -> list[str]:
-    """Return a problem for each of these: missing or repeated sequences, lengths that the plan does not have, and gaps.
+    """Return one sentence per problem; at most three each for repeated sequences and for gaps.
 
-    A gap is between two pieces of a record that was split.
+    Other problems are: sequences other than those that were packed, lengths that the plan does not cover, records that
+    are neither packed nor counted as left out, and numbers in the manifest that contradict these or each other. A gap
+    is where a piece of a record does not begin at the end of the piece before it. If a sequence has no token, nothing
+    is checked, and the list is empty.
     """
     if content.sequences.seq_lengths.min(initial=1) < 1:
         return []

@@ -128,11 +128,11 @@ def prepare(size: Size, recipes: Sequence[Recipe], seeds: int, folder: Path | No
         folder: where results are kept; runs with a result there count as done. None: results are not kept.
 
     Raises:
-        FormatError: `folder` has the results of a different study.
+        FormatError: `folder` has the results of a different study, or of a recipe of the same name with other settings.
     """
     given = material(size.capacity, size.vocabulary, size.documents)
     p = factor_of(given)
-    done = {(one.recipe, one.seed) for one in _kept(folder, size, p, seeds).curves}
+    done = {(one.recipe, one.seed) for one in _kept(folder, size, p, seeds, recipes).curves}
     few = replace(size, samples=4 * size.sequences, points=1, held_out=8)
     judged = held_out(given, few)
     per_slot: dict[str, float] = {}
@@ -172,7 +172,8 @@ def study_learning(
         say: called with a line of text whenever a run or a recipe's fine-tuning is done.
 
     Raises:
-        FormatError: `folder` has the results of a different study, or lacks weights that are to be fine-tuned.
+        FormatError: `folder` has the results of a different study or of a recipe of the same name with other settings,
+            or lacks weights that are to be fine-tuned.
     """
     with nullcontext() if folder is None else locked(folder / ".lock"):  # another process waits, then finds all done
         return _studied(prepared, folder, say)
@@ -180,7 +181,7 @@ def study_learning(
 
 def _studied(prepared: Prepared, folder: Path | None, say: Callable[[str], None]) -> Learning:
     size, given = prepared.size, prepared.material
-    found = _kept(folder, size, prepared.factor, prepared.seeds)
+    found = _kept(folder, size, prepared.factor, prepared.seeds, prepared.recipes)
     judged = held_out(given, size)
     weights: dict[tuple[str, int], Any] = {}
     for seed in range(prepared.seeds):  # all recipes once, then all again: what is stopped can be compared
@@ -192,7 +193,7 @@ def _studied(prepared: Prepared, folder: Path | None, say: Callable[[str], None]
             if recipe.name in TUNED:
                 _keep_weights(folder, recipe.name, seed, weights[recipe.name, seed])
             found.curves.append(curve)
-            _keep(folder, {"curve": asdict(curve)})
+            _keep(folder, {"recipe": asdict(recipe), "curve": asdict(curve)})
             last = curve.last
             say(
                 f"seed {seed}  {recipe.name:<32}{last.samples:>9,} samples {last.steps:>6,} steps "
@@ -222,8 +223,12 @@ def _header(size: Size, factor: float) -> dict[str, Any]:
     return {"study": "learning", "size": asdict(size), "factor": factor}
 
 
-def _kept(folder: Path | None, size: Size, factor: float, seeds: int) -> Learning:
-    """Return what is in the folder of a study of so many seeds, each result once; the folder begins with the header."""
+def _kept(folder: Path | None, size: Size, factor: float, seeds: int, recipes: Sequence[Recipe]) -> Learning:
+    """Return what is in the folder of a study of so many seeds, each result once; the folder begins with the header.
+
+    Raises:
+        FormatError: the folder is of another study, or one of `recipes` ran there with other settings.
+    """
     found = Learning(factor=factor)
     if folder is None:
         return found
@@ -242,7 +247,14 @@ def _kept(folder: Path | None, size: Size, factor: float, seeds: int) -> Learnin
         raise FormatError(f"{path} is of a study of another size, or of other texts; choose another folder")
     if (kept := "".join(whole)) != path.read_text():  # a line that was being written when it was stopped
         write_atomic(path, kept.encode())
+    known = {one.name: asdict(one) for one in recipes}
     for line in lines[1:]:
+        ran = line.get("recipe")
+        if "curve" in line and ran != known.get(line["curve"]["recipe"], ran):
+            raise FormatError(
+                f"{path} has a run of the recipe {line['curve']['recipe']!r} with other settings; give the recipe "
+                "another name, or choose another folder"
+            )
         _take(line, found, seeds)
     return found
 

@@ -1,0 +1,103 @@
+"""`Content`: what the records hold, as the user says it, and the `Encoder` that this needs.
+
+`nopad pack` and `nopad.pack_dataset` both choose here, so the same record becomes the same sequences from both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from nopad.corpus.encoders import Chats, Encoder, Fields, TextPairs, has_chat
+from nopad.corpus.options import CorpusOptions
+from nopad.errors import OptionError
+
+__all__ = ["Content"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Content:
+    """What the records hold: one text or ids, several texts, pairs of texts, or chats.
+
+    Attributes:
+        fields: names of the text fields; several are joined, none is the default.
+        pair: names of the two text fields that become one sequence; None: there is no pair.
+        chat: whether records are chats; None: the first record decides.
+        chat_options: options of chats by name (`nopad.corpus.encoders.CHAT_OPTIONS`).
+        other: name of an option that says that records hold something else, such as ``ids_field``; "": there is none.
+
+    Raises:
+        OptionError: two options say how records are read, or a field is named twice.
+    """
+
+    fields: Sequence[str] = ()
+    pair: tuple[str, str] | None = None
+    chat: bool | None = None
+    chat_options: Mapping[str, Any] = field(default_factory=dict)
+    other: str = ""
+
+    def __post_init__(self) -> None:
+        special = len(self.fields) > 1 or self.pair is not None or self.chat is True
+        ways = {
+            "text_field=": bool(self.fields),
+            "text_pair=": self.pair is not None,
+            "chat=True": self.chat is True,
+            f"{self.other}=": bool(self.other) and special,
+        }
+        given = [name for name, there in ways.items() if there]
+        if len(given) > 1:
+            raise OptionError(f"{given[0]} and {given[1]} read the records in two ways; give one of them")
+        if len(set(self.fields)) < len(self.fields):
+            raise OptionError(f"text_field= names {', '.join(self.fields)}; name each field once")
+
+    @property
+    def field(self) -> str | None:
+        """Name of the text field; None: no field is named, or several are."""
+        return self.fields[0] if len(self.fields) == 1 else None
+
+    def encoder(
+        self,
+        first: Callable[[], Mapping[str, Any] | None],
+        tokenizer: Callable[[], Any],
+        options: CorpusOptions,
+        place: str,
+    ) -> Encoder | None:
+        """Return the encoder for records with this content; None: they have one field of text or ids.
+
+        Args:
+            first: returns the first record, or None if it is not known; only called if it decides something.
+            tokenizer: returns the tokenizer of transformers for chats and pairs; None: the user gave none.
+            options: capacity and policies of the job.
+            place: name of the input, for messages.
+
+        Raises:
+            OptionError: an option has no effect on such records, chats or pairs have no tokenizer, or the first record
+                holds both a text and a chat.
+        """
+        if len(self.fields) > 1:
+            return Fields(self.fields)
+        chat = self.chat
+        if chat is None and not (self.fields or self.pair or self.other):
+            record = first()
+            chat = record is not None and has_chat(record, place)
+        if self.chat_options and not chat:
+            raise OptionError(f"{next(iter(self.chat_options))} is an option of chats, and {place} holds none")
+        if not chat and self.pair is None:
+            return None
+        if not options.special_tokens:
+            raise OptionError("special_tokens=False: chats and pairs are made with the tokenizer's own; leave it out")
+        if options.vocab_size is not None:
+            raise OptionError("vocab_size= is for ready-made ids, and these are texts; leave it out")
+        loaded = tokenizer()
+        how: dict[str, Any] = {"capacity": options.capacity, "over_long": options.over_long}
+        if self.pair is not None:
+            if loaded is None:
+                raise OptionError(f"{place} holds texts; give tokenizer=, that of the model that reads the pairs")
+            return TextPairs(loaded, *self.pair, **how)
+        if loaded is None:
+            raise OptionError(
+                f"{place} holds chats; give the tokenizer= of the model that learns them, for its chat template, or "
+                "read one field as text: text_field="
+            )
+        return Chats(loaded, **how, options=self.chat_options)

@@ -1,0 +1,99 @@
+"""`lowered`: a copy of a model for inference in bfloat16 or int8, which is faster on CPUs that multiply in it.
+
+int8 is that of torchao: linear layers multiply 8-bit weights, one scale per output, by 8-bit activations, one scale per
+token. A scale per batch, as in PyTorch's own dynamic quantisation, would let a sequence's result depend on its company,
+and `nopad.packed` refuses it.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import logging
+from typing import Any, Literal
+
+import torch
+
+from nopad.errors import MissingExtraError, OptionError, install
+from nopad.model.modes import evaluated
+from nopad.model.safety import is_packed
+from nopad.options import check_choice
+
+__all__ = ["Precision", "agreement", "lowered"]
+
+Precision = Literal["bfloat16", "int8"]
+log = logging.getLogger("nopad")
+
+
+def lowered(model: Any, precision: Precision) -> Any:
+    """Return a copy of a model in float32 that computes in lower precision, for inference.
+
+    "bfloat16": weights and activations have 8 significant bits; fast on CPUs with AMX or AVX-512 BF16, and on GPUs.
+    "int8": linear layers only, the rest stays in float32; needs torchao. Make the copy pack-safe, not the original.
+
+    With "int8", a sequence's result is the same alone and in any company, as in float32. With "bfloat16" it differs by
+    what bfloat16 rounds, since kernels add up in another order for another number of tokens.
+
+    Raises:
+        OptionError: the precision is unknown, or the model is not in float32 or is pack-safe already.
+        MissingExtraError: "int8" without torchao.
+
+    >>> from transformers import BertConfig, BertModel
+    >>> from nopad.model import lowered
+    >>> sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    >>> lowered(BertModel(BertConfig(**sizes)), "bfloat16").dtype
+    torch.bfloat16
+    """
+    check_choice("precision", precision, Precision)
+    _check(model, (torch.float32, torch.float64) if precision == "bfloat16" else (torch.float32,))
+    if precision == "bfloat16":
+        if next(model.parameters()).device.type == "cpu" and not _multiplies_bfloat16():
+            log.warning("this CPU has no instructions for bfloat16 (AMX, AVX-512 BF16): it may be slower than float32")
+        return copy.deepcopy(model).to(torch.bfloat16)
+    if importlib.util.find_spec("torchao") is None:
+        raise MissingExtraError(f"int8 linear layers need torchao: {install('int8')}")
+    from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize_
+
+    made = copy.deepcopy(model)
+    quantize_(made, Int8DynamicActivationInt8WeightConfig())
+    return made
+
+
+def agreement(model: Any, other: Any) -> float:
+    """Return how alike the outputs of two models are: the smallest cosine over four sequences of random tokens.
+
+    Of each sequence, all values of the first output are compared at once: hidden states, or logits. NaN if a model does
+    not run on ``input_ids`` alone.
+
+    >>> from transformers import BertConfig, BertModel
+    >>> from nopad.model.precision import agreement, lowered
+    >>> sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    >>> model = BertModel(BertConfig(**sizes)).eval()
+    >>> 0.99 < agreement(model, lowered(model, "bfloat16")) < 1
+    True
+    """
+    tokens = torch.randint(model.config.vocab_size, (4, 32), generator=torch.Generator().manual_seed(0))
+    found = []
+    for one in (model, other):
+        try:
+            with evaluated(one), torch.inference_mode():
+                made = one(input_ids=tokens.to(one.device))[0]
+        except (TypeError, ValueError):  # a decoder that wants its own ids, an image model
+            return float("nan")
+        found.append(made.double().reshape(4, -1))
+    return float(torch.nn.functional.cosine_similarity(*found).min())
+
+
+def _check(model: Any, wide: tuple[torch.dtype, ...]) -> None:
+    if is_packed(model):
+        raise OptionError("the model is pack-safe already; lower its precision first, and make the result pack-safe")
+    other = {parameter.dtype for parameter in model.parameters()}.difference(wide)
+    if other:
+        raise OptionError(f"the model has parameters in {other.pop()}; load it in float32 to lower its precision")
+
+
+def _multiplies_bfloat16() -> bool:
+    """Return whether oneDNN multiplies bfloat16 matrices on this CPU by instructions made for it."""
+    amx: Any = getattr(torch.cpu, "_is_amx_tile_supported", bool)
+    avx: Any = getattr(torch.cpu, "_is_avx512_bf16_supported", bool)
+    return bool(amx() or avx())

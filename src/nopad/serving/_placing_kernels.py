@@ -1,0 +1,243 @@
+"""Compiled loops of the online packer that place requests: which row of the next batch each gets, and where in it.
+
+As in `nopad._kernels`, arguments are plain arrays, and callers validate them. ``limits`` are those of
+`nopad.serving.Batching.limits`, under the names defined below. The loops get the lengths of `n` candidates. They write
+``row``, the row of the batch that each candidate gets (-1: it goes on waiting), and ``start``, its first slot in this
+row. `top_up` then sees to it that no request is left behind that would still have fitted, and says why the batch takes
+no further one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+POLICY, ROWS, CAPACITY, FLAT, MOST, SEPARATOR, KEEP_ORDER, WINDOW, WAIT, ACCUMULATE, AGE_STEP = range(11)  # limits
+END_TO_END, FIRST_FIT, NEXT_FIT, BEST_FIT, LOOK_AHEAD = range(5)  # policies
+FULL, COUNT = 1, 2  # why a batch takes no further request; 0: it does
+
+LEVELS = 2**30  # urgency of a request whose time to leave has come; all others are below
+_LENGTHS = 2**31
+
+
+@njit(cache=True, nogil=True)
+def place_in_order(
+    lengths: NDArray[Any], limits: NDArray[Any], keep_order: int, row: NDArray[Any], start: NDArray[Any]
+) -> None:
+    """Place candidates in the order given; if `keep_order` is not 0, stop at the first that does not fit."""
+    policy, rows, capacity, separator = limits[POLICY], limits[ROWS], limits[CAPACITY], limits[SEPARATOR]
+    crossing = is_crossing(limits)
+    fill = np.zeros(1 if crossing else rows, dtype=np.int64)
+    room = capacity * rows if crossing else capacity
+    row[:] = -1
+    placed, current = 0, 0
+    for i in range(lengths.size):
+        if placed == limits[MOST]:
+            return
+        length = lengths[i]
+        chosen = -1
+        if policy == NEXT_FIT:
+            for at in range(current, min(current + 2, fill.size)):
+                if after(fill[at], separator) + length <= room:
+                    chosen = current = at
+                    break
+        elif placed == 0 and limits[FLAT] != 0:
+            chosen = 0
+        else:
+            chosen = row_for(fill, length, room, limits)
+        if chosen < 0:
+            if keep_order:
+                return
+            continue
+        begin = after(fill[chosen], separator)
+        fill[chosen] = begin + length
+        row[i], start[i] = (begin // capacity, begin % capacity) if crossing else (chosen, begin)
+        placed += 1
+
+
+@njit(cache=True, nogil=True)
+def is_crossing(limits: NDArray[Any]) -> bool:
+    """Return whether all rows are one stream, which is filled to its end: in flat batches, and with `END_TO_END`."""
+    return bool(limits[POLICY] == END_TO_END or limits[FLAT] != 0)
+
+
+@njit(cache=True, nogil=True)
+def row_for(fill: NDArray[Any], length: int, room: int, limits: NDArray[Any]) -> int:
+    """Return the fullest row that has room for this length, or -1; with `FIRST_FIT`, the first such row."""
+    chosen = -1
+    for at in range(fill.size):
+        if after(fill[at], limits[SEPARATOR]) + length <= room and (chosen < 0 or fill[at] > fill[chosen]):
+            chosen = at
+            if limits[POLICY] == FIRST_FIT:
+                break
+        if fill[at] == 0:
+            break
+    return chosen
+
+
+@njit(cache=True, nogil=True)
+def top_up(
+    lengths: NDArray[Any], limits: NDArray[Any], keep_order: int, row: NDArray[Any], start: NDArray[Any]
+) -> tuple[int, int]:
+    """Place requests that were passed over, in the order given, until no more of them fit.
+
+    `lengths` are those of all waiting requests, in order of arrival. If `keep_order` is not 0, stop at the first that
+    does not fit; `NEXT_FIT` gets none, since it has left its earlier rows. Return (reason, widest). The reason is
+    `COUNT` if the batch has `MOST` requests, `FULL` if some are left, or if not even a request of one token would fit,
+    and 0 otherwise; `widest` is as in `widest_of`.
+    """
+    capacity, crossing = limits[CAPACITY], is_crossing(limits)
+    room = capacity * limits[ROWS] if crossing else capacity
+    fill = np.zeros(1 if crossing else limits[ROWS], dtype=np.int64)
+    placed = 0
+    for i in range(lengths.size):
+        if row[i] >= 0:
+            placed += 1
+            at, begin = (0, row[i] * capacity) if crossing else (row[i], 0)
+            fill[at] = max(fill[at], begin + start[i] + lengths[i])
+    widest = widest_of(fill, room, limits)
+    for i in range(lengths.size):
+        if placed == limits[MOST] or widest < 1 or limits[POLICY] == NEXT_FIT:
+            break
+        if row[i] >= 0:
+            continue
+        if lengths[i] > widest:
+            if keep_order:
+                break
+            continue
+        at = row_for(fill, lengths[i], room, limits)
+        begin = after(fill[at], limits[SEPARATOR])
+        fill[at] = begin + lengths[i]
+        row[i], start[i] = (begin // capacity, begin % capacity) if crossing else (at, begin)
+        placed += 1
+        widest = widest_of(fill, room, limits)
+    if placed == limits[MOST]:
+        return COUNT, widest
+    return FULL if placed < lengths.size or widest < 1 else 0, widest
+
+
+@njit(cache=True, nogil=True)
+def widest_of(fill: NDArray[Any], room: int, limits: NDArray[Any]) -> int:
+    """Return the length of the longest request that still fits into a row; 0 or less if none fits."""
+    widest = 0
+    for used in fill:
+        widest = max(widest, room - after(used, limits[SEPARATOR]))
+    return widest
+
+
+@njit(cache=True, nogil=True)
+def after(fill: int, separator: int) -> int:
+    """Return the slot at which the next request of a row begins: `fill`, plus `separator` unless the row is empty."""
+    return fill + separator if fill > 0 else 0
+
+
+@njit(cache=True, nogil=True)
+def best_fit_decreasing(
+    lengths: NDArray[Any],
+    order: NDArray[Any],
+    limits: NDArray[Any],
+    rows: int,
+    row: NDArray[Any],
+    start: NDArray[Any],
+    fill: NDArray[Any],
+    count: NDArray[Any],
+    opener: NDArray[Any],
+) -> int:
+    """Pack the candidates that `order` lists into as few rows as it can; return the number of rows.
+
+    Each candidate goes into the fullest row that still has room for it. ``fill``, ``count`` and ``opener`` get, for
+    each row, the number of slots used, the number of candidates, and the first candidate. If more than `rows` rows are
+    needed, the result is rows + 1, and candidates are left without a row.
+    """
+    capacity, separator, opened = limits[CAPACITY], limits[SEPARATOR], 0
+    for i in order:
+        length, chosen = lengths[i], -1
+        most = capacity - length - separator
+        for at in range(opened):
+            if fill[at] <= most and count[at] < limits[MOST] and (chosen < 0 or fill[at] > fill[chosen]):
+                chosen = at
+                if fill[at] == most:
+                    break
+        if chosen < 0:
+            if opened == rows:
+                return rows + 1
+            chosen = opened
+            fill[chosen], count[chosen], opener[chosen] = 0, 0, i
+            opened += 1
+        row[i], start[i] = chosen, after(fill[chosen], separator)
+        fill[chosen] = start[i] + length
+        count[chosen] += 1
+    return opened
+
+
+@njit(cache=True, nogil=True)
+def look_ahead(
+    lengths: NDArray[Any], levels: NDArray[Any], limits: NDArray[Any], row: NDArray[Any], start: NDArray[Any]
+) -> None:
+    """Pack all candidates, by urgency and then longest first; choose the rows that leave by urgency, then by fill.
+
+    The first candidate has waited longest. It is placed first, and its row always leaves. If the rows have more than
+    `MOST` requests, the first ones leave, by the same order. `levels` are those of `levels_of`.
+    """
+    n = lengths.size
+    if limits[FLAT] != 0:
+        order = np.argsort(urgency(levels, np.zeros(n, dtype=np.int64)), kind="mergesort")
+        row_of, start_of = row.copy(), start.copy()
+        place_in_order(lengths[order], limits, 0, row_of, start_of)
+        row[order], start[order] = row_of, start_of
+        return
+    fill, count, opener = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
+    order = np.argsort(urgency(levels, _LENGTHS - 1 - lengths), kind="mergesort")
+    opened = best_fit_decreasing(lengths, order, limits, n, row, start, fill, count, opener)
+    first = np.argsort(urgency(levels[opener[:opened]], limits[CAPACITY] - fill[:opened]), kind="mergesort")
+    number = np.full(opened, -1, dtype=np.int64)  # of each row in the batch
+    left = limits[MOST]
+    for chosen, at in enumerate(first[: limits[ROWS]]):
+        number[at] = chosen
+    for i in order:  # in each row, the order of their places, so that no gap is left
+        row[i] = number[row[i]] if left > 0 else -1
+        left -= row[i] >= 0
+
+
+@njit(cache=True, nogil=True)
+def urgency(levels: NDArray[Any], second: NDArray[Any]) -> NDArray[Any]:
+    """Return sort keys for candidates: the highest level first, then the lowest `second`.
+
+    The key of the first candidate, which has waited longest, is the smallest.
+    """
+    made: NDArray[Any] = (LEVELS - levels) * _LENGTHS + second
+    if made.size > 0:
+        made[0] = -1
+    return made
+
+
+@njit(cache=True, nogil=True)
+def look_ahead_in_order(lengths: NDArray[Any], limits: NDArray[Any], row: NDArray[Any], start: NDArray[Any]) -> None:
+    """Place the first n candidates, with n as large as best-fit decreasing can fit into the rows of a batch.
+
+    n is found by bisection, in O(log n) runs of best-fit decreasing, between what fits in order of arrival and the
+    number of candidates whose tokens and separators do not exceed the slots.
+    """
+    rows, slots, separator = limits[ROWS], limits[ROWS] * limits[CAPACITY], limits[SEPARATOR]
+    place_in_order(lengths, limits, 1, row, start)
+    low, high, used = 0, 0, 0
+    while low < lengths.size and row[low] >= 0:
+        low += 1
+    while high < min(lengths.size, limits[MOST]):
+        used += lengths[high] + (separator if high >= rows else 0)  # at best, one of each row has none before it
+        if used > slots:
+            break
+        high += 1
+    fill, count, opener = np.zeros(high, dtype=np.int64), np.zeros(high, dtype=np.int64), np.zeros(high, dtype=np.int64)
+    row_of, start_of = row.copy(), start.copy()
+    while low < high:
+        n = (low + high + 1) // 2
+        order = np.argsort(-lengths[:n], kind="mergesort")
+        if best_fit_decreasing(lengths, order, limits, rows, row_of, start_of, fill, count, opener) <= rows:
+            low = n
+            row[:n], start[:n] = row_of[:n], start_of[:n]
+        else:
+            high = n - 1

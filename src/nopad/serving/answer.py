@@ -1,0 +1,68 @@
+"""`Answer`: the future of a request, which can also be awaited, and which never waits where waiting would not end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Generator
+from concurrent.futures import Future
+from typing import Any
+
+from nopad.errors import RunnerClosedError, ServingError
+
+__all__ = ["Answer", "check_process"]
+
+
+class Answer(Future[Any]):
+    """A `concurrent.futures.Future` of a request's answer; in a coroutine, ``await`` it.
+
+    Callbacks run in the runner's worker, between two batches: they should be short. A callback may submit requests, but
+    not wait for an answer of its own runner, which would come only after the callback. In a process that was forked
+    after the request, no answer comes. In both cases, waiting raises an error.
+    """
+
+    def __init__(self, worker: threading.Thread) -> None:
+        super().__init__()
+        self._worker, self._process = worker, os.getpid()
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Wait for the answer, at most `timeout` seconds.
+
+        Raises:
+            TimeoutError: the answer is not there in time.
+            ServingError: the request was not answered; or this is called in a callback of the same runner.
+            RunnerClosedError: the request was made before this process was forked.
+            CancelledError: the request was cancelled.
+        """
+        self._check()
+        return super().result(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait for the answer; return the error instead of it, or None. Errors of waiting: see `result`."""
+        self._check()
+        return super().exception(timeout)
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        """Wait for the answer in a coroutine. Cancelling the coroutine cancels the request."""
+        return asyncio.wrap_future(self).__await__()
+
+    def _check(self) -> None:
+        if self.done():
+            return
+        check_process(self._process)
+        if threading.current_thread() is self._worker:
+            raise ServingError(
+                "a callback waits for a request of the same runner, which runs only after the callback has ended; give "
+                "that request a callback of its own, or wait in another thread"
+            )
+
+
+def check_process(process: int) -> None:
+    """Check that this is the process with this number.
+
+    Raises:
+        RunnerClosedError: it is another one, forked from it.
+    """
+    if os.getpid() != process:
+        raise RunnerClosedError("this runner was started in another process; start one in each, after the fork")

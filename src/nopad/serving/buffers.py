@@ -1,0 +1,84 @@
+"""Buffers of the caller, into which a runner writes results (``out=``); they are checked before any work is done."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nopad.errors import OptionError
+
+__all__ = ["Output", "check_buffers", "filled"]
+
+
+@dataclass(frozen=True)
+class Output:
+    """The form of one of a model's outputs.
+
+    Attributes:
+        per_token: whether it has a value per token of a sequence, or one for the whole sequence.
+        tail: shape of that value.
+        dtype: its dtype.
+    """
+
+    per_token: bool
+    tail: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def check_buffers(out: Any, outputs: Mapping[str, Output], rows: tuple[int, ...], width: int) -> None:
+    """Check buffers, by the names of outputs, for a request of ``[*rows, width]``.
+
+    Raises:
+        OptionError: `out` is not a dict of tensors or arrays; a name is not an output; a buffer has another shape or
+            dtype, is not contiguous, cannot be written to, or is given twice.
+    """
+    if not outputs:
+        raise OptionError("out needs to know the model's outputs, so give it to a runner with warm_up=True")
+    if not isinstance(out, Mapping):
+        raise OptionError(f"out is of type {type(out).__name__}; expected a dict of buffers by the names of outputs")
+    seen: dict[int, str] = {}
+    for name, buffer in out.items():
+        if name not in outputs:
+            raise OptionError(f"out has {name!r}, and the model's outputs are {', '.join(outputs)}")
+        tensor, form = _tensor(name, buffer), outputs[name]
+        shape = (*rows, *((width,) if form.per_token else ()), *form.tail)
+        if tuple(tensor.shape) != shape or tensor.dtype != form.dtype:
+            raise OptionError(
+                f"out[{name!r}] is {list(tensor.shape)} of {tensor.dtype}; this request gives {list(shape)} of "
+                f"{form.dtype}"
+            )
+        if not tensor.is_contiguous():
+            raise OptionError(f"out[{name!r}] is not contiguous; give a buffer without gaps")
+        if tensor.requires_grad:
+            raise OptionError(f"out[{name!r}] requires gradients, and is overwritten; give a detached buffer")
+        if tensor.numel() and tensor.data_ptr() in seen:
+            raise OptionError(f"out[{name!r}] is the same memory as out[{seen[tensor.data_ptr()]!r}]")
+        seen[tensor.data_ptr()] = name
+
+
+def filled(buffer: Any, value: Tensor) -> Any:
+    """Copy a result into its buffer, and return the buffer."""
+    with torch.inference_mode(isinstance(buffer, Tensor) and buffer.is_inference()):
+        _tensor("", buffer).copy_(value)
+    return buffer
+
+
+def _tensor(name: str, buffer: Any) -> Tensor:
+    """Return a view of a buffer as a tensor."""
+    if isinstance(buffer, Tensor):
+        return buffer
+    if not isinstance(buffer, np.ndarray):
+        raise OptionError(f"out[{name!r}] is of type {type(buffer).__name__}; expected a tensor or a NumPy array")
+    if not buffer.flags.writeable:
+        raise OptionError(f"out[{name!r}] is read-only; give a buffer that can be written to")
+    if not buffer.flags.c_contiguous:
+        raise OptionError(f"out[{name!r}] is not contiguous; give a buffer without gaps")
+    try:
+        return torch.from_numpy(buffer)
+    except (TypeError, ValueError) as error:
+        raise OptionError(f"out[{name!r}] has the dtype {buffer.dtype}, which no tensor has") from error

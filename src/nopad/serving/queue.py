@@ -1,0 +1,357 @@
+"""`RequestQueue`: requests that wait for a runner's worker, the batches that leave, and what becomes of each request.
+
+A request is one or several sequences, each of which waits for itself: windows of a long text, or rows of a padded
+array, may run in different batches. The request is answered when all of them have run, and fails when one fails.
+All methods may be called from any thread. A future is never resolved while the lock is held.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from nopad.errors import DeadlineError, RequestError, RunnerClosedError, ServingError
+from nopad.sequences import Sequences
+from nopad.serving.answer import Answer, check_process
+from nopad.serving.batching import Batching
+from nopad.serving.packer import OnlineBatch, OnlinePacker, PackerStatistics
+from nopad.tasks.core import Prepared
+
+__all__ = ["Part", "RequestQueue", "RunnerStatistics", "Waiting", "WhenFull"]
+
+WhenFull = Literal["block", "raise"]
+
+_RECENT = 0.2  # weight of the last batch in the estimate of the time per token
+_TIMES = 1000  # requests whose time to the answer is remembered
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunnerStatistics:
+    """Totals of a runner since it was made.
+
+    Attributes:
+        packer: totals of its packer: sequences that arrived, wait, left, expired, were cancelled or refused. A request
+            is one sequence, except for long texts (windows) and padded arrays (rows).
+        answered, failed: number of requests that ran and got a result, and that ran and got an error.
+        padded_tokens: number of tokens, padding included, that the same batches would have had if their sequences had
+            been padded to the longest one of each.
+        counts: number of requests that were truncated or left out by the task, by reason.
+        us_per_token: running average of the time per token in recent batches, in microseconds; None: no batch has run.
+        p50_ms, p99_ms: time from `submit` to the answer that half, and 99 %, of the last 1,000 answered requests took
+            at most, in milliseconds; None: none was answered.
+    """
+
+    packer: PackerStatistics
+    answered: int
+    failed: int
+    padded_tokens: int
+    counts: Mapping[str, int]
+    us_per_token: float | None
+    p50_ms: float | None
+    p99_ms: float | None
+
+    @property
+    def padding_saved(self) -> float:
+        """Share of padding that the same batches would have had (`padded_tokens`); 0.0 before the first batch."""
+        return 1 - self.packer.tokens / self.padded_tokens if self.padded_tokens else 0.0
+
+
+@dataclass(eq=False)
+class Waiting:
+    """A request that was submitted, and what is known of it."""
+
+    prepared: Prepared
+    future: Answer
+    asked_ns: int  # when it was submitted
+    numbers: range = range(0)  # of its sequences in the packer
+    results: list[Any] = field(default_factory=list)
+    missing: int = 0  # sequences without a result
+    started: bool = False
+    over: bool = False  # it failed, was cancelled or has expired
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens in all its sequences."""
+        return sum(self.prepared.lengths)
+
+
+class Part(NamedTuple):
+    """A sequence of a request, and the row of the batch in which it begins."""
+
+    row: int
+    request: Waiting
+    at: int
+
+    @property
+    def sequence(self) -> Sequences:
+        """The sequence's columns."""
+        return self.request.prepared.sequences.part(self.at, self.at + 1)
+
+
+class RequestQueue:
+    """The requests of one runner.
+
+    Args:
+        batching: which sequences share a batch, and when it leaves.
+        when_full: what `add` does when the queue is full: "block" or "raise".
+        clock: function that returns the time in nanoseconds.
+        is_worker: whether the calling thread is the worker, which must not wait for itself.
+    """
+
+    def __init__(
+        self, batching: Batching, when_full: WhenFull, clock: Callable[[], int], is_worker: Callable[[], bool]
+    ) -> None:
+        self.clock, self._batching, self._when_full, self._is_worker = clock, batching, when_full, is_worker
+        self._packer = OnlinePacker(batching)
+        lock = threading.RLock()  # futures may be cancelled, and so come back here, while it is held
+        self._changed, self._room = threading.Condition(lock), threading.Condition(lock)
+        self._waiting: dict[int, tuple[Waiting, int]] = {}
+        self._running: list[Part] = []
+        self._closing = False
+        self._died: str | None = None
+        self._answered = self._failed = self._padded = 0
+        self._counts: dict[str, int] = {}
+        self._times: deque[int] = deque(maxlen=_TIMES)
+        self._ns_per_token: float | None = None
+        self._process = os.getpid()
+
+    def add(self, requests: Iterable[Waiting], deadline: int | None, priority: int) -> None:
+        """Add requests, each whole; wait for room if the queue is full.
+
+        Raises:
+            LengthError, OptionError: a sequence is too long for a batch, or the priority is not valid.
+            QueueFullError: the queue is full, and `when_full` is "raise", or the worker itself asks.
+            DeadlineError: the deadline cannot be met.
+            RunnerClosedError: the runner is closed.
+        """
+        with self._changed:
+            for request in requests:
+                lengths, tokens = request.prepared.lengths, request.tokens
+                blocks = self._when_full == "block" and not self._is_worker()
+                while True:
+                    self.check_open()
+                    how = {"deadline_ns": deadline, "lead_ns": self._lead(lengths, deadline), "priority": priority}
+                    if not blocks or self._packer.room(tokens) or tokens > self._batching.max_waiting_tokens:
+                        break
+                    self._changed.notify_all()
+                    self._room.wait(None if deadline is None else max(deadline - self.clock(), 0) / 1e9)
+                request.numbers = self._packer.add_all(lengths, self.clock(), **how)
+                request.results = [None] * len(lengths)
+                request.missing = len(lengths)
+                self._waiting.update((number, (request, at)) for at, number in enumerate(request.numbers))
+            self._changed.notify_all()  # others than the worker wait for this too
+
+    def count(self, counts: Mapping[str, int]) -> None:
+        """Count requests that were cut or left out."""
+        with self._changed:
+            for name, number in counts.items():
+                self._counts[name] = self._counts.get(name, 0) + number
+
+    def _lead(self, lengths: list[int], deadline: int | None) -> int:
+        """Return how long before its deadline a request must leave; refuse a deadline that is too near for that."""
+        if deadline is None:
+            return 0
+        per_token, tokens = self._ns_per_token or 0.0, sum(lengths)
+        before = sum(part.request.prepared.lengths[part.at] for part in self._running)
+        if self._batching.keep_order:
+            before += self._packer.waiting_tokens
+        left = deadline - self.clock()
+        needed = per_token * (before + tokens)
+        if left <= 0 or needed > left:
+            raise DeadlineError(
+                f"{left / 1e6:.1f} ms are left until the deadline, and it takes about {needed / 1e6:.1f} ms"
+            )
+        return min(round(per_token * max(tokens, self._batching.slots)), left)
+
+    def cancel(self, numbers: range) -> None:
+        """Take back what still waits of a request, given the numbers of its sequences."""
+        with self._changed:
+            for number in numbers:
+                if number in self._waiting:
+                    self._waiting[number][0].over = True
+                    self._remove(self._waiting[number][0])
+            self._room.notify_all()
+            self._changed.notify_all()
+
+    def _remove(self, request: Waiting) -> None:
+        for number in request.numbers:
+            if self._waiting.pop(number, None) is not None:
+                self._packer.cancel(number)
+
+    def check_open(self) -> None:
+        """Check that requests are accepted.
+
+        Raises:
+            RunnerClosedError: they are not.
+        """
+        check_process(self._process)
+        if self._died is not None:
+            raise RunnerClosedError(f"the runner's worker died: {self._died}")
+        if self._closing:
+            raise RunnerClosedError("the runner is closed")
+
+    @property
+    def accepts(self) -> bool:
+        """Whether requests are accepted."""
+        return os.getpid() == self._process and not self._closing and self._died is None
+
+    @property
+    def statistics(self) -> RunnerStatistics:
+        """The totals so far, as a copy."""
+        check_process(self._process)
+        with self._changed:
+            times = np.fromiter(self._times, np.int64) / 1e6
+            half, most = np.percentile(times, (50, 99), method="higher").tolist() if times.size else (None, None)
+            return RunnerStatistics(
+                packer=self._packer.statistics,
+                answered=self._answered,
+                failed=self._failed,
+                padded_tokens=self._padded,
+                counts=dict(self._counts),
+                us_per_token=None if self._ns_per_token is None else self._ns_per_token / 1e3,
+                p50_ms=half,
+                p99_ms=most,
+            )
+
+    def drain(self, timeout_s: float | None) -> bool:
+        """Wait until nothing waits or runs; return False if that takes longer."""
+        check_process(self._process)
+        if self._is_worker():
+            raise ServingError("a callback waits until its own runner has nothing to do, which it has when it returns")
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._waiting and not self._running, timeout_s)
+
+    def close(self, drain: bool) -> None:
+        """Accept no more requests; without `drain`, fail those that wait."""
+        with self._changed:
+            self._closing = True
+            dropped = [] if drain else self._drop()
+            self._changed.notify_all()
+            self._room.notify_all()
+        fail(dropped, RunnerClosedError("the runner was closed before the request ran"))
+
+    def die(self, died: str | None) -> None:
+        """End: nothing will run any more; `died` says why, unless the runner was closed."""
+        with self._changed:
+            self._died = died
+            self._closing = True
+            left = [*dict.fromkeys(part.request for part in self._running), *self._drop()]
+            self._running = []
+            self._changed.notify_all()
+            self._room.notify_all()
+        fail(left, RunnerClosedError(f"the runner's worker died: {died}"))
+
+    def _drop(self) -> list[Waiting]:
+        """Take all that waits out of the queue."""
+        dropped = list(dict.fromkeys(request for request, _ in self._waiting.values()))
+        for request in dropped:
+            request.over = True
+            self._remove(request)
+        return dropped
+
+    # What follows is called by the worker.
+
+    def take(self) -> list[Part] | None:
+        """Wait for a batch; return what of it nobody cancelled, sorted by rows. None: there will be no more."""
+        while True:
+            with self._changed:
+                decision = self._packer.poll(self.clock(), draining=self._closing)
+                late = list(dict.fromkeys(self._waiting.pop(number)[0] for number in decision.expired.tolist()))
+                for request in late:
+                    request.over = True
+                    self._remove(request)
+                found = self._taken(decision.batch) if decision.batch is not None else []
+                self._running = found
+                if found or late or decision.batch is not None:
+                    self._room.notify_all()
+                    self._changed.notify_all()
+                elif self._closing and not len(self._packer):
+                    return None
+                else:
+                    wake = decision.wake_ns
+                    self._changed.wait(None if wake is None else max(wake - self.clock(), 0) / 1e9)
+            fail(late, DeadlineError("the deadline passed before the request ran"))
+            if found:
+                return found
+
+    def _taken(self, batch: OnlineBatch) -> list[Part]:
+        found = []
+        for row, number in zip(batch.rows.tolist(), batch.numbers.tolist(), strict=True):
+            request, at = self._waiting.pop(number)
+            if not request.over and not request.started:
+                request.started = request.future.set_running_or_notify_cancel()
+                request.over = not request.started
+            if not request.over:
+                found.append(Part(row, request, at))
+        self._padded += len(batch) * int(batch.lengths.max())
+        return sorted(found, key=lambda part: part.row)
+
+    def ran(
+        self, batch: list[Part], results: list[Any], spent_ns: int, finish: Callable[[Prepared, list[Any]], Any]
+    ) -> None:
+        """Note the results of a batch, an error for each sequence that failed, and resolve the futures."""
+        done: list[Waiting] = []
+        with self._changed:
+            if not any(isinstance(result, RequestError) for result in results):  # else it ran in parts, which is slower
+                per_token = spent_ns / sum(part.request.prepared.lengths[part.at] for part in batch)
+                before = per_token if self._ns_per_token is None else self._ns_per_token
+                self._ns_per_token = before + _RECENT * (per_token - before)
+            for (_, request, at), result in zip(batch, results, strict=True):
+                request.results[at] = result
+                request.missing -= 1
+                if request.over:
+                    continue
+                if isinstance(result, RequestError):
+                    request.over = True
+                    self._remove(request)
+                if request.over or not request.missing:
+                    done.append(request)
+        for request in done:
+            self._resolve(request, finish)
+        with self._changed:
+            self._running = []
+            self._room.notify_all()
+            self._changed.notify_all()
+
+    def _resolve(self, request: Waiting, finish: Callable[[Prepared, list[Any]], Any]) -> None:
+        """Set the answer of a request, or its error."""
+        try:
+            answer = _error_of(request) or finish(request.prepared, request.results)
+        except Exception as error:
+            answer = RequestError(f"no answer can be made for this request: {type(error).__name__}: {error}")
+            answer.__cause__ = error
+        failed = isinstance(answer, RequestError)
+        with self._changed:
+            self._failed += failed
+            self._answered += not failed
+            if not failed:
+                self._times.append(self.clock() - request.asked_ns)
+        if failed:
+            request.future.set_exception(answer)
+        else:
+            request.future.set_result(answer)
+
+
+def fail(left: Iterable[Waiting], error: Exception) -> None:
+    """Set an error for requests that have none and no answer."""
+    for one in left:
+        if not one.future.done() and (one.future.running() or one.future.set_running_or_notify_cancel()):
+            one.future.set_exception(error)
+
+
+def _error_of(request: Waiting) -> RequestError | None:
+    """Return the error of a request: that of its first sequence that failed, with its number if it has several."""
+    for at, result in enumerate(request.results):
+        if isinstance(result, RequestError):
+            if len(request.results) == 1:
+                return result
+            error = RequestError(f"sequence {at} of {len(request.results)}: {result}")
+            error.__cause__ = result.__cause__
+            return error
+    return None
