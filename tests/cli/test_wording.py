@@ -58,6 +58,7 @@ PYTHON = {
     "padding_free",
     "accumulate",
     "return_dict",
+    "warm_up",
     "train_sampling_strategy",
 }
 
