@@ -29,6 +29,7 @@ from nopad.model.fronts import STATES, GiveStates, blank, check_raw, front_of, r
 from nopad.model.heads import Head
 from nopad.model.hooks import Count, Hook, NoPositions, PackAgain, Positions, Swap, UnpackFirst, attach, take_off
 from nopad.model.known import class_of
+from nopad.model.mixers import Around, Cut, Join, mixing_hooks, refuse_compiled
 from nopad.model.positions import positions
 from nopad.model.postconditions import check_attended, check_output, check_ran
 from nopad.model.static import enter_static, leave_static
@@ -149,7 +150,7 @@ class State:
                 if module is not self.model or first:
                     attach(module, hook)
             # A class of transformers may go around its base model (OPT does); any other class must pass positions on.
-            free = (UnpackFirst, PackAgain, NoPositions, *((Count,) if self.head.stock else ()))
+            free = (UnpackFirst, PackAgain, NoPositions, Around, Cut, Join, *((Count,) if self.head.stock else ()))
             counted = (hook for _, hook in hooks if not isinstance(hook, free))
             self.roles = tuple(hook.role for hook in counted)
             self.modules = modules
@@ -181,6 +182,7 @@ class State:
             if type(module).__name__ == "BartLearnedPositionalEmbedding":
                 yield module, NoPositions(cell)
                 yield module, Positions(cell, f"{'encoder' if module in inside else 'decoder'} positions")
+        yield from mixing_hooks(cell, model, family)
         yield from self.head.hooks(cell)
 
     def _entries(self) -> list[tuple[str, nn.Module]]:
@@ -203,6 +205,7 @@ class State:
             numbers: Any = arguments.get("attention_mask")
             if is_static(numbers):
                 refuse_static_front(module, self.family)
+                refuse_compiled(module, self.family)
                 enter_static(self.cell, self.head, arguments, None)
             elif not isinstance(numbers, PackedMask):  # which says by itself that it is not to be compiled
                 refuse_marked(arguments)
@@ -219,6 +222,7 @@ class State:
         if is_static(guard):
             stack.pop()
             refuse_static_front(module, self.family)
+            refuse_compiled(module, self.family)
             enter_static(self.cell, self.head, named, frame)
             return None
         if not isinstance(guard, PackedMask):
@@ -273,6 +277,8 @@ class State:
     def _opened(self, guard: PackedMask, named: Mapping[str, Any], module: nn.Module) -> Call:
         """Return the `Call` for a batch with this guard."""
         compiled = any(one._compiled_call_impl is not None or "_orig_mod" in one._modules for one in self.modules)
+        if compiled:
+            refuse_compiled(module, self.family)
         layouts, target = [layout_of(guard)], named.get("decoder_attention_mask")
         decodes = self.family.encoder_decoder and part_of(module, "decoder") is not None
         if decodes and not isinstance(target, PackedMask):
@@ -327,6 +333,8 @@ class State:
         named.pop("position_ids", None)  # already checked to be the layout's
         given = placed.positions
         call.positions = positions(self.model, self.family, given, named.get("input_ids"), placed.ids, placed.first)
+        if self.family.mixers:
+            call.positions = placed.carried(call.positions)
         if "position_ids" in takes:
             named["position_ids"] = call.positions
         if "use_cache" in parameters(type(self.model).forward):

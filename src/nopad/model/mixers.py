@@ -1,0 +1,273 @@
+"""The mixer route: modules that move information between tokens, run on each sequence by itself.
+
+Between tokens only *mixing* modules move information: convolutions over time, state-space scans, linear attention,
+attention of a model's own. A family names the classes of those that do not use transformers' registered attention.
+Everything else runs on the packed stream as it is.
+
+A hook before such a module cuts its arguments into groups of sequences, ``[n, l, ...]``, and hands it the first group. A
+hook behind it runs the module's own `forward` on the other groups, and lays all results out as the batch's rows again.
+So states begin empty in each sequence, and PyTorch's other hooks see the module run once.
+
+Sequences of a group have one length, or nearly one where the module is causal: what pads the shorter ones on the right
+cannot be seen from their tokens. `grouped` weighs the padding against the cost of one more call.
+
+The layout comes with the arguments of the module, or of the layer around it: the mask and the positions carry it.
+Gradient checkpointing hands a layer the same arguments again, long after the call has ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from nopad.batch.device import Placement, carried_by
+from nopad.errors import UnsupportedModelError
+from nopad.model import attention
+from nopad.model.calls import bound
+from nopad.model.families import Family
+from nopad.model.hooks import Hook
+from nopad.model.known import class_of
+
+__all__ = ["Around", "Cut", "Join", "grouped", "mixing_hooks", "refuse_compiled"]
+
+PENDING = "nopad_pending"
+CACHES = ("past_key_values", "past_key_value", "cache_params", "layer_past", "state")
+CALL = 64  # tokens that a module could have computed in the time that one more call of it takes
+
+
+@dataclass(frozen=True)
+class Groups:
+    """How a batch is cut into groups of sequences.
+
+    Attributes:
+        sizes: for each group, its number of sequences and their length with padding: n and l.
+        index: where each token of the stream lies in the concatenated groups; int64 ``[T]``.
+    """
+
+    sizes: tuple[tuple[int, int], ...]
+    index: Tensor
+
+    def cut(self, stream: Tensor) -> list[Tensor]:
+        """Cut the stream ``[T, ...]`` into groups ``[n, l, ...]``, with 0 in padding."""
+        counts = [n * length for n, length in self.sizes]
+        slots = stream.new_zeros(sum(counts), *stream.shape[1:]).index_copy(0, self.index, stream)
+        parts = slots.split(counts)
+        return [part.unflatten(0, size) for part, size in zip(parts, self.sizes, strict=True)]
+
+    def join(self, parts: Sequence[Tensor]) -> Tensor:
+        """Return the stream ``[T, ...]`` of groups ``[n, l, ...]``; the inverse of `cut`."""
+        return torch.cat([part.flatten(0, 1) for part in parts])[self.index]
+
+
+@dataclass
+class Pending:
+    """What is left to do when a module has run on its first group: the arguments of the other groups."""
+
+    placed: Placement
+    groups: Groups
+    others: list[dict[str, Any]]
+
+
+@dataclass(eq=False)
+class Around(Hook):
+    """Notes the layout that a checkpointed layer is given, for the mixing modules inside."""
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        """Note the layout; none in an ordinary call."""
+        self.cell.refuse_compiling()
+        if not torch.compiler.is_compiling():
+            self.cell.calls.around = _carried((*args, *kwargs.values()))
+
+
+@dataclass(eq=False)
+class Cut(Hook):
+    """Gives a mixing module the first group of sequences in place of the batch's rows.
+
+    Attributes:
+        causal: whether no token of the module sees those that follow it.
+        inside: whether a layer around the module has a hook that notes its layout (`Around`).
+    """
+
+    causal: bool = True
+    inside: bool = False
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Return the module's new arguments, ``(args, kwargs)``; None: leave them as they are."""
+        self.cell.refuse_compiling()
+        if torch.compiler.is_compiling():
+            return None
+        placed = _carried((*args, *kwargs.values())) or (self.cell.calls.around if self.inside else None)
+        call = self.cell.call
+        if call is not None and placed is not call.placed:
+            raise attention.lost(module)
+        if placed is None:
+            return None
+        attention.tell(module)
+        groups = placed.keep(("groups", self.causal), lambda: _groups(placed, self.causal))
+        first, *others = _pieces(module, bound(module, args, kwargs), placed, groups)
+        for value in first.values():
+            if isinstance(value, Tensor) and value.dim() > 1:
+                setattr(value, PENDING, Pending(placed, groups, others))
+                return (), first
+        raise attention.lost(module)
+
+
+@dataclass(eq=False)
+class Join(Hook):
+    """Runs a mixing module on the other groups of sequences, and packs all results again."""
+
+    moment: Literal["before", "after"] = "after"
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
+        """Return the module's new output; None: leave it as it is."""
+        for value in kwargs.values():
+            pending: Pending | None = getattr(value, PENDING, None)
+            if pending is not None:
+                delattr(value, PENDING)
+                outputs = [output, *(module.forward(**one) for one in pending.others)]
+                return _joined(module, outputs, pending)
+        return None
+
+
+def mixing_hooks(cell: Any, model: nn.Module, family: Family) -> Iterator[tuple[nn.Module, Hook]]:
+    """Yield the mixing modules of a model, and the checkpointed layers around them, each with its hook."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    def walk(module: nn.Module, inside: bool) -> Iterator[tuple[nn.Module, Hook]]:
+        if class_of(module).__name__ in family.mixers:
+            yield module, Cut(cell, causal=family.pooled == "last", inside=inside)
+            yield module, Join(cell)
+            return
+        layer = isinstance(module, GradientCheckpointingLayer) and not inside
+        if layer:
+            yield module, Around(cell)
+        for child in module.children():
+            yield from walk(child, inside or layer)
+
+    seen: set[tuple[int, type]] = set()  # layers may share a module
+    for module, hook in walk(model, False):
+        if (id(module), type(hook)) not in seen:
+            seen.add((id(module), type(hook)))
+            yield module, hook
+
+
+def refuse_compiled(model: Any, family: Family) -> None:
+    """Refuse packs for a model with mixing modules of which parts are compiled: groups differ from batch to batch.
+
+    Raises:
+        UnsupportedModelError: the model has mixing modules.
+    """
+    if family.mixers:
+        raise UnsupportedModelError(
+            f"the {' and '.join(family.mixers)} modules of {type(model).__name__} are run sequence by sequence, in groups "
+            "that differ from batch to batch, which compiled code cannot follow; do not compile this model or its layers"
+        )
+
+
+def grouped(lengths: Sequence[int], causal: bool, call: int = CALL) -> list[list[int]]:
+    """Divide sequences into groups that a mixing module runs together; return their numbers, group by group.
+
+    Without `causal`, the sequences of a group have one length. With it they may differ, and the groups are those for
+    which the slots of all groups (number of sequences times the longest) and `call` for each group add up to least.
+    Cost: O(D^2) for D different lengths.
+
+    >>> grouped([7, 300, 7, 280], causal=True)
+    [[1, 3], [0, 2]]
+    >>> grouped([7, 300, 7, 280], causal=False)
+    [[1], [3], [0, 2]]
+    """
+    array = np.asarray(lengths)
+    order = np.argsort(-array, kind="stable")
+    sizes, counts = np.unique(array, return_counts=True)
+    sizes, ends = sizes[::-1].astype(np.int64), np.concatenate([[0], np.cumsum(counts[::-1])])
+    # best[i]: the least cost of the sequences of the i largest lengths; chosen[i]: where its last group begins.
+    best, chosen = np.zeros(sizes.size + 1, np.int64), np.zeros(sizes.size + 1, np.int64)
+    for i in range(1, sizes.size + 1):
+        begin = 0 if causal else i - 1
+        costs = best[begin:i] + sizes[begin:i] * (ends[i] - ends[begin:i]) + call
+        chosen[i] = begin + int(costs.argmin())
+        best[i] = costs.min()
+    found, i = [], sizes.size
+    while i:
+        found.append(order[ends[chosen[i]] : ends[i]].tolist())
+        i = int(chosen[i])
+    return found[::-1]
+
+
+def _groups(placed: Placement, causal: bool) -> Groups:
+    """Return how the batch is cut; its sequences are numbered here as they lie in the stream."""
+    lengths = np.diff(placed.bounds)
+    groups = grouped(lengths.tolist(), causal)
+    sizes = tuple((len(group), int(lengths[group].max())) for group in groups)
+    starts = np.empty(len(lengths), np.int64)
+    begin = 0
+    for group, (n, length) in zip(groups, sizes, strict=True):
+        starts[group] = begin + np.arange(n) * length
+        begin += n * length
+    index = np.arange(placed.bounds[-1]) + np.repeat(starts - np.asarray(placed.bounds[:-1]), lengths)
+    return Groups(sizes, torch.from_numpy(index).to(placed.ids.device))
+
+
+def _carried(values: Sequence[Any]) -> Placement | None:
+    """Return the layout that one of these arguments carries, or None."""
+    found = (carried_by(value) for value in values if isinstance(value, Tensor))
+    return next((one for one in found if isinstance(one, Placement)), None)
+
+
+def _pieces(module: nn.Module, named: Mapping[str, Any], placed: Placement, groups: Groups) -> list[dict[str, Any]]:
+    """Return a mixing module's arguments for each group.
+
+    What has an entry per token is cut. A mask that carries the layout is left out: sequences of a group have no padding
+    that their tokens could see.
+
+    Raises:
+        UnsupportedModelError: the module is given a cache of earlier tokens, or a tensor that is not per token.
+    """
+    for name in CACHES:
+        if named.get(name) is not None:
+            raise UnsupportedModelError(
+                f"{type(module).__name__} was given {name}, which would hand its state from one sequence on to the "
+                "next; call the model with use_cache=False"
+            )
+
+    def cut(name: str, value: Any) -> list[Any]:
+        if isinstance(value, tuple | list):
+            return list(map(type(value), zip(*(cut(name, one) for one in value), strict=True)))
+        if not isinstance(value, Tensor) or value.dim() == 0:
+            return [value] * len(groups.sizes)
+        if value.dim() == 4 and carried_by(value) is placed:
+            return [None] * len(groups.sizes)
+        if tuple(value.shape[:2]) == placed.layout.shape:
+            return groups.cut(placed.stream(value))
+        raise UnsupportedModelError(
+            f"{type(module).__name__} is given {name} of the shape {list(value.shape)}, of which nopad does not know "
+            "what belongs to which token; run its sequences padded"
+        )
+
+    parts = {name: cut(name, value) for name, value in named.items()}
+    return [{name: part[number] for name, part in parts.items()} for number in range(len(groups.sizes))]
+
+
+def _joined(module: nn.Module, outputs: list[Any], pending: Pending) -> Any:
+    """Return a module's output in the batch's rows, of its outputs for all groups.
+
+    Raises:
+        UnsupportedModelError: an output is not per token.
+    """
+    first = outputs[0]
+    if isinstance(first, tuple | list):
+        return type(first)(_joined(module, list(parts), pending) for parts in zip(*outputs, strict=True))
+    if first is None:
+        return None
+    sizes = [tuple(one.shape[:2]) if isinstance(one, Tensor) else None for one in outputs]
+    if sizes != list(pending.groups.sizes):
+        raise UnsupportedModelError(
+            f"{type(module).__name__} gives {sizes[0] or type(first).__name__} where {pending.groups.sizes[0]} tokens "
+            "were given, so nopad cannot tell what belongs to which token; run its sequences padded"
+        )
+    return pending.placed.rows(pending.groups.join(outputs))
