@@ -150,12 +150,6 @@ class Placement:
         setattr(carrier, ATTRIBUTE, self)
         return carrier
 
-    def carried(self, tensor: Tensor) -> Tensor:
-        """Return a view of a tensor to which this placement is attached, for modules that do not get the mask."""
-        view = tensor.view_as(tensor)
-        setattr(view, ATTRIBUTE, self)
-        return view
-
     def _tensor(self, name: str, made: Callable[[Layout], Any]) -> Tensor:
         return cast(Tensor, self.keep(name, lambda: torch.from_numpy(made(self.layout)).to(self.ids.device)))
 

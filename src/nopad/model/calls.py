@@ -97,7 +97,7 @@ class Calls(local):
     def __init__(self) -> None:
         self.stack: list[Call | None] = []
         self.static = Static()
-        self.around: Placement | None = None  # the layout given to the layer that runs now, or ran last
+        self.again: Placement | None = None  # the layout of the checkpointed layer that runs now, perhaps again
 
 
 class Cell:

@@ -11,14 +11,15 @@ So states begin empty in each sequence, and PyTorch's other hooks see the module
 Sequences of a group have one length, or nearly one where the module is causal: what pads the shorter ones on the right
 cannot be seen from their tokens. `grouped` weighs the padding against the cost of one more call.
 
-The layout comes with the arguments of the module, or of the layer around it: the mask and the positions carry it.
-Gradient checkpointing hands a layer the same arguments again, long after the call has ended.
+Gradient checkpointing computes a layer again when the call has ended. So the function by which transformers checkpoints
+a layer is wrapped: it keeps the layout (`Carried`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -28,14 +29,15 @@ from torch import Tensor, nn
 from nopad.batch.device import Placement, carried_by
 from nopad.errors import UnsupportedModelError
 from nopad.model import attention
-from nopad.model.calls import bound
+from nopad.model.calls import Cell, bound
 from nopad.model.families import Family
 from nopad.model.hooks import Hook
 from nopad.model.known import class_of
 
-__all__ = ["Around", "Cut", "Join", "grouped", "mixing_hooks", "refuse_compiled"]
+__all__ = ["Cut", "Join", "carry", "grouped", "mixing_hooks", "refuse_compiled", "release"]
 
 PENDING = "nopad_pending"
+CHECKPOINT = "_gradient_checkpointing_func"
 CACHES = ("past_key_values", "past_key_value", "cache_params", "layer_past", "state")
 CALL = 64  # tokens that a module could have computed in the time that one more call of it takes
 
@@ -74,14 +76,29 @@ class Pending:
 
 
 @dataclass(eq=False)
-class Around(Hook):
-    """Notes the layout that a checkpointed layer is given, for the mixing modules inside."""
+class Carried:
+    """A layer's gradient checkpointing, which computes the layer again in the layout in which it ran.
 
-    def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        """Note the layout; none in an ordinary call."""
-        self.cell.refuse_compiling()
-        if not torch.compiler.is_compiling():
-            self.cell.calls.around = _carried((*args, *kwargs.values()))
+    It stands in for the function that transformers gives to checkpointed layers (`_gradient_checkpointing_func`).
+    """
+
+    cell: Cell
+    checkpoint: Callable[..., Any]
+
+    def __call__(self, layer: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Checkpoint a call of the layer."""
+        call = self.cell.call
+        if call is None:
+            return self.checkpoint(layer, *args, **kwargs)
+        return self.checkpoint(partial(self._again, layer, call.placed), *args, **kwargs)
+
+    def _again(self, layer: Callable[..., Any], placed: Placement, *args: Any, **kwargs: Any) -> Any:
+        calls = self.cell.calls
+        outer, calls.again = calls.again, placed
+        try:
+            return layer(*args, **kwargs)
+        finally:
+            calls.again = outer
 
 
 @dataclass(eq=False)
@@ -90,21 +107,17 @@ class Cut(Hook):
 
     Attributes:
         causal: whether no token of the module sees those that follow it.
-        inside: whether a layer around the module has a hook that notes its layout (`Around`).
     """
 
     causal: bool = True
-    inside: bool = False
 
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
         """Return the module's new arguments, ``(args, kwargs)``; None: leave them as they are."""
         self.cell.refuse_compiling()
         if torch.compiler.is_compiling():
             return None
-        placed = _carried((*args, *kwargs.values())) or (self.cell.calls.around if self.inside else None)
         call = self.cell.call
-        if call is not None and placed is not call.placed:
-            raise attention.lost(module)
+        placed = self.cell.calls.again if call is None else call.placed
         if placed is None:
             return None
         attention.tell(module)
@@ -134,26 +147,38 @@ class Join(Hook):
         return None
 
 
-def mixing_hooks(cell: Any, model: nn.Module, family: Family) -> Iterator[tuple[nn.Module, Hook]]:
-    """Yield the mixing modules of a model, and the checkpointed layers around them, each with its hook."""
-    from transformers.modeling_layers import GradientCheckpointingLayer
-
-    def walk(module: nn.Module, inside: bool) -> Iterator[tuple[nn.Module, Hook]]:
+def mixing_hooks(cell: Cell, modules: Iterable[nn.Module], family: Family) -> Iterator[tuple[nn.Module, Hook]]:
+    """Yield those of a model's modules that are mixing modules, each with its hooks."""
+    for module in modules:
         if class_of(module).__name__ in family.mixers:
-            yield module, Cut(cell, causal=family.pooled == "last", inside=inside)
+            yield module, Cut(cell, causal=family.pooled == "last")
             yield module, Join(cell)
-            return
-        layer = isinstance(module, GradientCheckpointingLayer) and not inside
-        if layer:
-            yield module, Around(cell)
-        for child in module.children():
-            yield from walk(child, inside or layer)
 
-    seen: set[tuple[int, type]] = set()  # layers may share a module
-    for module, hook in walk(model, False):
-        if (id(module), type(hook)) not in seen:
-            seen.add((id(module), type(hook)))
-            yield module, hook
+
+def carry(cell: Cell, modules: Iterable[nn.Module]) -> None:
+    """Let gradient checkpointing keep the layout of packed calls, for the mixing modules inside checkpointed layers.
+
+    Raises:
+        UnsupportedModelError: layers are checkpointed in another way than transformers'.
+    """
+    for module in modules:
+        if type(module).__name__ == "CheckpointWrapper":
+            raise UnsupportedModelError(
+                "layers are wrapped by torch's checkpoint_wrapper, which forgets the layout of a packed batch until it "
+                "computes them again; use model.gradient_checkpointing_enable() instead"
+            )
+        found = module.__dict__.get(CHECKPOINT)
+        if found is not None and not (isinstance(found, Carried) and found.cell is cell):
+            found = found.checkpoint if isinstance(found, Carried) else found
+            setattr(module, CHECKPOINT, Carried(cell, found))
+
+
+def release(modules: Iterable[nn.Module]) -> None:
+    """Undo `carry`."""
+    for module in modules:
+        found = module.__dict__.get(CHECKPOINT)
+        if isinstance(found, Carried):
+            setattr(module, CHECKPOINT, found.checkpoint)
 
 
 def refuse_compiled(model: Any, family: Family) -> None:
@@ -213,12 +238,6 @@ def _groups(placed: Placement, causal: bool) -> Groups:
     return Groups(sizes, torch.from_numpy(index).to(placed.ids.device))
 
 
-def _carried(values: Sequence[Any]) -> Placement | None:
-    """Return the layout that one of these arguments carries, or None."""
-    found = (carried_by(value) for value in values if isinstance(value, Tensor))
-    return next((one for one in found if isinstance(one, Placement)), None)
-
-
 def _pieces(module: nn.Module, named: Mapping[str, Any], placed: Placement, groups: Groups) -> list[dict[str, Any]]:
     """Return a mixing module's arguments for each group.
 
@@ -253,21 +272,23 @@ def _pieces(module: nn.Module, named: Mapping[str, Any], placed: Placement, grou
     return [{name: part[number] for name, part in parts.items()} for number in range(len(groups.sizes))]
 
 
-def _joined(module: nn.Module, outputs: list[Any], pending: Pending) -> Any:
+def _joined(module: nn.Module, outputs: list[Any], pending: Pending, strict: bool = True) -> Any:
     """Return a module's output in the batch's rows, of its outputs for all groups.
+
+    In a tuple only the first output must be per token; others that are not (attention weights) are left out, as None.
 
     Raises:
         UnsupportedModelError: an output is not per token.
     """
-    first = outputs[0]
-    if isinstance(first, tuple | list):
-        return type(first)(_joined(module, list(parts), pending) for parts in zip(*outputs, strict=True))
-    if first is None:
+    if isinstance(outputs[0], tuple | list):
+        first, *others = (list(parts) for parts in zip(*outputs, strict=True))
+        return (_joined(module, first, pending), *(_joined(module, other, pending, False) for other in others))
+    sizes = [tuple(one.shape[:2]) if isinstance(one, Tensor) else () for one in outputs]
+    if sizes == list(pending.groups.sizes):
+        return pending.placed.rows(pending.groups.join(outputs))
+    if not strict:
         return None
-    sizes = [tuple(one.shape[:2]) if isinstance(one, Tensor) else None for one in outputs]
-    if sizes != list(pending.groups.sizes):
-        raise UnsupportedModelError(
-            f"{type(module).__name__} gives {sizes[0] or type(first).__name__} where {pending.groups.sizes[0]} tokens "
-            "were given, so nopad cannot tell what belongs to which token; run its sequences padded"
-        )
-    return pending.placed.rows(pending.groups.join(outputs))
+    raise UnsupportedModelError(
+        f"{type(module).__name__} gives {list(sizes[0])} where {list(pending.groups.sizes[0])} tokens were given, so nopad "
+        "cannot tell what belongs to which token; run its sequences padded"
+    )

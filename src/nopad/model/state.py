@@ -29,7 +29,7 @@ from nopad.model.fronts import STATES, GiveStates, blank, check_raw, front_of, r
 from nopad.model.heads import Head
 from nopad.model.hooks import Count, Hook, NoPositions, PackAgain, Positions, Swap, UnpackFirst, attach, take_off
 from nopad.model.known import class_of
-from nopad.model.mixers import Around, Cut, Join, mixing_hooks, refuse_compiled
+from nopad.model.mixers import Cut, Join, carry, mixing_hooks, refuse_compiled, release
 from nopad.model.positions import positions
 from nopad.model.postconditions import check_attended, check_output, check_ran
 from nopad.model.static import enter_static, leave_static
@@ -126,6 +126,7 @@ class State:
         """Remove all hooks and restore the attention implementation."""
         for module in {*_walk(self.model), *self.modules}:
             take_off(module, self.cell)
+        release(_walk(self.model))
         if self.before:
             self.model.set_attn_implementation(self.before)
 
@@ -150,7 +151,7 @@ class State:
                 if module is not self.model or first:
                     attach(module, hook)
             # A class of transformers may go around its base model (OPT does); any other class must pass positions on.
-            free = (UnpackFirst, PackAgain, NoPositions, Around, Cut, Join, *((Count,) if self.head.stock else ()))
+            free = (UnpackFirst, PackAgain, NoPositions, Cut, Join, *((Count,) if self.head.stock else ()))
             counted = (hook for _, hook in hooks if not isinstance(hook, free))
             self.roles = tuple(hook.role for hook in counted)
             self.modules = modules
@@ -182,7 +183,7 @@ class State:
             if type(module).__name__ == "BartLearnedPositionalEmbedding":
                 yield module, NoPositions(cell)
                 yield module, Positions(cell, f"{'encoder' if module in inside else 'decoder'} positions")
-        yield from mixing_hooks(cell, model, family)
+        yield from mixing_hooks(cell, _walk(model), family)
         yield from self.head.hooks(cell)
 
     def _entries(self) -> list[tuple[str, nn.Module]]:
@@ -236,6 +237,8 @@ class State:
                 "was made pack-safe; make it so anew: nopad.packed(nopad.unpacked(model))"
             )
         self.renew()
+        if self.family.mixers:
+            carry(self.cell, self.modules)
         check_raw(module, self.head.base, self.family, named)
         call = self._opened(guard, named, module)
         check_call(module, self.family, self.most, self.takes, self.head.stock, named, call.placed.layout)
@@ -333,8 +336,6 @@ class State:
         named.pop("position_ids", None)  # already checked to be the layout's
         given = placed.positions
         call.positions = positions(self.model, self.family, given, named.get("input_ids"), placed.ids, placed.first)
-        if self.family.mixers:
-            call.positions = placed.carried(call.positions)
         if "position_ids" in takes:
             named["position_ids"] = call.positions
         if "use_cache" in parameters(type(self.model).forward):
