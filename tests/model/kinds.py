@@ -67,12 +67,14 @@ SIZES = {
     **dict.fromkeys(("mtp_num_layers", "num_nextn_predict_layers", "num_mtp_layers", "num_kv_shared_layers"), 0),
 }
 WHOLE = {"num_key_value_heads": 4}  # no groups of queries
-THREE, FOUR = {"num_hidden_layers": 3}, {"num_hidden_layers": 4}
+THREE = {"num_hidden_layers": 3}
+CONVOLVED = {"layer_types": ["conv", "full_attention", "conv"], **THREE}
+SHARED = {"layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"], "num_hidden_layers": 4}
 LINEAR = {"layer_types": ["linear_attention", "full_attention", "linear_attention"], **THREE}
 CHANGES: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("axk1", "deepseek_v2", "deepseek_v3", "esmc", "glm4_moe_lite", "minicpm3", "mistral4"), WHOLE),
-    **dict.fromkeys(("bailing_hybrid", "kimi_linear"), {**WHOLE, **LINEAR, "n_group": 1, "topk_group": 1}),
-    **dict.fromkeys(("lfm2", "lfm2_moe"), {"layer_types": ["conv", "full_attention", "conv"], **THREE}),
+    **dict.fromkeys(("bailing_hybrid", "kimi_linear"), WHOLE | LINEAR),
+    **dict.fromkeys(("lfm2", "lfm2_moe"), CONVOLVED),
     "lfm3": {"layer_types": ["conv", "sliding_attention", "full_attention"], **THREE},
     **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid", "minimax"), LINEAR),
     "falcon_h1": {"mamba_d_ssm": 64, "mamba_rms_norm": True},
@@ -82,7 +84,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "mamba2": {"num_heads": 8, "head_dim": 8},
     "nemotron_h": {"layers_block_type": ["mamba", "attention", "moe", "mamba"]},
     "recurrent_gemma": THREE,
-    **dict.fromkeys(("zamba", "zamba2"), {"layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"], **FOUR}),
+    **dict.fromkeys(("zamba", "zamba2"), SHARED),
     "youtu": WHOLE,
     "phimoe": {"sliding_window": None},
     "xmod": {"languages": ["en_XX"], "default_language": "en_XX"},

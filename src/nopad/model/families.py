@@ -48,8 +48,8 @@ class Family:
         bias: for "encoder mask": the encoder's method that computes the relative positions or position bias, and the
             name of the attention's argument for it.
         encoder_decoder: whether the model has an encoder, a decoder and cross attention.
-        attends: how often each layer mixes tokens in one call (differential attention: twice; Falcon-H1: an attention and
-            a state-space module).
+        attends: how often each layer mixes tokens in one call (differential attention: twice; Falcon-H1: an attention
+            and a state-space module).
         mixers: class names of the modules that move information between tokens and do not use the registered attention
             (convolutions, state-space scans, linear attention): each is run on every sequence by itself
             (`nopad.model.mixers`).
@@ -177,10 +177,9 @@ FAMILIES: dict[str, Family] = {
 }
 
 
-
 def _hybrids_too(config: Any) -> int:
     """Return how often a model of state-space layers mixes, some of which (hybrid) have attention before them."""
-    return len(config.layers_block_type) + config.layers_block_type.count("hybrid")
+    return len(config.layers_block_type) + int(config.layers_block_type.count("hybrid"))
 
 
 def _but_experts(config: Any) -> int:

@@ -4,9 +4,9 @@ Between tokens only *mixing* modules move information: convolutions over time, s
 attention of a model's own. A family names the classes of those that do not use transformers' registered attention.
 Everything else runs on the packed stream as it is.
 
-A hook before such a module cuts its arguments into groups of sequences, ``[n, l, ...]``, and hands it the first group. A
-hook behind it runs the module's own `forward` on the other groups, and lays all results out as the batch's rows again.
-So states begin empty in each sequence, and PyTorch's other hooks see the module run once.
+A hook before such a module cuts its arguments into groups of sequences, ``[n, l, ...]``, and hands it the first
+group. A hook behind it runs the module's own `forward` on the other groups, and lays all results out as the batch's
+rows again. So states begin empty in each sequence, and PyTorch's other hooks see the module run once.
 
 Sequences of a group have one length, or nearly one where the module is causal: what pads the shorter ones on the right
 cannot be seen from their tokens. `grouped` weighs the padding against the cost of one more call.
@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from nopad.batch.device import Placement, carried_by
+from nopad.batch.device import ATTRIBUTE, Placement, carried_by
 from nopad.errors import UnsupportedModelError
 from nopad.model import attention
 from nopad.model.calls import Cell, bound
@@ -58,8 +58,8 @@ class Groups:
         """Cut the stream ``[T, ...]`` into groups ``[n, l, ...]``, with 0 in padding."""
         counts = [n * length for n, length in self.sizes]
         slots = stream.new_zeros(sum(counts), *stream.shape[1:]).index_copy(0, self.index, stream)
-        parts = slots.split(counts)
-        return [part.unflatten(0, size) for part, size in zip(parts, self.sizes, strict=True)]
+        parts = torch.split(slots, counts)
+        return [part.reshape(*size, *part.shape[1:]) for part, size in zip(parts, self.sizes, strict=True)]
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
         """Return the stream ``[T, ...]`` of groups ``[n, l, ...]``; the inverse of `cut`."""
@@ -88,12 +88,16 @@ class Carried:
     def __call__(self, layer: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Checkpoint a call of the layer."""
         call = self.cell.call
-        if call is None:
+        placed = self.cell.calls.again if call is None else call.placed  # checkpointed layers may be nested
+        if placed is None:
             return self.checkpoint(layer, *args, **kwargs)
-        return self.checkpoint(partial(self._again, layer, call.placed), *args, **kwargs)
+        masks = [number for number, one in enumerate(args) if isinstance(one, Tensor) and carried_by(one) is not None]
+        return self.checkpoint(partial(self._again, layer, placed, masks), *args, **kwargs)
 
-    def _again(self, layer: Callable[..., Any], placed: Placement, *args: Any, **kwargs: Any) -> Any:
+    def _again(self, layer: Any, placed: Placement, masks: Sequence[int], *args: Any, **kwargs: Any) -> Any:
         calls = self.cell.calls
+        for number in masks:
+            setattr(args[number], ATTRIBUTE, placed)  # checkpoints detach what they are given by position
         outer, calls.again = calls.again, placed
         try:
             return layer(*args, **kwargs)
@@ -165,7 +169,7 @@ def carry(cell: Cell, modules: Iterable[nn.Module]) -> None:
         if type(module).__name__ == "CheckpointWrapper":
             raise UnsupportedModelError(
                 "layers are wrapped by torch's checkpoint_wrapper, which forgets the layout of a packed batch until it "
-                "computes them again; use model.gradient_checkpointing_enable() instead"
+                "computes them again; use transformers' own, model.activation_checkpointing_enable()"
             )
         found = module.__dict__.get(CHECKPOINT)
         if found is not None and not (isinstance(found, Carried) and found.cell is cell):
@@ -189,8 +193,9 @@ def refuse_compiled(model: Any, family: Family) -> None:
     """
     if family.mixers:
         raise UnsupportedModelError(
-            f"the {' and '.join(family.mixers)} modules of {type(model).__name__} are run sequence by sequence, in groups "
-            "that differ from batch to batch, which compiled code cannot follow; do not compile this model or its layers"
+            f"the {' and '.join(family.mixers)} modules of {type(model).__name__} are run sequence by sequence, in "
+            "groups that differ from batch to batch, which compiled code cannot follow; do not compile this model or "
+            "its layers"
         )
 
 
@@ -227,7 +232,7 @@ def grouped(lengths: Sequence[int], causal: bool, call: int = CALL) -> list[list
 def _groups(placed: Placement, causal: bool) -> Groups:
     """Return how the batch is cut; its sequences are numbered here as they lie in the stream."""
     lengths = np.diff(placed.bounds)
-    groups = grouped(lengths.tolist(), causal)
+    groups = grouped(lengths.tolist(), causal, CALL)
     sizes = tuple((len(group), int(lengths[group].max())) for group in groups)
     starts = np.empty(len(lengths), np.int64)
     begin = 0
@@ -289,6 +294,6 @@ def _joined(module: nn.Module, outputs: list[Any], pending: Pending, strict: boo
     if not strict:
         return None
     raise UnsupportedModelError(
-        f"{type(module).__name__} gives {list(sizes[0])} where {list(pending.groups.sizes[0])} tokens were given, so nopad "
-        "cannot tell what belongs to which token; run its sequences padded"
+        f"{type(module).__name__} gives {list(sizes[0])} where {list(pending.groups.sizes[0])} tokens were given, so "
+        "nopad cannot tell what belongs to which token; run its sequences padded"
     )

@@ -78,15 +78,15 @@ def check_attended(model: Any, family: Family, call: Call, modules: Sequence[nn.
     dropped = model.training and any(getattr(config, name, 0) for name in DROPPED)  # LayerDrop skips layers at random
     if times > wanted or (times < wanted and not dropped):
         raise UnsupportedModelError(
-            f"layers of {type(model).__name__} asked nopad {times} times to keep sequences apart, and its configuration "
-            f"says {wanted}: what goes around it lets sequences see each other. If layers were taken out, say so in "
-            "config.num_hidden_layers; else report this model, please"
+            f"layers of {type(model).__name__} asked nopad {times} times to keep sequences apart, and its "
+            f"configuration says {wanted}: what goes around it lets sequences see each other. If layers were taken out, "
+            "say so in config.num_hidden_layers; else report this model, please"
         )
     silent = [m for m in modules if type(m) in call.kinds and id(m) not in call.attended]
     if silent and call.encodes and not dropped:
         raise UnsupportedModelError(
-            f"{len(silent)} of the {type(silent[0]).__name__} modules of {type(model).__name__} never asked nopad to keep "
-            "sequences apart, while others did more than once; report this model, please"
+            f"{len(silent)} of the {type(silent[0]).__name__} modules of {type(model).__name__} never asked nopad to "
+            "keep sequences apart, while others did more than once; report this model, please"
         )
 
 

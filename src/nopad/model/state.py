@@ -221,9 +221,9 @@ class State:
         if self.family.route == "interface":
             refuse_attentions(module, named)
         if is_static(guard):
-            stack.pop()
             refuse_static_front(module, self.family)
             refuse_compiled(module, self.family)
+            stack.pop()
             enter_static(self.cell, self.head, named, frame)
             return None
         if not isinstance(guard, PackedMask):
