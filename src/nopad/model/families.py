@@ -14,7 +14,7 @@ from nopad.errors import UnsupportedModelError
 
 __all__ = ["FAMILIES", "FRONTS", "REFUSED", "Family", "family_of"]
 
-Route = Literal["interface", "encoder mask"]
+Route = Literal["interface", "encoder mask", "mixers"]
 Pooled = Literal["first", "last", "config", "eos"]
 
 
@@ -28,7 +28,7 @@ class Family:
 
     Attributes:
         route: "interface": its layers call transformers' registered attention; "encoder mask": they do not, and nopad
-            replaces the encoder's mask.
+            replaces the encoder's mask; "mixers": none of its tokens meet but in its own mixing modules (`mixers`).
         attention: for "encoder mask": class names of the attention modules around which states are unpacked and packed
             again.
         after_padding: positions are counted as in RoBERTa: from `padding_idx + 1` on, without pad ids
@@ -55,6 +55,8 @@ class Family:
             (`nopad.model.mixers`).
         mixes: function that returns how often tokens are mixed in one call, by registered attention and by mixing
             modules; None: `attends` times in each layer.
+        places: names of a mixing module's arguments that count places along a row, each with the dimension of which a
+            sequence gets the first entries; None: the module takes what it needs itself.
         narrow: whether rows are limited to the width of the table of positions.
         front: name of the base model's part that turns raw data (images) into states, and the name of its argument for
             the raw data; a packed call begins with these states (`nopad.model.fronts`). None: tokens are ids.
@@ -76,10 +78,16 @@ class Family:
     attends: int = 1
     mixers: tuple[str, ...] = ()
     mixes: Callable[[Any], int] | None = None
+    places: tuple[tuple[str, int | None], ...] = ()
     narrow: bool = False
     front: tuple[str, str] | None = None
     refuse: Callable[[Any], str | None] = _never
     notes: str = ""
+
+    @property
+    def causal(self) -> bool:
+        """Whether no token sees those that follow it."""
+        return self.pooled == "last"
 
 
 def _deberta_refuses(config: Any) -> str | None:
@@ -95,6 +103,23 @@ def _decoder_refuses(config: Any) -> str | None:
     if getattr(config, "is_causal", True) is False:
         return "with is_causal = False in its configuration its tokens see what follows them in padded batches only"
     return None
+
+
+def _encoder_refuses(config: Any) -> str | None:
+    if getattr(config, "is_decoder", False) or getattr(config, "add_cross_attention", False):
+        return "nothing is proven of it as a decoder"
+    return None
+
+
+def _one_more(config: Any) -> int:
+    """Return how often a model mixes whose embeddings mix, too."""
+    return int(config.num_hidden_layers) + 1
+
+
+def _falcon_refuses(config: Any) -> str | None:
+    if config.alibi:
+        return "it makes its ALiBi of a mask of rows"
+    return _decoder_refuses(config)
 
 
 def _phimoe_refuses(config: Any) -> str | None:
@@ -211,7 +236,28 @@ HYBRIDS: dict[str, Family] = {
     "zamba": replace(_DECODER, mixers=("ZambaMambaMixer",), mixes=_hybrids_too),
     "zamba2": replace(_DECODER, mixers=("Zamba2MambaMixer",), mixes=_hybrids_too),
 }
-FAMILIES |= HYBRIDS
+# Models with attention of their own, off transformers' registry, or with other mixing modules.
+_OWN = Family(route="mixers", refuse=_encoder_refuses)
+OWN: dict[str, Family] = {
+    "codegen": replace(_DECODER, route="mixers", mixers=("CodeGenAttention",)),
+    "convbert": replace(_OWN, mixers=("ConvBertSelfAttention",), head=("classifier", 3)),
+    "fnet": replace(_OWN, mixers=("FNetFourierTransform",), pooler=("pooler", 3), narrow=True),
+    "mobilebert": Family(mixers=("MobileBertEmbeddings",), mixes=_one_more, pooler=("pooler", 3)),
+    "falcon": replace(_DECODER, route="mixers", mixers=("FalconAttention",), refuse=_falcon_refuses),
+    "gpt_neo": replace(_DECODER, route="mixers", mixers=("GPTNeoSelfAttention",)),
+    "gptj": replace(_DECODER, route="mixers", mixers=("GPTJAttention",)),
+    "megatron-bert": replace(_OWN, mixers=("MegatronBertSelfAttention",), pooler=("pooler", 3)),
+    "mpt": replace(_DECODER, route="mixers", mixers=("MptAttention",), places=(("position_bias", None),)),
+    "rembert": replace(_OWN, mixers=("RemBertSelfAttention",), pooler=("pooler", 3)),
+    "roformer": replace(
+        _OWN,
+        mixers=("RoFormerSelfAttention",),
+        head=("classifier", 3),
+        places=(("sinusoidal_pos", 2),),
+        narrow=True,
+    ),
+}
+FAMILIES |= HYBRIDS | OWN
 
 # Kinds whose tokens are made of images by a front end of their own.
 _PATCHES = Family(front=("embeddings", "pixel_values"), head=("classifier", 2), pooler=("pooler", 3))
@@ -229,10 +275,9 @@ _BY_REASON = {
         qwen4_exp_text rwkv xlstm
     """,
     _AROUND: """
-        bloom codegen cpmant falcon flaubert git gpt_neo gpt_neox_japanese gptj ibert lilt luke megatron-bert mpt
-        openai-gpt rembert roformer tapas xglm xlm
+        bloom cpmant flaubert git gpt_neox_japanese ibert lilt luke openai-gpt tapas xglm xlm
     """,
-    _CONVOLUTION: "convbert inkling_text inkling2_text",
+    _CONVOLUTION: "inkling_text inkling2_text",
     _AXES: """
         ernie4_5_vl_moe glm4v_text glm4v_moe_text glm_image_text glm_ocr_text qwen2_5_vl qwen2_5_vl_text qwen2_vl
         qwen2_vl_text qwen3_vl qwen3_vl_text qwen3_vl_moe qwen3_vl_moe_text
@@ -242,9 +287,7 @@ _BY_REASON = {
     "its block-sparse attention and global tokens span the whole row": "big_bird bigbird_pegasus",
     "its windows and global tokens span the whole row": "led longformer longt5",
     "it pools neighbouring tokens, across the borders of sequences": "canine funnel",
-    "its embeddings take in the tokens on both sides, across the borders of sequences": "mobilebert",
     "it hashes or samples the whole row to choose what attends to what": "mra nystromformer reformer yoso",
-    "it mixes all tokens of a row by Fourier transforms": "fnet",
     "its layers mask keys by what they hold, over the whole row": "doge",
     "its layers attend within fixed chunks of the row": "llama4_text",
     "its relative attention and permutation masks run over the whole row": "xlnet",

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from nopad.batch.device import ATTRIBUTE, Placement, carried_by
-from nopad.errors import UnsupportedModelError
+from nopad.errors import BatchError, UnsupportedModelError
 from nopad.model import attention
 from nopad.model.calls import Cell, bound
 from nopad.model.families import Family
@@ -36,6 +36,7 @@ from nopad.model.known import class_of
 
 __all__ = ["Cut", "Join", "carry", "grouped", "mixing_hooks", "refuse_compiled", "release"]
 
+MASK = "attention_mask"
 PENDING = "nopad_pending"
 CHECKPOINT = "_gradient_checkpointing_func"
 CACHES = ("past_key_values", "past_key_value", "cache_params", "layer_past", "state")
@@ -107,13 +108,9 @@ class Carried:
 
 @dataclass(eq=False)
 class Cut(Hook):
-    """Gives a mixing module the first group of sequences in place of the batch's rows.
+    """Gives a mixing module the first group of sequences in place of the batch's rows."""
 
-    Attributes:
-        causal: whether no token of the module sees those that follow it.
-    """
-
-    causal: bool = True
+    family: Family | None = None
 
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
         """Return the module's new arguments, ``(args, kwargs)``; None: leave them as they are."""
@@ -125,8 +122,9 @@ class Cut(Hook):
         if placed is None:
             return None
         attention.tell(module)
-        groups = placed.keep(("groups", self.causal), lambda: _groups(placed, self.causal))
-        first, *others = _pieces(module, bound(module, args, kwargs), placed, groups)
+        family = self.family or Family()
+        groups = placed.keep(("groups", family.causal), lambda: _groups(placed, family.causal))
+        first, *others = _pieces(module, bound(module, args, kwargs), placed, groups, family)
         for value in first.values():
             if isinstance(value, Tensor) and value.dim() > 1:
                 setattr(value, PENDING, Pending(placed, groups, others))
@@ -155,7 +153,7 @@ def mixing_hooks(cell: Cell, modules: Iterable[nn.Module], family: Family) -> It
     """Yield those of a model's modules that are mixing modules, each with its hooks."""
     for module in modules:
         if class_of(module).__name__ in family.mixers:
-            yield module, Cut(cell, causal=family.pooled == "last")
+            yield module, Cut(cell, family=family)
             yield module, Join(cell)
 
 
@@ -243,15 +241,20 @@ def _groups(placed: Placement, causal: bool) -> Groups:
     return Groups(sizes, torch.from_numpy(index).to(placed.ids.device))
 
 
-def _pieces(module: nn.Module, named: Mapping[str, Any], placed: Placement, groups: Groups) -> list[dict[str, Any]]:
+def _pieces(
+    module: nn.Module, named: Mapping[str, Any], placed: Placement, groups: Groups, family: Family
+) -> list[dict[str, Any]]:
     """Return a mixing module's arguments for each group.
 
-    What has an entry per token is cut. A mask that carries the layout is left out: sequences of a group have no padding
-    that their tokens could see.
+    What has an entry per token is cut. The mask is left out, or replaced by a causal one: sequences of a group have no
+    padding that their tokens could see. Of what counts places along the row (`Family.places`), a group gets the first.
 
     Raises:
         UnsupportedModelError: the module is given a cache of earlier tokens, or a tensor that is not per token.
+        BatchError: a sequence goes on in another row, and is longer than what counts places along a row.
     """
+    places = dict(family.places)
+    dtype = next((one.dtype for one in named.values() if isinstance(one, Tensor) and one.is_floating_point()), None)
     for name in CACHES:
         if named.get(name) is not None:
             raise UnsupportedModelError(
@@ -264,8 +267,11 @@ def _pieces(module: nn.Module, named: Mapping[str, Any], placed: Placement, grou
             return list(map(type(value), zip(*(cut(name, one) for one in value), strict=True)))
         if not isinstance(value, Tensor) or value.dim() == 0:
             return [value] * len(groups.sizes)
-        if value.dim() == 4 and carried_by(value) is placed:
-            return [None] * len(groups.sizes)
+        if name == MASK and value.dim() == 4:
+            masked = family.route == "mixers" and family.causal
+            return [_causal(length, value, dtype) if masked else None for _, length in groups.sizes]
+        if name in places:
+            return [_first(value, places[name], length) for _, length in groups.sizes]
         if tuple(value.shape[:2]) == placed.layout.shape:
             return groups.cut(placed.stream(value))
         raise UnsupportedModelError(
@@ -275,6 +281,27 @@ def _pieces(module: nn.Module, named: Mapping[str, Any], placed: Placement, grou
 
     parts = {name: cut(name, value) for name, value in named.items()}
     return [{name: part[number] for name, part in parts.items()} for number in range(len(groups.sizes))]
+
+
+def _causal(length: int, given: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """Return a causal mask ``[1, 1, l, l]`` in place of the one given: bool, True where hidden, or additive."""
+    hidden = torch.ones(length, length, dtype=torch.bool, device=given.device).triu(1)[None, None]
+    if given.dtype == torch.bool:
+        return hidden
+    dtype = dtype or torch.get_default_dtype()
+    return torch.zeros_like(hidden, dtype=dtype).masked_fill(hidden, torch.finfo(dtype).min)
+
+
+def _first(value: Tensor, dim: int | None, length: int) -> Tensor:
+    """Return the first `length` entries of a tensor along `dim`; None: the tensor as it is."""
+    if dim is None:
+        return value
+    if value.shape[dim] < length:
+        raise BatchError(
+            f"a sequence of {length} tokens crosses rows of {value.shape[dim]}, and this model counts positions only "
+            "as far as a row is wide; give wider rows"
+        )
+    return value.narrow(dim, 0, length)
 
 
 def _joined(module: nn.Module, outputs: list[Any], pending: Pending, strict: bool = True) -> Any:

@@ -79,8 +79,8 @@ def check_attended(model: Any, family: Family, call: Call, modules: Sequence[nn.
     if times > wanted or (times < wanted and not dropped):
         raise UnsupportedModelError(
             f"layers of {type(model).__name__} asked nopad {times} times to keep sequences apart, and its "
-            f"configuration says {wanted}: what goes around it lets sequences see each other. If layers were taken out, "
-            "say so in config.num_hidden_layers; else report this model, please"
+            f"configuration says {wanted}: what goes around it lets sequences see each other. If layers were taken "
+            "out, say so in config.num_hidden_layers; else report this model, please"
         )
     silent = [m for m in modules if type(m) in call.kinds and id(m) not in call.attended]
     if silent and call.encodes and not dropped:

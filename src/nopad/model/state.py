@@ -314,7 +314,7 @@ class State:
             return self.backend
         device, layout = device_of(module), layout_of(guard)
         dtype = autocast_dtype(device) or next(module.parameters()).dtype
-        own = self.family.route == "encoder mask"
+        own = self.family.route != "interface"
         if compiled and own:
             chosen = "mask"
         elif device.type == "cpu":
@@ -330,7 +330,10 @@ class State:
         """Replace the batch's items in `named` by the arguments that the model takes."""
         takes = self.takes
         placed = call.placed
-        named["attention_mask"] = (placed.ids != 0).to(torch.long)
+        if "attention_mask" in takes:
+            named["attention_mask"] = (placed.ids != 0).to(torch.long)
+        else:
+            named.pop("attention_mask")  # FNet has no use for one
         if call.target is not None:
             named["decoder_attention_mask"] = (call.target.ids != 0).to(torch.long)
         named.pop("position_ids", None)  # already checked to be the layout's
