@@ -1,8 +1,8 @@
 """Hybrids on packs beside padding: steps (forward and backward) of small models shaped like LFM2 and Falcon-H1.
 
-The same sequences, with the lengths of chats cut at the capacity, padded to it and packed flat, in turns in one process, on
-one thread, in seconds of CPU. The target: 0.9 of the padding removed (slots padded over tokens). Beside it what `nopad.model.mixers` itself is to gain
-from: a call for each length, and one for all sequences.
+The same sequences, padded to the capacity and packed flat, in turns in one process, on one thread, in seconds of CPU.
+The target: 0.9 of the padding removed (slots padded over tokens). Beside it what the groups of `nopad.model.mixers` gain:
+a call for each length, and one call for all sequences.
 
     python benchmarks/hybrids.py [lfm2] [falcon_h1] [--capacity 512] [--sequences 24] [--turns 5]
 """
