@@ -49,6 +49,16 @@ SIZES = {
     "qk_rope_head_dim": 4,
     "qk_nope_head_dim": 6,
     "v_head_dim": 6,
+    # State-space layers and linear attention, in chunks that are shorter than some sequences.
+    **dict.fromkeys(("mamba_n_heads", "num_heads", "n_mamba_heads", "mamba_num_heads", "linear_num_heads"), 4),
+    **dict.fromkeys(("mamba_d_state", "state_size", "ssm_state_size"), 6),
+    **dict.fromkeys(("mamba_chunk_size", "chunk_size", "block_size"), 4),
+    **dict.fromkeys(("linear_num_value_heads", "mamba_head_dim"), 4),
+    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim", "linear_head_dim", "mamba_d_ssm"), 8),
+    **dict.fromkeys(("linear_num_key_heads", "mamba_n_groups", "n_groups", "attn_layer_period"), 2),
+    **dict.fromkeys(("attn_layer_offset", "num_dense_layers"), 1),
+    "moe_shared_expert_intermediate_size": 16,
+    "attention_window_size": 5,
     # No chance.
     **dict.fromkeys(("attention_dropout", "hidden_dropout", "dropout", "embedding_dropout", "mlp_dropout"), 0.0),
     **dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout"), 0.0),
@@ -57,8 +67,28 @@ SIZES = {
     **dict.fromkeys(("mtp_num_layers", "num_nextn_predict_layers", "num_mtp_layers", "num_kv_shared_layers"), 0),
 }
 WHOLE = {"num_key_value_heads": 4}  # no groups of queries
+THREE = {"num_hidden_layers": 3}
+CONVOLVED = {"layer_types": ["conv", "full_attention", "conv"], **THREE}
+SHARED = {"layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"], "num_hidden_layers": 4}
+LINEAR = {"layer_types": ["linear_attention", "full_attention", "linear_attention"], **THREE}
 CHANGES: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("axk1", "deepseek_v2", "deepseek_v3", "esmc", "glm4_moe_lite", "minicpm3", "mistral4"), WHOLE),
+    **dict.fromkeys(("bailing_hybrid", "kimi_linear"), WHOLE | LINEAR),
+    **dict.fromkeys(("lfm2", "lfm2_moe"), CONVOLVED),
+    "lfm3": {"layer_types": ["conv", "sliding_attention", "full_attention"], **THREE},
+    **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid", "minimax"), LINEAR),
+    "falcon_h1": {"mamba_d_ssm": 64, "mamba_rms_norm": True},
+    "granitemoehybrid": {"layer_types": ["mamba", "attention", "mamba"], **THREE},
+    "bamba": {"attn_layer_indices": [1], **THREE},
+    "jamba": THREE,
+    "mamba2": {"num_heads": 8, "head_dim": 8},
+    "nemotron_h": {"layers_block_type": ["mamba", "attention", "moe", "mamba"]},
+    "recurrent_gemma": THREE,
+    **dict.fromkeys(("zamba", "zamba2"), SHARED),
+    "gptj": {"rotary_dim": 4},
+    "codegen": {"rotary_dim": 4},
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": 5},
+    "mobilebert": {"true_hidden_size": 16, "intra_bottleneck_size": 16, "num_feedforward_networks": 2},
     "youtu": WHOLE,
     "phimoe": {"sliding_window": None},
     "xmod": {"languages": ["en_XX"], "default_language": "en_XX"},

@@ -135,7 +135,9 @@ def compare(model, sequences) -> tuple[float, float]:
     nopad.packed(model)
     worst = sloped = 0.0
     for how in FORMS.values():
-        batch = nopad.PackedBatch.from_sequences(sequences, pad_id=model.config.pad_token_id or 0, **how)
+        batch = nopad.PackedBatch.from_sequences(
+            sequences, pad_id=getattr(model.config, "pad_token_id", None) or 0, **how
+        )
         output = model(**batch)
         parts = {name: unpacked(batch, output[name]) for name in wanted[0]}
         found = [{name: parts[name][n] for name in parts} for n in range(len(sequences))]

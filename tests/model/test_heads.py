@@ -361,7 +361,7 @@ class TestAttended:
         model = nopad.packed(build("bert"))
         model.encoder.layer[1].forward = lambda hidden_states, *args, **kwargs: hidden_states
         with pytest.raises(
-            UnsupportedModelError, match="asked nopad's attention 1 times, and its configuration says 2"
+            UnsupportedModelError, match="asked nopad 1 times to keep sequences apart, and its configuration says 2"
         ):
             model(**self.batch(sequences))
 
@@ -379,7 +379,7 @@ class TestAttended:
         model.encoder.layer[0].attention.self = nn.Identity()
         model.encoder.layer[0].attention.forward = lambda hidden_states, *args, **kwargs: (hidden_states, None)
         with pytest.raises(
-            UnsupportedModelError, match="asked nopad's attention 1 times, and its configuration says 2"
+            UnsupportedModelError, match="asked nopad 1 times to keep sequences apart, and its configuration says 2"
         ):
             model(**self.batch(sequences))
 

@@ -122,7 +122,7 @@ class Trial:
         """
         parameter = next(bare(self.model).parameters())
         if self.collator is None:
-            pad = bare(self.model).config.get_text_config().pad_token_id or 0
+            pad = getattr(bare(self.model).config.get_text_config(), "pad_token_id", None) or 0
             made = arranged(form, sequences, self.capacity, pad, self.targets, self.start)
             places = find(made, sequences)
             moved = made.to(parameter.device)

@@ -171,7 +171,7 @@ def _collator(name: str, model: Any) -> Any:
             padding_free = importlib.import_module("trl.trainer.sft_trainer").DataCollatorForLanguageModeling
         except ImportError as error:
             raise MissingExtraError(f"--collator trl needs {error.name}: pip install trl") from error
-        pad = model.config.get_text_config().pad_token_id or 0
+        pad = getattr(model.config.get_text_config(), "pad_token_id", None) or 0
         return _AsTrained(padding_free(pad_token_id=pad, padding_free=True), model)
     return _imported(name)
 

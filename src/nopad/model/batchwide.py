@@ -4,7 +4,7 @@ Each of these features is refused with an error that names it:
 
 * rotary frequencies that change with the longest sequence of a batch (longrope, dynamic rope);
 * activations quantised with one scale for the whole batch (one scale per token is allowed);
-* a cache of earlier tokens (``past_key_values``), which belongs to rows and not to sequences;
+* a cache of earlier tokens (``past_key_values``, ``cache_params``), which belongs to rows and not to sequences;
 * PEFT adapters that are chosen or switched on per row;
 * noise on embeddings that is scaled by the width of a row (NEFTune).
 """
@@ -23,6 +23,7 @@ from nopad.errors import BatchError, UnsupportedModelError
 
 __all__ = ["check_arguments", "check_embeddings", "check_layers", "check_rope"]
 
+CACHES = ("past_key_values", "cache_params", "state")
 PER_ROW = ("adapter_names", "alora_offsets")  # arguments that PEFT passes to layers by hooks, during a call
 
 
@@ -30,11 +31,12 @@ def check_arguments(named: Mapping[str, Any]) -> None:
     """Check that a packed call has no cache of earlier tokens.
 
     Raises:
-        BatchError: ``past_key_values`` was given.
+        BatchError: a cache was given (one of `CACHES`).
     """
-    if named.get("past_key_values") is not None:
+    given = next((name for name in CACHES if named.get(name) is not None), None)
+    if given is not None:
         raise BatchError(
-            "past_key_values hold earlier tokens of rows, and a packed batch has sequences: every one would see them; "
+            f"{given} hold earlier tokens of rows, and a packed batch has sequences: every one would see them; "
             "leave them out, or generate with the sequences padded"
         )
 

@@ -97,6 +97,7 @@ class Calls(local):
     def __init__(self) -> None:
         self.stack: list[Call | None] = []
         self.static = Static()
+        self.again: Placement | None = None  # the layout of the checkpointed layer that runs now, perhaps again
 
 
 class Cell:

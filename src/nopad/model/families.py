@@ -14,7 +14,7 @@ from nopad.errors import UnsupportedModelError
 
 __all__ = ["FAMILIES", "FRONTS", "REFUSED", "Family", "family_of"]
 
-Route = Literal["interface", "encoder mask"]
+Route = Literal["interface", "encoder mask", "mixers"]
 Pooled = Literal["first", "last", "config", "eos"]
 
 
@@ -28,7 +28,7 @@ class Family:
 
     Attributes:
         route: "interface": its layers call transformers' registered attention; "encoder mask": they do not, and nopad
-            replaces the encoder's mask.
+            replaces the encoder's mask; "mixers": none of its tokens meet but in its own mixing modules (`mixers`).
         attention: for "encoder mask": class names of the attention modules around which states are unpacked and packed
             again.
         after_padding: positions are counted as in RoBERTa: from `padding_idx + 1` on, without pad ids
@@ -48,7 +48,15 @@ class Family:
         bias: for "encoder mask": the encoder's method that computes the relative positions or position bias, and the
             name of the attention's argument for it.
         encoder_decoder: whether the model has an encoder, a decoder and cross attention.
-        attends: how often each layer attends in one call (differential attention: twice).
+        attends: how often each layer mixes tokens in one call (differential attention: twice; Falcon-H1: an attention
+            and a state-space module).
+        mixers: class names of the modules that move information between tokens and do not use the registered attention
+            (convolutions, state-space scans, linear attention): each is run on every sequence by itself
+            (`nopad.model.mixers`).
+        mixes: function that returns how often tokens are mixed in one call, by registered attention and by mixing
+            modules; None: `attends` times in each layer.
+        places: names of a mixing module's arguments that count places along a row, each with the dimension of which a
+            sequence gets the first entries; None: the module takes what it needs itself.
         narrow: whether rows are limited to the width of the table of positions.
         front: name of the base model's part that turns raw data (images) into states, and the name of its argument for
             the raw data; a packed call begins with these states (`nopad.model.fronts`). None: tokens are ids.
@@ -68,10 +76,18 @@ class Family:
     bias: tuple[str, str] = ("", "")
     encoder_decoder: bool = False
     attends: int = 1
+    mixers: tuple[str, ...] = ()
+    mixes: Callable[[Any], int] | None = None
+    places: tuple[tuple[str, int | None], ...] = ()
     narrow: bool = False
     front: tuple[str, str] | None = None
     refuse: Callable[[Any], str | None] = _never
     notes: str = ""
+
+    @property
+    def causal(self) -> bool:
+        """Whether no token sees those that follow it."""
+        return self.pooled == "last"
 
 
 def _deberta_refuses(config: Any) -> str | None:
@@ -87,6 +103,23 @@ def _decoder_refuses(config: Any) -> str | None:
     if getattr(config, "is_causal", True) is False:
         return "with is_causal = False in its configuration its tokens see what follows them in padded batches only"
     return None
+
+
+def _encoder_refuses(config: Any) -> str | None:
+    if getattr(config, "is_decoder", False) or getattr(config, "add_cross_attention", False):
+        return "nothing is proven of it as a decoder"
+    return None
+
+
+def _one_more(config: Any) -> int:
+    """Return how often a model mixes whose embeddings mix, too."""
+    return int(config.num_hidden_layers) + 1
+
+
+def _falcon_refuses(config: Any) -> str | None:
+    if config.alibi:
+        return "it makes its ALiBi of a mask of rows"
+    return _decoder_refuses(config)
 
 
 def _phimoe_refuses(config: Any) -> str | None:
@@ -107,6 +140,7 @@ _DEBERTA = Family(
     notes="`segments` is unpack, attention, repack: its attention is not one call of SDPA",
 )
 _DECODER = Family(pooled="last", head=("score", 0), refuse=_decoder_refuses)
+NOTHING = Family()
 
 # Decoders whose classifier scores every token (`score`) and reads the score of the last one.
 _DECODERS = """
@@ -167,6 +201,64 @@ FAMILIES: dict[str, Family] = {
     **dict.fromkeys(_DECODERS.split(), _DECODER),
 }
 
+
+def _hybrids_too(config: Any) -> int:
+    """Return how often a model of state-space layers mixes, some of which (hybrid) have attention before them."""
+    return len(config.layers_block_type) + int(config.layers_block_type.count("hybrid"))
+
+
+def _but_experts(config: Any) -> int:
+    """Return how often a model mixes in which a layer is either a mixing module, or one of experts or an MLP."""
+    return sum(kind not in ("moe", "mlp") for kind in config.layers_block_type)
+
+
+# Hybrids and state-space models: a line names the classes of their mixing modules, but for registered attention.
+HYBRIDS: dict[str, Family] = {
+    "bailing_hybrid": replace(_DECODER, mixers=("BailingHybridDeltaAttention",)),
+    "bamba": replace(_DECODER, mixers=("BambaMixer",)),
+    "falcon_h1": replace(_DECODER, mixers=("FalconH1Mixer",), attends=2),
+    "falcon_mamba": replace(_DECODER, mixers=("FalconMambaMixer",)),
+    "granitemoehybrid": replace(_DECODER, mixers=("GraniteMoeHybridMambaLayer",)),
+    "jamba": replace(_DECODER, mixers=("JambaMambaMixer",)),
+    "kimi_linear": replace(_DECODER, mixers=("KimiLinearDeltaAttention",)),
+    "lfm2": replace(_DECODER, mixers=("Lfm2ShortConv",)),
+    "lfm2_moe": replace(_DECODER, mixers=("Lfm2MoeShortConv",)),
+    "lfm3": replace(_DECODER, mixers=("Lfm3ShortConv",)),
+    "mamba": replace(_DECODER, mixers=("MambaMixer",)),
+    "mamba2": replace(_DECODER, mixers=("Mamba2Mixer",)),
+    "minimax": replace(_DECODER, mixers=("MiniMaxLightningAttention",)),
+    "nemotron_h": replace(_DECODER, mixers=("NemotronHMamba2Mixer",), mixes=_but_experts),
+    "olmo_hybrid": replace(_DECODER, mixers=("OlmoHybridGatedDeltaNet",)),
+    "qwen3_5_moe_text": replace(_DECODER, mixers=("Qwen3_5MoeGatedDeltaNet",)),
+    "qwen3_5_text": replace(_DECODER, mixers=("Qwen3_5GatedDeltaNet",)),
+    "qwen3_next": replace(_DECODER, mixers=("Qwen3NextGatedDeltaNet",)),
+    "recurrent_gemma": replace(_DECODER, mixers=("RecurrentGemmaRecurrentBlock",)),
+    "zamba": replace(_DECODER, mixers=("ZambaMambaMixer",), mixes=_hybrids_too),
+    "zamba2": replace(_DECODER, mixers=("Zamba2MambaMixer",), mixes=_hybrids_too),
+}
+# Models with attention of their own, off transformers' registry, or with other mixing modules.
+_OWN = Family(route="mixers", refuse=_encoder_refuses)
+OWN: dict[str, Family] = {
+    "codegen": replace(_DECODER, route="mixers", mixers=("CodeGenAttention",)),
+    "convbert": replace(_OWN, mixers=("ConvBertSelfAttention",), head=("classifier", 3)),
+    "fnet": replace(_OWN, mixers=("FNetFourierTransform",), pooler=("pooler", 3), narrow=True),
+    "mobilebert": Family(mixers=("MobileBertEmbeddings",), mixes=_one_more, pooler=("pooler", 3)),
+    "falcon": replace(_DECODER, route="mixers", mixers=("FalconAttention",), refuse=_falcon_refuses),
+    "gpt_neo": replace(_DECODER, route="mixers", mixers=("GPTNeoSelfAttention",)),
+    "gptj": replace(_DECODER, route="mixers", mixers=("GPTJAttention",)),
+    "megatron-bert": replace(_OWN, mixers=("MegatronBertSelfAttention",), pooler=("pooler", 3)),
+    "mpt": replace(_DECODER, route="mixers", mixers=("MptAttention",), places=(("position_bias", None),)),
+    "rembert": replace(_OWN, mixers=("RemBertSelfAttention",), pooler=("pooler", 3)),
+    "roformer": replace(
+        _OWN,
+        mixers=("RoFormerSelfAttention",),
+        head=("classifier", 3),
+        places=(("sinusoidal_pos", 2),),
+        narrow=True,
+    ),
+}
+FAMILIES |= HYBRIDS | OWN
+
 # Kinds whose tokens are made of images by a front end of their own.
 _PATCHES = Family(front=("embeddings", "pixel_values"), head=("classifier", 2), pooler=("pooler", 3))
 FRONTS: dict[str, Family] = {"deit": _PATCHES, "vit": _PATCHES, "vit_msn": _PATCHES}
@@ -180,14 +272,12 @@ _UNSAID = "its layers do not say whether they attend causally, and it makes its 
 
 _BY_REASON = {
     _STATE: """
-        bailing_hybrid bamba falcon_h1 falcon_mamba granitemoehybrid jamba kimi_linear mamba mamba2 minimax nemotron_h
-        olmo_hybrid qwen3_5_moe_text qwen3_5_text qwen3_next qwen4_exp_text recurrent_gemma rwkv xlstm zamba zamba2
+        qwen4_exp_text rwkv xlstm
     """,
     _AROUND: """
-        bloom codegen cpmant falcon flaubert git gpt_neo gpt_neox_japanese gptj ibert lilt luke megatron-bert mpt
-        openai-gpt rembert roformer tapas xglm xlm
+        bloom cpmant flaubert git gpt_neox_japanese ibert lilt luke openai-gpt tapas xglm xlm
     """,
-    _CONVOLUTION: "convbert inkling_text inkling2_text lfm2 lfm2_moe lfm3",
+    _CONVOLUTION: "inkling_text inkling2_text",
     _AXES: """
         ernie4_5_vl_moe glm4v_text glm4v_moe_text glm_image_text glm_ocr_text qwen2_5_vl qwen2_5_vl_text qwen2_vl
         qwen2_vl_text qwen3_vl qwen3_vl_text qwen3_vl_moe qwen3_vl_moe_text
@@ -197,9 +287,7 @@ _BY_REASON = {
     "its block-sparse attention and global tokens span the whole row": "big_bird bigbird_pegasus",
     "its windows and global tokens span the whole row": "led longformer longt5",
     "it pools neighbouring tokens, across the borders of sequences": "canine funnel",
-    "its embeddings take in the tokens on both sides, across the borders of sequences": "mobilebert",
     "it hashes or samples the whole row to choose what attends to what": "mra nystromformer reformer yoso",
-    "it mixes all tokens of a row by Fourier transforms": "fnet",
     "its layers mask keys by what they hold, over the whole row": "doge",
     "its layers attend within fixed chunks of the row": "llama4_text",
     "its relative attention and permutation masks run over the whole row": "xlnet",
@@ -217,7 +305,7 @@ def family_of(config: Any) -> Family:
     if kind in REFUSED:
         raise UnsupportedModelError(f"{kind} cannot run on packs: {REFUSED[kind]}; run its sequences padded")
     layers = set(getattr(config, "layer_types", None) or ())
-    if layers - {"full_attention", "sliding_attention"}:
+    if layers - {"full_attention", "sliding_attention"} and not FAMILIES.get(kind, NOTHING).mixers:
         odd = ", ".join(sorted(layers - {"full_attention", "sliding_attention"}))
         raise UnsupportedModelError(f"{kind} cannot run on packs: its layers of type {odd} do not stop at sequences")
     if kind not in FAMILIES and kind not in FRONTS:

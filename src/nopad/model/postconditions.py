@@ -18,7 +18,7 @@ from nopad.model.calls import Call
 from nopad.model.families import Family
 from nopad.model.heads import Head
 
-__all__ = ["check_attended", "check_output", "check_ran", "check_static"]
+__all__ = ["check_attended", "check_output", "check_ran", "check_static", "mixed"]
 
 WAY_OUT = "run the base model, and pool its states with nopad.model.pooled"
 # Outputs that are neither per token nor per sequence, or empty.
@@ -74,28 +74,33 @@ def check_attended(model: Any, family: Family, call: Call, modules: Sequence[nn.
     if call.compiled:
         return  # compiled layers do not report that they attended
     config = model.config
-    wanted, times = _attentions(config, family, call), sum(call.attended.values())
+    wanted, times = mixed(config, family, call.target is not None, call.encodes), sum(call.attended.values())
     dropped = model.training and any(getattr(config, name, 0) for name in DROPPED)  # LayerDrop skips layers at random
     if times > wanted or (times < wanted and not dropped):
         raise UnsupportedModelError(
-            f"layers of {type(model).__name__} asked nopad's attention {times} times, and its configuration says "
-            f"{wanted}: what goes around it lets sequences see each other. If layers were taken out, say so in "
-            "config.num_hidden_layers; else report this model, please"
+            f"layers of {type(model).__name__} asked nopad {times} times to keep sequences apart, and its "
+            f"configuration says {wanted}: what goes around it lets sequences see each other. If layers were taken "
+            "out, say so in config.num_hidden_layers; else report this model, please"
         )
     silent = [m for m in modules if type(m) in call.kinds and id(m) not in call.attended]
     if silent and call.encodes and not dropped:
         raise UnsupportedModelError(
-            f"{len(silent)} of the {type(silent[0]).__name__} modules of {type(model).__name__} never asked nopad's "
-            "attention, while others did more than once; report this model, please"
+            f"{len(silent)} of the {type(silent[0]).__name__} modules of {type(model).__name__} never asked nopad to "
+            "keep sequences apart, while others did more than once; report this model, please"
         )
 
 
-def _attentions(config: Any, family: Family, call: Call) -> int:
-    """Return how often the layers of a model of this configuration must call attention in one packed call."""
-    if call.target is None:
+def mixed(config: Any, family: Family, decodes: bool = False, encodes: bool = True) -> int:
+    """Return how often a model of this configuration must mix tokens, by attention or mixing modules, in a packed call.
+
+    `decodes`: whether the call has a decoder; `encodes`: whether the encoder runs beside it.
+    """
+    if not decodes:
         text = config.get_text_config() if hasattr(config, "get_text_config") else config
+        if family.mixes is not None:
+            return family.mixes(text)
         return _first(text, LAYERS) * int(getattr(text, "inner_group_num", 1)) * family.attends
-    encoder = _first(config, ("encoder_layers", *LAYERS)) if call.encodes else 0
+    encoder = _first(config, ("encoder_layers", *LAYERS)) if encodes else 0
     return encoder + 2 * _first(config, (*DECODER_LAYERS, *LAYERS))  # decoder layers also attend to the encoder
 
 

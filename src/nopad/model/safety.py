@@ -51,7 +51,7 @@ def packed(model: M, *, backend: str = "auto", max_sequences: int | None = None,
     Raises:
         UnsupportedModelError: sequences of this model cannot be kept apart, or nopad does not know the model.
         OptionError: there is no such backend or head, the class is known to have another head, `max_sequences` is
-            not an integer of at least 1, or the model is already pack-safe.
+            not an integer of at least 1, the model is already pack-safe, or its own attention has no such backend.
 
     >>> import nopad, torch
     >>> from transformers import BertConfig, BertModel
@@ -76,6 +76,11 @@ def packed(model: M, *, backend: str = "auto", max_sequences: int | None = None,
             f"{parts[0]}), and make the whole model so"
         )
     family = family_of(inner.config)
+    if family.route == "mixers" and backend not in ("auto", "segments"):
+        raise OptionError(
+            f"{type(inner).__name__} has attention of its own, which is run sequence by sequence; {backend!r} is no "
+            "way to run it: take 'segments', or leave backend out"
+        )
     state = State(inner, family, backend, head_of(inner, family, head), max_sequences)
     state.install()
     object.__setattr__(inner, STATE, state)

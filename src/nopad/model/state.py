@@ -29,6 +29,7 @@ from nopad.model.fronts import STATES, GiveStates, blank, check_raw, front_of, r
 from nopad.model.heads import Head
 from nopad.model.hooks import Count, Hook, NoPositions, PackAgain, Positions, Swap, UnpackFirst, attach, take_off
 from nopad.model.known import class_of
+from nopad.model.mixers import Cut, Join, carry, mixing_hooks, refuse_compiled, release
 from nopad.model.positions import positions
 from nopad.model.postconditions import check_attended, check_output, check_ran
 from nopad.model.static import enter_static, leave_static
@@ -125,6 +126,7 @@ class State:
         """Remove all hooks and restore the attention implementation."""
         for module in {*_walk(self.model), *self.modules}:
             take_off(module, self.cell)
+        release(_walk(self.model))
         if self.before:
             self.model.set_attn_implementation(self.before)
 
@@ -149,7 +151,7 @@ class State:
                 if module is not self.model or first:
                     attach(module, hook)
             # A class of transformers may go around its base model (OPT does); any other class must pass positions on.
-            free = (UnpackFirst, PackAgain, NoPositions, *((Count,) if self.head.stock else ()))
+            free = (UnpackFirst, PackAgain, NoPositions, Cut, Join, *((Count,) if self.head.stock else ()))
             counted = (hook for _, hook in hooks if not isinstance(hook, free))
             self.roles = tuple(hook.role for hook in counted)
             self.modules = modules
@@ -181,6 +183,7 @@ class State:
             if type(module).__name__ == "BartLearnedPositionalEmbedding":
                 yield module, NoPositions(cell)
                 yield module, Positions(cell, f"{'encoder' if module in inside else 'decoder'} positions")
+        yield from mixing_hooks(cell, _walk(model), family)
         yield from self.head.hooks(cell)
 
     def _entries(self) -> list[tuple[str, nn.Module]]:
@@ -203,6 +206,7 @@ class State:
             numbers: Any = arguments.get("attention_mask")
             if is_static(numbers):
                 refuse_static_front(module, self.family)
+                refuse_compiled(module, self.family)
                 enter_static(self.cell, self.head, arguments, None)
             elif not isinstance(numbers, PackedMask):  # which says by itself that it is not to be compiled
                 refuse_marked(arguments)
@@ -217,8 +221,9 @@ class State:
         if self.family.route == "interface":
             refuse_attentions(module, named)
         if is_static(guard):
-            stack.pop()
             refuse_static_front(module, self.family)
+            refuse_compiled(module, self.family)
+            stack.pop()
             enter_static(self.cell, self.head, named, frame)
             return None
         if not isinstance(guard, PackedMask):
@@ -232,6 +237,8 @@ class State:
                 "was made pack-safe; make it so anew: nopad.packed(nopad.unpacked(model))"
             )
         self.renew()
+        if self.family.mixers:
+            carry(self.cell, self.modules)
         check_raw(module, self.head.base, self.family, named)
         call = self._opened(guard, named, module)
         check_call(module, self.family, self.most, self.takes, self.head.stock, named, call.placed.layout)
@@ -273,6 +280,8 @@ class State:
     def _opened(self, guard: PackedMask, named: Mapping[str, Any], module: nn.Module) -> Call:
         """Return the `Call` for a batch with this guard."""
         compiled = any(one._compiled_call_impl is not None or "_orig_mod" in one._modules for one in self.modules)
+        if compiled:
+            refuse_compiled(module, self.family)
         layouts, target = [layout_of(guard)], named.get("decoder_attention_mask")
         decodes = self.family.encoder_decoder and part_of(module, "decoder") is not None
         if decodes and not isinstance(target, PackedMask):
@@ -305,7 +314,7 @@ class State:
             return self.backend
         device, layout = device_of(module), layout_of(guard)
         dtype = autocast_dtype(device) or next(module.parameters()).dtype
-        own = self.family.route == "encoder mask"
+        own = self.family.route != "interface"
         if compiled and own:
             chosen = "mask"
         elif device.type == "cpu":
@@ -321,7 +330,10 @@ class State:
         """Replace the batch's items in `named` by the arguments that the model takes."""
         takes = self.takes
         placed = call.placed
-        named["attention_mask"] = (placed.ids != 0).to(torch.long)
+        if "attention_mask" in takes:
+            named["attention_mask"] = (placed.ids != 0).to(torch.long)
+        else:
+            named.pop("attention_mask")  # FNet has no use for one
         if call.target is not None:
             named["decoder_attention_mask"] = (call.target.ids != 0).to(torch.long)
         named.pop("position_ids", None)  # already checked to be the layout's

@@ -1,0 +1,326 @@
+"""The mixer route: modules that move information between tokens, run on each sequence by itself.
+
+Between tokens only *mixing* modules move information: convolutions over time, state-space scans, linear attention,
+attention of a model's own. A family names the classes of those that do not use transformers' registered attention.
+Everything else runs on the packed stream as it is.
+
+A hook before such a module cuts its arguments into groups of sequences, ``[n, l, ...]``, and hands it the first
+group. A hook behind it runs the module's own `forward` on the other groups, and lays all results out as the batch's
+rows again. So states begin empty in each sequence, and PyTorch's other hooks see the module run once.
+
+Sequences of a group have one length, or nearly one where the module is causal: what pads the shorter ones on the right
+cannot be seen from their tokens. `grouped` weighs the padding against the cost of one more call.
+
+Gradient checkpointing computes a layer again when the call has ended. So the function by which transformers checkpoints
+a layer is wrapped: it keeps the layout (`Carried`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from nopad.batch.device import ATTRIBUTE, Placement, carried_by
+from nopad.errors import BatchError, UnsupportedModelError
+from nopad.model import attention
+from nopad.model.calls import Cell, bound
+from nopad.model.families import Family
+from nopad.model.hooks import Hook
+from nopad.model.known import class_of
+
+__all__ = ["Cut", "Join", "carry", "grouped", "mixing_hooks", "refuse_compiled", "release"]
+
+MASK = "attention_mask"
+PENDING = "nopad_pending"
+CHECKPOINT = "_gradient_checkpointing_func"
+CACHES = ("past_key_values", "past_key_value", "cache_params", "layer_past", "state")
+CALL = 64  # tokens that a module could have computed in the time that one more call of it takes
+
+
+@dataclass(frozen=True)
+class Groups:
+    """How a batch is cut into groups of sequences.
+
+    Attributes:
+        sizes: for each group, its number of sequences and their length with padding: n and l.
+        index: where each token of the stream lies in the concatenated groups; int64 ``[T]``.
+    """
+
+    sizes: tuple[tuple[int, int], ...]
+    index: Tensor
+
+    def cut(self, stream: Tensor) -> list[Tensor]:
+        """Cut the stream ``[T, ...]`` into groups ``[n, l, ...]``, with 0 in padding."""
+        counts = [n * length for n, length in self.sizes]
+        slots = stream.new_zeros(sum(counts), *stream.shape[1:]).index_copy(0, self.index, stream)
+        parts = torch.split(slots, counts)
+        return [part.reshape(*size, *part.shape[1:]) for part, size in zip(parts, self.sizes, strict=True)]
+
+    def join(self, parts: Sequence[Tensor]) -> Tensor:
+        """Return the stream ``[T, ...]`` of groups ``[n, l, ...]``; the inverse of `cut`."""
+        return torch.cat([part.flatten(0, 1) for part in parts])[self.index]
+
+
+@dataclass
+class Pending:
+    """What is left to do when a module has run on its first group: the arguments of the other groups."""
+
+    placed: Placement
+    groups: Groups
+    others: list[dict[str, Any]]
+
+
+@dataclass(eq=False)
+class Carried:
+    """A layer's gradient checkpointing, which computes the layer again in the layout in which it ran.
+
+    It stands in for the function that transformers gives to checkpointed layers (`_gradient_checkpointing_func`).
+    """
+
+    cell: Cell
+    checkpoint: Callable[..., Any]
+
+    def __call__(self, layer: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Checkpoint a call of the layer."""
+        call = self.cell.call
+        placed = self.cell.calls.again if call is None else call.placed  # checkpointed layers may be nested
+        if placed is None:
+            return self.checkpoint(layer, *args, **kwargs)
+        masks = [number for number, one in enumerate(args) if isinstance(one, Tensor) and carried_by(one) is not None]
+        return self.checkpoint(partial(self._again, layer, placed, masks), *args, **kwargs)
+
+    def _again(self, layer: Any, placed: Placement, masks: Sequence[int], *args: Any, **kwargs: Any) -> Any:
+        calls = self.cell.calls
+        for number in masks:
+            setattr(args[number], ATTRIBUTE, placed)  # checkpoints detach what they are given by position
+        outer, calls.again = calls.again, placed
+        try:
+            return layer(*args, **kwargs)
+        finally:
+            calls.again = outer
+
+
+@dataclass(eq=False)
+class Cut(Hook):
+    """Gives a mixing module the first group of sequences in place of the batch's rows."""
+
+    family: Family | None = None
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Return the module's new arguments, ``(args, kwargs)``; None: leave them as they are."""
+        self.cell.refuse_compiling()
+        if torch.compiler.is_compiling():
+            return None
+        call = self.cell.call
+        placed = self.cell.calls.again if call is None else call.placed
+        if placed is None:
+            return None
+        attention.tell(module)
+        family = self.family or Family()
+        groups = placed.keep(("groups", family.causal), lambda: _groups(placed, family.causal))
+        first, *others = _pieces(module, bound(module, args, kwargs), placed, groups, family)
+        for value in first.values():
+            if isinstance(value, Tensor) and value.dim() > 1:
+                setattr(value, PENDING, Pending(placed, groups, others))
+                return (), first
+        raise attention.lost(module)
+
+
+@dataclass(eq=False)
+class Join(Hook):
+    """Runs a mixing module on the other groups of sequences, and packs all results again."""
+
+    moment: Literal["before", "after"] = "after"
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
+        """Return the module's new output; None: leave it as it is."""
+        for value in kwargs.values():
+            pending: Pending | None = getattr(value, PENDING, None)
+            if pending is not None:
+                delattr(value, PENDING)
+                outputs = [output, *(module.forward(**one) for one in pending.others)]
+                return _joined(module, outputs, pending)
+        return None
+
+
+def mixing_hooks(cell: Cell, modules: Iterable[nn.Module], family: Family) -> Iterator[tuple[nn.Module, Hook]]:
+    """Yield those of a model's modules that are mixing modules, each with its hooks."""
+    for module in modules:
+        if class_of(module).__name__ in family.mixers:
+            yield module, Cut(cell, family=family)
+            yield module, Join(cell)
+
+
+def carry(cell: Cell, modules: Iterable[nn.Module]) -> None:
+    """Let gradient checkpointing keep the layout of packed calls, for the mixing modules inside checkpointed layers.
+
+    Raises:
+        UnsupportedModelError: layers are checkpointed in another way than transformers'.
+    """
+    for module in modules:
+        if type(module).__name__ == "CheckpointWrapper":
+            raise UnsupportedModelError(
+                "layers are wrapped by torch's checkpoint_wrapper, which forgets the layout of a packed batch until it "
+                "computes them again; use transformers' own, model.activation_checkpointing_enable()"
+            )
+        found = module.__dict__.get(CHECKPOINT)
+        if found is not None and not (isinstance(found, Carried) and found.cell is cell):
+            found = found.checkpoint if isinstance(found, Carried) else found
+            setattr(module, CHECKPOINT, Carried(cell, found))
+
+
+def release(modules: Iterable[nn.Module]) -> None:
+    """Undo `carry`."""
+    for module in modules:
+        found = module.__dict__.get(CHECKPOINT)
+        if isinstance(found, Carried):
+            setattr(module, CHECKPOINT, found.checkpoint)
+
+
+def refuse_compiled(model: Any, family: Family) -> None:
+    """Refuse packs for a model with mixing modules of which parts are compiled: groups differ from batch to batch.
+
+    Raises:
+        UnsupportedModelError: the model has mixing modules.
+    """
+    if family.mixers:
+        raise UnsupportedModelError(
+            f"the {' and '.join(family.mixers)} modules of {type(model).__name__} are run sequence by sequence, in "
+            "groups that differ from batch to batch, which compiled code cannot follow; do not compile this model or "
+            "its layers"
+        )
+
+
+def grouped(lengths: Sequence[int], causal: bool, call: int = CALL) -> list[list[int]]:
+    """Divide sequences into groups that a mixing module runs together; return their numbers, group by group.
+
+    Without `causal`, the sequences of a group have one length. With it they may differ, and the groups are those for
+    which the slots of all groups (number of sequences times the longest) and `call` for each group add up to least.
+    Cost: O(D^2) for D different lengths.
+
+    >>> grouped([7, 300, 7, 280], causal=True)
+    [[1, 3], [0, 2]]
+    >>> grouped([7, 300, 7, 280], causal=False)
+    [[1], [3], [0, 2]]
+    """
+    array = np.asarray(lengths)
+    order = np.argsort(-array, kind="stable")
+    sizes, counts = np.unique(array, return_counts=True)
+    sizes, ends = sizes[::-1].astype(np.int64), np.concatenate([[0], np.cumsum(counts[::-1])])
+    # best[i]: the least cost of the sequences of the i largest lengths; chosen[i]: where its last group begins.
+    best, chosen = np.zeros(sizes.size + 1, np.int64), np.zeros(sizes.size + 1, np.int64)
+    for i in range(1, sizes.size + 1):
+        begin = 0 if causal else i - 1
+        costs = best[begin:i] + sizes[begin:i] * (ends[i] - ends[begin:i]) + call
+        chosen[i] = begin + int(costs.argmin())
+        best[i] = costs.min()
+    found, i = [], sizes.size
+    while i:
+        found.append(order[ends[chosen[i]] : ends[i]].tolist())
+        i = int(chosen[i])
+    return found[::-1]
+
+
+def _groups(placed: Placement, causal: bool) -> Groups:
+    """Return how the batch is cut; its sequences are numbered here as they lie in the stream."""
+    lengths = np.diff(placed.bounds)
+    groups = grouped(lengths.tolist(), causal, CALL)
+    sizes = tuple((len(group), int(lengths[group].max())) for group in groups)
+    starts = np.empty(len(lengths), np.int64)
+    begin = 0
+    for group, (n, length) in zip(groups, sizes, strict=True):
+        starts[group] = begin + np.arange(n) * length
+        begin += n * length
+    index = np.arange(placed.bounds[-1]) + np.repeat(starts - np.asarray(placed.bounds[:-1]), lengths)
+    return Groups(sizes, torch.from_numpy(index).to(placed.ids.device))
+
+
+def _pieces(
+    module: nn.Module, named: Mapping[str, Any], placed: Placement, groups: Groups, family: Family
+) -> list[dict[str, Any]]:
+    """Return a mixing module's arguments for each group.
+
+    What has an entry per token is cut. The mask is left out, or replaced by a causal one: sequences of a group have no
+    padding that their tokens could see. Of what counts places along the row (`Family.places`), a group gets the first.
+
+    Raises:
+        UnsupportedModelError: the module is given a cache of earlier tokens, or a tensor that is not per token.
+        BatchError: a sequence goes on in another row, and is longer than what counts places along a row.
+    """
+    places = dict(family.places)
+    dtype = next((one.dtype for one in named.values() if isinstance(one, Tensor) and one.is_floating_point()), None)
+    for name in CACHES:
+        if named.get(name) is not None:
+            raise UnsupportedModelError(
+                f"{type(module).__name__} was given {name}, which would hand its state from one sequence on to the "
+                "next; call the model with use_cache=False"
+            )
+
+    def cut(name: str, value: Any) -> list[Any]:
+        if isinstance(value, tuple | list):
+            return list(map(type(value), zip(*(cut(name, one) for one in value), strict=True)))
+        if not isinstance(value, Tensor) or value.dim() == 0:
+            return [value] * len(groups.sizes)
+        if name == MASK and value.dim() == 4:
+            masked = family.route == "mixers" and family.causal
+            return [_causal(length, value, dtype) if masked else None for _, length in groups.sizes]
+        if name in places:
+            return [_first(value, places[name], length) for _, length in groups.sizes]
+        if tuple(value.shape[:2]) == placed.layout.shape:
+            return groups.cut(placed.stream(value))
+        raise UnsupportedModelError(
+            f"{type(module).__name__} is given {name} of the shape {list(value.shape)}, of which nopad does not know "
+            "what belongs to which token; run its sequences padded"
+        )
+
+    parts = {name: cut(name, value) for name, value in named.items()}
+    return [{name: part[number] for name, part in parts.items()} for number in range(len(groups.sizes))]
+
+
+def _causal(length: int, given: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """Return a causal mask ``[1, 1, l, l]`` in place of the one given: bool, True where hidden, or additive."""
+    hidden = torch.ones(length, length, dtype=torch.bool, device=given.device).triu(1)[None, None]
+    if given.dtype == torch.bool:
+        return hidden
+    dtype = dtype or torch.get_default_dtype()
+    return torch.zeros_like(hidden, dtype=dtype).masked_fill(hidden, torch.finfo(dtype).min)
+
+
+def _first(value: Tensor, dim: int | None, length: int) -> Tensor:
+    """Return the first `length` entries of a tensor along `dim`; None: the tensor as it is."""
+    if dim is None:
+        return value
+    if value.shape[dim] < length:
+        raise BatchError(
+            f"a sequence of {length} tokens crosses rows of {value.shape[dim]}, and this model counts positions only "
+            "as far as a row is wide; give wider rows"
+        )
+    return value.narrow(dim, 0, length)
+
+
+def _joined(module: nn.Module, outputs: list[Any], pending: Pending, strict: bool = True) -> Any:
+    """Return a module's output in the batch's rows, of its outputs for all groups.
+
+    In a tuple only the first output must be per token; others that are not (attention weights) are left out, as None.
+
+    Raises:
+        UnsupportedModelError: an output is not per token.
+    """
+    if isinstance(outputs[0], tuple | list):
+        first, *others = (list(parts) for parts in zip(*outputs, strict=True))
+        return (_joined(module, first, pending), *(_joined(module, other, pending, False) for other in others))
+    sizes = [tuple(one.shape[:2]) if isinstance(one, Tensor) else () for one in outputs]
+    if sizes == list(pending.groups.sizes):
+        return pending.placed.rows(pending.groups.join(outputs))
+    if not strict:
+        return None
+    raise UnsupportedModelError(
+        f"{type(module).__name__} gives {list(sizes[0])} where {list(pending.groups.sizes[0])} tokens were given, so "
+        "nopad cannot tell what belongs to which token; run its sequences padded"
+    )

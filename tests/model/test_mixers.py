@@ -1,0 +1,256 @@
+"""The mixer route on packs. `test_families` holds each kind against its sequences alone."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from kinds import tiny
+from test_families import LIMIT, build, difference, gradients, skip_where_unsupported, slope, texts
+from torch import nn
+from transformers import CONFIG_MAPPING
+
+import nopad
+from nopad.errors import BatchError, OptionError, UnsupportedModelError
+from nopad.model import mixers, static_inputs
+from nopad.model.families import FAMILIES
+from nopad.model.mixers import grouped
+
+FORMS = {
+    "flat": nopad.Flat(),
+    "rows": nopad.Rows(17),
+    "end to end": nopad.Rows(13, end_to_end=True),
+}
+KINDS = sorted(kind for kind in FAMILIES if FAMILIES[kind].mixers and kind in CONFIG_MAPPING)
+FEW = ("falcon_h1", "gptj", "lfm2", "mamba", "qwen3_next", "recurrent_gemma", "roformer", "zamba2")
+
+
+def made(kind, dtype=torch.float64):
+    skip_where_unsupported(kind)
+    return build(tiny(kind), "base").to(dtype)
+
+
+def batch_of(model, sequences, form="flat"):
+    return nopad.PackedBatch.from_sequences(
+        sequences, pad_id=getattr(model.config, "pad_token_id", None) or 0, form=FORMS[form]
+    )
+
+
+def parts(model, sequences, form="flat"):
+    batch = batch_of(model, sequences, form)
+    return [{"states": one} for one in batch.unpack_tokens(model(**batch).last_hidden_state)]
+
+
+def alone(model, sequences):
+    return [{"states": model(input_ids=one[None], use_cache=False).last_hidden_state[0]} for one in sequences]
+
+
+@pytest.mark.parametrize("call", [0, 3, 1000], ids="a call costs {}".format)
+@pytest.mark.parametrize("kind", KINDS)
+def test_float32_in_every_grouping_and_form(kind, call, monkeypatch):
+    """The model's own arithmetic, much of it in float32 whatever its dtype."""
+    monkeypatch.setattr(mixers, "CALL", call)
+    model = made(kind, torch.float32)
+    sequences = texts(model.config)
+    wanted = alone(model, sequences)
+    slopes = gradients(model, wanted)
+    nopad.packed(model)
+    for form in FORMS:
+        found = parts(model, sequences, form)
+        assert difference(found, wanted) <= 1e-5, form
+        assert slope(gradients(model, found), slopes) <= 1e-5, form
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "mobilebert"])  # whose embeddings mix
+def test_what_is_in_one_sequence_changes_no_other(kind, monkeypatch):
+    monkeypatch.setattr(mixers, "CALL", 3)
+    model = nopad.packed(made(kind))
+    sequences = texts(model.config)
+    clean = parts(model, sequences, "rows")
+    table = model.get_input_embeddings()
+
+    def poisoned(_, args, output):
+        bad = batch_of(model, sequences, "rows").sequence_ids == 3
+        return output.masked_fill(torch.from_numpy(bad)[..., None], torch.nan)
+
+    handle = table.register_forward_hook(poisoned)
+    found = parts(model, sequences, "rows")
+    handle.remove()
+    assert not torch.isfinite(found[2]["states"]).any()
+    for number in (0, 1, 3):
+        assert float((found[number]["states"] - clean[number]["states"]).detach().abs().max()) <= 1e-12
+
+
+@pytest.mark.parametrize("reentrant", [False, True], ids=["saved", "reentrant"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradient_checkpointing_computes_again_in_the_layout_of_its_call(kind, reentrant, monkeypatch):
+    """Two batches of other layouts, and an ordinary one, in one backward pass."""
+    monkeypatch.setattr(mixers, "CALL", 3)
+    model = nopad.packed(made(kind)).train()
+    if not model.supports_gradient_checkpointing:
+        pytest.skip("transformers does not checkpoint it")
+    sequences = texts(model.config)
+
+    def losses():
+        found = parts(model, sequences, "flat") + parts(model, sequences[::-1], "rows") + alone(model, sequences[:1])
+        return gradients(model, found)
+
+    wanted = losses()
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": reentrant})
+    if reentrant:
+        model.enable_input_require_grads()
+    assert slope(losses(), wanted) <= LIMIT
+    nopad.unpacked(model)
+    assert not any(isinstance(one.__dict__.get(mixers.CHECKPOINT), mixers.Carried) for one in model.modules())
+
+
+@pytest.mark.parametrize("kind", FEW)
+def test_autocast(kind):
+    model = made(kind, torch.float32)
+    sequences = texts(model.config)
+    with torch.autocast("cpu", torch.bfloat16):
+        wanted = alone(model, sequences)
+        found = parts(nopad.packed(model), sequences, "rows")
+    assert difference(found, wanted) <= 0.05  # of bfloat16
+    gradients(model, found)
+
+
+@pytest.mark.parametrize("kind", FEW)
+def test_copies_and_ordinary_calls(kind):
+    model = made(kind).requires_grad_(
+        False
+    )  # RecurrentGemma keeps its last state, and a state with a graph is not copied
+    sequences = texts(model.config)
+    wanted = alone(model, sequences)
+    nopad.packed(model)
+    copied = copy.deepcopy(model)
+    for one in (model, copied):
+        assert difference(parts(one, sequences), wanted) <= 1e-6  # parts in float32
+        assert difference(alone(one, sequences), wanted) == 0
+    assert difference(alone(nopad.unpacked(model), sequences), wanted) == 0
+
+
+@pytest.mark.parametrize("kind", FEW)
+def test_the_audit_finds_no_leak(kind):
+    verdict = nopad.audit(made(kind, torch.float32), capacity=16)
+    assert verdict.isolated, verdict
+
+
+class Mean(nn.Module):
+    """Mixes a row in its own way."""
+
+    def forward(self, hidden_states, **others):
+        return hidden_states.cumsum(1)
+
+
+def test_a_mixing_module_of_ones_own_is_noticed():
+    model = made("lfm2")
+    nopad.packed(model)
+    sequences = texts(model.config)
+    model.layers[0].conv = Mean()
+    with pytest.raises(
+        UnsupportedModelError, match="asked nopad 2 times to keep sequences apart, and its configuration says 3"
+    ):
+        parts(model, sequences)
+
+
+def test_a_module_that_is_not_run_is_noticed():
+    model = nopad.packed(made("falcon_h1"))
+    model.layers[1].mamba.forward = lambda **given: given["hidden_states"]  # still cut, run and joined
+    parts(model, texts(model.config))
+    model.layers[1].mamba = nn.Identity()
+    model.layers[1].mamba.forward = lambda hidden_states, **given: hidden_states
+    with pytest.raises(
+        UnsupportedModelError, match="asked nopad 3 times to keep sequences apart, and its configuration says 4"
+    ):
+        parts(model, texts(model.config))
+
+
+def test_caches_are_refused():
+    model = nopad.packed(made("mamba"))
+    from transformers import DynamicCache
+
+    with pytest.raises(BatchError, match="cache_params hold earlier tokens of rows"):
+        model(**batch_of(model, texts(model.config)), cache_params=DynamicCache(config=model.config))
+    given = model.layers[0].register_forward_pre_hook(
+        lambda module, args, kwargs: (args, {**kwargs, "cache_params": DynamicCache(config=model.config)}),
+        with_kwargs=True,
+    )
+    with pytest.raises(UnsupportedModelError, match="MambaMixer was given cache_params, which would hand its state"):
+        parts(model, texts(model.config))
+    given.remove()
+
+
+def test_what_a_mixing_module_may_not_be_given():
+    model = nopad.packed(made("lfm2"))
+    model.layers[0].conv.register_forward_pre_hook(
+        lambda module, args, kwargs: (args, {**kwargs, "scores": torch.zeros(4, 29)}), with_kwargs=True, prepend=True
+    )
+    with pytest.raises(UnsupportedModelError, match=r"Lfm2ShortConv is given scores of the shape \[4, 29\], of which"):
+        parts(model, texts(model.config))
+
+
+def test_outputs_that_are_not_per_token_are_refused():
+    model = nopad.packed(made("lfm2"))
+    model.layers[0].conv.forward = lambda hidden_states, **given: hidden_states.mean(1)
+    with pytest.raises(UnsupportedModelError, match=r"Lfm2ShortConv gives \[4, 32\] where \[4, 12\] tokens were given"):
+        parts(model, texts(model.config))
+
+
+def test_backends_of_attention_of_ones_own():
+    with pytest.raises(
+        OptionError, match="RemBertModel has attention of its own, which is run sequence by sequence; 'mask'"
+    ):
+        nopad.packed(made("rembert"), backend="mask")
+
+
+REFUSED = {"falcon": {"alibi": True}, "rembert": {"is_decoder": True}, "roformer": {"is_decoder": True}}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_variants_that_are_refused(kind):
+    with pytest.raises(UnsupportedModelError, match=f"this {kind} cannot run on packs: "):
+        nopad.packed(build(tiny(kind, **REFUSED[kind]), "base"))
+
+
+def test_rows_that_are_narrower_than_a_sequence():
+    model = nopad.packed(made("roformer"))
+    with pytest.raises(BatchError, match="a sequence of 12 tokens crosses rows of 10, and this model counts positions"):
+        model(**nopad.PackedBatch.from_sequences(texts(model.config), form=nopad.Rows(10, end_to_end=True)))
+
+
+def test_compiled_and_static_calls_are_refused():
+    model = nopad.packed(made("lfm2"), max_sequences=8)
+    batch = batch_of(model, texts(model.config), "rows")
+    with pytest.raises(UnsupportedModelError, match="Lfm2ShortConv modules of Lfm2Model are run sequence by sequence"):
+        model(**static_inputs(model, batch))
+    model.layers[0].compile(backend="eager")
+    with pytest.raises(UnsupportedModelError, match="do not compile this model or its layers"):
+        model(**batch)
+
+
+def test_checkpoints_of_others_are_refused():
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+    model = nopad.packed(made("lfm2"))
+    model.layers[0] = checkpoint_wrapper(model.layers[0])
+    with pytest.raises(UnsupportedModelError, match=r"use transformers' own, model.activation"):
+        parts(model, texts(model.config))
+
+
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=12), st.integers(0, 100), st.booleans())
+def test_groups_hold_every_sequence_once_and_cost_least(lengths, call, causal):
+    def cost(groups):
+        return sum(len(group) * max(lengths[n] for n in group) + call for group in groups)
+
+    found = grouped(lengths, causal, call)
+    assert sorted(number for group in found for number in group) == list(range(len(lengths)))
+    by_length = [[n for n, one in enumerate(lengths) if one == size] for size in set(lengths)]
+    if causal:
+        assert cost(found) <= min(cost(by_length), cost([list(range(len(lengths)))]))
+    else:
+        assert sorted(map(sorted, found)) == sorted(by_length)
