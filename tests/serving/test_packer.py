@@ -600,3 +600,24 @@ def test_efficiency():
     flat.add(4, 0)
     flat.poll(0)
     assert (flat.statistics.tokens, flat.statistics.slots) == (8, 9)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "how", "error"),
+    [
+        ([3, 9], {}, LengthError),
+        ([8, 8, 8], {}, LengthError),
+        ([8, 8], {}, QueueFullError),
+        ([3, 0], {}, LengthError),
+        ([3, 3], {"priority": 5000}, OptionError),
+    ],
+)
+def test_several_are_added_or_none(lengths, how, error):
+    packer = OnlinePacker(Batching(capacity=8, rows=2, max_waiting_tokens=20))
+    packer.add(5, 0)
+    with pytest.raises(error):
+        packer.add_all(lengths, 0, **how)
+    assert (len(packer), packer.waiting_tokens) == (1, 5)
+    assert (packer.room(15), packer.room(16)) == (True, False)
+    assert packer.add_all([7, 8], 0) == range(1, 3)
+    assert packer.statistics.refused == (error is QueueFullError)

@@ -38,7 +38,7 @@ def check_buffers(out: Any, outputs: Mapping[str, Output], rows: tuple[int, ...]
             dtype, is not contiguous, cannot be written to, or is given twice.
     """
     if not outputs:
-        raise OptionError("out needs to know the model's outputs, so give it to a runner with warm_up=True")
+        raise OptionError("out needs to know the model's outputs; give it to a runner that warms up before it is ready")
     if not isinstance(out, Mapping):
         raise OptionError(f"out is of type {type(out).__name__}; expected a dict of buffers by the names of outputs")
     seen: dict[int, str] = {}

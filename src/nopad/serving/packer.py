@@ -213,8 +213,7 @@ class OnlinePacker:
         now = self._at(now_ns)
         if type(length) is not int:
             length = _integer(length, "length", LengthError)
-        if not 0 < length <= self.batching.longest:
-            raise LengthError(f"a request has from 1 to {self.batching.longest:,} tokens, got {length:,}")
+        self._check_length(length)
         due, deadline = _NEVER, _NEVER
         if deadline_ns is not None:
             deadline = _integer(deadline_ns, "deadline_ns", OptionError, 0, LAST_NS)
@@ -240,9 +239,10 @@ class OnlinePacker:
             LengthError: as for `add`, or together they have more tokens than may ever wait.
             OptionError, QueueFullError: as for `add`.
         """
-        tokens, longest = sum(lengths), max(lengths, default=1)
-        if longest > self.batching.longest:
-            raise LengthError(f"a request has from 1 to {self.batching.longest:,} tokens, got {longest:,}")
+        lengths = [_integer(length, "length", LengthError) for length in lengths]
+        for length in lengths:
+            self._check_length(length)
+        tokens = sum(lengths)
         if tokens > self.batching.max_waiting_tokens:
             raise LengthError(
                 f"a request has {tokens:,} tokens in all, and at most {self.batching.max_waiting_tokens:,} may wait; "
@@ -254,6 +254,10 @@ class OnlinePacker:
         for length in lengths:  # what the first one passes, all others do
             self.add(length, now_ns, **how)
         return range(first, self._counts["arrived"])
+
+    def _check_length(self, length: int) -> None:
+        if not 0 < length <= self.batching.longest:
+            raise LengthError(f"a request has from 1 to {self.batching.longest:,} tokens, got {length:,}")
 
     def _refuse(self, tokens: int) -> NoReturn:
         self._counts["refused"] += 1
