@@ -170,6 +170,17 @@ def test_pairs_of_texts():
     assert dataset[0]["token_type_ids"].size == dataset[0].input_ids.size
 
 
+def test_columns_that_a_task_does_not_read_are_named():
+    task = nopad.tasks.Classification(tokenizer(), ["no", "yes"])
+    records = [{"text": "yes", "label": "no", "url": "x", "stars": 3}] * 3
+    dataset = nopad.pack_dataset(records, 8, task=task)
+    assert "columns left out: url, stars" in repr(dataset)
+    dataset = nopad.pack_dataset(records, 8, task=task, carry=["stars"])
+    assert dataset.manifest.source["left_out"] == ["url"]
+    chats = nopad.tasks.Chat(templates.tokenizer())
+    assert nopad.pack_dataset(CHATS, 32, task=chats).manifest.source["left_out"] == ["source"]
+
+
 def test_a_task_takes_the_capacity_as_its_longest_sequence():
     records = [{"text": "yes why not", "label": "no"}, {"text": "yes", "label": "yes"}] * 20
     task = nopad.tasks.Classification(tokenizer(), ["no", "yes"])

@@ -234,7 +234,8 @@ def check_fits(lengths: NDArray[Any], capacity: int, what: str) -> None:
         raise LengthError(
             f"{over:,} of {lengths.size:,} {what}s are longer than the capacity of {capacity:,}, the first is "
             f"{what} {int(np.argmax(lengths > capacity)):,}, the longest has {int(lengths.max()):,} tokens; give a "
-            'capacity of at least that, or cut them before, as a stream does: exhausted="stop", over_long="truncate"'
+            "capacity of at least that, or make them shorter before: nopad.pack_dataset(data, capacity, "
+            "over_long='truncate'), or max_length= of a task"
         )
 
 

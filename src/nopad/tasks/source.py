@@ -40,7 +40,6 @@ class TaskSource(Source):
         records: dicts; an iterable that starts anew each time, or an iterator, which can be read only once.
         labels: whether the records have labels for the task to read, as in training.
         carry: names of further columns to keep, each with one number per record.
-        left_out: names of columns that the task does not read, which are reported to the user.
         name: name of the input, in fingerprints and messages.
 
     Raises:
@@ -67,10 +66,9 @@ class TaskSource(Source):
         *,
         labels: bool = True,
         carry: Sequence[str] = (),
-        left_out: Sequence[str] = (),
         name: str = "memory",
     ) -> None:
-        self.left_out = tuple(left_out)
+        self.left_out = ()
         self.task, self._records, self._labels, self._carry, self._name = task, records, labels, tuple(carry), name
         self._read = False
         self._schema: pa.Schema | None = None
@@ -114,6 +112,9 @@ class TaskSource(Source):
 
     def _made(self, part: list[Mapping[str, Any]], first: int) -> _Made:
         """Encode these records, of which the first has this number."""
+        if not first:  # what the task does not read of the first record is reported to the user
+            looked = _Looked(part[0])
+            part = [looked, *part[1:]]
         made = encoded_part(self._encode, part, range(first, first + len(part)))
         if made.group > 1:
             raise OptionError(
@@ -121,6 +122,8 @@ class TaskSource(Source):
                 "cannot promise; give task and records to a trainer, or to task.loader"
             )
         columns = _columns(made) | self._carried(part, made, first) if len(made) else {}
+        if not first:
+            self.left_out = tuple(name for name in looked if name not in looked.read)
         return _Made(columns, made.record, first, len(part), int(made.counts.get("truncated", 0)))
 
     def _encode(self, part: list[Mapping[str, Any]]) -> Examples:
@@ -155,6 +158,22 @@ class TaskSource(Source):
             except pa.ArrowException as error:
                 raise RecordError(f"{name!r} of records from {first} on is not of one type ({error})") from error
         return found
+
+
+class _Looked(dict[str, Any]):
+    """A record that notes in `read` the columns whose values were looked at."""
+
+    def __init__(self, record: Mapping[str, Any]) -> None:
+        super().__init__(record)
+        self.read: set[str] = set()
+
+    def __getitem__(self, name: str) -> Any:
+        self.read.add(name)
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.read.add(name)
+        return super().get(name, default)
 
 
 @dataclass(frozen=True)

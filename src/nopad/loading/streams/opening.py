@@ -39,9 +39,10 @@ def is_stream(data: Any, options: Mapping[str, Any]) -> bool:
     odd = [name for name in _OWN if name in options]
     if odd:
         raise OptionError(
-            f"{', '.join(odd)}: for streams only, and stored tokens are taken as they are; leave that out, or give "
-            "tokenizer= (of texts) or exhausted='repeat' or 'stop' to read the data as a stream. Sequences without "
-            "tokens are skipped by nopad.loading.sources.open_tokens(data, empty='skip')"
+            f"{', '.join(odd)}: for streams only, and stored tokens are taken as they are; leave that out, and cut or "
+            "drop long sequences before: nopad.pack_dataset(data, capacity, over_long='truncate'). Texts are read as a "
+            "stream with tokenizer=, stored tokens with exhausted='repeat' or 'stop'. Sequences without tokens are "
+            "skipped by nopad.loading.sources.open_tokens(data, empty='skip')"
         )
     return False
 
