@@ -4,7 +4,7 @@ The same sequences, padded to the capacity and packed flat, in turns in one proc
 The target: 0.9 of the padding removed (slots padded over tokens). Beside it what the groups of `nopad.model.mixers` gain:
 a call for each length, and one call for all sequences.
 
-    python benchmarks/hybrids.py [lfm2] [falcon_h1] [--capacity 512] [--sequences 24] [--turns 5]
+    python benchmarks/hybrids.py [lfm2] [falcon_h1] [--capacity 512] [--sequences 12] [--turns 2]
 """
 
 from __future__ import annotations
@@ -122,13 +122,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kinds", nargs="*", choices=[*CONFIGS, []], help="which; all by default")
     parser.add_argument("--capacity", type=int, default=512)
-    parser.add_argument("--sequences", type=int, default=24)
-    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--sequences", type=int, default=12)
+    parser.add_argument("--turns", type=int, default=2)
     options = parser.parse_args()
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)  # seconds of CPU: fair beside other jobs
     print(f"hybrids on packs: {machine()}, {torch.get_num_threads()} thread, torch {torch.__version__}", flush=True)
-    lengths = lognormal(options.sequences, 170, 0.8, options.capacity)
+    lengths = lognormal(options.sequences, options.capacity / 3, 0.8, options.capacity)
     for kind in options.kinds or CONFIGS:
         measure(kind, lengths, options.capacity, options.turns)
 

@@ -57,6 +57,7 @@ class Family:
             modules; None: `attends` times in each layer.
         places: names of a mixing module's arguments that count places along a row, each with the dimension of which a
             sequence gets the first entries; None: the module takes what it needs itself.
+        masked: whether the base model takes nopad's mask; False: it gets none, as it makes more of it than masks (ALiBi).
         narrow: whether rows are limited to the width of the table of positions.
         front: name of the base model's part that turns raw data (images) into states, and the name of its argument for
             the raw data; a packed call begins with these states (`nopad.model.fronts`). None: tokens are ids.
@@ -79,6 +80,7 @@ class Family:
     mixers: tuple[str, ...] = ()
     mixes: Callable[[Any], int] | None = None
     places: tuple[tuple[str, int | None], ...] = ()
+    masked: bool = True
     narrow: bool = False
     front: tuple[str, str] | None = None
     refuse: Callable[[Any], str | None] = _never
@@ -239,6 +241,7 @@ HYBRIDS: dict[str, Family] = {
 # Models with attention of their own, off transformers' registry, or with other mixing modules.
 _OWN = Family(route="mixers", refuse=_encoder_refuses)
 OWN: dict[str, Family] = {
+    "bloom": replace(_DECODER, route="mixers", mixers=("BloomAttention",), places=(("alibi", 2),), masked=False),
     "codegen": replace(_DECODER, route="mixers", mixers=("CodeGenAttention",)),
     "convbert": replace(_OWN, mixers=("ConvBertSelfAttention",), head=("classifier", 3)),
     "fnet": replace(_OWN, mixers=("FNetFourierTransform",), pooler=("pooler", 3), narrow=True),
@@ -275,7 +278,7 @@ _BY_REASON = {
         qwen4_exp_text rwkv xlstm
     """,
     _AROUND: """
-        bloom cpmant flaubert git gpt_neox_japanese ibert lilt luke openai-gpt tapas xglm xlm
+        cpmant flaubert git gpt_neox_japanese ibert lilt luke openai-gpt tapas xglm xlm
     """,
     _CONVOLUTION: "inkling_text inkling2_text",
     _AXES: """

@@ -104,7 +104,7 @@ class Swap(Hook):
             cross = Cross(call.target, call.placed)
             named["encoder_attention_mask"] = dense_cross(cross) if call.compiled else cross.mask()
         else:
-            named["attention_mask"] = call.placed.mask()
+            named["attention_mask"] = call.placed.mask() if family.masked else None
         return (), named
 
 

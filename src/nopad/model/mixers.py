@@ -259,8 +259,11 @@ def _pieces(
         if named.get(name) is not None:
             raise UnsupportedModelError(
                 f"{type(module).__name__} was given {name}, which would hand its state from one sequence on to the "
-                "next; call the model with use_cache=False"
+                "next; run the model without a cache"
             )
+
+    if family.route == "mixers" and family.causal and named.get(MASK) is None:
+        raise attention.lost(module)
 
     def cut(name: str, value: Any) -> list[Any]:
         if isinstance(value, tuple | list):
@@ -271,7 +274,7 @@ def _pieces(
             masked = family.route == "mixers" and family.causal
             return [_causal(length, value, dtype) if masked else None for _, length in groups.sizes]
         if name in places:
-            return [_first(value, places[name], length) for _, length in groups.sizes]
+            return [_first(value, places[name], placed.layout.shape[0], size) for size in groups.sizes]
         if tuple(value.shape[:2]) == placed.layout.shape:
             return groups.cut(placed.stream(value))
         raise UnsupportedModelError(
@@ -292,10 +295,16 @@ def _causal(length: int, given: Tensor, dtype: torch.dtype | None) -> Tensor:
     return torch.zeros_like(hidden, dtype=dtype).masked_fill(hidden, torch.finfo(dtype).min)
 
 
-def _first(value: Tensor, dim: int | None, length: int) -> Tensor:
-    """Return the first `length` entries of a tensor along `dim`; None: the tensor as it is."""
+def _first(value: Tensor, dim: int | None, rows: int, size: tuple[int, int]) -> Tensor:
+    """Return the first l entries of a tensor along `dim`, for a group of n sequences; None: the tensor as it is.
+
+    `size` is (n, l). A tensor ``[rows * heads, 1, L]`` (ALiBi) becomes ``[n * heads, 1, l]``.
+    """
     if dim is None:
         return value
+    n, length = size
+    if value.dim() == 3:
+        value = value[: value.shape[0] // rows].repeat(n, 1, 1)
     if value.shape[dim] < length:
         raise BatchError(
             f"a sequence of {length} tokens crosses rows of {value.shape[dim]}, and this model counts positions only "
