@@ -20,6 +20,7 @@ from nopad.errors import DeadlineError, RequestError, RunnerClosedError, Serving
 from nopad.sequences import Sequences
 from nopad.serving.answer import Answer, check_process
 from nopad.serving.batching import Batching
+from nopad.serving.pace import Pace
 from nopad.serving.packer import OnlineBatch, OnlinePacker, PackerStatistics
 from nopad.tasks.core import Prepared
 
@@ -27,7 +28,6 @@ __all__ = ["Part", "RequestQueue", "RunnerStatistics", "Waiting", "WhenFull"]
 
 WhenFull = Literal["block", "raise"]
 
-_RECENT = 0.2  # weight of the last batch in the estimate of the time per token
 _TIMES = 1000  # requests whose time to the answer is remembered
 
 
@@ -118,7 +118,7 @@ class RequestQueue:
         self._answered = self._failed = self._padded = 0
         self._counts: dict[str, int] = {}
         self._times: deque[int] = deque(maxlen=_TIMES)
-        self._ns_per_token: float | None = None
+        self._pace = Pace()
         self._process = os.getpid()
 
     def add(self, requests: Iterable[Waiting], deadline: int | None, priority: int) -> None:
@@ -157,17 +157,17 @@ class RequestQueue:
         """Return how long before its deadline a request must leave; refuse a deadline that is too near for that."""
         if deadline is None:
             return 0
-        per_token, tokens = self._ns_per_token or 0.0, sum(lengths)
+        tokens, idle = sum(lengths), not self._running and not self._waiting
         before = sum(part.request.prepared.lengths[part.at] for part in self._running)
         if self._batching.keep_order:
             before += self._packer.waiting_tokens
         left = deadline - self.clock()
-        needed = per_token * (before + tokens)
-        if left <= 0 or needed > left:
+        needed = self._pace.estimate(before + tokens)
+        if left <= 0 or (needed > left and not idle):  # if idle, the request is tried, whatever was slow before
             raise DeadlineError(
                 f"{left / 1e6:.1f} ms are left until the deadline, and it takes about {needed / 1e6:.1f} ms"
             )
-        return min(round(per_token * max(tokens, self._batching.slots)), left)
+        return min(round(self._pace.estimate(max(tokens, self._batching.slots))), left)
 
     def cancel(self, numbers: range) -> None:
         """Take back what still waits of a request, given the numbers of its sequences."""
@@ -214,7 +214,7 @@ class RequestQueue:
                 failed=self._failed,
                 padded_tokens=self._padded,
                 counts=dict(self._counts),
-                us_per_token=None if self._ns_per_token is None else self._ns_per_token / 1e3,
+                us_per_token=None if (pace := self._pace.ns_per_token) is None else pace / 1e3,
                 p50_ms=half,
                 p99_ms=most,
             )
@@ -299,9 +299,7 @@ class RequestQueue:
         done: list[Waiting] = []
         with self._changed:
             if not any(isinstance(result, RequestError) for result in results):  # else it ran in parts, which is slower
-                per_token = spent_ns / sum(part.request.prepared.lengths[part.at] for part in batch)
-                before = per_token if self._ns_per_token is None else self._ns_per_token
-                self._ns_per_token = before + _RECENT * (per_token - before)
+                self._pace.add(sum(part.request.prepared.lengths[part.at] for part in batch), spent_ns)
             for (_, request, at), result in zip(batch, results, strict=True):
                 request.results[at] = result
                 request.missing -= 1
