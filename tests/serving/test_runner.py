@@ -363,6 +363,7 @@ def test_results_share_no_memory_and_may_be_trained_on():
         (BatchError, {"ids": [1]}, "a request has input_ids, and may have attention_mask, token_type_ids; this has"),
         (BatchError, {"input_ids": [1], "labels": [1]}, "this has input_ids, labels"),
         (BatchError, {"input_ids": [[[1, 2], [3, 4]]]}, r"this has the shape \[1, 2, 2\]; submit each by"),
+        (BatchError, {"input_ids": [[1], [1, 2]]}, "the rows of a request have different lengths"),
         (BatchError, {"input_ids": 5}, r"has the shape \[\]"),
         (BatchError, {"input_ids": [1.5]}, "input_ids"),
         (BatchError, {"input_ids": ["a"]}, "input_ids"),
@@ -404,6 +405,15 @@ def test_deadlines_that_are_no_seconds(seconds):
     said = pytest.raises(OptionError, match="deadline_s must be a number of seconds, got")
     with nopad.PackRunner(nopad.packed(a_model())) as runner, said:
         runner.submit({"input_ids": [20]}, deadline_s=seconds)
+
+
+@pytest.mark.parametrize("name", ["output_hidden_states", "output_attentions"])
+def test_a_model_that_returns_the_states_of_all_layers(name):
+    model = a_model()
+    model.set_attn_implementation("eager")
+    setattr(model.config, name, True)
+    with pytest.raises(OptionError, match=name):
+        nopad.PackRunner(nopad.packed(model))
 
 
 def test_a_model_of_limited_batches():

@@ -101,7 +101,7 @@ class Tensors(Core):
         outputs: form of each of the model's outputs, by name; empty until the model has run once.
 
     Raises:
-        OptionError: the model is not pack-safe, or takes no token ids alone.
+        OptionError: the model is not pack-safe, takes no token ids alone, or returns the states of all its layers.
     """
 
     def __init__(self, model: Any, widths: Widths | int = "own", fast: bool | None = None) -> None:
@@ -113,6 +113,9 @@ class Tensors(Core):
         if not self.vocabulary or getattr(inner.config, "is_encoder_decoder", False):
             what = "has a decoder too" if self.vocabulary else "takes no token ids"
             raise OptionError(f"{type(inner).__name__} {what}, and a runner feeds ids to one stack; run it in batches")
+        for name in ("output_hidden_states", "output_attentions"):
+            if getattr(inner.config, name, False):
+                raise OptionError(f"the model's {name} is on, and a runner answers with its last outputs; turn it off")
         self.types = int(getattr(inner.config, "type_vocab_size", 0) or 0)
         self.widths = widths
         self.outputs: dict[str, Output] = {}
@@ -143,7 +146,7 @@ class Tensors(Core):
         if IDS not in given or not given.keys() <= known:
             names = ", ".join(map(str, given)) or "nothing"
             raise BatchError(f"a request has {IDS}, and may have {', '.join(sorted(known - {IDS}))}; this has {names}")
-        rows = len(np.shape(given[IDS])) == 2
+        rows = len(_shape(given[IDS])) == 2
         parts = _rows_of(given, self) if rows else [Request.of(given, self)]
         wide = parts[0].width if rows or self.widths == "given" else None
         if isinstance(self.widths, int):
@@ -286,8 +289,8 @@ def _rows_of(given: Mapping[str, Any], model: Tensors) -> list[Request]:
     Raises:
         InputError: as for `Request.of`, with the number of the row; or the arrays have different shapes.
     """
+    shapes = {name: _shape(values) for name, values in given.items()}
     arrays = {name: np.asarray(values) for name, values in given.items()}
-    shapes = {name: array.shape for name, array in arrays.items()}
     if len(set(shapes.values())) > 1:
         each = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
         raise BatchError(f"the arrays of a request have one shape, and these have {each}")
@@ -319,8 +322,15 @@ def _with_types(part: Sequences) -> Sequences:
     return Sequences(seq_lengths=part.seq_lengths, tokens={IDS: ids, TYPES: np.zeros(ids.size, np.int64)})
 
 
+def _shape(values: Any) -> tuple[int, ...]:
+    try:
+        return np.shape(values)
+    except ValueError as error:  # NumPy's, of lists in a list
+        raise BatchError("the rows of a request have different lengths; pad them, or submit each by itself") from error
+
+
 def _width(values: Any) -> int:
-    shape = np.shape(values)
+    shape = _shape(values)
     if len(shape) != 1:
         raise BatchError(
             f"a request is one sequence, or padded rows [B, L], and this has the shape {list(shape)}; submit each by "
