@@ -57,7 +57,7 @@ class Family:
             modules; None: `attends` times in each layer.
         places: names of a mixing module's arguments that count places along a row, each with the dimension of which a
             sequence gets the first entries; None: the module takes what it needs itself.
-        masked: whether the base model takes nopad's mask; False: it gets none, as it makes more of it than masks (ALiBi).
+        masked: whether the base model takes nopad's mask; False: it gets none, since it makes ALiBi of it, too.
         narrow: whether rows are limited to the width of the table of positions.
         front: name of the base model's part that turns raw data (images) into states, and the name of its argument for
             the raw data; a packed call begins with these states (`nopad.model.fronts`). None: tokens are ids.
