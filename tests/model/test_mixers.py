@@ -140,6 +140,37 @@ def test_the_audit_finds_no_leak(kind):
     assert verdict.isolated, verdict
 
 
+def test_the_audit_finds_a_leak_of_4e_3(monkeypatch):
+    """The first tokens of sequences take in 0.4 % of what the convolution gives for the token before."""
+    join = mixers.Groups.join
+
+    def leaking(self, parts):
+        found = join(self, parts)
+        first = torch.cat([torch.zeros(1, dtype=torch.bool), self.index.diff() != 1])[:, None]
+        return found + 4e-3 * found.roll(1, 0) * first
+
+    monkeypatch.setattr(mixers.Groups, "join", leaking)
+    verdict = nopad.audit(made("lfm2", torch.float32), capacity=16)
+    assert not verdict.isolated
+    assert verdict.first_difference == "layers.0.conv"
+
+
+@pytest.mark.parametrize("kind", ["bloom", *(kind for kind in FEW if kind != "roformer")])
+def test_the_loss_is_that_of_the_sequences(kind):
+    skip_where_unsupported(kind)
+    model = build(tiny(kind), "causal LM").requires_grad_(False)
+    sequences = [one for one in texts(model.config) if one.numel() > 1]
+    labels = [torch.cat([torch.tensor([-100]), one[1:]]) for one in sequences]
+    counts = [one.numel() - 1 for one in sequences]
+    losses = [model(input_ids=one[None], labels=one[None]).loss for one in sequences]
+    wanted = sum(float(one) * n for one, n in zip(losses, counts, strict=True)) / sum(counts)
+    nopad.packed(model)
+    batch = nopad.PackedBatch.from_sequences(sequences, columns={"labels": labels})
+    assert float(model(**batch).loss) == pytest.approx(wanted, rel=1e-6)  # computed in float32
+    given = model(**batch, num_items_in_batch=torch.tensor(2 * sum(counts))).loss
+    assert float(given) == pytest.approx(wanted / 2, rel=1e-6)
+
+
 class Mean(nn.Module):
     """Mixes a row in its own way."""
 
