@@ -85,7 +85,7 @@ def test_two_kinds_need_two_columns(call, lengths, tmp_path):
         (lengths, "holds an array of shape (8,); for two kinds of size it is (n, 2)"),
         (tmp_path / "none.npy", "holds no sequences"),
         (tmp_path / "missing.npy", "missing.npy"),
-        (tmp_path / "h.json", "two kinds of size are read from one .npy file"),
+        (tmp_path / "h.json", "two kinds of size are read from .npy files of integers [n, 2], not from"),
     ):
         refused = call("plan", path, "--ladder", "16x4:1")
         assert refused.code == 2

@@ -106,7 +106,7 @@ def test_names_that_are_no_utf8(command, tmp_path, ids):
         (["pack", "a.jsonl", "", "-o", "x", "-c", "4"], "INPUT..."),
         (["pack", "a.jsonl", "-o", "", "-c", "4"], "--out/-o"),
         (["pack", "a.jsonl", "-o", "x", "-c", "4", "--carry", ""], "--carry"),
-        (["verify", ""], "PATH"),
+        (["verify", ""], "PATH..."),
         (["verify", "x", "--source", ""], "--source/-s"),
         (["report", ""], "PATH..."),
         (["demo", "--folder", ""], "--folder"),

@@ -49,7 +49,7 @@ def names(tmp_path, monkeypatch):
 @pytest.mark.parametrize("form", ["shards", "object"])
 def test_one_step(names, form):
     nopad.pack_corpus(nopad.open_source(ROWS), "packed", nopad.CorpusOptions(capacity=32))
-    exec(recipe("sources.md", "text"), names)
+    exec(recipe("sources.md", "python"), names)
     trainer = names["trainer"]
     if form == "object":
         trainer.train_dataset = nopad.open_packed("packed").to_hf()
