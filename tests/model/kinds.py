@@ -99,7 +99,7 @@ EAGER = {
     "vaultgemma",
 }
 # Kinds whose attention was off the registry in older versions of transformers, and a version where it is on it.
-SINCE = {"ctrl": "5.23", "diffllama": "5.23", "nemotron": "5.23"}
+SINCE = {"ctrl": "5.23", "diffllama": "5.23", "nemotron": "5.23", "recurrent_gemma": "5.23"}
 
 
 def tiny(kind: str, **more: Any) -> Any:

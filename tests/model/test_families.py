@@ -22,7 +22,7 @@ from transformers import CONFIG_MAPPING
 
 import nopad
 from nopad.errors import UnsupportedModelError
-from nopad.model.families import FAMILIES
+from nopad.model.families import FAMILIES, family_of
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "internals" / "equality.md"
 LIMIT = 1e-12
@@ -153,6 +153,10 @@ def skip_where_unsupported(kind) -> None:
         pytest.skip(f"transformers {t.__version__} has no {kind}")
     if kind == "t5":
         zoo.skip_where_unsupported(kind)
+    if Version(t.__version__) < Version(FAMILIES[kind].since or "0"):
+        with pytest.raises(UnsupportedModelError, match=f"{kind} runs on packs from transformers "):
+            family_of(config_of(kind))
+        pytest.skip(f"{kind} is refused in transformers {t.__version__}")
     if Version(t.__version__) < Version(SINCE.get(kind, "0")):
         with pytest.raises(UnsupportedModelError, match="does not take a registered attention; newer versions may"):
             nopad.packed(build(config_of(kind), "base"))

@@ -112,10 +112,11 @@ def test_gradient_checkpointing_computes_again_in_the_layout_of_its_call(kind, r
 def test_autocast(kind):
     model = made(kind, torch.float32)
     sequences = texts(model.config)
+    exact = alone(model, sequences)
     with torch.autocast("cpu", torch.bfloat16):
-        wanted = alone(model, sequences)
+        rounded = difference(alone(model, sequences), exact)
         found = parts(nopad.packed(model), sequences, "rows")
-    assert difference(found, wanted) <= 0.05  # of bfloat16
+    assert 1e-5 < difference(found, exact) <= 2 * rounded  # it computes in bfloat16, and rounds about as much as alone
     gradients(model, found)
 
 
@@ -164,11 +165,14 @@ def test_the_loss_is_that_of_the_sequences(kind):
     counts = [one.numel() - 1 for one in sequences]
     losses = [model(input_ids=one[None], labels=one[None]).loss for one in sequences]
     wanted = sum(float(one) * n for one, n in zip(losses, counts, strict=True)) / sum(counts)
+    ids = sequences[0][None]  # Mamba's own loss takes no count in older versions of transformers
+    counted = not torch.equal(losses[0], model(input_ids=ids, labels=ids, num_items_in_batch=torch.tensor(1)).loss)
     nopad.packed(model)
     batch = nopad.PackedBatch.from_sequences(sequences, columns={"labels": labels})
     assert float(model(**batch).loss) == pytest.approx(wanted, rel=1e-6)  # computed in float32
-    given = model(**batch, num_items_in_batch=torch.tensor(2 * sum(counts))).loss
-    assert float(given) == pytest.approx(wanted / 2, rel=1e-6)
+    if counted:
+        given = model(**batch, num_items_in_batch=torch.tensor(2 * sum(counts))).loss
+        assert float(given) == pytest.approx(wanted / 2, rel=1e-6)
 
 
 class Mean(nn.Module):

@@ -10,6 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+import transformers
+from packaging.version import Version
+
 from nopad.errors import UnsupportedModelError
 
 __all__ = ["FAMILIES", "FRONTS", "REFUSED", "Family", "family_of"]
@@ -61,6 +64,8 @@ class Family:
         narrow: whether rows are limited to the width of the table of positions.
         front: name of the base model's part that turns raw data (images) into states, and the name of its argument for
             the raw data; a packed call begins with these states (`nopad.model.fronts`). None: tokens are ids.
+        since: version of transformers before which the kind is refused, since there a sequence's results depend on what
+            its batch holds besides, or it cannot be built; "": any.
         refuse: function that returns why a model with this configuration is refused, or None if it is not.
         notes: remarks for the documentation.
     """
@@ -83,6 +88,7 @@ class Family:
     masked: bool = True
     narrow: bool = False
     front: tuple[str, str] | None = None
+    since: str = ""
     refuse: Callable[[Any], str | None] = _never
     notes: str = ""
 
@@ -229,14 +235,14 @@ HYBRIDS: dict[str, Family] = {
     "mamba": replace(_DECODER, mixers=("MambaMixer",)),
     "mamba2": replace(_DECODER, mixers=("Mamba2Mixer",)),
     "minimax": replace(_DECODER, mixers=("MiniMaxLightningAttention",)),
-    "nemotron_h": replace(_DECODER, mixers=("NemotronHMamba2Mixer",), mixes=_but_experts),
+    "nemotron_h": replace(_DECODER, mixers=("NemotronHMamba2Mixer",), mixes=_but_experts, since="5.23"),
     "olmo_hybrid": replace(_DECODER, mixers=("OlmoHybridGatedDeltaNet",)),
     "qwen3_5_moe_text": replace(_DECODER, mixers=("Qwen3_5MoeGatedDeltaNet",)),
     "qwen3_5_text": replace(_DECODER, mixers=("Qwen3_5GatedDeltaNet",)),
     "qwen3_next": replace(_DECODER, mixers=("Qwen3NextGatedDeltaNet",)),
     "recurrent_gemma": replace(_DECODER, mixers=("RecurrentGemmaRecurrentBlock",)),
-    "zamba": replace(_DECODER, mixers=("ZambaMambaMixer",), mixes=_hybrids_too),
-    "zamba2": replace(_DECODER, mixers=("Zamba2MambaMixer",), mixes=_hybrids_too),
+    "zamba": replace(_DECODER, mixers=("ZambaMambaMixer",), mixes=_hybrids_too, since="5.23"),
+    "zamba2": replace(_DECODER, mixers=("Zamba2MambaMixer",), mixes=_hybrids_too, since="5.23"),
 }
 # Models with attention of their own, off transformers' registry, or with other mixing modules.
 _OWN = Family(route="mixers", refuse=_encoder_refuses)
@@ -317,6 +323,10 @@ def family_of(config: Any) -> Family:
             f"{', '.join((*FAMILIES, *FRONTS))}; docs/models.md says how to add and audit a type"
         )
     family = FAMILIES.get(kind) or FRONTS[kind]
+    if family.since and Version(transformers.__version__) < Version(family.since):
+        raise UnsupportedModelError(
+            f"{kind} runs on packs from transformers {family.since} on, and this is {transformers.__version__}"
+        )
     reason = family.refuse(config)
     if reason is not None:
         raise UnsupportedModelError(f"this {kind} cannot run on packs: {reason}; run its sequences padded")
