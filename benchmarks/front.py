@@ -1,16 +1,16 @@
 """The README's table: one causal model fine-tuned on the same texts, batched in the ways that people use today.
 
-Real texts of the standard library (docstrings of 200 characters and more), one epoch of steps of 32 sequences, each in
-4 micro-batches of 8 (`gradient_accumulation_steps=4`); a model of 4 x 256 with BERT's vocabulary; the same first weights
-and the same optimiser in one plain loop. "padded" and "nopad" take the very same sequences in every step, so their curves
-can be laid on each other. Packs hold 1,024 tokens, and a micro-batch is one pack; a step has as many packs as hold about
-32 sequences. TRL's own functions make its packs (`pack_dataset`, strategy "bfd") and its batches
-(`DataCollatorForLanguageModeling`); axolotl's own sampler makes its packs (`MultipackBatchSampler`), where it can be
-imported: `pip install --no-deps axolotl==0.19.0` is enough. Sorting is Hugging Face's group_by_length: sorted within 50
-batches, batches in a random order.
+Real texts of the standard library (docstrings and comments of more than 200 characters), one epoch of steps of 32
+sequences, each in 4 micro-batches of 8 (`gradient_accumulation_steps=4`); a model of 4 x 256 with BERT's vocabulary; the
+same first weights and the same optimiser in one plain loop. "padded" and "nopad" take the same sequences in every step, so
+their curves can be laid on each other; nopad's micro-batch is 8 sequences in one stream. Packs of TRL and axolotl hold at
+most 1,024 tokens, and a micro-batch is one pack; a step has as many packs as hold about 32 sequences. TRL's own functions
+make its packs (`pack_dataset`, strategy "bfd") and its batches (`DataCollatorForLanguageModeling`); axolotl's own sampler
+makes its packs (`MultipackBatchSampler`), where it can be imported: `pip install --no-deps axolotl==0.19.0` is enough.
+Sorting is Hugging Face's group_by_length: sorted within 50 batches, batches in a random order.
 
 The steps of all ways are taken in turns, several epochs of each from the same first weights; a step's time is its fastest.
-Making the batches is not timed. Each line has the seconds of the epoch, the padding, how far the loss of any token is from
+Making the batches is not timed. Each line has the seconds of the epoch, tokens/s, the padding, how far the loss of any token is from
 what it gets alone (the same weights for all ways), the steps, and the mean loss of the last three.
 
     python benchmarks/front.py [--texts 256] [--capacity 1024] [--picture docs/pictures/front.svg]

@@ -1,8 +1,4 @@
-"""Run the benchmarks one after the other; name some to run only those.
-
-`front`, `gpu`, `large_corpus`, `peers`, `serve_offline`, `several`, `squares`, `streaming`, `model`, `neighbours` and
-`contamination` run only by name.
-"""
+"""Run the quick benchmarks one after the other; name some to run only those. What is not in QUICK runs only by name."""
 
 from __future__ import annotations
 
