@@ -10,8 +10,8 @@ makes its packs (`MultipackBatchSampler`), where it can be imported: `pip instal
 Sorting is Hugging Face's group_by_length: sorted within 50 batches, batches in a random order.
 
 The steps of all ways are taken in turns, several epochs of each from the same first weights; a step's time is its fastest.
-Making the batches is not timed. Each line has the seconds of the epoch, tokens/s, the padding, how far the loss of any token is from
-what it gets alone (the same weights for all ways), the steps, and the mean loss of the last three.
+Making the batches is not timed. Each line has the seconds of the epoch, tokens/s, the padding, how far the loss of any
+token is from what it gets alone (the same weights for all ways), the steps, and the mean loss of the last three.
 
     python benchmarks/front.py [--texts 256] [--capacity 1024] [--picture docs/pictures/front.svg]
 """
