@@ -37,4 +37,5 @@ for _ in range(6):  # epochs
     last = over_ranks(total)
     if loader.ranks.rank == 0:
         print(f"epoch {loader.epoch}: last loss {last:.6f}, {loader.sequences_seen} sequences")
+dist.barrier()  # a rank that leaves early would break what the others still do
 dist.destroy_process_group()

@@ -26,4 +26,5 @@ for epoch in range(3):
         optimizer.zero_grad()
     if loader.ranks.rank == 0:
         print(f"epoch {epoch}: loss {loss:.3f}, {loader.sequences_seen} sequences in {loader.steps_seen} steps")
+dist.barrier()  # a rank that leaves early would break what the others still do
 dist.destroy_process_group()

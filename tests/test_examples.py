@@ -32,7 +32,10 @@ def on_ranks(*words, cwd=ROOT):
     """Run in processes of their own, and return the lines of stdout."""
     command = [sys.executable, "-W", "ignore", *words]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=240)
+    for _ in range(3):  # gloo's threads now and then abort a process of PyTorch 2.13 that is over
+        done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=240)
+        if not done.returncode or "terminate called without an active exception" not in done.stderr:
+            break
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
