@@ -256,6 +256,16 @@ def test_golden_greedy(call, shared):
     assert row["sequences"] == 16_279_552
 
 
+def test_output_alone_saves_the_plan_that_the_answer_advises(call, histogram, tmp_path):
+    ran = call("plan", histogram, "-o", tmp_path / "x")
+    assert ran.endswith(f"saved {tmp_path / 'x'}\n")
+    assert ran.splitlines()[2].startswith(f"{nopad.Plan.load(tmp_path / 'x').packs:,} packs")
+    assert nopad.Plan.load(tmp_path / "x").depth is None
+    call("plan", histogram, "-o", tmp_path / "y", "-d", "2")
+    two = nopad.Plan.load(tmp_path / "y")
+    assert (two.algorithm, two.depth) == ("auto", 2)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -272,9 +282,9 @@ def test_golden_greedy(call, shared):
         (["-d", "-1"], "depth must be an integer >= 1, or none for unlimited, got '-1'"),
         (["-d", "1.5"], "depth must be an integer >= 1, or none for unlimited, got '1.5'"),
         (["--seed", "-1"], "seed must be an integer from 0 to 18446744073709551615, got -1"),
-        (["-o", "x"], "--output saves one plan; give one --algorithm and one --depth, not "),
+        (["-o", "x", "--all"], "--output saves one plan; give one --algorithm and one --depth, not "),
         (["-o", "x", "-d", "1", "-a", "ffd", "-a", "lpfhp"], "give one --algorithm and one --depth, not 2 and 1"),
-        (["-o", "x", "-a", "ffd"], "give one --algorithm and one --depth, not 1 and 7"),
+        (["-o", "x", "-d", "1", "-d", "3"], "give one --algorithm and one --depth, not 1 and 2"),
     ],
 )
 def test_bad_options(call, histogram, tmp_path, monkeypatch, arguments, message):

@@ -82,6 +82,11 @@ def test_masks():
 @pytest.mark.parametrize(
     ("schema", "reading", "message"),
     [
+        (
+            {"q": pa.string(), "a": pa.string()},
+            {},
+            "choose one with text_field= or ids_field=, or both texts of a pair with text_pair=",
+        ),
         ({"ids": IDS}, {}, "a: neither a column 'input_ids' nor 'text'; it has the columns \"ids\"; choose one with "),
         ({}, {}, "it has no columns; choose one"),
         ({"input_ids": pa.int32()}, {}, "a: the column 'input_ids' is int32, not lists of integers; choose another"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
+from tests.leaving import leave
 
 import nopad
 from nopad.losses import Accuracy, over_ranks, token_denominator, token_loss
@@ -38,18 +39,15 @@ def step(model, batch, per, ranks, accuracy):
 def on_rank(rank, folder):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
-    try:
-        for per in PER:
-            inner = model_of_seed_0()
-            model = torch.nn.parallel.DistributedDataParallel(inner)
-            accuracy = Accuracy(per)
-            loss = step(model, batch_of(SHARES[rank], 11 * rank), per, 2, accuracy)
-            accuracy.reduce()
-            gradients = {name: parameter.grad for name, parameter in inner.named_parameters()}
-            torch.save({"loss": loss, "counts": accuracy.counts, "gradients": gradients}, f"{folder}/{per}-{rank}.pt")
-        dist.barrier()
-    finally:
-        dist.destroy_process_group()
+    for per in PER:
+        inner = model_of_seed_0()
+        model = torch.nn.parallel.DistributedDataParallel(inner)
+        accuracy = Accuracy(per)
+        loss = step(model, batch_of(SHARES[rank], 11 * rank), per, 2, accuracy)
+        accuracy.reduce()
+        gradients = {name: parameter.grad for name, parameter in inner.named_parameters()}
+        torch.save({"loss": loss, "counts": accuracy.counts, "gradients": gradients}, f"{folder}/{per}-{rank}.pt")
+    leave(folder, rank)
 
 
 @pytest.fixture(scope="module")

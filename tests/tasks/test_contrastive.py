@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 import torch.distributed as dist
+from tests.leaving import leave
 from tests.tasks.equality import check_equal
 from tests.tasks.tiny import bert, llama, tokenizer, words
 
@@ -164,30 +165,27 @@ def on_rank(rank, folder):
     """One of two processes: unequal shares, under DDP; and one in which a rank has nothing but a stand-in."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
-    try:
-        for name, shares in SHARES.items():
-            task = Contrastive(tokenizer(), symmetric=name == "unequal")
-            examples = task.encode(records(1))
-            model = encoder(task)
-            wrapped = torch.nn.parallel.DistributedDataParallel(nopad.packed(model))
-            first, last = shares[rank] or [0, 1]
-            batch = nopad.PackedBatch.from_columns(examples.sequences.part(3 * first, 3 * last), nopad.Rows(64))
-            batch = batch if shares[rank] else batch.as_stand_in()
-            whole = task.objective.count(batch)
-            dist.all_reduce(whole)
-            loss, outputs = task.objective.step(wrapped, batch, whole)
-            (loss * 2).backward()
-            meter = task.objective.meter()
-            if batch.weight:
-                meter.add(outputs, batch)
-            meter.reduce()
-            total = loss.detach().clone()
-            dist.all_reduce(total)
-            gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
-            torch.save({"loss": total, "gradients": gradients, "values": meter.values()}, f"{folder}/{name}-{rank}.pt")
-        dist.barrier()
-    finally:
-        dist.destroy_process_group()
+    for name, shares in SHARES.items():
+        task = Contrastive(tokenizer(), symmetric=name == "unequal")
+        examples = task.encode(records(1))
+        model = encoder(task)
+        wrapped = torch.nn.parallel.DistributedDataParallel(nopad.packed(model))
+        first, last = shares[rank] or [0, 1]
+        batch = nopad.PackedBatch.from_columns(examples.sequences.part(3 * first, 3 * last), nopad.Rows(64))
+        batch = batch if shares[rank] else batch.as_stand_in()
+        whole = task.objective.count(batch)
+        dist.all_reduce(whole)
+        loss, outputs = task.objective.step(wrapped, batch, whole)
+        (loss * 2).backward()
+        meter = task.objective.meter()
+        if batch.weight:
+            meter.add(outputs, batch)
+        meter.reduce()
+        total = loss.detach().clone()
+        dist.all_reduce(total)
+        gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+        torch.save({"loss": total, "gradients": gradients, "values": meter.values()}, f"{folder}/{name}-{rank}.pt")
+    leave(folder, rank)
 
 
 SHARES = {"unequal": ([0, 2], [2, COUNT]), "stand-in": ([0, COUNT], None)}

@@ -234,7 +234,7 @@ def _lengths(
     lengths, record = [np.zeros(0, dtype=np.int32)], [np.zeros(0, dtype=np.int64)]
     records = dict.fromkeys(source.names, 0)
     for group in sequences(source.blocks(), tokenizer, options):
-        monitor.advance(sum(block.size for block in group.blocks), group.counts.tokens)
+        monitor.advance(sum(block.progress for block in group.blocks), group.counts.tokens)
         lengths.append(group.batch.seq_lengths)
         record.append(group.batch.values["seq_index"])
         records[group.blocks[0].source] += group.counts.records

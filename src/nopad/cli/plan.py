@@ -123,7 +123,12 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print the same facts as one JSON object.")] = False,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Save the plan; needs one --algorithm and one --depth."),
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Save the plan: without --algorithm and --depth, that of auto with unlimited depth.",
+        ),
     ] = None,
     tokenizer: TokenizerSpec = None,
     over_long: PlannedOverLong = None,
@@ -192,10 +197,10 @@ def plan(
         beside = {"--capacity": capacity, "--algorithm": algorithm, "--all": everything}
         _ladder(ladder, read, beside, options, depth, as_json, output)
         return
-    wanted = Wanted(algorithm, depth, everything, options)
-    _check_output(output, len(wanted.algorithms), len(wanted.depths))
+    wanted = Wanted(algorithm, depth, everything, options, output)
+    _check_output(output, len(wanted.algorithms), len(wanted.depth or [None]))
     apart = over_long is None and output is None and pretrain is None
-    given, rows = _compare(partial(read, apart=apart), capacity, wanted, seed, output)
+    given, rows = _compare(partial(read, apart=apart), capacity, wanted, seed)
     without = padded(given.histogram, given.capacity, batch_size)
     if as_json:
         print(json.dumps(facts(given, without, rows), indent=1))
@@ -211,23 +216,35 @@ class Wanted:
         algorithm, depth: the values of ``--algorithm`` and ``--depth``; None: not given.
         everything: whether ``--all`` is given.
         options: options of the algorithms, by name.
+        output: the file to save a plan in; None: no plan is saved.
     """
 
     algorithm: list[str] | None
     depth: list[str] | None
     everything: bool
     options: Mapping[str, Any]
+    output: Path | None
 
     @property
     def algorithms(self) -> list[str]:
         """The algorithms to plan with."""
         quick = list(quick_algorithms(self.options))
-        return self.algorithm or (["auto"] if self.short and "auto" in quick else quick)
+        return self.algorithm or (["auto"] if not self.everything and self._one_row and "auto" in quick else quick)
 
     @property
     def depths(self) -> list[int | None]:
         """The depths to plan for."""
         return [parse_depth(text) for text in self.depth] if self.depth else list(DEPTHS)
+
+    @property
+    def _one_row(self) -> bool:
+        """Whether one algorithm is enough, unless the user asks for more."""
+        return self.output is not None or not self.depth
+
+    @property
+    def saved_depth(self) -> int | None:
+        """The depth of the plan that is saved; None: unlimited."""
+        return self.depths[0] if self.depth else None
 
     @property
     def short(self) -> bool:
@@ -236,7 +253,7 @@ class Wanted:
 
 
 def _compare(
-    read: Callable[..., Given], capacity: int | None, wanted: Wanted, seed: int, output: Path | None
+    read: Callable[..., Given], capacity: int | None, wanted: Wanted, seed: int
 ) -> tuple[Given, list[dict[str, Any]]]:
     """Read the input, plan with every algorithm at every depth, and return both."""
     options, algorithms = wanted.options, wanted.algorithms
@@ -256,7 +273,8 @@ def _compare(
             wanted.depths,
             seed=seed,
             options=options,
-            output=output,
+            output=wanted.output,
+            saved_depth=wanted.saved_depth,
             monitor=monitor,
         )
     return given, rows
@@ -315,7 +333,7 @@ def _ways(given: Given) -> str:
 
 
 def _check_output(output: Path | None, algorithms: int, depths: int) -> None:
-    """Refuse --output unless there is exactly one plan and a folder to save it in."""
+    """Refuse --output unless it is clear which plan to save, and there is a folder to save it in."""
     if output is None:
         return
     if (algorithms, depths) != (1, 1):
@@ -337,16 +355,17 @@ def table_rows(
     seed: int = 0,
     options: Mapping[str, Any] | None = None,
     output: Path | None = None,
+    saved_depth: int | None = None,
 ) -> list[dict[str, Any]]:
     """Call `nopad.planning.comparison.compare` with progress bars, and return its rows.
 
-    The other arguments are those of `compare`. `output` is the file to save the plan in, allowed only with one
-    algorithm and one depth; None: do not save it.
+    The other arguments are those of `compare`. `output` is the file to save the plan of `saved_depth` in, allowed
+    only with one algorithm; None: save none.
     """
 
     def done(made: Plan) -> None:
         monitor.advance(1)
-        if output is not None:
+        if output is not None and made.depth == saved_depth:
             made.save(output)
 
     def begun(name: str) -> None:

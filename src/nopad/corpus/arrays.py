@@ -131,6 +131,7 @@ class ArrayFolder(TableSource):
         if options.ids_field is None and options.text_field is None:
             options = replace(options, ids_field="ids")
         super().__init__(folder.name, str(folder), schema, options)
+        self._of_rows(self._offsets.size - 1, sum(array.bytes for array in layout.files))
         self._carried_per_token = [column.name for column in self.carried if column.per == "token"]
 
     def batches(self) -> Iterator[pa.RecordBatch]:

@@ -13,7 +13,7 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,13 @@ from nopad.corpus.source import BLOCK_BYTES
 from nopad.errors import SourceError
 
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
+
+
+@dataclass(slots=True)
+class Meter:
+    """How far the latest pass over a file has come: `read`, the number of its stored bytes that have been read."""
+
+    read: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +40,7 @@ class InputFile:
         size: stored size in bytes; for a compressed file, its compressed size.
         remote: the `nopad.corpus.remote.Remote` of a file on an object store; None for a local file.
         stamp: (modification time in ns, inode), by which a replaced file is noticed; None: only the size is compared.
+        meter: tells progress bars how much of the file has been read; it is not part of the file's identity.
     """
 
     path: Path | str
@@ -40,6 +48,7 @@ class InputFile:
     size: int
     remote: Any = None
     stamp: tuple[int, int] | None = None
+    meter: Meter = field(default_factory=Meter, compare=False, repr=False)
 
     @classmethod
     def found(cls, path: Path, name: str) -> InputFile:
@@ -82,13 +91,21 @@ class InputFile:
 
     def lines(self) -> Iterator[bytes]:
         """Yield the decompressed lines with their line ends; meant for reading the first few lines."""
-        rest = b""
+        rest: list[bytes] = []
+        for chunk in self.chunks(1 << 16):
+            *lines, last = chunk.split(b"\n")
+            for line in lines:
+                yield b"".join((*rest, line, b"\n"))
+                rest = []
+            rest.append(last)
+        if tail := b"".join(rest):
+            yield tail
+
+    def chunks(self, size: int) -> Iterator[bytes]:
+        """Yield the decompressed content in chunks of at most `size` bytes, which end anywhere."""
         with self._stream() as file:
-            while chunk := file.read(1 << 16):
-                *lines, rest = (rest + chunk).split(b"\n")
-                yield from (line + b"\n" for line in lines)
-        if rest:
-            yield rest
+            while chunk := file.read(size):
+                yield chunk
 
     def line_blocks(
         self, block_bytes: int = BLOCK_BYTES, offset: int = 0, line: int = 1
@@ -132,16 +149,17 @@ class InputFile:
         """Open the content as a binary stream, decompressed."""
         if self.compression is None:
             with reading(self.path):
-                opened = open(self.path, "rb") if self.remote is None else self.remote.stream()  # noqa: SIM115
+                opened = open(self.path, "rb") if self.remote is None else _Counted(self.remote.stream())  # noqa: SIM115
             with self._unchanged(opened) as stored:
                 yield _Proven(self, stored, stored)
             return
         import pyarrow as pa
 
         with reading(self.path):
-            opened = pa.OSFile(os.fsencode(self.path)) if self.remote is None else self.remote.stream()
+            opened = pa.OSFile(os.fsencode(self.path)) if self.remote is None else _Counted(self.remote.stream())
         with self._unchanged(opened) as stored:
-            yield _Proven(self, stored, pa.CompressedInputStream(stored, self.compression))
+            raw = stored if self.remote is None else pa.PythonFile(stored, mode="r")
+            yield _Proven(self, stored, pa.CompressedInputStream(raw, self.compression))
 
     @contextmanager
     def _unchanged(self, opened: Any) -> Iterator[Any]:
@@ -190,6 +208,7 @@ class _Proven:
         """Read at most `size` bytes; with a negative `size`, all that is left."""
         data: bytes = self.content.read(None if size < 0 else size)
         self.file.prove(self.stored)
+        self.file.meter.read = self.stored.tell()
         return data
 
     def skip(self, size: int) -> None:
@@ -199,6 +218,36 @@ class _Proven:
             return
         while size > 0 and (data := self.read(min(size, BLOCK_BYTES))):
             size -= len(data)
+
+
+class _Counted:
+    """A remote stream that knows how many bytes were read from it, which pyarrow's own streams do not tell."""
+
+    closed = False
+
+    def __init__(self, stream: Any) -> None:
+        self._stream, self._read = stream, 0
+
+    def __enter__(self) -> _Counted:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def read(self, size: int | None = None) -> bytes:
+        data: bytes = self._stream.read(size)
+        self._read += len(data)
+        return data
+
+    def tell(self) -> int:
+        return self._read
+
+    def seekable(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        self.closed = True
+        self._stream.close()
 
 
 _AGAIN = "run again when nothing writes to it"

@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Iterator
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from nopad.corpus.inputs import InputFile, not_utf8
@@ -28,8 +29,10 @@ _SPACE = re.compile(r"[ \t\r\n]*")
 
 def is_array(file: InputFile) -> bool:
     """Return whether the first character of a file, apart from white space, is ``[``, so that it holds a JSON array."""
-    for line in file.lines():
-        if rest := line.removeprefix(b"\xef\xbb\xbf").strip():
+    first = b""
+    for chunk in file.chunks(1 << 16):
+        first += chunk
+        if rest := first.removeprefix(b"\xef\xbb\xbf").strip():
             return rest.startswith(b"[")
     return False
 
@@ -105,11 +108,14 @@ class _Window:
 
 def _decoded(file: InputFile) -> Iterator[str]:
     decoder, done = codecs.getincrementaldecoder("utf-8")(), 0
-    for data, _, _ in file.line_blocks(_BYTES):
+    for data in chain(file.chunks(_BYTES), [b""]):
         try:
-            yield decoder.decode(data)
+            if text := decoder.decode(data, final=not data):
+                yield text
         except UnicodeDecodeError as error:
-            raise RecordError(f"{file.path}: {not_utf8(data, error, f'part from byte {done} on')}") from error
+            raw = error.object  # the first bytes may be of the chunk before: a character cut in two
+            part = f"part from byte {done + len(data) - len(raw)} on"
+            raise RecordError(f"{file.path}: {not_utf8(raw, error, part)}") from error
         done += len(data)
 
 

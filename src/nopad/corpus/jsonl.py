@@ -56,7 +56,7 @@ class JsonlFile(Source):
         self._block_bytes = block_bytes
         self._field = _named_field(options) or detect_field(file)
         self.kind = self._field.kind if self._field else None
-        self.total_bytes = None if file.compression else file.size
+        self.total_bytes = file.size
         self._selection: Selection | None = None  # None: only the content is read
         self._chosen: Selection | None = None
         typical = list(islice(_typical(file, self._field), TYPICAL)) if self._field else []
@@ -86,6 +86,10 @@ class JsonlFile(Source):
         for data, offset, line in self._file.line_blocks(self._block_bytes, *at):
             here = (offset, line)
             yield Block(name=name, data=data, decoder=decoder, first_line=line, path=path, by_line=True, at=here)
+
+    def read_bytes(self) -> int:
+        """Return how many stored bytes of the file the latest pass has read."""
+        return self._file.meter.read
 
     def inventory(self) -> list[tuple[str, int]]:
         """Return this file's name and size."""

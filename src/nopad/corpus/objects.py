@@ -65,6 +65,8 @@ class DatasetSource(TableSource):
             names = (getattr(dataset, "format", None) or {}).get("columns") or list(dataset.features)
             schema = pa.schema([field for field in dataset.features.arrow_schema if field.name in names])
         super().__init__(name, name, schema, options or ReaderOptions())
+        if self._length and self._dicts is None:
+            self._of_rows(self._length, getattr(dataset.data, "nbytes", 0))
 
     def blocks(self) -> Iterator[Block]:
         """Yield one block per batch."""

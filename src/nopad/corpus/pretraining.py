@@ -53,6 +53,7 @@ class _Pool:
     places: list[str] = field(default_factory=list)
     bytes: int = 0
     filled: int = 0
+    read: int = 0
 
     def add(self, document: str | dict[str, str], place: str) -> None:
         self.documents.append(document)
@@ -69,6 +70,7 @@ class _Pool:
         self.places += other.places
         self.bytes += other.bytes
         self.filled += other.filled
+        self.read += other.read
 
 
 class PretrainingSource(Source):
@@ -146,13 +148,16 @@ class PretrainingSource(Source):
     def _pools(self) -> Iterator[_Pool]:
         """Yield the pools of all sources; the last one of each may be small."""
         pool, number = None, 0
+        read = 0
         for block in self._source.blocks():
+            read += block.progress
             for document, line in _documents(block):
                 if pool is None or pool.source != block.source:
                     if pool is not None:
                         yield pool
                     pool = _Pool(block.source, block.name, number)
                 pool.add(document, block.place(line))
+                pool.read, read = pool.read + read, 0
                 number += 1
                 if pool.bytes >= self.options.pool_bytes and pool.filled >= FEWEST:
                     yield pool
@@ -178,6 +183,7 @@ class PretrainingSource(Source):
             path=pool.places[0],
             source=pool.source,
             places=tuple(pool.places),
+            read=pool.read,
         )
 
     def inventory(self) -> list[tuple[str, int]]:

@@ -66,7 +66,7 @@ class RecordFile(Source):
         self._path = str(file.path) if file is not None else name
         self._encoder, self._block_bytes = encoder, block_bytes
         self._options = options
-        self.total_bytes = file.size if file is not None and not file.compression and lines else None
+        self.total_bytes = file.size if file is not None else None
         if isinstance(self._runs, _Once):
             typical = _all(self._runs.ahead())
         else:
@@ -110,6 +110,10 @@ class RecordFile(Source):
                 ways=self._ways,
             )
             at += run.count
+
+    def read_bytes(self) -> int | None:
+        """Return how many stored bytes of the file the latest pass has read; None if the input is not a file."""
+        return self._file.meter.read if self._file is not None else None
 
     def inventory(self) -> list[tuple[str, int]]:
         """Return [(name, size in bytes)] of the file; an empty list if the input is not a file."""

@@ -193,9 +193,11 @@ def _content(schema: pa.Schema, options: ReaderOptions, place: str) -> tuple[str
     if name is None:
         name = next((n for n in ("input_ids", "text") if n in schema.names), None)
         if name is None:
+            texts = [field.name for field in schema if is_string(field.type)]
+            also = ", or both texts of a pair with text_pair=" if len(texts) == 2 else ""
             raise SourceError(
                 f"{place}: neither a column 'input_ids' nor 'text'; it has {_names(schema)}; "
-                "choose one with text_field= or ids_field="
+                f"choose one with text_field= or ids_field={also}"
             )
     _check_once(schema, name, place)
     kind: Kind = "text" if name == options.text_field or (name == "text" and not options.ids_field) else "ids"

@@ -64,6 +64,7 @@ class Block:
         places: for a block with documents from several files, the place of each document, for messages; (): the place
             is made from `path` and the line.
         ways: what can be done with its over-long records (`nopad.corpus.CorpusOptions`), besides an error.
+        read: how many bytes of `Source.total_bytes` were read to get this block, for progress bars; None: `size` bytes.
 
     >>> import nopad
     >>> [block] = nopad.open_source([[7, 8, 9], [5]]).blocks()
@@ -82,6 +83,7 @@ class Block:
     at: tuple[int, ...] = ()
     places: tuple[str, ...] = ()
     ways: tuple[OverLong, ...] = WAYS
+    read: int | None = None
 
     @property
     def size(self) -> int:
@@ -91,6 +93,11 @@ class Block:
         from nopad.corpus.digest import content_bytes
 
         return content_bytes(self.data)
+
+    @property
+    def progress(self) -> int:
+        """By how much a progress bar with the total `Source.total_bytes` advances with this block, in bytes."""
+        return self.size if self.read is None else self.read
 
     def digest(self) -> bytes:
         """Return the SHA-256 of the content, 32 bytes; for a table, independent of the memory layout."""
@@ -129,7 +136,8 @@ class Source(ABC):
     kind: Kind | None = None
     """Content of every record, "text" or "ids"; None if that is not known before reading."""
     total_bytes: int | None = None
-    """Sum of the sizes of all blocks in bytes, for a progress bar; None if that is not known."""
+    """Total of a progress bar, in bytes as files store them (compressed, say): the sum of `Block.progress` of all
+    blocks; None if that is not known."""
     ignored: tuple[str, ...] = ()
     """Names of files that were found but are not read, to be shown to the user."""
     carried: tuple[Carried, ...] = ()
@@ -180,6 +188,10 @@ class Source(ABC):
         Sources that can find a block without reading the earlier ones override this method.
         """
         return islice(self.blocks(), at[0], None)
+
+    def read_bytes(self) -> int | None:
+        """Return how many bytes of `total_bytes` the latest pass has read so far; None if each block tells."""
+        return None
 
     def inventory(self) -> list[tuple[str, int]]:
         """Return (name, bytes) of each file in reading order, so that an error can name a file that changed."""
@@ -247,9 +259,14 @@ def located(sources: Sequence[Source], at: tuple[int, ...] = (0,)) -> Iterator[B
     for number in range(at[0], len(sources)):
         inside = at[1:] if number == at[0] else ()
         first = inside[0] if len(inside) == 1 else 0
-        blocks = sources[number].blocks_from(inside) if inside else sources[number].blocks()
+        source, before = sources[number], 0
+        blocks = source.blocks_from(inside) if inside else source.blocks()
         for place, block in enumerate(blocks, first):
-            yield replace(block, at=(number, *(block.at or (place,))))
+            block = replace(block, at=(number, *(block.at or (place,))))
+            now = source.read_bytes()
+            if block.read is None and now is not None:
+                block, before = replace(block, read=now - before), now
+            yield block
 
 
 def chain(digest: bytes, block: Block) -> bytes:

@@ -60,6 +60,7 @@ class TableSource(Source):
         self._path = path
         self._options = options
         self.selection: Selection = select(schema, options, path)
+        self._total_rows = 0  # 0: not known
         self._columns = pa.schema([schema.field(name) for name in self.selection.columns])
         self.kind = self.selection.kind
         self.carried = self.selection.carried
@@ -84,11 +85,27 @@ class TableSource(Source):
     def blocks(self) -> Iterator[Block]:
         """Yield one block per batch, or per part that `pieces` yields."""
         decoder = partial(decode_rows, selection=self.selection)
-        row = 1
+        row, before = 1, 0
         for batch in self.batches():
+            begin, here = row, self.read_bytes()
             for data in self.pieces(checked(batch, self._columns, self._path, row)):
-                yield Block(name=self._name, data=data, decoder=decoder, first_line=row, path=self._path)
+                read = None
+                if here is not None:  # each row of the batch counts the same
+                    read = _part(here - before, row - begin, data.num_rows, batch.num_rows)
+                elif self._total_rows:
+                    read = _part(self.total_bytes or 0, row - 1, data.num_rows, self._total_rows)
+                yield Block(name=self._name, data=data, decoder=decoder, first_line=row, path=self._path, read=read)
                 row += data.num_rows
+            before = here or 0
+
+    def _of_rows(self, rows: int, stored: int) -> None:
+        """Let blocks report their progress: the table has `rows` rows in `stored` bytes, taken as equal in size."""
+        self._total_rows, self.total_bytes = rows, stored
+
+
+def _part(size: int, first: int, rows: int, of: int) -> int:
+    """Return how many of `size` bytes belong to `rows` rows from `first` on, if all `of` rows are of equal size."""
+    return size * (first + rows) // of - size * first // of
 
 
 class ParquetFile(TableSource):
@@ -100,6 +117,7 @@ class ParquetFile(TableSource):
         self._block_bytes = block_bytes
         self._metadata, schema = parquet_footer(file)
         super().__init__(file.name, str(file.path), schema, options)
+        self._of_rows(self._metadata.num_rows, file.size)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield batches of about `block_bytes` from each row group."""
@@ -121,6 +139,7 @@ class ArrowFile(TableSource):
         """Read the schema of the file, and choose the columns to read."""
         self._file = file
         self._block_bytes = block_bytes
+        self.total_bytes = file.size
         schema = arrow_schema(file)
         super().__init__(file.name, str(file.path), schema, options)
 
@@ -131,6 +150,10 @@ class ArrowFile(TableSource):
     def pieces(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Yield slices of about `block_bytes` each."""
         return cut(batch, self._block_bytes)
+
+    def read_bytes(self) -> int:
+        """Return how many stored bytes of the file the latest pass has read."""
+        return self._file.meter.read
 
     def inventory(self) -> list[tuple[str, int]]:
         """Return this file's name and size."""
@@ -198,8 +221,9 @@ def arrow_batches(file: InputFile) -> Iterator[pa.RecordBatch]:
     with file.random() as opened, library_errors(file, "Arrow"):
         found = opened_arrow(opened, file.path)
         numbered = isinstance(found, pa.RecordBatchFileReader)
-        for batch in map(found.get_batch, range(found.num_record_batches)) if numbered else found:
+        for number, batch in enumerate(map(found.get_batch, range(found.num_record_batches)) if numbered else found, 1):
             file.prove(opened)
+            file.meter.read = file.size * number // found.num_record_batches if numbered else opened.tell()
             yield batch
 
 

@@ -34,9 +34,9 @@ class TextFile(Source):
         self._file = file
         self._unit = unit
         self._block_bytes = block_bytes
-        self.total_bytes = None if file.compression else file.size
-        if unit == "file":
-            self._check_size(self.total_bytes or 0)
+        self.total_bytes = file.size
+        if unit == "file" and not file.compression:
+            self._check_size(file.size)
 
     def blocks(self) -> Iterator[Block]:
         """Yield the file as a single block if it is one document, else blocks of whole lines or paragraphs."""
@@ -66,6 +66,10 @@ class TextFile(Source):
                 f"{self._file.path}: one document of {shown}{TOO_LONG}, or take each line or paragraph for one with "
                 'text_unit="line" or "paragraph"'
             )
+
+    def read_bytes(self) -> int:
+        """Return how many stored bytes of the file the latest pass has read."""
+        return self._file.meter.read
 
     def inventory(self) -> list[tuple[str, int]]:
         """Return this file's name and size."""

@@ -161,7 +161,7 @@ class _Job:
         self.monitor.stage("checking the source", self.source.total_bytes, "bytes")
         for block in self.source.blocks():
             digest = chain(digest, block)
-            self.monitor.advance(block.size)
+            self.monitor.advance(block.progress)
         return digest.hex()
 
     def settings(self, split: str | None = None) -> dict[str, Any]:
@@ -286,7 +286,7 @@ class _Job:
                 first = spool.progress.counts.records
                 for group in sequences(blocks, self.tokenizer, self.corpus, first_record=first):
                     spool.append(group.batch, group.counts, group.blocks)
-                    self.monitor.advance(sum(block.size for block in group.blocks), group.counts.tokens)
+                    self.monitor.advance(sum(block.progress for block in group.blocks), group.counts.tokens)
             counts = spool.progress.counts
             _check_any(counts)
             spool.finish()

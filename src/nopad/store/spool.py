@@ -121,7 +121,7 @@ class Spool:
     def remaining(self, source: Source, on_bytes: Callable[[int], None]) -> Iterator[Block]:
         """Yield the source's blocks that are not in the spool yet, after checking that earlier blocks are unchanged.
 
-        `on_bytes` is called with the size in bytes of each earlier block that was read for this check.
+        `on_bytes` is called with the `Block.progress` of each earlier block that was read for this check.
 
         Raises:
             ResumeError: the source changed since the job started; the message says where.
@@ -136,7 +136,7 @@ class Spool:
             at += 1
             since = since or block.name
             digest = chain(digest, block)
-            on_bytes(block.size)
+            on_bytes(block.progress)
             committed = trusted.get(at)
             if committed is not None:
                 if committed.chain != digest.hex():

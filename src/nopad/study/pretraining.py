@@ -83,7 +83,7 @@ def pairs_at(
         tokenizer: a tokenizer that has ``[CLS]``, ``[SEP]`` and ``[MASK]``.
         options: how pairs are made; each of `lengths` replaces `max_length`, and `over_long` is always "truncate".
         lengths: the maximum lengths of a pair, in tokens.
-        advance: called with the number of bytes in each block of documents that was read.
+        advance: called with the `Block.progress`, in bytes, of each block of documents that was read.
 
     Raises:
         SourceError, RecordError: as for `nopad.corpus.PretrainingSource`.
@@ -101,7 +101,7 @@ def pairs_at(
             counts[number] += np.bincount(made.sequences.seq_lengths, minlength=counts[number].size)
             for name, count in made.counts.items():
                 totals[number][name] = totals[number].get(name, 0) + count
-        advance(block.size)
+        advance(block.progress)
     found = []
     for one, sizes, total in zip(every, counts, totals, strict=True):
         histogram = Histogram.from_counts({n: int(sizes[n]) for n in np.flatnonzero(sizes).tolist()})

@@ -69,7 +69,7 @@ def source_problems(
         for block in group.blocks:
             digest = chain(digest, block)
             size += block.size
-            monitor.advance(block.size)
+            monitor.advance(block.progress)
         chosen.add(group.batch.values["seq_index"], group.batch.seq_lengths)
         batch = chosen.present(group.batch, content, at)
         here = slice(at, at + len(batch))
