@@ -1,7 +1,7 @@
 """Check the arguments of losses and metrics before any arithmetic: types, devices, and the range of labels.
 
-Label values are checked on the CPU only. On an accelerator the check would have to wait for the device, whose own
-kernels report invalid labels.
+By default, label values are checked on the CPU only. On an accelerator the check would have to wait for the device,
+whose own kernels report invalid labels.
 """
 
 from __future__ import annotations
@@ -54,10 +54,12 @@ def check_floating(**given: Tensor) -> None:
 
 
 def check_batch(batch: Any) -> None:
-    """Refuse a batch that is not a `PackedBatch`, or that has targets, which have a layout of their own.
+    """Refuse a batch that is not a `PackedBatch`, or that is for an encoder-decoder model.
+
+    The sources and the targets of such a batch have different layouts.
 
     Raises:
-        BatchError: the batch has another type, or has targets.
+        BatchError: the batch has another type, or has sources and targets.
     """
     if not isinstance(batch, PackedBatch):
         raise BatchError(f"the batch is of type {type(batch).__name__}; expected the PackedBatch that the model got")
@@ -113,10 +115,10 @@ def check_places(**given: Tensor) -> None:
 
 
 def check_denominator(denominator: Any) -> None:
-    """Refuse a denominator that is not a number.
+    """Refuse a denominator that is not a number, a tensor with one element, or None.
 
     Raises:
-        BatchError: the denominator is not a number.
+        BatchError: the denominator is something else.
     """
     single = isinstance(denominator, Tensor) and denominator.numel() == 1
     if not (denominator is None or single or isinstance(denominator, int | float)):

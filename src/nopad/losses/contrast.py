@@ -93,16 +93,16 @@ def contrastive_sum(
         contents: a number per sequence, such as a hash, that is equal for sequences with equal tokens; int64 ``[S]``.
         mine: True for those of the p pairs whose cross-entropies are summed; bool ``[p]``.
         scale: factor of the similarities, which are dot products.
-        symmetric: average the loss of anchors against candidates with that of positives against all anchors.
-        same: what happens to false negatives of an anchor, which are candidates with the same tokens as the anchor or
-            its positive, and positives of an anchor with the same tokens: "mask" leaves them out, "keep" uses them as
-            negatives.
+        symmetric: average the loss of anchors against candidates with the loss of positives against all anchors.
+        same: what happens to an anchor's false negatives: candidates with the same tokens as the anchor or its
+            positive, and positives of other anchors that have the anchor's tokens. "mask": they are left out; "keep":
+            they are negatives.
     """
     vectors = vectors.float() if vectors.dtype.itemsize < 4 else vectors
     wanted = mine.nonzero()[:, 0]
     own, other = contents[found.anchors], contents[found.positives]
     candidates = torch.cat([found.positives, found.negatives])
-    # A candidate answers the anchor of its pair; a hard negative answers none
+    # Contents of the anchor whose positive a candidate is; hard negatives have 0, and `positive` excludes them
     answers = torch.cat([own, own.new_zeros(found.negatives.numel())])
     positive = torch.arange(candidates.numel(), device=own.device) < own.numel()
     equal = _equal(contents[candidates], own[wanted], other[wanted]) | ((answers == own[wanted, None]) & positive)
@@ -155,7 +155,7 @@ def gathered_rows(mine: Tensor, group: Any = None) -> Tensor:
 class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, mine: Tensor, sizes: list[int], group: Any) -> Tensor:
-        """Gather."""
+        """Return the rows of all ranks, in the order of ranks."""
         ctx.group, ctx.rows = group, mine.shape[0]
         ctx.first = sum(sizes[: torch.distributed.get_rank(group)])
         parts = _all(mine, max(sizes), group)
@@ -163,14 +163,14 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        """Add up what all ranks make of the rows of this one."""
+        """Return the gradient of this rank's rows, summed over the losses of all ranks."""
         total = gradients[0].contiguous().clone()
         torch.distributed.all_reduce(total, group=ctx.group)
         return total[ctx.first : ctx.first + ctx.rows], None, None
 
 
 def _ranks(group: Any) -> bool:
-    """Whether there is a process group of several ranks."""
+    """Return whether there is a process group of several ranks."""
     there = torch.distributed.is_available() and torch.distributed.is_initialized()
     return there and torch.distributed.get_world_size(group) > 1
 
@@ -184,7 +184,7 @@ def _sizes(mine: Tensor, group: Any) -> list[int]:
 
 
 def _all(mine: Tensor, most: int, group: Any) -> list[Tensor]:
-    """Return the rows of each rank, filled up with zeros to `most`, since all must give as many."""
+    """Return the rows of each rank, padded with zeros to `most` rows, since all ranks must send the same number."""
     filled = mine.new_zeros(max(most, 1), *mine.shape[1:])
     filled[: mine.shape[0]] = mine
     found = [torch.empty_like(filled) for _ in range(torch.distributed.get_world_size(group))]

@@ -8,7 +8,7 @@ many ranks exact.
 ``per="token"`` (the default): every labelled token has the same weight, as in transformers' losses of padded batches,
 so packing does not change the loss. ``per="sequence"``: the mean over each sequence's labelled tokens first, then over
 sequences, so that a short sequence weighs as much as a long one: the loss of the packing papers (arXiv 2107.02027,
-section 3.3). In both cases, `weights` has a weight per sequence. Needs the extra ``nopad[torch]``.
+section 3.3). In both cases, `weights` has a weight per sequence. This module needs the extra ``nopad[torch]``.
 
 `token_loss` is for masked and causal language models and token classification; `sequence_loss` for sequence
 classification, regression and next-sentence prediction; `span_loss` for question answering. BERT's pre-training loss
@@ -257,7 +257,7 @@ def over_ranks(count: Tensor) -> Tensor:
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return count
     total = count.detach().clone()
-    if total.device.type == "cpu" and torch.distributed.get_backend() == "nccl":  # which reduces nothing on the host
+    if total.device.type == "cpu" and torch.distributed.get_backend() == "nccl":  # NCCL cannot reduce CPU tensors
         total = total.to("cuda")
     torch.distributed.all_reduce(total)
     return total.to(count.device)
@@ -266,8 +266,9 @@ def over_ranks(count: Tensor) -> Tensor:
 def labelled(labels: Tensor, batch: PackedBatch, causal: bool) -> tuple[Tensor, Tensor]:
     """Return, for the logits of each slot, (sequence number, label); int64 ``[R x L]`` each.
 
-    Sequence numbers begin at 1, and are 0 in padding; ignored labels are -100. `labels` are ``[R, L]``. With `causal`,
-    the logits of a slot belong to the label of the next slot, unless this is the first of a sequence.
+    A slot is a token or padding. Sequence numbers begin at 1, and are 0 in padding; ignored labels are -100. `labels`
+    are ``[R, L]``. With `causal`, the logits of a slot get the label of the next slot, or -100 if a sequence begins
+    there.
     """
     check_tensors(labels=labels)
     check_batch(batch)

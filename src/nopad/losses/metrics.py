@@ -2,7 +2,7 @@
 
 To average a metric over batches would be wrong, since packs hold different numbers of tokens and sequences. So each
 class here sums counts (tensors on one device) over batches, and over ranks (`over_ranks`), and divides at the end.
-Needs the extra ``nopad[torch]``.
+This module needs the extra ``nopad[torch]``.
 """
 
 from __future__ import annotations
@@ -129,7 +129,9 @@ class Confusion(_Counts):
         return float((right * total - wanted @ guessed) / spread.sqrt()) if spread > 0 else 0.0
 
     def f1(self, label: int | None = None) -> float:
-        """Return F1 of one class, or the unweighted mean over all classes (macro). A class that never occurs has F1 0.
+        """Return F1 of one class, or the unweighted mean over all classes (macro).
+
+        A class that is neither labelled nor predicted has F1 0.
 
         Raises:
             OptionError: there is no such class.

@@ -1,4 +1,4 @@
-"""Tasks, which turn records into packed sequences and model outputs into predictions, and the objectives they train."""
+"""Tasks, which turn records into sequences and model outputs into predictions, and objectives, which compute losses."""
 
 from nopad.errors import MissingExtraError, install
 

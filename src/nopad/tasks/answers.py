@@ -3,7 +3,8 @@
 A question and its context are one sequence. A long context gives several sequences, called windows, which share
 `stride` tokens; the question is never cut. A window's target is where its answer begins and ends, as positions in the
 sequence. In a window without the whole answer, both are the position of ``[CLS]``, as in BERT's own recipe and
-transformers' run_qa. A prediction is the text of the best span among all windows of a question.
+transformers' run_qa (``absent="ignore"`` changes this). A prediction is the text of the best span among all windows of
+a question.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ _STRIDE = Option(default=128, low=0, help="tokens that two windows share")
 _LONGEST = Option(default=30, help="most tokens of an answer")
 _BEST = Option(default=20, help="candidates per window")
 _AT_ONCE = 64  # windows whose spans are scored at once
-_CONTEXT = "context"  # where the context begins and ends in each sequence, and the position of [CLS]; int64 ``[S, 3]``
+_CONTEXT = "context"  # column: first and last position (exclusive) of the context, position of [CLS]; int64 ``[S, 3]``
 
 
 class _OfAnswers(OfSpans):
-    """Where answers begin and end; the model does not get where contexts lie."""
+    """`OfSpans` for batches with the column ``context``, which the model does not get."""
 
     def outputs(self, model: Any, batch: PackedBatch) -> Any:
         """Return what the model gives for the batch without its targets."""
@@ -219,7 +220,7 @@ class Answers(Task):
         return [one for part in zip(*parts, strict=True) for one in self._best(*part)]
 
     def _best(self, start: Any, end: Any, places: Any) -> list[dict[str, Any]]:
-        """Return the best spans of some windows; logits ``[W, L]``, places ``[W, 3]``."""
+        """Return ``spans`` and ``null`` of W windows, as `results` does; logits ``[W, L]``, `places` ``[W, 3]``."""
         width = start.shape[1]
         longest = min(self.max_answer, width)
         at = torch.arange(width, device=start.device)
@@ -227,7 +228,7 @@ class Answers(Task):
         null = (start + end).gather(1, places[:, 2:])[:, 0]
         start, end = start.masked_fill(outside, -torch.inf), end.masked_fill(outside, -torch.inf)
         behind = torch.nn.functional.pad(end, (0, longest - 1), value=-torch.inf)
-        scores = (start[:, :, None] + behind.unfold(1, longest, 1)).flatten(1)  # of span (i, k): k + 1 tokens from i
+        scores = (start[:, :, None] + behind.unfold(1, longest, 1)).flatten(1)  # [i, k]: k + 1 tokens from i
         best, which = scores.topk(min(self.n_best, scores.shape[1]), 1)
         if not bool((best[:, 0] + null).isfinite().all()):
             raise BatchError("the model's logits are NaN or infinite, so no answer is the best; look at its weights")
@@ -264,7 +265,7 @@ class Answers(Task):
     def _answer(self, context: str, spans: Mapping[tuple[int, int], float], null: float) -> dict[str, Any]:
         ranked = sorted(spans.items(), key=lambda one: (-one[1], one[0]))[: self.n_best]
         scores = [score for _, score in ranked] + ([null] if self.threshold is not None else [])
-        if not ranked:  # the model's best spans are spaces
+        if not ranked:  # all spans kept are only spaces
             nothing = {} if self.threshold is None else {"no_answer": None, "best_text": ""}
             return {"text": "", "start": None, "score": 0.0} | nothing
         shares = [math.exp(score - max(scores)) for score in scores]
@@ -297,10 +298,12 @@ class Answers(Task):
 
 
 def _tokens(piece: Framed, span: tuple[int, int] | None, context: str, number: int) -> tuple[int, int] | None:
-    """Return first and last token of an answer in its context, whose characters they all cover; None: no answer.
+    """Return the first and last token (inclusive) of an answer, counted in its context; None: there is no answer.
+
+    The tokens from the first to the last cover all characters of the answer.
 
     Raises:
-        RecordError: no token has a character of it.
+        RecordError: no token covers a character of the answer.
     """
     if span is None:
         return None

@@ -33,7 +33,7 @@ _AT_ONCE = 1000  # texts; the tokenizer works on them in parallel
 
 
 class Likely(Task):
-    """Base class of the tasks of causal language models: sets their Auto class, the `collate` and the predictions."""
+    """Base class of tasks of causal language models: Auto class, `collate`, and log-probabilities as predictions."""
 
     auto: ClassVar[str] = "AutoModelForCausalLM"
 
@@ -135,7 +135,7 @@ class Chat(Likely):
             sequence for each of the assistant's turns.
         end_of_turn: "require" refuses a learned turn that does not end with a special token; "any" accepts every end.
         template: arguments of the chat template, such as ``{"enable_thinking": False}``.
-        roles: names that the records use for roles, and the roles meant, such as ``{"bot": "assistant"}``.
+        roles: dict from the records' own names of roles to the usual ones, such as ``{"bot": "assistant"}``.
         max_length, over_long: see `Task`. A truncated chat loses its end; if none of the assistant's tokens are left,
             it is dropped, and counted as dropped.
 
@@ -200,10 +200,10 @@ class Chat(Likely):
 def answered(
     found: Sequence[Answered], record: Sequence[int], records: int, counts: Mapping[str, int], **options: Any
 ) -> Examples:
-    """Return answered chats as examples, with the column ``labels``.
+    """Return sequences, of which some tokens are learned, as examples with the column ``labels``.
 
     Args:
-        found: ids of each sequence, and which of them are learned.
+        found: ids of each sequence, and which of its tokens are learned.
         record: index of each sequence's record, ascending.
         records: number of records.
         counts: number of records that were cut or dropped, by reason.

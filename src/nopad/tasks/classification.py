@@ -32,7 +32,7 @@ _NUMERIC = re.compile(r"[-+.0-9].*")
 
 
 class _OfTexts(Task):
-    """What the three tasks share: the text, or two, and the label of a record."""
+    """Base class of the three tasks; a record has one or two texts, and a label."""
 
     auto: ClassVar[str] = "AutoModelForSequenceClassification"
     texts_by: ClassVar[tuple[str, ...]] = ("text", "pair")
@@ -71,10 +71,10 @@ class _OfTexts(Task):
     dtype: ClassVar[Any] = np.int64
 
     def target(self, value: Any, number: int) -> Any:
-        """Return the label of record `number` as the loss reads it.
+        """Return `value`, the label of record `number`, in the form that the loss reads.
 
         Raises:
-            RecordError: it is not a label of this task.
+            RecordError: `value` is not a label of this task.
         """
         raise NotImplementedError
 
@@ -136,7 +136,7 @@ class Classification(_OfTexts):
 class SeveralLabels(_OfTexts):
     """Multi-label classification: any number of classes per text, or per pair of texts.
 
-    It takes the arguments of `Classification`, and one more:
+    It takes the arguments of `Classification` (but `label` is "labels" by default), and one more:
 
     Args:
         labels_as: form of a record's label: "classes", a list of the names or numbers of the classes that apply; or
@@ -220,6 +220,8 @@ class SeveralLabels(_OfTexts):
 class Regression(_OfTexts):
     """Regression: a number per text, or per pair of texts, such as a similarity or a grade.
 
+    It takes the arguments of `Classification`, except `labels`.
+
     >>> from nopad.tasks import Regression
     >>> task = Regression(tokenizer, text="first", pair="second", label="score")
     >>> made = task.encode([{"first": "the cat sleeps", "second": "the dog sleeps", "score": 0.5}])
@@ -296,6 +298,8 @@ def _named(names: Sequence[str], problem: str) -> dict[str, Any]:
 
 def glue(name: str, tokenizer: Any, **options: Any) -> Classification | Regression:
     """Return the task of one of GLUE's nine sets, with the columns and classes of ``nyu-mll/glue`` on the hub.
+
+    `options` are further options of the task, such as `max_length`.
 
     Raises:
         OptionError: there is no such set.

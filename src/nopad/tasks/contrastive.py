@@ -43,9 +43,9 @@ class InBatch(Vectors):
         normalize: True: similarities are cosines; False: dot products.
         scale: factor of the similarities: 1 / temperature.
         symmetric: average the loss of anchors against all candidates with the loss of positives against all anchors.
-        same: what happens to false negatives of an anchor, which are candidates with the same text as the anchor or its
-            positive, and positives of an anchor with the same text: "mask" leaves them out of its negatives, "keep"
-            uses them.
+        same: what happens to an anchor's false negatives: candidates with the same text as the anchor or its positive,
+            and positives of other anchors that have the anchor's text. "mask": they are left out of the loss; "keep":
+            they are negatives.
         group: the process group whose ranks share negatives; None: all ranks.
 
     All ranks must call `step` the same number of times, and either all or none of them run the backward pass.
@@ -119,8 +119,8 @@ class InBatch(Vectors):
 class _Nearness(Meter):
     """Accuracy at 1 and mean reciprocal rank of each anchor's positive among the candidates of all records.
 
-    All records, and not those of a batch: then neither packs nor ranks change the metric. It keeps one vector per
-    sequence, and takes O(anchors x candidates).
+    The candidates come from all records, not only from one batch, so neither packs nor ranks change the metric. The
+    meter keeps one vector per sequence, and computes anchors x candidates similarities.
     """
 
     def __init__(self, objective: InBatch) -> None:
@@ -128,7 +128,7 @@ class _Nearness(Meter):
         self.parts: list[tuple[Any, Any]] = []
 
     def add(self, outputs: Any, batch: PackedBatch) -> None:
-        """Add a batch: ``embeddings`` ``[S, H]``."""
+        """Add the outputs for a batch: ``embeddings`` ``[S, H]``."""
         columns = [batch[name] for name in self.objective.targets]
         table = torch.stack([*columns, torch.full_like(columns[0], self.batches)], 1)
         vectors = outputs["embeddings"].detach()
@@ -138,7 +138,7 @@ class _Nearness(Meter):
         self.batches += 1
 
     def reduce(self) -> None:
-        """Gather the vectors of all ranks."""
+        """Gather the vectors of all ranks; every rank must call this."""
         ranks = over_all_ranks(self.parts)
         self.parts, first = [], 0
         for parts in ranks:
@@ -149,7 +149,7 @@ class _Nearness(Meter):
             first += len(parts)
 
     def values(self) -> dict[str, float]:
-        """Return accuracy_at_1 and mrr; NaN without a record."""
+        """Return ``accuracy_at_1`` and ``mrr``, from 0 to 1; NaN if nothing was added."""
         if not self.parts:
             return {"accuracy_at_1": float("nan"), "mrr": float("nan")}
         vectors = torch.from_numpy(np.concatenate([one for one, _ in self.parts]))
@@ -183,8 +183,8 @@ class Contrastive(Task):
         tokenizer: the model's tokenizer.
         anchor: column of the anchor, such as a question or a title.
         positive: column of the positive: the text that belongs to the anchor, such as an answer.
-        negative: column of a hard negative, or of a list of them with the same length in all records. If the first
-            record lacks this column, no hard negatives are read from any record. None: none are read.
+        negative: column of a hard negative, or of a list of hard negatives. All records must have the same number of
+            them; a record without this column has none. None: hard negatives are not read.
         prompt: text to put before each anchor.
         positive_prompt: text to put before each positive and negative.
         pooling: see `InBatch`; give "last" for models with causal attention.
@@ -273,7 +273,7 @@ class Contrastive(Task):
         """Return anchor, positive and hard negatives of each record, with their prompts.
 
         Raises:
-            RecordError: a text is missing or is none, or records have different numbers of negatives.
+            RecordError: a text is missing or is not a string, or records have different numbers of negatives.
         """
         found: list[list[str]] = []
         for number, record in numbered(records):
@@ -305,6 +305,6 @@ class Contrastive(Task):
 
 
 def _content(ids: Sequence[int]) -> int:
-    """Return a number that texts of equal tokens share, and others do not: 64 bits of a hash."""
+    """Return a 64-bit hash of token ids, the same for texts with the same tokens; as a signed integer."""
     digest = hashlib.blake2b(np.asarray(ids, "<i4").tobytes(), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)

@@ -1,9 +1,9 @@
-"""The synchronous core of `Embedder`, `Predictor` and `nopad.PackRunner`: requests become sequences, batches, answers.
+"""`Core`: base class of `Embedder` and `Predictor`; turns requests into sequences, and model results into answers.
 
-A core works in three steps. `Core.prepare` tokenises requests, in the thread of whoever asks. `Core.run_batch` runs the
-model on one packed batch, and returns one result per sequence. `Core.finish` makes the answer to a request from the
-results of its sequences, which may have been in different batches. `Embedder.encode` and `Predictor.forward` do this
-for a list; `nopad.PackRunner` does it for requests as they arrive. So a request gets the same answer from all of them.
+A core works in three steps. `Core.prepare` tokenises requests, in the caller's thread. `Core.run_batch` runs the model
+on one packed batch, and returns one result per sequence. `Core.finish` makes the answer to a request from the results
+of its sequences, which may have been in different batches. `nopad.PackRunner` takes these steps for requests as they
+arrive. `Embedder.encode` and `Predictor.run` compute the same answers for a list of requests.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ WORTH_TOKENS = 2048  # below this, reordering weights costs more than the faster
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """A request as sequences of tokens.
+    """A request, turned into sequences of tokens.
 
     Attributes:
         sequences: the request's sequences, concatenated; there may be none, if the task leaves the request out.
-        details: what `Core.finish` needs to know besides the results.
+        details: what `Core.finish` needs besides the results; set by the subclass of `Core`.
     """
 
     sequences: Sequences
@@ -51,12 +51,12 @@ class Prepared:
 
 
 class Core(ABC):
-    """Base class of what turns requests into answers with a pack-safe model.
+    """Base class of classes that turn requests into answers with a pack-safe model, such as `Embedder`.
 
     Attributes:
         model: the pack-safe model.
         fast: whether float32 linear layers run with a faster kernel on CPUs (`nopad.model.fast_linear`).
-        precision: the precision to which the model was lowered here (`nopad.model.lowered`); None: it was not.
+        precision: the precision to which the constructor lowered the model (`nopad.model.lowered`); None: unchanged.
         longest: most tokens of a sequence; None: unlimited.
     """
 
@@ -75,13 +75,13 @@ class Core(ABC):
 
     @abstractmethod
     def is_one(self, given: Any) -> bool:
-        """Return whether `given` is a single request, and not several."""
+        """Return whether `given` is a single request rather than a list of requests."""
 
     @abstractmethod
     def prepare(self, requests: Sequence[Any], **how: Any) -> tuple[list[Prepared], Mapping[str, int]]:
         """Turn requests into sequences; return them with the number of requests cut or left out, by reason.
 
-        Threads may call this at the same time.
+        `how` are the subclass's options for these requests. Threads may call this at the same time.
 
         Raises:
             InputError: a request is not valid; the message gives its number.
@@ -91,7 +91,7 @@ class Core(ABC):
     def results_of(self, batch: PackedBatch) -> list[Any]:
         """Run the model on a batch, and return a result for each of its sequences, in the order of the batch.
 
-        No two results share memory. The result is a RequestError for a sequence for which the model returns NaN.
+        No two results share memory. If the model returns NaN for a sequence, its result is a RequestError.
         """
 
     @abstractmethod
@@ -99,49 +99,50 @@ class Core(ABC):
         """Return the answer to a request, given the results of its sequences, in order."""
 
     def gathered(self, answers: list[Any]) -> Any:
-        """Return the answers to several requests in the form in which the caller gets them: as the list, by default."""
+        """Combine the answers to several requests into what the caller gets; by default, the list itself."""
         return answers
 
     @property
     def shape(self) -> tuple[int, int | None]:
-        """Slots of a row, and number of rows, of the batches that suit the model; with None, batches are flat."""
+        """Batch size that suits the model: (tokens per row, rows), or (tokens of a flat batch, about; None)."""
         return 4096, None
 
     def joined(self, parts: Sequence[Sequences]) -> Sequences:
-        """Return sequences of several requests as one, in order."""
+        """Concatenate the sequences of several requests, in order."""
         return Sequences.joined(parts)
 
     def run_batch(self, batch: PackedBatch) -> list[Any]:
-        """Return `results_of` a batch, moved to the model's device, without gradients."""
+        """Move a batch to the model's device, and return its `results_of`, computed without gradients."""
         with torch.inference_mode():
             return self.results_of(batch.to(device_of(self.model)))
 
     def try_batch(self, batch: PackedBatch) -> None:
-        """Run the model on a batch of `of_length`, for what it prepares at its first run."""
+        """Run the model on a batch made with `of_length`, so that the work of its first run is done; return nothing."""
         with torch.inference_mode():
             self.model(**batch.to(device_of(self.model)))
 
     def kernels(self, tokens: int | None = None) -> AbstractContextManager[None]:
-        """Return a context in which batches run with the faster kernel, if there is one.
+        """Return a context manager in which float32 linear layers run with the faster kernel, if `fast` is set.
 
-        None: for as long as the context is open. A number: for as many tokens, unless they are too few to be worth it.
+        `tokens` is the number of tokens that will be run in the context; below 2,048, the kernel is not changed. None:
+        the number is not known, and the faster kernel is used.
         """
         return fast_linear(self.model) if self.fast and (tokens is None or tokens >= WORTH_TOKENS) else nullcontext()
 
     @property
     def training(self) -> bool:
-        """Whether a part of the model is in training mode, in which results depend on chance or on the whole batch."""
+        """Whether any module is in training mode, where results may be random or depend on the whole batch."""
         return any(module.training for module in self.model.modules())
 
 
 def of_length(lengths: Sequence[int]) -> Sequences:
-    """Return sequences of these lengths, of the token 1, for a first run of a model."""
+    """Return sequences of the given lengths, in which every token has the id 1, for a first run of a model."""
     found = np.array(lengths, np.int32)
     return Sequences(seq_lengths=found, tokens={"input_ids": np.ones(int(found.sum()), np.int64)})
 
 
 def odd_rows(vectors: NDArray[np.float32]) -> list[int]:
-    """Return the numbers of the rows that have NaN."""
+    """Return the indices of the rows that contain NaN."""
     if not np.isnan(vectors.sum()):
         return []
     found: list[int] = np.flatnonzero(np.isnan(vectors).any(axis=1)).tolist()

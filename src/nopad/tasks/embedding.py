@@ -42,7 +42,7 @@ __all__ = ["Embedder", "embed"]
 
 POOLINGS = get_args(Pooling)
 BUDGET = Option(default=4096, help="tokens run at a time, about")
-SKIP = "skip"  # a column: how many first tokens of each sequence are not pooled
+SKIP = "skip"  # column: number of tokens at the beginning of each sequence that are not pooled
 OverLong = Literal["error", "truncate"]
 
 
@@ -138,7 +138,7 @@ class Embedder(Core):
         The model's weights must not change while `encode` runs, since `nopad.model.fast_linear` works on copies of
         them. `tokenizer` is anything that `nopad.load_tokenizer` accepts. If `max_tokens` is None, a text may have as
         many tokens as the model has positions. About `budget` tokens are run at a time.
-        With a `precision`, "bfloat16" or "int8", a copy of the model computes in it (`nopad.model.lowered`).
+        If `precision` is "bfloat16" or "int8", a copy of the model computes in that precision (`nopad.model.lowered`).
 
         Raises:
             OptionError: the pooling is unknown, there is no tokenizer, `max_tokens` exceeds the model's positions, or
@@ -257,7 +257,7 @@ class Embedder(Core):
         return [Prepared(one) for one in made], {"truncated": cut} if cut else {}
 
     def results_of(self, batch: PackedBatch) -> list[Any]:
-        """Return the vector of each sequence, float32 ``[H]``; see `Core.results_of`."""
+        """Return the vector of each sequence, float32 ``[H]``, or a RequestError; see `Core.results_of`."""
         skip = batch.pop(SKIP).cpu().numpy() if SKIP in batch else 0
         vectors = self._embedded(batch, skip)
         found: list[Any] = [vector.copy() for vector in vectors]
@@ -276,7 +276,7 @@ class Embedder(Core):
 
     @property
     def shape(self) -> tuple[int, int | None]:
-        """About `budget` tokens, and no rows: batches are flat."""
+        """Batch size: (`budget`, None), a flat batch of about `budget` tokens."""
         return self.budget, None
 
     def _tokenised(
@@ -286,7 +286,7 @@ class Embedder(Core):
         prompt_name: str | None = None,
         over_long: OverLong = "error",
     ) -> tuple[list[NDArray[np.int64]], int, int]:
-        """Return the ids of each text, the number of their first tokens that are not pooled, and of texts truncated."""
+        """Return each text's ids, how many tokens at their beginning are not pooled, and how many texts were cut."""
         for number, text in enumerate(texts):
             if not isinstance(text, str):
                 raise OptionError(f"text {number} is of type {type(text).__name__}; expected a str")
@@ -325,7 +325,7 @@ class Embedder(Core):
         return self._vectors(sequences, 0)
 
     def _skipped(self, prompt: str) -> int:
-        """Return the number of first tokens of each sequence that belong to the prompt and are not pooled."""
+        """Return how many tokens at the beginning of each sequence are not pooled, since they belong to the prompt."""
         if not prompt or self.texts.include_prompt or self.pooling == "last":
             return 0
         if self.pooling == "first":
@@ -360,7 +360,7 @@ class Embedder(Core):
 
 
 def _within(sequences: Sequence[Any], budget: int) -> Iterator[list[Any]]:
-    """Yield runs of sequences of at most `budget` tokens; a longer sequence is a run alone."""
+    """Yield lists of consecutive sequences, of at most `budget` tokens in all; a longer sequence is in a list alone."""
     part: list[Any] = []
     tokens = 0
     for sequence in sequences:
@@ -374,9 +374,9 @@ def _within(sequences: Sequence[Any], budget: int) -> Iterator[list[Any]]:
 
 
 def _mean_behind(states: Tensor, placed: Placement, skipped: NDArray[np.int64]) -> Tensor:
-    """Return the mean of each sequence's states without its first tokens; ``[S, H]``.
+    """Return the mean of each sequence's states without those of its first `skipped` tokens; ``[S, H]``.
 
-    `skipped` is their number, for all sequences or for each of them.
+    `skipped` is one number for all sequences, or an array with a number for each sequence.
     """
     at = placed.layout
     left = at.seq_lengths - skipped

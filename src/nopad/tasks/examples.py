@@ -29,7 +29,8 @@ class Examples:
         records: number of records, r.
         group: number of consecutive sequences that stay together in one step, such as 2 for a chosen and a rejected
             answer.
-        counts: number of records that were cut, dropped or skipped, by reason; reasons with a count of 0 are left out.
+        counts: how often something happened, by name, such as ``{"truncated": 2}``: mostly numbers of records that were
+            cut or dropped; some tasks also count words, texts or windows.
         details: what the task needs to make predictions later, such as where words begin: lists by name, one entry per
             sequence.
     """
@@ -51,7 +52,7 @@ class Examples:
         return int(self.sequences.seq_lengths.sum(dtype=np.int64))
 
     def of_each_record(self) -> Iterator[Examples]:
-        """Yield the examples of each record by itself, without counts."""
+        """Yield an `Examples` for each record, which holds that record's sequences, and no counts."""
         bounds = np.searchsorted(self.record, np.arange(self.records + 1)).tolist()
         for begin, end in pairwise(bounds):
             yield replace(
@@ -75,9 +76,9 @@ def stacked(
     tokens: Mapping[str, Sequence[Sequence[int]]] | None = None,
     values: Mapping[str, Any] | None = None,
 ) -> Sequences:
-    """Return lists of ids as `Sequences`; ids and the other per-token columns, `tokens`, become int32.
+    """Return lists of ids as `Sequences`.
 
-    `values` are the per-sequence columns.
+    `tokens` are further per-token columns, and `values` the per-sequence columns. Ids and `tokens` become int32.
 
     Raises:
         LengthError: a sequence has no token.
@@ -117,7 +118,7 @@ def parts_of(records: Iterable[T], at_once: int, fewest: int = 1) -> Iterator[li
 def encoded_part(
     encode: Callable[[list[Mapping[str, Any]]], Examples], part: list[Mapping[str, Any]], numbers: Sequence[int] | Any
 ) -> Examples:
-    """Encode a part of a source's records; errors call records by their `numbers` in the source."""
+    """Apply `encode` to some of a source's records; error messages give a record's number from `numbers`."""
     try:
         return encode(part)
     except InputError as error:

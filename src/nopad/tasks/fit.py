@@ -47,10 +47,10 @@ def check_head(objective: Objective, model: Any) -> None:
 
 
 def _head(model: Any) -> Head | None:
-    """Return a pack-safe model's head; None: it hides it."""
+    """Return a pack-safe model's head; None if a wrapper around the model hides the head."""
     try:
         return state_of(model).head
-    except OptionError:  # inside a wrapper that nopad does not know; the batch's guard says so if it is not pack-safe
+    except OptionError:  # a wrapper that nopad does not know; a batch raises an error if the model is not pack-safe
         return None
 
 

@@ -32,7 +32,7 @@ class Texts:
         prompts: the prompts, by name; a prompt is put before each text.
         default_prompt_name: name of the prompt that `Embedder.encode` uses by default; None: no prompt.
         include_prompt: whether the prompt's tokens are pooled too.
-        strip: remove spaces around prompt and text.
+        strip: remove spaces at both ends of the text with its prompt.
         lowercase: convert prompt and text to lower case.
 
     Raises:
@@ -79,9 +79,10 @@ class Texts:
 
 
 def read_folder(path: Path, positions: int | None) -> dict[str, Any]:
-    """Return arguments of `Embedder` that a folder states, by name; without ``modules.json``, at most `max_tokens`.
+    """Return the arguments of `Embedder` that a folder states, by name; without ``modules.json``, only `max_tokens`.
 
-    `positions` is the model's number of positions, an upper limit of `max_tokens`; None: unlimited.
+    If the folder states no limit, `max_tokens` is missing. `positions` is the model's number of positions, an upper
+    limit of `max_tokens`; None: unlimited.
 
     Raises:
         FormatError: a file is damaged, or requires a pooling, a module or a prompt that nopad does not support.
@@ -116,7 +117,7 @@ def read_folder(path: Path, positions: int | None) -> dict[str, Any]:
 
 
 def default_folder() -> Path:
-    """Return the folder of all-MiniLM-L6-v2.
+    """Return the folder of the default model, all-MiniLM-L6-v2.
 
     Raises:
         MissingExtraError: the package that has it is not installed.
@@ -133,7 +134,7 @@ def default_folder() -> Path:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Turn off progress bars and reports while a model is loaded."""
+    """In a ``with`` block, turn off transformers' progress bars, and its messages below errors."""
     from transformers.utils import logging
 
     talk: Any = logging

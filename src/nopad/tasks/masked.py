@@ -126,7 +126,11 @@ class MaskedLM(Task):
         return Examples(sequences=made, record=numbers, records=len(texts), counts=counts)
 
     def _maskable(self, ids: NDArray[Any], words: NDArray[np.int64] | None, first: int) -> NDArray[np.int8]:
-        """Return what each token of a sequence is for masking; `words` are those of its content, from `first` on."""
+        """Return the column ``maskable`` of a sequence: whether each token begins a word, continues it, or is special.
+
+        `words` has the word of each content token (-1: none), the first of which is token `first`; None: each token is
+        a word. The result is int8, with the values of `nopad.corpus.masks`.
+        """
         kinds = self.masking.maskable(ids)
         if words is not None:
             open_word = -1
@@ -137,7 +141,7 @@ class MaskedLM(Task):
         return kinds
 
     def _masked(self, made: Sequences, copies: int) -> Sequences:
-        """Return each sequence with the masks of that many epochs, one after the other."""
+        """Return each sequence `copies` times, one after the other, with the masks of epochs 0, 1, and so on."""
         number = np.arange(len(made))
         epochs = [self.masking.masked(replace(made, values={"seq_index": number}), copy) for copy in range(copies)]
         every = (

@@ -64,7 +64,7 @@ class Masking(EpochCollate):
         self.mask_id, self.marked = self.masks.mask_id, marked
 
     def facts(self) -> dict[str, Any]:
-        """Return the settings on which masks depend, by name: seed, rate, most predictions, and the token ids."""
+        """Return the settings on which masks depend, by name: seed, rate, most predictions, and a hash of token ids."""
         how = self.masks
         ids = hashlib.sha256(np.concatenate([[how.mask_id], how.special, [-1], how.ordinary]).tobytes())
         return {
@@ -106,7 +106,7 @@ class Masking(EpochCollate):
         return replace(whole, tokens={**columns, "input_ids": ids, "labels": labels})
 
     def maskable(self, ids: NDArray[Any]) -> NDArray[np.int8]:
-        """Return a column ``maskable``: 2 for each id that is not special, as a word of its own, else 0.
+        """Return the column ``maskable`` if every token is a word by itself: 0 for special ids, 2 for all others.
 
         The result is int8, with the shape of `ids`.
         """

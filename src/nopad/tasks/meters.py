@@ -17,9 +17,9 @@ __all__ = ["ClassMeter", "RegressionMeter", "SeveralMeter", "SpanMeter", "TokenM
 
 
 def over_all_ranks(mine: Any) -> list[Any]:
-    """Return a list of what each rank of the default process group gave as `mine`, in the order of ranks.
+    """Gather `mine` from every rank of the default process group; return a list, in the order of ranks.
 
-    Without a process group, this is ``[mine]``. Values must be picklable; every rank must call this.
+    Without a process group, the list is ``[mine]``. Values must be picklable; every rank must call this.
     """
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return [mine]
@@ -129,13 +129,13 @@ class RegressionMeter(Meter):
 
 
 class SpanMeter(Meter):
-    """Exact match and F1 of answer spans, counted in tokens; `Answers.scores` compares the texts instead."""
+    """Exact match and F1 of answer spans, compared as token positions; `Answers.scores` compares texts instead."""
 
     def __init__(self) -> None:
         self.counts = Spans()
 
     def add(self, outputs: Any, batch: PackedBatch) -> None:
-        """Add the outputs for a batch: ``start_logits`` and ``end_logits``, ``[S, L]``."""
+        """Add the outputs for a batch: ``start_logits`` and ``end_logits``, ``[S, L]`` each."""
         starts, ends = best_spans(outputs["start_logits"], outputs["end_logits"])
         self.counts.add(starts, ends, batch["start_positions"], batch["end_positions"])
 

@@ -105,15 +105,15 @@ class OfPretraining(Objective):
 
 
 class _PretrainingMeter(Meter):
-    """Both losses, and both accuracies; that of masked tokens per token or per sequence, as the loss."""
+    """Both mean losses and both accuracies; those of masked tokens are averaged as the objective's `per` says."""
 
     def __init__(self, objective: OfPretraining) -> None:
         self.objective, self.tokens = objective, Accuracy(objective.per)
-        self.sums = torch.zeros(2, objective.parts, dtype=torch.double)  # of losses, and what they count
-        self.follows = torch.zeros(2, dtype=torch.double)  # right ones, and how many there are
+        self.sums = torch.zeros(2, objective.parts, dtype=torch.double)  # sums of the losses, their denominators
+        self.follows = torch.zeros(2, dtype=torch.double)  # right predictions, labelled sequences
 
     def add(self, outputs: Any, batch: PackedBatch) -> None:
-        """Add a batch."""
+        """Add the model's outputs for a batch."""
         self.tokens.add(outputs[TOKENS].detach(), batch["labels"], batch)
         counts = self.objective.denominator(batch).reshape(-1)
         with torch.no_grad():
@@ -125,12 +125,15 @@ class _PretrainingMeter(Meter):
             self.follows = self.follows.to(right.device) + torch.stack([right.sum(), right.new_ones(len(right)).sum()])
 
     def reduce(self) -> None:
-        """Add up over all ranks."""
+        """Sum the counts over all ranks; every rank must call this."""
         self.tokens.reduce()
         self.sums, self.follows = over_ranks(self.sums), over_ranks(self.follows)
 
     def values(self) -> dict[str, float]:
-        """Return accuracy and masked_loss, and next_sentence_accuracy and next_sentence_loss; NaN of nothing."""
+        """Return ``accuracy`` and ``masked_loss``; with next sentences also their accuracy and loss.
+
+        Their keys are ``next_sentence_accuracy`` and ``next_sentence_loss``. A value is NaN if nothing was counted.
+        """
         losses = (self.sums[0] / self.sums[1]).tolist()
         found = {"accuracy": self.tokens.value, "masked_loss": losses[0]}
         if self.objective.next_sentence:

@@ -60,7 +60,7 @@ class Objective(ABC):
         targets: names of the batch items that the loss reads and the model does not get.
         reads: names of the model outputs that are predictions.
         gives: whether these outputs and the targets are per "token" or per "sequence".
-        heads: the heads that a model may have, as `nopad.packed` names them; empty: any head.
+        heads: names of the heads that a model may have, such as "causal" (`nopad.model.known.NAMES`); empty: any head.
         classes: number of logits per token or sequence; None: any number.
         parts: number of means whose sum is the loss; if there are several, denominators are ``[parts]``.
         alone: for audits, a function ``(model, inputs)`` that returns the losses ``[n]`` of one sequence run alone, or
@@ -79,9 +79,7 @@ class Objective(ABC):
     def denominator(self, batch: PackedBatch) -> Tensor:
         """Return the number of labelled tokens, sequences or pairs in the batch, by which the loss is divided.
 
-        The result is a float64 scalar.
-
-        With several `parts`, it is ``[parts]``, a number for each.
+        The result is a float64 scalar, or ``[parts]``, a number for each part, if there are several `parts`.
         """
 
     @abstractmethod
@@ -101,7 +99,7 @@ class Objective(ABC):
         return model(**{name: batch[name] for name in batch if name not in self.targets})
 
     def count(self, batch: PackedBatch) -> Tensor:
-        """Return the batch's `denominator`; 0 for a stand-in, a batch with a weight of 0 (`PackedBatch.weight`).
+        """Return the batch's `denominator`; 0 for a stand-in, a batch that does not count (`PackedBatch.as_stand_in`).
 
         Raises:
             BatchError: the batch lacks a target.
@@ -141,8 +139,8 @@ class Objective(ABC):
     def nothing(self, outputs: Any, batch: PackedBatch) -> Tensor:
         """Return 0, the loss of a stand-in batch.
 
-        It is computed from all outputs, so that every parameter gets a gradient of 0. An objective whose loss
-        communicates with other ranks overrides this, and communicates here too.
+        The 0 is computed from all outputs, so that every parameter gets a gradient of 0. An objective whose loss
+        communicates with other ranks overrides this method, and communicates here too.
         """
         return _nothing(outputs)
 
@@ -163,7 +161,7 @@ class Objective(ABC):
 
 
 def _nothing(outputs: Any) -> Tensor:
-    """Return a loss of 0 that all outputs take part in, so that ranks that wait for their gradients get zeros."""
+    """Return a loss of 0, computed from all outputs so that every parameter gets a gradient, for which ranks wait."""
     values = outputs.values() if isinstance(outputs, Mapping) else outputs
     floats = [value for value in values if isinstance(value, Tensor) and value.is_floating_point()]
     total = sum((value.new_zeros(()) * value.masked_fill(~value.isfinite(), 0).sum() for value in floats), start=0)

@@ -1,7 +1,8 @@
-"""The objectives of transformers' heads, whose outputs are per token, per sequence, or a span of each sequence.
+"""The objectives of transformers' heads, which predict labels per token or per sequence, or a span in each sequence.
 
-Each loss equals what transformers computes for the same sequences in one padded batch. Over several batches or ranks,
-it equals what transformers would compute if all of their sequences were in one batch.
+With default options, each loss equals what transformers computes for the same sequences in one padded batch; over
+several batches or ranks, for the sequences of all of them in one batch. `nopad.losses.span_loss` names the exception:
+sequences that do not contain their answer.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from nopad.tasks.perplexity import CausalMeter
 __all__ = ["OfSequences", "OfSpans", "OfTokens", "objective_of"]
 
 
-# Models of transformers with masked tokens and next sentences
+# Classes of transformers that learn masked tokens and next-sentence prediction
 _PRETRAINED = tuple(f"{kind}ForPreTraining" for kind in ("Bert", "BigBird", "FNet", "MegatronBert", "MobileBert"))
 _LABELS = {
     "classes": "one class per sequence, integers [S]",
@@ -44,7 +45,7 @@ class OfTokens(Objective):
 
     Args:
         causal: whether the logits of a token predict the label of the next token, as in causal language models.
-        per: "token" averages over all labelled tokens; "sequence" first within each sequence (`nopad.losses`).
+        per: "token" averages over all labelled tokens; "sequence" first within each sequence, then over sequences.
         smoothing, dynamic: see `nopad.losses.token_loss`; metrics use the plain cross-entropy.
 
     Raises:
@@ -69,11 +70,11 @@ class OfTokens(Objective):
         self.heads = ("causal",) if causal else ("tokens",)
 
     def denominator(self, batch: PackedBatch) -> Tensor:
-        """Return the number of labelled tokens (with ``per="sequence"``: of sequences with one); a float64 scalar."""
+        """Return the number of labelled tokens, or of sequences with one if `per` is "sequence"; a float64 scalar."""
         return token_denominator(batch["labels"], batch, per=self.per, causal=self.causal)
 
     def loss(self, outputs: Any, batch: PackedBatch, denominator: Tensor) -> Tensor:
-        """Return the sum of the tokens' cross-entropies, divided by `denominator`; a scalar (`token_loss`)."""
+        """Return `nopad.losses.token_loss` with this objective's options and this `denominator`; a scalar."""
         how: dict[str, Any] = {"per": self.per, "smoothing": self.smoothing, "dynamic": self.dynamic}
         return token_loss(outputs["logits"], batch["labels"], batch, causal=self.causal, denominator=denominator, **how)
 
@@ -86,7 +87,8 @@ class OfSequences(Objective):
     """The loss of one label per sequence: a class, several classes, or a number (`nopad.losses.sequence_loss`).
 
     Args:
-        kind: "classes": one of `classes` classes; "several": any number of them; "numbers": regression.
+        kind: what a label is. "classes": one of `classes` classes; "several": any number of these classes; "numbers": a
+            number (regression).
         classes: number of logits per sequence.
 
     >>> import nopad, torch
@@ -99,7 +101,6 @@ class OfSequences(Objective):
     heads = ("classification",)
 
     def __init__(self, kind: str = "classes", classes: int = 2) -> None:
-        """`kind`: "classes" (one of `classes`), "several" of them, or "numbers"."""
         self.kind: str = kind
         self.classes: int = classes
 
@@ -137,9 +138,9 @@ class OfSequences(Objective):
 class OfSpans(Objective):
     """The loss of extractive question answering (`nopad.losses.span_loss`).
 
-    It is the mean of the cross-entropies of an answer's first and last token. A batch has ``start_positions`` and
-    ``end_positions`` (inclusive), integers ``[S]``, counted from the beginning of each sequence. A sequence in which
-    one of them lies outside does not count.
+    The loss of a sequence is the mean of two cross-entropies: of its answer's first token and of its last token. A
+    batch has ``start_positions`` and ``end_positions`` (inclusive), integers ``[S]``, counted from the beginning of
+    each sequence. A sequence does not count if one of its two positions lies outside of it.
 
     >>> from nopad.tasks import OfSpans
     >>> meter = OfSpans().meter()
@@ -168,7 +169,7 @@ class OfSpans(Objective):
         )
 
     def meter(self) -> Meter:
-        """Return a meter of exact matches and F1, in tokens."""
+        """Return a meter of exact matches and F1 of answer spans, counted in tokens."""
         return SpanMeter()
 
 
@@ -176,8 +177,8 @@ def objective_of(model: Any) -> Objective:
     """Return the objective whose loss equals the one that transformers computes for this pack-safe model.
 
     Raises:
-        OptionError: the model is not pack-safe.
-        UnsupportedModelError: the model has no head, or none that nopad knows, so it has no loss.
+        OptionError: the model is not pack-safe, or is for regression with several numbers per sequence.
+        UnsupportedModelError: the model has no head, or a head that nopad does not know.
 
     >>> import nopad
     >>> from transformers import BertConfig, BertForSequenceClassification

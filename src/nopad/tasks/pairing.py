@@ -66,10 +66,10 @@ def pairs_in(batch: PackedBatch) -> tuple[Tensor, Tensor]:
 
 
 class _OfPairs(Objective):
-    """What both objectives of pairs share."""
+    """Base class of the objectives of pairs, whose denominator is the number of pairs."""
 
     def denominator(self, batch: PackedBatch) -> Tensor:
-        """Return the number of pairs."""
+        """Return the number of pairs in the batch; a float64 scalar."""
         chosen, _ = pairs_in(batch)
         return torch.full((), len(chosen), dtype=torch.double, device=chosen.device)
 
@@ -217,7 +217,6 @@ class PairMeter(Meter):
     """
 
     def __init__(self, rewards: Callable[[Any, PackedBatch], Tensor], *, accuracy: str, margin: str, side: str) -> None:
-        """`rewards`: of outputs and batch, ``[S]``; the others are names of metrics, `side` with {} for the side."""
         self.rewards = rewards
         self.names = (side.format("chosen"), side.format("rejected"), accuracy, margin)
         self.sums = torch.zeros(4, dtype=torch.double)

@@ -1,9 +1,9 @@
-"""Write predictions as Parquet files: a column per key of the prediction dicts, a file per part, one schema for all.
+"""Write predictions as Parquet files that all have one schema; each key of the prediction dicts becomes a column.
 
-The types of all columns are known only after the last record: a list that is empty in the first part may hold numbers
-or texts in the second. So each part is first written with the types of its own values. At the end, the parts that lack
-a column or a type that other parts have are written again. Two types that cannot be combined are an error at the first
-part in which they meet.
+A file is a part: a fixed number of consecutive records. The types of all columns are known only after the last record,
+since a list that is empty in the first part may hold numbers or texts in the second. So each part is first written with
+the types of its own values. At the end, parts whose columns or types differ from those of all parts are written again.
+If the types of a column cannot be combined, an error names the first part whose type does not fit the parts before.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _column(name: str, values: list[Any], first: int, dtype: str | None = None) 
 
 
 def _with(kind: pa.DataType, inner: pa.DataType) -> pa.DataType:
-    """Return a type of lists, however deep, with other numbers in them."""
+    """Return `kind`, a number type or a list type of any depth, with `inner` as its number type; null stays null."""
     if pa.types.is_null(kind):
         return kind
     return pa.list_(_with(kind.value_type, inner)) if pa.types.is_list(kind) else inner
@@ -85,8 +85,8 @@ def together(schemas: Iterable[pa.Schema], place: str) -> pa.Schema:
     A column without a type in one table (only nulls) takes its type from another table.
 
     Raises:
-        RecordError: two types of a column cannot be combined; the message begins with `place`, where the last schema is
-            from.
+        RecordError: two types of a column cannot be combined; the message begins with `place`, which says where the
+            last schema comes from.
     """
     found = list(schemas)
     try:
@@ -100,7 +100,7 @@ def together(schemas: Iterable[pa.Schema], place: str) -> pa.Schema:
 
 
 def aligned(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return a table with the columns and types of `schema`, made by `together`; columns that it lacks are null."""
+    """Return a table with the columns and types of `schema`, made by `together`; columns not in the table are null."""
     columns = []
     for field in schema:
         if field.name not in table.schema.names:

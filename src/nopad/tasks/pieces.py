@@ -1,8 +1,9 @@
-"""Texts as tokens with their character offsets: which tokens may be cut away, and which word each belongs to.
+"""Tokenise texts with character offsets, cut them to the maximum length, and find the word of each token.
 
-A tokenised text is its content with the tokenizer's special tokens around it. With a pair of texts, the content is the
-second one; the first stands before it and is never cut. Words are spans of characters of the running text, so any
-tokenizer that gives offsets can be used; a word may have several tokens, share one with another word, or have none.
+A tokenised text is its content with the tokenizer's special tokens around it. For a pair of texts, the content is the
+second text; the first text stands before the content and is never cut. A word is a span of characters of the text, so
+any tokenizer that gives offsets can be used. A word may have several tokens, share a token with another word, or have
+no token.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Framed:
         return len(self.ids) - len(self.offsets)
 
     def part(self, begin: int, end: int) -> tuple[list[int], list[int]]:
-        """Return ids and token types of content tokens `begin` to `end` (exclusive), and the tokens around."""
+        """Return ids and token types of the content from token `begin` to `end` (exclusive), with the tokens around."""
         kept = slice(self.first + begin, self.first + end)
         return (
             [*self.ids[: self.first], *self.ids[kept], *self.ids[self.last :]],
@@ -71,7 +72,7 @@ def check_offsets(tokenizer: Any, task: str) -> None:
 
 
 def framed(tokenizer: Any, texts: Sequence[str], pairs: Sequence[str] | None = None) -> Iterator[Framed]:
-    """Yield each text as tokens; with `pairs`, each text with its pair, whose second text is then the content."""
+    """Yield each text as a `Framed`; with `pairs`, each text together with its pair, whose tokens are the content."""
     options: dict[str, Any] = {"padding": False, "truncation": False, "verbose": False, "return_attention_mask": False}
     options |= {"return_offsets_mapping": True}
     side = 0 if pairs is None else 1
@@ -113,8 +114,8 @@ def cut(
         stride: number of tokens that two consecutive parts share.
 
     Raises:
-        LengthError: the text is too long and `over_long` is "error"; it has no token; or `max_length` leaves no room
-            for its content.
+        LengthError: the text is too long and `over_long` is "error"; the text has no token; or `max_length` leaves no
+            room for its content.
     """
     size = len(text.offsets)
     if not text.ids:

@@ -41,9 +41,9 @@ __all__ = ["BATCH_RECORDS", "Predicted", "Predictions", "Predictor", "predict"]
 CAPACITY = Option(default=None, none=True, high=MAX_LENGTH, help="most tokens of a pack")
 ROWS = Option(default=None, none=True, help="packs run at a time")
 BATCH_RECORDS = Option(default=1000, help="records read, packed and run at a time")
-TOKENS = 4096  # run at a time, about, where neither capacity nor rows say so
+TOKENS = 4096  # about how many tokens run at a time, if neither capacity nor rows are given
 
-# A tokenizer keeps truncation as a state of its own, so two threads must not be in one at the same time.
+# A tokenizer stores its truncation settings, so two threads must not use one tokenizer at the same time.
 _locks: WeakKeyDictionary[Any, Lock] = WeakKeyDictionary()
 _NUMBER = re.compile(r"\brecord (\d+)")
 
@@ -79,12 +79,12 @@ class Predictor(Core):
     Args:
         task: the task.
         model: the model with the task's head (`Task.model`); it is made pack-safe and put into evaluation mode.
-        capacity: most tokens of a pack; None: about 4,096, but no more than the model's positions.
+        capacity: most tokens of a pack; None: 4,096 or the model's positions, if fewer; longer sequences raise it.
         rows: number of packs run at a time; None: as many as hold about 4,096 tokens.
         form: layout of a batch in memory, a `nopad.Rows` or `nopad.Flat`. None: one flat row without padding if the
             model's attention skips pairs of tokens from different sequences, else rows of `capacity` tokens.
         fast: on CPUs, run float32 linear layers with a faster kernel (`nopad.model.fast_linear`), whose results differ
-            in the last digit; None: measure, and do so only if it is faster.
+            in the last digit; None: only if a measurement shows that the kernel is faster.
         precision: "bfloat16" or "int8": a copy of the model computes in it (`nopad.model.lowered`); None: the model as
             it is.
 
@@ -123,7 +123,7 @@ class Predictor(Core):
         positions = positions_of(inner, family)
         given = CAPACITY.check("capacity", capacity)
         self.capacity = given or min(positions or TOKENS, TOKENS)
-        self._grows = None if given else positions or MAX_LENGTH  # how far a longer sequence may raise the capacity
+        self._grows = None if given else positions or MAX_LENGTH  # most to which a longer sequence raises the capacity
         self.longest = self._grows or self.capacity
         kernel = device_of(inner).type == "cpu" or next(inner.parameters()).dtype in (torch.half, torch.bfloat16)
         flat = kernel and not family.narrow
@@ -192,7 +192,7 @@ class Predictor(Core):
     def prepare(self, requests: Sequence[Any], **how: Any) -> tuple[list[Prepared], Mapping[str, int]]:
         """Tokenise records; see `Core.prepare`.
 
-        A request is a record; or the values of the task's text columns, as a text or a tuple of texts.
+        A request is a record (a dict of columns), a text, or a tuple or list of texts, one per text column of the task.
         """
         if how:
             raise OptionError(f"this task has no {', '.join(how)}; give them to the task itself")
@@ -220,14 +220,14 @@ class Predictor(Core):
 
     @property
     def shape(self) -> tuple[int, int | None]:
-        """Slots of a row, and rows; about 4,096 tokens and None where batches are flat."""
+        """Batch size: (`capacity`, `rows`); (4096, None) for flat batches, which have about so many tokens."""
         return (TOKENS, None) if isinstance(self._form, Flat) else (self.capacity, self.rows)
 
     def _record(self, given: Any, number: int) -> Mapping[str, Any]:
         """Return a request as a record.
 
         Raises:
-            RecordError: it is no record, and does not have a text for each text column.
+            RecordError: the request is neither a record nor one text per text column.
         """
         if isinstance(given, Mapping):
             return given
@@ -243,11 +243,11 @@ class Predictor(Core):
         return dict(zip(columns, texts, strict=True))
 
     def _odd(self, outputs: Any, batch: PackedBatch) -> dict[int, RequestError]:
-        """Return an error for each sequence of which outputs are not numbers: the largest, such as a class, is any."""
+        """Return a RequestError for each sequence with NaN in its outputs, by index; the argmax of NaN is arbitrary."""
         objective, found = self.task.objective, dict[int, RequestError]()
         for name in objective.reads:
             value = outputs.get(name)
-            # One sum shows whether any is NaN; opposite infinities show, too, and are told apart then
+            # The sum is NaN if any value is, or if there are opposite infinities, which the test below lets through
             if not isinstance(value, torch.Tensor) or not bool(value.sum().isnan()):
                 continue
             each = batch.unpack_tokens(value) if objective.gives == "token" else list(value)
@@ -272,7 +272,7 @@ class Predictor(Core):
             )
 
     def _batches(self, examples: Examples) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64], Form]]:
-        """Yield sequence numbers of each batch, how many of them each pack holds, and the batch's form."""
+        """Yield, for each batch: indices of its sequences, number of sequences in each pack, and layout in memory."""
         lengths = examples.sequences.seq_lengths
         if not lengths.size:
             return
@@ -311,7 +311,7 @@ class Predictions(Iterator["dict[str, Any] | None"]):
         self._items = self._run(predictor, iter(records), BATCH_RECORDS.check("batch_records", batch_records))
 
     def __iter__(self) -> Predictions:
-        """Return itself: predictions are made once."""
+        """Return the object itself; predictions can be read only once."""
         return self
 
     def __next__(self) -> dict[str, Any] | None:
@@ -382,7 +382,7 @@ def predict(
 def _encoded(
     predictor: Predictor, records: Iterator[Mapping[str, Any]], size: int
 ) -> Generator[tuple[int, Examples], None, None]:
-    """Yield (number of its first record, examples) of each chunk."""
+    """Encode records in chunks of `size`; yield (number of the chunk's first record, examples) for each."""
     first = 0
     while part := list(islice(records, size)):
         with numbered_from(first):
@@ -392,10 +392,10 @@ def _encoded(
 
 
 def _refuse_nan(results: Sequence[Any], record: NDArray[np.int64]) -> None:
-    """Refuse results of which one is an error; `record` is the number of each one's record.
+    """Refuse results of which one is a RequestError; `record` has the record number of each result.
 
     Raises:
-        RecordError: there is one.
+        RecordError: a result is a RequestError; the message gives the number of its record.
     """
     for number, result in zip(record.tolist(), results, strict=True):
         if isinstance(result, RequestError):
@@ -407,7 +407,7 @@ def _refuse_nan(results: Sequence[Any], record: NDArray[np.int64]) -> None:
 
 @contextmanager
 def numbered_from(first: int) -> Iterator[None]:
-    """In a ``with`` block, let messages of errors call record n of a chunk "record n + `first`", as in the input."""
+    """In a ``with`` block, add `first`, a chunk's first record number, to the record number in error messages."""
     try:
         yield
     except (RecordError, LengthError) as error:

@@ -3,9 +3,9 @@
 Each part, ``OUT/part-00000.parquet`` and so on, holds a fixed number of records, and is written atomically. A journal
 in ``OUT/.work`` holds the checksum of each complete part; a part without a checksum is made again. The manifest,
 ``OUT/_predictions.json``, is written last, so a folder with a manifest is complete. Its name begins with an underscore,
-because readers of Parquet folders skip such names. A part is always divided into the same chunks, and a pack never
-holds records of two chunks. So, on the same machine with the same number of threads, a resumed job writes the same
-bytes as an uninterrupted one.
+because readers of Parquet folders skip such names. A part is always divided into the same chunks of `batch_records`
+records, and a pack never holds records of two chunks. So, on the same machine with the same number of threads, a
+resumed job writes the same bytes as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -94,14 +94,14 @@ def predict_files(
     part_records: int = PART_RECORDS.default,
     monitor: Monitor | None = None,
 ) -> PredictionFiles:
-    """Predict records into a folder; if the same call was made before, resume or return what it left there.
+    """Predict records into a folder of Parquet files; the same call again resumes, or returns the finished folder.
 
     Args:
         task: the task.
         model: the model with the task's head; it is made pack-safe and put into evaluation mode.
         inputs: whatever `nopad.corpus.open_records` opens, except an iterator, which cannot be read again.
         out: the folder: new, empty, or left by the same call.
-        keep: input columns to write beside the predictions: a dict of the name in the output to the column's name.
+        keep: input columns to write beside the predictions: a dict from names in the output to names in the input.
         capacity: most tokens of a pack, as in `nopad.tasks.Predictor`.
         rows: number of packs run at a time, as in `nopad.tasks.Predictor`.
         batch_records: number of records that are read, packed and run at a time.
@@ -113,7 +113,9 @@ def predict_files(
         LengthError: a record is too long.
         OptionError: an option has an invalid value; or `out` is a URL, or lies in a folder of the inputs.
         OutputExistsError: `out` holds something else, or predictions made with other settings.
-        ResumeError: the unfinished job in `out` was started with other inputs, model or settings, which are named.
+        CorruptError: `out` holds finished predictions, and a file of them is missing or damaged.
+        ResumeError: the unfinished job in `out` was started with other inputs, model or settings; the message names
+            them.
         OutputBusyError: another process is writing to `out`.
         StorageError: the disk is full or a write failed; call again to resume.
         InterruptedJobError: SIGINT was received; call again to resume.
@@ -133,7 +135,7 @@ def predict_files(
         raise OptionError("an iterator can be read once, and a job must be able to go on; give a function, or a list")
     workspace = Workspace(local_path(out))
     check_outside(records.folders, workspace.out)
-    fast = workspace.stored_settings().get("options", {}).get("fast")  # a measurement may fall out otherwise now
+    fast = workspace.stored_settings().get("options", {}).get("fast")  # a new measurement may give another value
     predictor = Predictor(task, model, capacity=capacity, rows=rows, fast=fast if isinstance(fast, bool) else None)
     sizes = BATCH_RECORDS.check("batch_records", batch_records), PART_RECORDS.check("part_records", part_records)
     job = _Job(workspace, predictor, records, dict(keep or {}), sizes, monitor or Silent())
@@ -148,13 +150,13 @@ def predict_files(
             ) from error
         except InputError as error:
             if isinstance(error, RecordError | LengthError | OptionError) and not any(workspace.out.glob("part-*")):
-                workspace.abandon()  # nothing is lost
+                workspace.abandon()  # no part was written yet
             raise
 
 
 @dataclass
 class _Job:
-    """The arguments of `predict_files`, and its steps."""
+    """One call of `predict_files`: its arguments, and its steps as methods."""
 
     workspace: Workspace
     predictor: Predictor
@@ -165,7 +167,7 @@ class _Job:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """All that the predictions depend on besides the input."""
+        """What predictions depend on besides the records: options, model, tokenizer, reading, and versions of tools."""
         predictor = self.predictor
         options = {
             "task": predictor.task.name,
@@ -187,10 +189,10 @@ class _Job:
         }
 
     def finished(self) -> PredictionFiles:
-        """Return what is in the folder, after checking that this job would write the same.
+        """Return the finished predictions in the folder, after checking that this job would write the same.
 
         Raises:
-            OutputExistsError: it was made with other settings, or of another input.
+            OutputExistsError: they were made with other settings, or from another input.
             CorruptError: a part or the manifest is missing or damaged.
         """
         out = self.workspace.out
@@ -212,7 +214,7 @@ class _Job:
         return _made(out, manifest)
 
     def run(self) -> PredictionFiles:
-        """Predict what is not there yet, and publish."""
+        """Predict the records after the last complete part, write the manifest, and return the finished folder."""
         origin = self._fingerprint()
         known = self.workspace.finished_files(origin, self.workspace.out)
         parts: list[dict[str, Any]] = []
@@ -234,7 +236,7 @@ class _Job:
         return self._publish(origin, parts)
 
     def _part(self, first: int, records: Iterator[dict[str, Any]]) -> tuple[dict[str, Any], pa.Table]:
-        """Return what is known of a part, and its table."""
+        """Predict one part; return its facts (numbers of records, sequences and tokens; counts), and its table."""
         tables, counts, begin = [], Counter[str](), first
         sequences = tokens = 0
         while chunk := list(islice(records, self.sizes[0])):
@@ -251,14 +253,14 @@ class _Job:
         return known, table
 
     def _noted(self, name: str, origin: str, known: Mapping[str, Any]) -> dict[str, Any]:
-        """Note a part that is on disk in the journal, and return what it says."""
+        """Enter a written part in the journal; return the entry: the facts `known`, its file name and its checksum."""
         facts = {key: value for key, value in known.items() if key not in ("file", "sha256")}
         facts["sha256"] = sha256_file(self.workspace.out / name)
         self.workspace.note(name, origin, **facts)
         return {"file": name, **facts}
 
     def _with_schema(self, part: dict[str, Any], schema: pa.Schema, origin: str) -> dict[str, Any]:
-        """Write a part again whose columns or types are not those of all."""
+        """Write a part again if its columns or types differ from `schema`; return its journal entry."""
         path = self.workspace.out / part["file"]
         if schema_of_part(path).equals(schema):
             return part
@@ -343,7 +345,7 @@ def model_fingerprint(model: Any) -> str:
 
 
 def _tokenizer_fingerprint(tokenizer: Any) -> str:
-    """Return the SHA-256 of what a tokenizer is made of, without its truncation and padding, in hex."""
+    """Return the SHA-256 of a tokenizer's vocabulary and rules, without truncation and padding settings, in hex."""
     inner = getattr(tokenizer, "backend_tokenizer", None)
     if inner is not None:
         content = json.loads(inner.to_str())

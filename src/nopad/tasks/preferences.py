@@ -249,14 +249,17 @@ def _is_pair(record: Mapping[str, Any]) -> bool:
 
 
 def _paired(examples: Examples, **values: NDArray[Any]) -> Examples:
-    """Return examples, two for each pair, with the values that say which belong to each other."""
+    """Return examples, two sequences per pair, with the per-sequence values ``pair``, ``chosen`` and `values`."""
     at = np.arange(len(examples))
     values = {"pair": examples.record.astype(np.int64), "chosen": 1 - at % 2, **values}
     return replace(examples, sequences=replace(examples.sequences, values=values))
 
 
 def _counted(made: list[Answered] | None, happened: Mapping[str, int], counts: dict[str, int]) -> list[Answered] | None:
-    """Count what happened to a record once, however many of its sequences it happened to; return `made`."""
+    """Count a record once in `counts` as dropped (`made` is None) or truncated; return `made`.
+
+    `happened` has the numbers of the record's sequences that were truncated or dropped.
+    """
     name = "dropped" if made is None else "truncated" if happened else None
     if name is not None:
         counts[name] = counts.get(name, 0) + 1

@@ -187,7 +187,7 @@ class Pretraining(Task):
         return Examples(sequences=made.sequences, record=made.document, records=len(texts), counts=counts)
 
     def _asked(self, records: list[tuple[int, Mapping[str, Any]]]) -> Examples:
-        """Return pairs of texts whose masks are to be filled in."""
+        """Turn records with two texts into one sequence each, for predictions; see `encode`."""
         sides = [[field_of(record, name, number) for number, record in records] for name in (self.text, self.pair)]
         over_long: OverLong = "truncate" if self.over_long == "split" else self.over_long
         found = tokenised(self.tokenizer, *sides, max_length=self.max_length, over_long=over_long)

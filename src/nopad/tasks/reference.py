@@ -1,8 +1,8 @@
 """Log-probabilities of pairs' answers under the reference model, computed once before DPO, on packs.
 
 TRL keeps the reference in memory and runs it in every step, or computes the same log-probabilities beforehand from
-padded batches (``precompute_ref_log_probs``). Here each sequence carries its log-probability as the per-sequence value
-``reference_logp`` (float64), into whichever batch and rank it goes.
+padded batches (``precompute_ref_log_probs``). Here each sequence has its log-probability as the per-sequence value
+``reference_logp`` (float64), which is in every batch that has the sequence, on any rank.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def reference_logprobs(model: Any, examples: Examples, capacity: int | None = No
     device = next(model.parameters()).device
     found = np.full(len(sequences), np.nan)
     with evaluated(model), torch.no_grad():
-        # Every rank takes as many steps, since sharded models wait for each other in each.
+        # All ranks run the same number of steps, since sharded models communicate in every step.
         for step in range(rank, -(-len(steps) // ranks) * ranks, ranks):
             part = steps[step % len(steps)]
             numbers = np.concatenate(list(part)).astype(np.int64)
@@ -93,13 +93,13 @@ def reference_logprobs(model: Any, examples: Examples, capacity: int | None = No
 
 
 def _scored(model: Any, batch: PackedBatch) -> Any:
-    """Return the log-probability of what is labelled of each sequence; float64 ``[S]``, on the host."""
+    """Return the log-probability of the labelled tokens of each sequence; float64 ``[S]``, on the host."""
     outputs = model(**{name: batch[name] for name in batch if name != "labels"})
     return label_logprobs(outputs["logits"], batch["labels"], batch)[0].double().cpu().numpy()
 
 
 def _place() -> tuple[int, int]:
-    """Return this process's rank, and how many there are."""
+    """Return this process's rank, and the number of ranks."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return 0, 1
     return torch.distributed.get_rank(), torch.distributed.get_world_size()

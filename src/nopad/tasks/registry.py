@@ -49,7 +49,7 @@ def options_of(kind: type[Task]) -> dict[str, inspect.Parameter]:
         more = [name for name, value in parameters.items() if value.kind is not inspect.Parameter.VAR_KEYWORD]
         found |= {name: parameters[name] for name in more if name not in ("self", "tokenizer") and name not in found}
         if len(more) == len(parameters):
-            break  # it takes nothing for its base classes
+            break  # it has no **options, which go to the base classes
     return found
 
 
@@ -108,7 +108,7 @@ def load_task(name: str, spec: str | Path, options: Mapping[str, Any], **how: An
             found = {**(kind.found_options(path) if here else {}), **options}
             if "labels" in options_of(kind):
                 found["labels"] = _labels(found.get("labels"), config, spec)
-            # The most tokens, without which nothing is too long, are known when the model is
+            # `over_long` needs max_length, which is known only when the model is loaded
             task = task_named(name, tokenizer, {n: value for n, value in found.items() if n != "over_long"})
             model, info = task.model(spec, output_loading_info=True, **{"dtype": "auto", **how})
         except NopadError:

@@ -17,7 +17,9 @@ TASK_FILE = "nopad_task.json"
 
 
 def write_task(folder: Path, task: Task) -> None:
-    """Write a task's name and options into a folder; nothing for a task of your own, or options that JSON cannot hold.
+    """Write a task's name and options into a folder, as ``nopad_task.json``.
+
+    Nothing is written if the task's class is not one of `nopad.tasks`, or if JSON cannot hold an option.
 
     Raises:
         StorageError: the file cannot be written.
@@ -32,7 +34,7 @@ def write_task(folder: Path, task: Task) -> None:
 
 
 def stored_task(folder: str | Path) -> tuple[str, dict[str, Any]] | None:
-    """Return name and options of the task for which a folder's model was trained; None if the folder does not say.
+    """Return name and options of the task for which a folder's model was trained; None without ``nopad_task.json``.
 
     `folder` is that of a trained model, or one of its checkpoints.
 

@@ -39,7 +39,7 @@ class TaskSource(Source):
         task: the task; its `max_length` and `over_long` decide what happens to long records.
         records: dicts; an iterable that starts anew each time, or an iterator, which can be read only once.
         labels: whether the records have labels for the task to read, as in training.
-        carry: names of further columns to keep, each with one number per record.
+        carry: names of further columns to keep, each with one value per record.
         name: name of the input, in fingerprints and messages.
 
     Raises:
@@ -73,7 +73,7 @@ class TaskSource(Source):
         self._read = False
         self._schema: pa.Schema | None = None
         self._first = self._pass()
-        self._ahead = list(islice(self._first, 1))  # it says which columns there are
+        self._ahead = list(islice(self._first, 1))  # the first block shows which columns there are
 
     def blocks(self) -> Iterator[Block]:
         """Yield the encoded sequences in blocks of about a thousand records.
@@ -111,8 +111,8 @@ class TaskSource(Source):
             yield self._block(held)
 
     def _made(self, part: list[Mapping[str, Any]], first: int) -> _Made:
-        """Encode these records, of which the first has this number."""
-        if not first:  # what the task does not read of the first record is reported to the user
+        """Encode the records `part`; `first` is the number of the first of them in the input."""
+        if not first:  # columns of the first record that the task does not read are reported to the user
             looked = _Looked(part[0])
             part = [looked, *part[1:]]
         made = encoded_part(self._encode, part, range(first, first + len(part)))
@@ -145,7 +145,7 @@ class TaskSource(Source):
         return Block(name=self._name, data=data, decoder=decoder, first_line=made.first + 1, path=self._name)
 
     def _carried(self, part: list[Mapping[str, Any]], made: Examples, first: int) -> dict[str, pa.Array]:
-        """Return the further columns that are carried, with a value per sequence."""
+        """Return the columns named by `carry`, with a value per sequence: that of the sequence's record."""
         found = {}
         for name in self._carry:
             values = []
@@ -161,7 +161,7 @@ class TaskSource(Source):
 
 
 class _Looked(dict[str, Any]):
-    """A record that notes in `read` the columns whose values were looked at."""
+    """A record that adds a column's name to `read` whenever the column's value is looked up."""
 
     def __init__(self, record: Mapping[str, Any]) -> None:
         super().__init__(record)
@@ -178,7 +178,15 @@ class _Looked(dict[str, Any]):
 
 @dataclass(frozen=True)
 class _Made:
-    """What was made of some records: columns, the number of each sequence's record among them, how many there are."""
+    """The sequences made from some consecutive records.
+
+    Attributes:
+        columns: the columns of the sequences, by name.
+        record: index of each sequence's record among these records, ascending; int64.
+        first: number of the first of these records in the input.
+        of: number of these records.
+        truncated: number of truncated records.
+    """
 
     columns: Mapping[str, pa.Array]
     record: NDArray[np.int64]
@@ -191,14 +199,14 @@ class _Made:
         return self.record.size
 
     def with_next(self, other: _Made) -> _Made:
-        """Return both as one; at most one of them has sequences."""
+        """Return these records and the next ones as one; at most one of the two may have sequences."""
         record = self.record if self.size else other.record + self.of
         columns = self.columns if self.size else other.columns
         return _Made(columns, record, self.first, self.of + other.of, self.truncated + other.truncated)
 
 
 def _columns(made: Examples) -> dict[str, pa.Array]:
-    """Return the columns of a task's sequences as Arrow arrays, a list per sequence where there is a value per token.
+    """Return the columns of a task's sequences as Arrow arrays; a per-token column has a list per sequence.
 
     Raises:
         OptionError: a column has several numbers per sequence.
@@ -227,7 +235,7 @@ def _told(schema: pa.Schema) -> str:
 
 
 def _decode(data: pa.RecordBatch, first_line: int, *, of: int, truncated: int) -> Iterator[Records]:
-    """Yield the sequences of a block as one run, which covers `of` records."""
+    """Yield the sequences of a block as one `Records`; they come from `of` records, of which some were truncated."""
     record = data.column(_NUMBER).to_numpy()
     lists = {field.name: list_parts(data.column(field.name)) for field in data.schema if is_list(field.type)}
     offsets = lists["input_ids"][0] if lists else np.zeros(1, np.int64)
@@ -238,7 +246,7 @@ def _decode(data: pa.RecordBatch, first_line: int, *, of: int, truncated: int) -
     values = {name: data.column(name) for name in data.schema.names if name not in lists and name != _NUMBER}
     per_record = np.bincount(record, minlength=of)
     begins = np.cumsum(lengths, dtype=np.int64) - lengths
-    first = np.diff(record, prepend=-1) != 0  # of its record
+    first = np.diff(record, prepend=-1) != 0  # whether a sequence is the first of its record
     start = begins - np.repeat(begins[first], per_record[per_record > 0])
     yield Records(
         lines=first_line + record,

@@ -30,7 +30,7 @@ _LONGEST = Option(default=None, none=True, help="most tokens of a sequence")
 
 
 def _noting(constructor: Callable[..., None]) -> Callable[..., None]:
-    """Return a constructor that notes its arguments as `Task.options`, unless that of a subclass has done so."""
+    """Wrap a constructor, so that it stores its arguments in `Task.options`, unless a subclass has stored its own."""
     signature = inspect.signature(constructor)
 
     @functools.wraps(constructor)
@@ -38,7 +38,7 @@ def _noting(constructor: Callable[..., None]) -> Callable[..., None]:
         if "options" not in vars(self):
             self.options = {}
             given: dict[str, Any] = {}
-            with suppress(TypeError):  # the constructor says it better
+            with suppress(TypeError):  # for wrong arguments, the constructor's own error is clearer
                 given = signature.bind(self, *args, **kwargs).arguments
             for name, value in list(given.items())[1:]:
                 several = signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD
@@ -62,12 +62,13 @@ class Task(ABC):
         over_long: what happens to sequences longer than `max_length`: "error", "truncate" or "drop"; some tasks also
             have "split".
         objective: computes the loss and its metrics.
-        texts_by: names of the attributes that hold the names of text columns.
-        texts_always: names of text columns that are fixed.
+        policies: values of `over_long` that the task accepts.
+        texts_by: names of the task's attributes that hold names of text columns, such as "text".
+        texts_always: names of text columns that no option changes.
         fewest: smallest number of records that `encode` should get in one call (if there are so many); above 1 for
             tasks that combine records at random.
-        dtypes: NumPy's name of the dtype in which numbers of a prediction are stored in files, by the prediction's key;
-            only for keys whose numbers are not stored as int64 or float64.
+        dtypes: dtypes (NumPy's names) in which files store the numbers of a prediction, by the prediction's key; such
+            as ``{"embedding": "float32"}``. Other keys are stored as int64 or float64.
     """
 
     name: ClassVar[str]
@@ -81,7 +82,7 @@ class Task(ABC):
     options: dict[str, Any]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Let the constructor of a subclass note its arguments."""
+        """Wrap the constructor of a subclass, so that it stores its arguments in `options`."""
         super().__init_subclass__(**kwargs)
         if "__init__" in vars(cls):
             cls.__init__ = _noting(cls.__init__)  # type: ignore[method-assign]

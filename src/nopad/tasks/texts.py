@@ -1,4 +1,4 @@
-"""Texts, or pairs of texts, as the examples of a task."""
+"""Turn texts into the examples of a task."""
 
 from __future__ import annotations
 

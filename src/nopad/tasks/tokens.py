@@ -33,7 +33,13 @@ _ALL = Option(default=False, choices=BOOLEAN, help="label all tokens of a word")
 
 @dataclass(frozen=True)
 class _Words:
-    """The words of a record: its text, where they begin and end in it, and the number of each one's tag (or none)."""
+    """The words of a record.
+
+    Attributes:
+        text: the record's text; for a list of words, the words joined by spaces.
+        words: first and last character (exclusive) of each word in the text.
+        tags: number of each word's tag; empty without labels.
+    """
 
     text: str
     words: list[tuple[int, int]]
@@ -56,9 +62,10 @@ class TokenClassification(Task):
             ``I-`` tag of the same type, if there is one.
         max_length, over_long: see `Task`; "split" makes several sequences of a long record.
 
-    A prediction has ``words``, ``tags``, ``scores`` (probabilities) and ``entities``. Tags and scores are one per word,
-    None for a word that was cut away or has no token of its own. An entity has its type, beginning and end (exclusive),
-    counted in words, or in characters if records are texts.
+    A prediction has ``words``, ``tags``, ``scores`` (probabilities) and, if the tags mark entities, ``entities``. Tags
+    and scores are one per word, None for a word that was cut away or has no token; words that share a token get the
+    same tag. An entity is a dict with ``label``, ``text``, ``start`` and ``end`` (exclusive), counted in words, or in
+    characters if records are texts.
 
     Raises:
         OptionError: an option has an invalid value.
@@ -110,8 +117,9 @@ class TokenClassification(Task):
 
         The result's count ``words_without_a_token`` is the number of words whose tag is on no token, because the
         tokenizer skips the word, or the word shares its token with the word before. `Examples.details` has, for each
-        sequence, the record's text, ``words``, the places of its words in that text, and ``first``, which has for each
-        word in the sequence its number and the position of its first token.
+        sequence: ``text``, the record's text; ``words``, the first and last character (exclusive) of each of its words;
+        and ``first``, int64 ``[2, n]``: for the n words in the sequence, their numbers in the record, and the positions
+        of their first tokens in the sequence.
         """
         given = [
             self._of_text(*one, labels) if self.text else self._of_words(*one, labels) for one in numbered(records)
@@ -152,7 +160,7 @@ class TokenClassification(Task):
         )
 
     def _targets(self, tags: Sequence[int], word_of: Any, first_of: Any, owned: Any) -> Any:
-        """Return the label of each token of the content; int64."""
+        """Return the label of each token of the content, -100 for tokens without a label; int64."""
         found = np.full(len(word_of), IGNORED)
         named = np.array(tags, np.int64)
         if self.label_all:
@@ -235,7 +243,7 @@ class TokenClassification(Task):
         return touched[0], touched[-1] + 1, label
 
     def _tags_of(self, label: str, count: int, where: str) -> list[int]:
-        """Return the tags of the words of a span, by the scheme that the tags' names have: BIO, IO, BIOES or none."""
+        """Return the tag numbers of a span's `count` words; the tags' names say if they are BIO, IO, BIOES or plain."""
 
         def tag(signs: str) -> int:
             found = [
@@ -295,9 +303,8 @@ class TokenClassification(Task):
     ) -> dict[str, float]:
         """Return the accuracy per word, and precision, recall and F1 of entities.
 
-        A word without a predicted tag counts as wrong.
-
-        A record that was left out counts as one in which every word is wrong and no entity was found.
+        A word without a predicted tag counts as wrong. In a record that was left out, every word counts as wrong, and
+        no entity as found.
         """
         right, words = 0, 0
         counts = np.zeros(3)
@@ -314,7 +321,7 @@ class TokenClassification(Task):
 
 
 def _listed(record: Mapping[str, Any], name: str, number: int) -> list[Any]:
-    """Return a list of a record, of whatever type.
+    """Return the value of column `name`, a list, tuple or NumPy array, as a list.
 
     Raises:
         RecordError: there is no such column, or it is not a list.

@@ -148,7 +148,7 @@ class Embedding(Task):
         return base_model(super().model, name, **options)
 
     def _skipped(self, pooling: str) -> int:
-        """Return the number of first tokens of each sequence that belong to the prompt and are not pooled."""
+        """Return how many tokens at the beginning of each sequence are not pooled, since they belong to the prompt."""
         if not self.prompt or self.texts.include_prompt or pooling == "last":
             return 0
         if pooling == "first":
