@@ -1,6 +1,7 @@
-"""Planning: from a `Histogram` to a `Plan`.
+"""Planning: turn a `Histogram` into a `Plan`.
 
-`plan` runs an algorithm by its name and checks the result; each algorithm is one file of this folder.
+`plan` runs an algorithm by its name and checks the result. Each algorithm is a file of this folder, except `auto` and
+`optimal`, which are in the folder ``optimal``.
 """
 
 from nopad.planning.bounds import Bound, lower_bound

@@ -15,7 +15,7 @@ def most_valuable(lengths: NDArray[Any], values: NDArray[Any], capacity: int) ->
 
     ``lengths[i]`` (ascending, each usable repeatedly) is worth ``values[i]``; both int64.
     """
-    worth = np.zeros(capacity + 1, dtype=np.int64)  # worth[room]
+    worth = np.zeros(capacity + 1, dtype=np.int64)  # worth[room]: highest total value of lengths that fit into `room`
     for room in range(lengths[0], capacity + 1):
         best = worth[room - 1]
         for i in range(lengths.shape[0]):
@@ -28,16 +28,16 @@ def most_valuable(lengths: NDArray[Any], values: NDArray[Any], capacity: int) ->
 
 @njit(cache=True, nogil=True)
 def most_valuable_of_two(sizes: NDArray[Any], values: NDArray[Any], rooms: int, places: int) -> Any:
-    """Return the table ``worth[r, p]``: the highest total value of any sizes that add up to at most r and p.
+    """Return the table ``worth[r, p]``: the highest total value of items whose two sizes add up to at most r and p.
 
-    ``sizes[i]`` (two integers, ``[m, 2]``) is worth ``values[i]`` and may be used repeatedly. Rows ascend in their
-    first column, and no row is (0, 0). The table is int64 ``[rooms + 1, places + 1]``.
+    Item i has the two sizes ``sizes[i]`` (integers, ``[m, 2]``), is worth ``values[i]``, and may be used repeatedly.
+    The first sizes ascend, and no item has the sizes (0, 0). The table is int64 ``[rooms + 1, places + 1]``.
     """
     worth = np.zeros((rooms + 1, places + 1), dtype=np.int64)
     for r in range(rooms + 1):
         own = worth[r]
         fitting = np.searchsorted(sizes[:, 0], r, side="right")
-        for i in range(fitting - 1, -1, -1):  # those of size 0 last: they build on this very row
+        for i in range(fitting - 1, -1, -1):  # items with the first size 0 last: they use this same row
             rest, place, value = worth[r - sizes[i, 0]], sizes[i, 1], values[i]
             for p in range(place, places + 1):
                 own[p] = max(own[p], rest[p - place] + value)

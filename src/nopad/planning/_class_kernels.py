@@ -2,9 +2,9 @@
 
 Arguments are plain arrays, and callers validate them. A row of `classes` is one class, in four columns: how many packs
 it has, the row of `contents` that says what each pack holds, how many sequences each pack holds, and the row of the
-next class on the stack of classes with the same room (-1: none). A row of `contents` is: the row of the content below
-it (-1: none), a length, and how many copies of this length lie on top. Both tables have a fixed size; a kernel returns
--1 when one is full.
+next class on the stack of classes with the same free room (-1: none). A row of `contents` adds copies of one length to
+another content: the row of that content (-1: nothing), the length, and the number of copies. The caller chooses the
+number of rows of both tables.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ def best_fit_classes(
     classes: NDArray[Any],
     contents: NDArray[Any],
 ) -> tuple[int, int]:
-    """Place ``counts[i]`` sequences of each ``lengths[i]`` (descending) into the fullest packs that they fit.
+    """Place ``counts[i]`` sequences of each ``lengths[i]`` (descending), each into the fullest pack with room for it.
 
     Returns how many rows of `classes` and of `contents` are used, as a pair; (-1, -1) if one of these tables is full. A
-    class whose packs all went into other classes keeps its row, with a count of 0. `words` must be all 0 at first;
-    `keys` and `tops`, of equal size, must be all -1.
+    class whose packs all went into other classes keeps its row, with a count of 0. `words` is the set of free rooms
+    (`nopad._bit_kernels`), all 0 at first. `keys` is a hash table of rooms (`slot_of`), and ``tops[slot]`` is the row
+    of the class on top of the stack of the room ``keys[slot]``; both have the same size and are all -1 at first.
     """
     rows, made = 0, 0
     for i in range(lengths.shape[0]):
@@ -51,7 +52,7 @@ def best_fit_classes(
                 slot = slot_of(keys, room)
                 row = tops[slot]
                 below, used = classes[row, 1], classes[row, 2]
-                # As many packs of the class as can take the full number of copies move at once.
+                # All packs of the class for which `copies` sequences each are left take them in this one step.
                 copies = min(min(room // length, depth - used), left)
                 count = min(classes[row, 0], left // copies)
                 classes[row, 0] -= count

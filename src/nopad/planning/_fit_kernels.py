@@ -1,12 +1,12 @@
 """The compiled loops of the algorithms that place sequences one by one as they arrive.
 
-As in `nopad._kernels`, arguments are plain arrays, and callers validate them. A placing kernel fills `pack_of` (the
-pack of each sequence, numbered in the order of opening) and returns how many packs it opened; `group_by_rank` makes
-`Packs` from `pack_of`.
+As in `nopad._kernels`, arguments are plain arrays, and callers validate them. The kernels of algorithms return how many
+packs they opened. All but `next_fit` fill `pack_of` (the pack of each sequence, numbered in the order of opening), from
+which `nopad.planning.arrival.grouped` makes `Packs`.
 
-Sets of rooms or lengths are those of `nopad._bit_kernels`. What belongs to a room or a length, such as the packs with
-this room, is found through a hash table (open addressing) that is at most half full: capacities go up to 2^31, but only
-few values occur together.
+A set of rooms (free tokens of packs) or of lengths is one of `nopad._bit_kernels`. A hash table (open addressing, at
+most half full) finds the packs with a given room, or the sequences of a given length. An array with an entry for every
+room would be too large: capacities go up to 2^31.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def pack_bounds(pack_of: NDArray[Any], indptr: NDArray[Any]) -> None:
 def settle(tree: NDArray[Any], node: int, room: int) -> None:
     """Set the free room of one leaf of the tree of `first_fit`, and update the nodes above it.
 
-    `node` is the index of the leaf in `tree`; the children of node i are nodes 2 i and 2 i + 1, and a node holds the
-    larger of theirs.
+    `node` is the index of the leaf in `tree`. The children of node i are the nodes 2 i and 2 i + 1; node i holds the
+    larger value of the two.
     """
     tree[node] = room
     node >>= 1
@@ -84,8 +84,8 @@ def first_fit(
     """Place each sequence into the earliest opened pack that has room for it; return the number of packs.
 
     ``pack_of[i]`` gets the pack of sequence i. The packs are found by a tournament tree: its leaves are open packs in
-    order of opening, and each inner node holds the largest room below it. It starts with `leaves` leaves (a power of
-    two). When all leaves are in use, those of closed packs are dropped; if more than half of the leaves remain, the
+    order of opening, and each inner node holds the largest room below it. The tree starts with `leaves` leaves (a power
+    of two). When all leaves are in use, those of closed packs are dropped; if more than half of the leaves remain, the
     number of leaves is doubled. A pack closes when its room is below `shortest` or it holds `depth` sequences. So the
     tree has O(open packs) leaves, and dropping costs O(1) per pack.
     """
@@ -209,7 +209,7 @@ def look_ahead(
     keys: NDArray[Any],
     pack_of: NDArray[Any],
 ) -> int:
-    """Fill packs one after another from a buffer of `window` sequences: the oldest one, then the longest that fit.
+    """Fill packs one after another from a buffer of `window` sequences: the oldest, then always the longest that fits.
 
     Returns the number of packs; ``pack_of[i]``, -1 at first, gets the pack of sequence i. `words` are those of an empty
     set of lengths (`empty_set`), `keys` an empty hash table (`empty_table`).
@@ -267,7 +267,8 @@ def harmonic(lengths: NDArray[Any], capacity: int, depth: int, k: int, pack_of: 
 def next_fit(lengths: NDArray[Any], capacity: int, depth: int, indptr: NDArray[Any]) -> int:
     """Pack sequences by next-fit, in order of arrival; return the number of packs.
 
-    Pack p holds the sequences from ``indptr[p]`` up to ``indptr[p + 1]`` (exclusive); `indptr` has n + 1 entries.
+    Pack p gets the sequences from ``indptr[p]`` up to ``indptr[p + 1]`` (exclusive). `indptr` has n + 1 entries for n
+    sequences, as many as are needed if each sequence gets its own pack.
     """
     packs, tokens, members = 0, 0, 0
     indptr[0] = 0

@@ -1,8 +1,9 @@
-"""`Algorithm`: a planning function with its name, help and options; and `Planned`, which such a function may return.
+"""`Algorithm`: a planning function with its help text and options; and `Planned`, which such a function may return.
 
 A histogram algorithm is a function ``run(histogram, capacity, depth, **options)`` that returns strategies, or a
 `Planned` with further results. An arrival-order algorithm is ``run(lengths, capacity, depth, **options) -> Packs``. The
-results depend on the arguments alone and are the same on every machine.
+results depend on the arguments alone and are the same on every machine, with two exceptions: `nnlshp` and `ennlshp` use
+SciPy's solver, and the option `seconds` limits the time.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from nopad.planning.cost_certificate import CostCertificate
 
 __all__ = ["Algorithm", "Planned", "Strategies"]
 
+# ``(count, lengths longest first)`` pairs: `count` packs hold these lengths each.
 Strategies: TypeAlias = "list[tuple[int, tuple[int, ...]]]"
 
 
@@ -41,7 +43,7 @@ class Planned:
 
 @dataclass(frozen=True, kw_only=True)
 class Algorithm:
-    """A named planning algorithm.
+    """A planning algorithm.
 
     Attributes:
         run: ``run(histogram, capacity, depth, **options)``, or ``run(lengths, capacity, depth, **options)`` for an

@@ -39,7 +39,7 @@ def grouped(pack_of: NDArray[Any], packs: int, capacity: int, depth: int | None)
 def empty_table(n: int, capacity: int) -> NDArray[np.int64]:
     """Return an empty hash table for the kernels: int64, all -1; the number of entries is a power of two.
 
-    It stays at most half full, since no more than ``min(n, capacity)`` different rooms or lengths are in it at a time.
+    The table stays at most half full if at most ``min(n, capacity)`` different rooms or lengths are put into it.
     """
     size = 2 ** (2 * min(n, capacity) + 1).bit_length()
     return np.full(size, -1, dtype=np.int64)

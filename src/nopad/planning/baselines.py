@@ -1,6 +1,6 @@
-"""Compute the slots that an epoch takes without packing, from lengths: fixed, dynamic and length-sorted padding.
+"""Compute how many slots (real tokens and padding) an epoch takes without packing: fixed, dynamic or sorted padding.
 
-The computation takes a histogram, and milliseconds for any number of sequences.
+All numbers come from a histogram, so the time does not depend on the number of sequences.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def padded(histogram: Histogram, capacity: int, batch_size: int = 32) -> Padded:
         batch_size: number of sequences in a batch, from 1 to 2^20.
 
     Raises:
-        OptionError: `capacity` is not an integer of at least 1, or `batch_size` not one from 1 to 2^20.
-        LengthError: a length is above `capacity`, so that no sequence is padded to it.
+        OptionError: `capacity` is not an integer from 1 to 2^31 - 1, or `batch_size` is not an integer from 1 to 2^20.
+        LengthError: a sequence is longer than `capacity`, and so cannot be padded to it.
 
     >>> import nopad
     >>> found = padded(nopad.Histogram.from_lengths([1, 1, 1, 8, 8, 2]), capacity=10, batch_size=2)
@@ -83,19 +83,22 @@ def padded(histogram: Histogram, capacity: int, batch_size: int = 32) -> Padded:
 
 
 def _longest(lengths: np.ndarray, below: np.ndarray, n: int, drawn: int) -> float:
-    """Return the mean of the longest of `drawn` sequences out of n, drawn without replacement."""
-    none_longer = np.ones(lengths.size)  # probability that all are at most so long
+    """Return the mean length of the longest of `drawn` sequences, which are drawn from n without replacement.
+
+    ``below[i]`` of the n sequences have at most ``lengths[i]`` tokens.
+    """
+    none_longer = np.ones(lengths.size)  # none_longer[i]: probability that no drawn sequence is longer than lengths[i]
     for i in range(drawn):
         none_longer *= np.maximum(below - i, 0) / (n - i)
     return float((lengths * np.diff(none_longer, prepend=0.0)).sum())
 
 
 def _sorted(histogram: Histogram, batch_size: int) -> int:
-    """Return the slots of batches in order of length; a smaller batch, if any, takes the shortest sequences."""
+    """Return the slots of batches of sequences sorted by length; a smaller last batch takes the shortest sequences."""
     slots = longer = batches = last = 0
     for length, count in zip(histogram.lengths[::-1].tolist(), histogram.counts[::-1].tolist(), strict=True):
         longer += count
-        begun = -(-longer // batch_size)  # batches whose longest sequence has this length, or more
+        begun = -(-longer // batch_size)  # batches whose longest sequence has at least this length
         if begun > batches:
             slots += (begun - batches) * batch_size * length
             batches, last = begun, length

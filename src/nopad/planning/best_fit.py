@@ -17,7 +17,8 @@ Number of packs compared with LPFHP, which sees all lengths, without a window an
 
 Without a window or a depth limit, best-fit needs at most 1.7 times as many packs as the optimum.
 
-Source: Johnson et al. 1974, as `nopad.planning.first_fit`; the bound: Dosa, Sgall, ICALP 2014. The window is ours.
+Source: Johnson et al. 1974, as for `nopad.planning.first_fit`; for the bound, Dosa, Sgall, ICALP 2014. The window is
+not from a paper.
 """
 
 from __future__ import annotations

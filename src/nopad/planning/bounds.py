@@ -1,6 +1,6 @@
 """Lower bounds on the number of packs that any plan of a histogram needs.
 
-All bounds are exact integers at any size; the first four take O(distinct lengths) time each:
+All bounds are exact integers at any size. For k distinct lengths, the first four take O(k log k) time at most:
 
 * tokens: ``ceil(tokens / capacity)``
 * big lengths (Martello and Toth's L2): for any threshold t, lengths above capacity - t cannot share a pack with a
@@ -31,7 +31,7 @@ class Bound:
     """A proven lower bound on the number of packs.
 
     Attributes:
-        packs: smallest number of packs that any plan could have.
+        packs: the bound; no plan has fewer packs than this.
         proof: name of the bound: "tokens", "big lengths", "depth", "pairs" or "certificate" (see the module); or, under
             conditions, "max_squares", "cost certificate" or "pack_multiple".
         certificate: the values of lengths that prove the bound; None if the proof needs none.

@@ -36,7 +36,11 @@ _MAX_WORTH = 2**62
 
 @dataclass(frozen=True)
 class Certificate:
-    """Values of lengths: ``steps`` are ``((from length, value), ...)``, both rising; shorter lengths are worth 0.
+    """Values of lengths that prove a lower bound on the number of packs.
+
+    Attributes:
+        steps: ``((from length, value), ...)``: a length has the value of the last step that begins at or below it, 0 if
+            there is none. The lengths rise, and the values do not fall.
 
     >>> proof = Certificate(((1, 0), (3, 1), (6, 2)))
     >>> proof.best(capacity=8, depth=None)

@@ -1,4 +1,4 @@
-"""`compare`: plan with every algorithm at every depth, and measure the time; the table of `nopad plan`."""
+"""`compare`: plan with every algorithm at every depth, and measure the time, for the table that `nopad plan` prints."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def compare(
 ) -> list[dict[str, Any]]:
     """Plan with every algorithm at every depth.
 
-    Return a row for each plan: its `Plan.summary`, and the seconds it took.
+    Return a row for each plan: its `Plan.summary`, the ``seconds`` that planning took, and the plan's ``notes``.
 
     The seconds measure planning alone: every algorithm first plans a tiny input, so that its modules are imported, and
     the time in which loops are compiled or loaded does not count (`nopad.planning.stopwatch`).
@@ -47,7 +47,7 @@ def compare(
         algorithms: names of the algorithms.
         depths: most sequences per pack, one or more; None: unlimited.
         seed: seed of the order in which an arrival-order algorithm plans a histogram.
-        options: options for all algorithms that have them.
+        options: options that are given to every algorithm, so every algorithm must have them.
         on_start: called with the name of each algorithm before it runs.
         on_plan: called with each plan.
 
@@ -73,7 +73,7 @@ def compare(
                 )
             rows.append({**made.summary(), "seconds": watch.seconds, "notes": list(made.notes)})
             on_plan(made)
-    for row in rows:  # what one algorithm proves holds for all
+    for row in rows:  # a bound that one algorithm proved holds for the plans of all
         row["lower_bound"] = max(other["lower_bound"] for other in rows if other["depth"] == row["depth"])
     return rows
 
@@ -101,6 +101,6 @@ def notes_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _warm_up(algorithm: str) -> None:
-    """Plan a tiny input, so that what the algorithm imports at its first use is there before the clock starts."""
+    """Plan a tiny input, so that the algorithm's modules are imported before its time is measured."""
     for depth in _TINY_DEPTHS:
         make_plan(Histogram.from_counts(_TINY), _TINY_CAPACITY, depth=depth, algorithm=algorithm)

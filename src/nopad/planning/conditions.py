@@ -1,9 +1,9 @@
-"""Conditions on packs: aligned lengths, limited attention cost, packs of even cost, and a multiple of packs.
+"""Conditions on packs: aligned lengths, limited attention cost, packs of even cost, a number of packs divisible by k.
 
 * ``align=m``: every sequence may be padded to a multiple of m (FP8 kernels, tensor or context parallelism) and its pack
   still fits. Plans are made for lengths rounded up; the real lengths are put in afterwards.
 * ``max_squares=s``: the sum of squared lengths of a pack, its attention cost, is at most s. `auto` and `optimal` plan
-  with both limits from the start (`nopad.planning.costs`). With another histogram algorithm a pack above the limit
+  with this limit from the start (`nopad.planning.costs`). With another histogram algorithm a pack above the limit
   keeps its sequences, longest first, as far as the limit allows; the others are packed again. Packs of arrival-order
   algorithms are cut into smaller ones instead.
 * ``even=True``: no pack is far above the mean in attention cost or in number of sequences; this may add one pack in
@@ -49,7 +49,7 @@ __all__ = [
     "within_squares",
 ]
 
-_MOST_NAMED = 3  # sentences about broken conditions
+_MOST_NAMED = 3  # most sentences about broken conditions
 _MOST_LOOKS = 10**8  # classes that `_packed_again` looks at, about a nanosecond each; then it only opens new packs
 CONDITIONS = {
     "align": Option(default=1, help="sequences padded to multiples of this still fit their pack"),
@@ -215,7 +215,7 @@ def _packed_again(out: Mapping[int, int], capacity: int, depth: int | None, most
 
     load = load_of(Histogram.from_counts(out), capacity, depth, most, align)
     classes, links = np.empty((len(out) + 16, 5), np.int64), np.empty((len(out) + 16, 3), np.int64)
-    limits = load.limits[[1, 0, 2]]  # squares first: they are what is short, so they say how full a pack is
+    limits = load.limits[[1, 0, 2]]  # squares first: `best_fit` takes the pack that has least of the first limit left
     made: Any = _kernels.best_fit(load.costs, load.sizes, load.counts.copy(), classes, 0, links, 0, limits, _MOST_LOOKS)
     return Packed(made[0][: made[1]], made[2][: made[3]]).strategies(load.lengths)
 

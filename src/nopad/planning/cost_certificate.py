@@ -1,11 +1,11 @@
 """`CostCertificate`: values of lengths that prove how many packs are needed under limits on tokens and squared lengths.
 
 This is like `nopad.planning.Certificate`, but a pack has two limits: `capacity` tokens, and `squares` for the sum of
-its squared lengths. Each length weighs ``floor(length * T / capacity)`` units of tokens and
-``floor(length^2 * S / squares)`` units of squares. Since both are rounded down, the weights of every possible pack add
-up to at most T and S. So a knapsack with the capacities T and S finds a value, `best`, that no pack exceeds, and the
-sequences need at least ``their total value / best`` packs. The depth is ignored, which can only lower the bound.
-O(steps x T x S).
+its squared lengths. These limits are divided into T units of tokens and S units of squares. Each length weighs
+``floor(length * T / capacity)`` units of tokens and ``floor(length^2 * S / squares)`` units of squares. Since both are
+rounded down, the weights of every possible pack add up to at most T and S. So a knapsack with the capacities T and S
+finds a value, `best`, that no pack exceeds, and the sequences need at least ``their total value / best`` packs. The
+depth is ignored, which can only lower the bound. O(steps x T x S).
 
 A certificate is refused if checking it takes more than `MAX_WORK` comparisons (half a minute) or a table of more than
 `MAX_TABLE` numbers, if values could add up beyond 64 bits, or if a length with a value weighs 0 units of tokens.
@@ -78,7 +78,7 @@ class CostCertificate:
     def _weights(self, capacity: int, squares: int, align: int) -> list[tuple[int, int, int]]:
         """For each step whose first length fits into a pack, return (units of tokens, units of squares, value).
 
-        The weights are those of this first length; its tokens are rounded up to a multiple of `align` before.
+        The units are those of this first length, whose tokens are first rounded up to a multiple of `align`.
         """
         room, most = self.units
         return [

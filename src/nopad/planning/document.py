@@ -130,7 +130,7 @@ def _certificate(document: Mapping[str, Any]) -> Certificate | CostCertificate |
 
 
 def _pairs(name: str, steps: Any) -> tuple[tuple[int, int], ...]:
-    """Return a list of lists of two integers as tuples; a ValueError for anything else begins with `name`."""
+    """Return a list of two-integer lists as tuples; anything else raises a ValueError with a message about `name`."""
     if type(steps) is not list or not all(
         type(step) is list and len(step) == 2 and all(type(v) is int for v in step) for step in steps
     ):

@@ -38,7 +38,7 @@ def ennlshp(
     remainder: str = "pad",
     granularity: int = 1,
 ) -> Planned:
-    """Return packs that cover `histogram` exactly; facts, options and errors as for `nnlshp`.
+    """Return packs that cover `histogram` exactly; the facts, options and errors are those of `nnlshp`.
 
     >>> ennlshp(Histogram.from_lengths([5, 4, 3, 2, 2]), 8, 3).strategies
     [(1, (4, 2, 2)), (1, (5, 3))]

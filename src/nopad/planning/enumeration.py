@@ -1,10 +1,10 @@
-"""List and count every way to fill a pack exactly, which are the strategies of NNLSHP and ENNLSHP.
+"""List and count all ways to fill a pack exactly; these ways are the strategies of NNLSHP and ENNLSHP.
 
 A strategy here is a multiset of lengths whose sum is the capacity: a partition of the capacity into at most `depth`
 parts. Listing them takes O(strategies x depth) numbers. The dense matrix for least squares, ``[capacity, strategies]``,
 limits the size: at capacity 512 and depth 3 it takes 86 MiB (22,102 strategies), at depth 4 it takes 3.7 GiB (959,631).
 
-Source: supplement to arXiv 2107.02027, sections D.4.1 and D.5.1. Equations 5 and 6 there approximate the counts that
+Source: supplement to arXiv 2107.02027, sections D.4.1 and D.5.1. Its equations 5 and 6 approximate the counts, which
 are exact here.
 """
 
@@ -17,7 +17,7 @@ from nopad.errors import OptionError
 
 __all__ = ["MATRIX_LIMIT_BYTES", "check_size", "full_strategies", "packing_matrix", "strategy_count"]
 
-MATRIX_LIMIT_BYTES = 2**30  # SciPy's solver needs up to four times as much: its own copies
+MATRIX_LIMIT_BYTES = 2**30  # SciPy's solver makes copies, and needs up to four times as much
 _COLUMN = 8  # bytes of a float64
 
 
@@ -33,7 +33,7 @@ def full_strategies(capacity: int, depth: int) -> NDArray[np.int32]:
     rest = np.array([capacity], dtype=np.int32)  # tokens that are not assigned yet
     for place in range(depth):
         last = done[:, -1] if place else np.ones(1, dtype=np.int32)
-        # A part that another, no smaller one follows is at most half of the rest; the last part is all of it.
+        # A part that is followed by another one, at least as large, is at most half of the rest; the last is all of it.
         halves = np.maximum(rest // 2 - last + 1, 0) if place < depth - 1 else np.zeros_like(rest)
         choices = np.where(rest > 0, halves, 0) + 1
         ends = np.cumsum(choices)
@@ -94,7 +94,7 @@ def check_size(name: str, capacity: int, depth: int, granularity: int, copies: i
     """
 
     def size(units: int, depth: int) -> tuple[int, int]:
-        """Return (number of strategies, bytes of their matrix) for a capacity of `units` lengths and this depth."""
+        """Return (number of strategies, bytes of their matrix) for a capacity of `units` times the granularity."""
         row = _COLUMN * copies * units
         count = strategy_count(units, min(depth, units), MATRIX_LIMIT_BYTES // row)
         return count, row * (count + (copies - 1) * units)
@@ -103,7 +103,7 @@ def check_size(name: str, capacity: int, depth: int, granularity: int, copies: i
     count, needed = size(units, depth)
     if needed <= MATRIX_LIMIT_BYTES:
         return
-    deeper = range(min(depth, units, 64) - 1, 1, -1)  # where depth 64 is within the limit, no depth is above it
+    deeper = range(min(depth, units, 64) - 1, 1, -1)  # if depth 64 is within the limit, so is every depth
     deepest = next((d for d in deeper if size(units, d)[1] <= MATRIX_LIMIT_BYTES), 0)
     coarser = granularity
     while size(max(capacity // coarser, 1), depth)[1] > MATRIX_LIMIT_BYTES:

@@ -1,8 +1,9 @@
 """Turn the rounded solution of a least-squares solver into packs that hold each sequence exactly once.
 
-Least squares covers some lengths too often and others too rarely. Slots without a sequence stay empty, packs without a
-sequence are dropped, and sequences without a slot (the remainder) get packs of their own. O(solution + k log k) for k
-distinct lengths. There are never more packs than the papers count for the same solution (`over_cover`).
+Least squares covers some lengths too often and others too rarely. A slot is a place in a pack for a sequence of a given
+length. Slots without a sequence stay empty, packs without a sequence are dropped, and sequences without a slot (the
+remainder) get packs of their own or go into packs with room. O(solution + k log k) for k distinct lengths. There are
+never more packs than the papers count for the same solution (`over_cover`).
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def fill(solution: Strategies, left: Counter[int]) -> Strategies:
 
 
 def pad_remainder(left: Counter[int], capacity: int, depth: int) -> Strategies:
-    """Give each sequence in `left` a pack of its own, as the papers do; two that fill a pack exactly share one.
+    """Give each sequence in `left` a pack of its own, as the papers do, but let two share one that they fill exactly.
 
     >>> pad_remainder(Counter({5: 2, 3: 1, 4: 3}), 8, 2)
     [(1, (5, 3)), (1, (5,)), (1, (4, 4)), (1, (4,))]

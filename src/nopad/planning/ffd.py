@@ -22,7 +22,7 @@ _BLOCK = 256
 
 @dataclass(slots=True)
 class _Class:
-    """`count` equal packs opened one after the other: free tokens, number of sequences (`used`) and content of each."""
+    """`count` equal packs, opened one after the other; each has `room` free tokens and holds `used` sequences."""
 
     room: int
     count: int
@@ -103,7 +103,7 @@ def _add(entry: _Class, length: int, copies: int, count: int) -> _Class:
 
 
 def _open(length: int, left: int, capacity: int, most: int) -> list[_Class]:
-    """Open packs for `left` sequences of `length`: each holds as many as fit, at most `most`, the last one the rest."""
+    """Return new packs for `left` sequences of `length`; each but the last holds as many as fit, at most `most`."""
     copies = min(capacity // length, most)
     full, rest = divmod(left, copies)
     sizes = [(full, copies)] * (full > 0) + [(1, rest)] * (rest > 0)

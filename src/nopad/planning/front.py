@@ -25,8 +25,8 @@ __all__ = ["plan"]
 _BEFORE = 0.5  # share of the budget for a plan with few packs, before it is made even
 _STOPPED = "evenness was stopped by its budget: a larger one (effort) may find packs more alike"
 _TIME = "stopped by the limit in seconds: another run may find another plan"
-MAX_COUNT = 2**62  # sequences of one length, so that a share of them, rounded from a float, still fits in 64 bits
-MAX_LISTED = 2**22  # sequences that may fit into one pack: a plan lists the lengths of every strategy
+MAX_COUNT = 2**62  # most sequences of one length; a part of them, computed as a float, still fits in 64 bits
+MAX_LISTED = 2**22  # most sequences that may fit into one pack, since a plan lists the lengths of every strategy
 
 
 def plan(
@@ -55,8 +55,9 @@ def plan(
             than 2^62 sequences have the same length (or more than 2^62 sequences are given in total, if "auto" or
             "optimal" plan with `max_squares` or `even`).
         OptionError: capacity, depth, seed, algorithm or an option has an invalid value, or the algorithm has no such
-            option; or more than 2^22 of these sequences fit into one pack, which are too many for a plan to list,
-            unless `depth` limits them; or an arrival-order algorithm is given a histogram of more than 2^28 sequences.
+            option; or a condition cannot be met; or more than 2^22 of these sequences fit into one pack, which are too
+            many for a plan to list, unless `depth` limits them; or an arrival-order algorithm is given a histogram of
+            more than 2^28 sequences.
 
     >>> import nopad
     >>> nopad.plan([5, 3, 4, 2, 8], capacity=8, algorithm="spfhp").packs
@@ -181,7 +182,7 @@ class _Run:
     def _budget(self) -> Budget:
         """Return the budget of the options `effort` and `seconds`, which all steps of this run share.
 
-        Without the option `effort` it is empty; the algorithms that have no such option do not look at it.
+        For an algorithm without the option `effort` the budget is empty, and the algorithm does not use it.
         """
         return Budget(self.own.get("effort", 0), self.own.get("seconds"))
 
@@ -205,7 +206,7 @@ class _Run:
         )
 
     def _evener(self, made: Planned, budget: Budget) -> Planned:
-        """Return a plan whose packs are more alike in cost and depth than those of `made`, with facts about both."""
+        """Return a plan whose packs are more alike in cost and number of sequences; its facts describe `made` too."""
         load = load_of(self.histogram, self.capacity, self.depth, *even_limits(self.conditions, self.capacity))
         strategies, facts = even_out(
             load,
@@ -224,7 +225,7 @@ class _Run:
         return replace(made, strategies=strategies, facts={**made.facts, "even": facts}, notes=tuple(notes))
 
     def _by_tokens(self, depth: int | None, squares: int | None, budget: Budget) -> Planned:
-        """Run the algorithm, which does not know `squares`, then cut packs to this sum of squared lengths.
+        """Run the algorithm without a limit on squares, then cut packs whose squared lengths add up to over `squares`.
 
         `depth` and `squares` None are unlimited. With `align`, the algorithm plans the rounded lengths. Only `auto` and
         `optimal` take the `budget`, and charge it.

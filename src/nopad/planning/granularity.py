@@ -70,7 +70,7 @@ def _rounded(length: int, granularity: int, capacity: int) -> int:
 
 
 def _next_alike(copies: Counter[int], waiting: dict[int, list[list[int]]], most: int) -> tuple[list[int], int]:
-    """Choose real lengths for the next pack; return them, and how many packs (at most `most`) can have them.
+    """Choose real lengths for the next pack; return the lengths, and how many packs (at most `most`) get them.
 
     `copies` says how many slots of each rounded length a pack has. `waiting` holds, by rounded length, the real lengths
     that no pack has yet, as [length, count]; what the returned packs hold is subtracted from it.

@@ -28,8 +28,9 @@ from nopad.planning.granularity import real_strategies, rounded_histogram, whole
 
 __all__ = ["OPTIONS", "Choices", "System", "least_squares"]
 
-# The packing matrix ``[units, strategies]`` and the demand ``[units]``, as listed or as the solver gets them.
+# What the solver gets: a matrix ``[rows, unknowns]`` and a target ``[rows]``.
 System: TypeAlias = "tuple[NDArray[np.float64], NDArray[np.float64]]"
+# Makes a `System` from the packing matrix ``[units, strategies]`` and the demand ``[units]``.
 MakeSystem: TypeAlias = "Callable[[NDArray[np.float64], NDArray[np.float64]], System]"
 
 MARGIN = 1e-6  # the solver returns 2.4999999 or 2.5000001 for 2.5; both must round alike
@@ -85,7 +86,7 @@ def least_squares(
     rounded = rounded_histogram(histogram, choices.granularity, capacity)
     slots, mixture = np.zeros((0, 1), dtype=np.int32), np.zeros(0)
     notes: tuple[str, ...] = ()
-    # Otherwise each pack holds a single sequence
+    # Otherwise only one rounded length fits into a pack, so there is nothing to solve: all sequences are the remainder.
     if histogram.sequences and depth > 1 and capacity >= 2 * choices.granularity:
         check_size(name, capacity, depth, choices.granularity, copies)
         slots, mixture, notes = _solve(name, system, rounded, choices.granularity, capacity, depth)
@@ -111,8 +112,8 @@ def _solve(
 ) -> tuple[NDArray[np.int32], NDArray[np.float64], tuple[str, ...]]:
     """Return (all strategies that fill a pack, how often to use each, notes).
 
-    Strategies are int32 ``[strategies, depth]``, lengths in tokens and zeros; how often is float64 ``[strategies]``. If
-    the solver failed, a note says so, and every strategy is used 0 times.
+    The first array, int32 ``[strategies, depth]``, holds lengths in tokens, and zeros; the second is float64
+    ``[strategies]``. If the solver failed, a note says so, and every strategy is used 0 times.
     """
     units = capacity // granularity
     strategies = full_strategies(units, min(depth, units))
@@ -144,7 +145,7 @@ def nnls(matrix: NDArray[np.float64], target: NDArray[np.float64], maxiter: int)
 def _whole(
     mixture: NDArray[np.float64], slots: NDArray[np.int32], rounding: str
 ) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Round how often each strategy is used (`mixture`); yield (count, slots longest first) where that is not 0."""
+    """Round how often each strategy is used (`mixture`); yield (count, slots longest first) if the count is not 0."""
     shift = {"nearest": 0.5 + MARGIN, "floor": MARGIN, "ceil": 1 - MARGIN}[rounding]
     for strategy in np.flatnonzero(mixture + shift >= 1):
         count = math.floor(float(mixture[strategy]) + shift)

@@ -2,8 +2,9 @@
 
 This is exactly best-fit decreasing, run on the histogram: a class of equal packs takes as many copies of the length as
 fit at once, so ten million sequences of one length are one step. O(k log k) for k distinct lengths. It was optimal at
-depth 2 on every input tried, and within 0.04 % of the optimum without a depth limit on Wikipedia-512. There it needs up
-to 12 % more packs than the optimum at depth 3, because it fills packs with long lengths until they reach the depth.
+depth 2 on every input tried, and within 0.04 % of the optimum without a depth limit on Wikipedia-512. At depth 3 it
+needs 12 % more packs than the optimum on Wikipedia-512, because it fills packs with long lengths until they reach the
+depth.
 
 Source: supplement to arXiv 2107.02027, appendix G ("Fine-tuned longest-pack-first histogram-packing").
 """
@@ -28,8 +29,8 @@ def lpfhp(
     """Return ``(count, lengths longest first)`` pairs, `count` packs of each, that cover `histogram` exactly.
 
     With ``distribute=False``, sequences of equal length are spread over packs: a pack takes only one of them at a time,
-    and one that fits no open pack opens a new one. This gives fewer strategies and fewer sequences per pack, but more
-    packs: 0.12 % more on Wikipedia-512 without a depth limit.
+    and a sequence that fits no open pack opens a new pack. This gives fewer strategies and fewer sequences per pack,
+    but more packs: 0.12 % more on Wikipedia-512 without a depth limit.
 
     >>> histogram = Histogram.from_lengths([4, 4, 3, 3, 1])
     >>> lpfhp(histogram, 8, None)
@@ -75,7 +76,7 @@ def best_fit_decreasing(
 
     most = depth if depth is not None else capacity
     rows = 4 * sizes.size + 1024
-    # Copies, since every other layout, and arrays that are read-only, would be compiled for themselves.
+    # Copies, since Numba would compile the loop again for arrays of another layout and for read-only arrays.
     descending, copies = sizes[::-1].astype(np.int64), counts[::-1].astype(np.int64)
     while True:
         classes = np.empty((rows, 4), dtype=np.int64)

@@ -34,7 +34,7 @@ __all__ = ["mffd"]
 
 @dataclass(slots=True)
 class _Class:
-    """`count` equal packs that are neighbours in the order of packs: free tokens, content, and sequences in each."""
+    """`count` equal packs, neighbours in the order of packs; each has `room` free tokens and holds `used` sequences."""
 
     room: int
     count: int
@@ -65,7 +65,7 @@ class _Stock:
         return self._lengths[at - 1] if at else 0
 
     def two_shortest(self, above: int) -> list[int]:
-        """Return the lengths of the two shortest sequences longer than `above`; one or none where there are no more."""
+        """Return the lengths of the two shortest sequences longer than `above`; fewer if there are not two."""
         at = bisect_right(self._lengths, above)
         return [length for length in self._lengths[at : at + 2] for _ in range(min(2, self.counts[length]))][:2]
 

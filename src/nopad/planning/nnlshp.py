@@ -1,11 +1,10 @@
 """NNLSHP, non-negative least squares histogram-packing: find the mix of full packs that is nearest to the histogram.
 
-The algorithm lists every strategy whose slots sum to exactly the capacity, and solves ``min
-w (A x - b)
-`` for x >= 0. Here x is how often to use each strategy; A, the packing matrix, is how often each strategy holds each
-length; b is the number of sequences of each length; and w is a weight for each length. Short lengths get a smaller
-weight, because an empty short slot wastes little. The same machine and version of SciPy always give the same plan. It
-takes about O(capacity^5) at depth 3: 6 s at capacity 384, 15 s at 512. It needs more packs than ``optimal`` (0.14 % on
+The algorithm lists every strategy whose slots sum to exactly the capacity, and solves ``min |w (A x - b)|`` for x >= 0.
+Here x is how often to use each strategy; A, the packing matrix, is how often each strategy holds each length; b is the
+number of sequences of each length; and w is a weight for each length. Short lengths get a smaller weight, because an
+empty short slot wastes little. The same machine and version of SciPy always give the same plan. NNLSHP takes about
+O(capacity^5) at depth 3: 6 s at capacity 384, 15 s at 512. It needs more packs than ``optimal`` (0.14 % on
 Wikipedia-512 and 1.45 % on SQuAD-384 at depth 3) and more time. It also needs more packs than ``lpfhp`` if counts are
 small or packs rarely reach the depth: then rounding, and packing the remaining sequences, costs more packs than the
 better mix saves.

@@ -1,10 +1,10 @@
-"""Open packs indexed by free room, which finds the fullest pack that has room, and the emptiest pack, in O(1) steps.
+"""`OpenPacks`: an index by free room that finds the fullest open pack with room for a length, or the emptiest, in O(1).
 
 Packs of equal content are one class: an entry ``(count, content, used)`` on the stack of its room. Two levels of bit
-words say which stacks are not empty, so a query reads two integers: one of 512 bits, one of capacity / 512 bits. Within
-one room the class opened last is taken first, as in the papers. The words are Python integers. Called from Python, the
-compiled sets of `nopad._bit_kernels` are no faster: a query takes the same time (0.2 microseconds), a change takes 1.5
-times as long, and loading them takes half a second.
+words say which stacks are not empty, so a query reads two integers: one of 512 bits, one of capacity / 512 bits. Of the
+classes with the same room, the last one added is taken first, as in the papers. The words are Python integers. Called
+from Python, the compiled sets of `nopad._bit_kernels` are no faster: a query takes the same time (0.2 microseconds), a
+change takes 1.5 times as long, and loading them takes half a second.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ FORMAT_VERSION = 1
 class Plan:
     """Which lengths share packs, and how many such packs there are.
 
-    It covers each sequence of a histogram exactly once.
+    A plan covers each sequence of a histogram exactly once.
 
     A strategy is the multiset of sequence lengths in one pack; ``counts[s]`` equal packs have strategy s.
 
@@ -51,10 +51,10 @@ class Plan:
         options: options of the algorithm, and conditions, by name; JSON values.
         facts: further figures that the algorithm reports, by name; JSON values.
         indptr: strategy s holds ``lengths[indptr[s]:indptr[s + 1]]``; int64 ``[strategies + 1]``.
-        lengths: lengths in tokens, strategy after strategy, longest first within each; int64 ``[slots]``.
+        lengths: lengths in tokens, strategy after strategy, longest first within each; int64 ``[indptr[-1]]``.
         counts: number of packs of each strategy, >= 1; int64 ``[strategies]``.
         bound: the proven lower bound on the number of packs, and its proof.
-        notes: sentences for the user, such as "order drawn with seed 0".
+        notes: sentences for the user, such as "arrival order drawn from the histogram with seed 0".
 
     >>> import nopad
     >>> plan = nopad.plan([5, 3, 4, 2, 8], capacity=8)

@@ -107,8 +107,8 @@ ALGORITHMS = tuple(sorted([*HISTOGRAM_ALGORITHMS, *ARRIVAL_ALGORITHMS]))
 >>> "auto" in nopad.ALGORITHMS, len(nopad.ALGORITHMS)
 (True, 15)
 """
-QUICK_ALGORITHMS = ("auto", "ffd", "greedy", "lpfhp", "spfhp")  # the default algorithms of a table
-# Algorithms that plan by tokens and cost at once: how many attempts of `even_out` may solve linear programs
+QUICK_ALGORITHMS = ("auto", "ffd", "greedy", "lpfhp", "spfhp")  # what `nopad plan --all` compares by default
+# The algorithms that plan by tokens and cost at once; for each, the attempts of `even_out` that may use linear programs
 BY_COST = {"auto": 4, "optimal": 20}
 
 
@@ -130,7 +130,8 @@ def complete_options(algorithm: str, options: Mapping[str, Any]) -> tuple[dict[s
     Conditions are the options that all algorithms share, such as ``align`` (`nopad.planning.conditions`).
 
     Raises:
-        OptionError: an option is neither the algorithm's nor a condition, or its value is invalid.
+        OptionError: an option is neither the algorithm's nor a condition, or its value is invalid; or `even` is True,
+            and the algorithm cannot plan by cost.
     """
     chosen = {**HISTOGRAM_ALGORITHMS, **ARRIVAL_ALGORITHMS}[algorithm]
     if options.get("even") is True and algorithm not in BY_COST:
@@ -143,7 +144,8 @@ def complete_options(algorithm: str, options: Mapping[str, Any]) -> tuple[dict[s
 def quick_algorithms(options: Mapping[str, Any]) -> list[str]:
     """Return names of algorithms to compare by default: those of `QUICK_ALGORITHMS` that have all these options.
 
-    If none has them, all of `QUICK_ALGORITHMS` are returned. Conditions count as options of every algorithm.
+    If none has them, all of `QUICK_ALGORITHMS` are returned. Conditions count as options of every algorithm, but with
+    `even` only algorithms that can plan by cost are returned, whatever the other options are.
 
     >>> quick_algorithms({"effort": 9, "align": 8}), quick_algorithms({}) == list(QUICK_ALGORITHMS)
     (['auto'], True)

@@ -17,7 +17,8 @@ __all__ = ["Stopwatch"]
 class Stopwatch:
     """A context manager that measures the time of its block.
 
-    `compiling` is the time in which loops were compiled or loaded, `seconds` all other time; both in seconds.
+    After the block, `compiling` is the time in which loops were compiled or loaded, and `seconds` is all other time;
+    both are in seconds.
 
     >>> with Stopwatch() as watch:
     ...     total = sum(range(10))

@@ -84,8 +84,8 @@ def summarise(
 def checked(plan: Plan, histogram: Histogram) -> Plan:
     """Check the plan of any algorithm, and return it.
 
-    A valid plan holds every sequence exactly once, satisfies capacity, depth and all conditions except `even`, and has
-    at least as many packs as its lower bound.
+    A valid plan holds every sequence exactly once, keeps to the capacity, the depth and the conditions, and has at
+    least as many packs as its lower bound. The condition `even` is not checked.
 
     Raises:
         RuntimeError: the plan is not valid, which is a bug in the algorithm.

@@ -22,7 +22,7 @@ _NEAR = 10_000  # `auto` ends at 1 + bound // _NEAR packs above the bound
 _GOOD = 2_000  # no slower method is tried for a plan at most bound // _GOOD packs above the bound
 _WORTHWHILE = 2_000  # a certificate is made where the linear program needs bound // _WORTHWHILE packs above the bound
 _FAR = 100  # `by_tokens` is tried where `spread` needs bound // _FAR packs more: then few sequences share a pack
-_SPREADING, _BY_TOKENS, _GUIDING, _CERTIFYING = 0.3, 0.35, 0.65, 0.9  # of the budget left when each method begins
+_SPREADING, _BY_TOKENS, _GUIDING, _CERTIFYING = 0.3, 0.35, 0.65, 0.9  # shares of the budget left as a method begins
 
 
 def within(
@@ -91,10 +91,10 @@ def within(
 
 
 def _guided(load: Load, budget: Budget) -> Guide | None:
-    """Return a plan in units (`guide`); None if there is none, or to fill its slots takes over half of the budget.
+    """Return a plan in units (`guide`); None if there is none, or if filling its slots takes over half of the budget.
 
-    The operations of filling are charged here, before the plan is made. Where they are too many, all that is left of
-    the budget is charged.
+    The operations of filling are charged here, before the plan is made. If they are too many, all that is left of the
+    budget is charged.
     """
     filling = FILLING * int(load.counts.sum())
     if filling > budget.left // 2:

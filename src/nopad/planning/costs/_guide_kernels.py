@@ -19,7 +19,7 @@ from nopad.planning.optimal._kernels import linked, near, use
 def knapsack(sizes: NDArray[Any], costs: NDArray[Any], values: NDArray[Any], table: NDArray[Any]) -> None:
     """Fill ``table[j, r, c]`` with the highest value of at most j items of total size at most r and cost at most c.
 
-    `table` is int64 ``[layers, most size + 1, most cost + 1]``; with one layer the number of items has no limit.
+    `table` is int64 ``[layers, largest r + 1, largest c + 1]``; with one layer the number of items has no limit.
     `sizes` ascend, and an item may be used repeatedly.
     """
     layers, rooms, money = table.shape
@@ -98,7 +98,7 @@ def fill_slots(
     packs: NDArray[Any],
     links: NDArray[Any],
 ) -> tuple[int, int]:
-    """Fill ``copies[p]`` packs by each pattern p, with real lengths; return (number of packs, number of links).
+    """Make ``copies[p]`` packs from each pattern p, with real lengths; return (number of packs, number of links).
 
     Arguments are as in `nopad.planning.optimal._kernels.fill_slots`, but a pack also keeps to `limits`: most tokens
     (every length is rounded up to a multiple of `align`), largest sum of squares, and most sequences. Packs are written

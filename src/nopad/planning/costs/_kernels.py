@@ -2,9 +2,10 @@
 
 Item i stands for all sequences of one length, with ``sizes[i]`` tokens and a cost of ``costs[i]`` each; both ascend.
 Equal packs are one class, a row of five int64: free tokens, free cost, free places for sequences, number of packs, and
-the row of the last link of their content (-1: empty). A link is a row of three int64: the link below it (-1: none), an
-item, and its number of copies. So classes that were divided share the links of their common content. Scores are floats
-that every machine rounds alike; if two classes have the same score, the one opened first is chosen.
+the row of the last link of their content (-1: empty). A link adds copies of an item to a content. It is a row of three
+int64: the last link of that content (-1: empty), the item, and the number of copies. So classes that were divided share
+the links of their common content. Scores are floats that every machine rounds alike; if two classes have the same
+score, the class with the lower row is chosen.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def score(pack: NDArray[Any], limits: NDArray[Any], kind: int, weight: float) ->
 
     `pack` is a class (see the module), which begins with its free tokens, cost and places; `limits` are those of an
     empty pack. Let t, c and s be the free shares of tokens, cost and places, from 0 to 1. The score is ``t + weight *
-    c`` if `kind` is `SUM`, ``min(c, s)`` if it is `COST_ONLY`, and ``min(t, weight * c, s)`` otherwise.
+    c`` if `kind` is `SUM`, ``min(c, s)`` if it is `COST_ONLY`, and ``min(t, weight * c, s)`` if it is `SMALLEST`.
     """
     if pack[PLACES] < 1:
         return -1.0
@@ -40,9 +41,9 @@ def score(pack: NDArray[Any], limits: NDArray[Any], kind: int, weight: float) ->
 
 @njit(cache=True, nogil=True)
 def sift_up(scores: NDArray[Any], heap: NDArray[Any], at: int, value: float, number: int) -> None:
-    """Insert class `number` with score `value` into the heap, whose next free place is `at`.
+    """Insert class `number` with score `value` into the heap, whose next free entry is `at`.
 
-    ``heap[i]`` is a class and ``scores[i]`` its score; the highest score is first, of equal ones the lowest class.
+    ``heap[i]`` is a class and ``scores[i]`` its score. The highest score is first; of equal scores, the lowest class.
     """
     while at > 0:
         above = (at - 1) >> 1
@@ -57,7 +58,7 @@ def sift_up(scores: NDArray[Any], heap: NDArray[Any], at: int, value: float, num
 def sift_down(scores: NDArray[Any], heap: NDArray[Any], size: int, value: float, number: int) -> None:
     """Replace the first of the `size` classes in the heap by class `number` with score `value`, and restore the order.
 
-    ``heap[i]`` is a class and ``scores[i]`` its score; the highest score is first, of equal ones the lowest class.
+    ``heap[i]`` is a class and ``scores[i]`` its score. The highest score is first; of equal scores, the lowest class.
     """
     at = 0
     while 2 * at + 1 < size:
@@ -88,7 +89,7 @@ def grown(rows: NDArray[Any], used: int) -> NDArray[Any]:
 def moved(
     packs: NDArray[Any], at: int, number: int, size: int, cost: int, copies: int, links: NDArray[Any], item: int
 ) -> None:
-    """Make class `number` of `packs` from class `at` by adding `copies` of an item; write their link to ``links[0]``.
+    """Make class `number` of `packs` from class `at` by adding `copies` of an item; write this link to ``links[0]``.
 
     The caller sets the number of packs and the last link of class `number`.
     """
@@ -160,9 +161,10 @@ def tightest(
 ) -> tuple[int, int, int, int]:
     """Find the fullest class that an item fits into; return (class, the class before it on its shelf, shelf, looks).
 
-    The fullest class has fewest free tokens. ``heads[s]`` is the first class on shelf s, and ``after[c]`` the class
-    after class c; -1: none. The search begins at shelf `first`; "looks" is the number of classes that were examined. If
-    the item fits into no class, the first three results are -1.
+    The fullest class has the fewest free tokens; a shelf is a list of classes with about as many (`shelf`).
+    ``heads[s]`` is the first class on shelf s, and ``after[c]`` the class after class c; -1: none. The search begins at
+    shelf `first`; "looks" is the number of classes that were examined. If the item fits into no class, the first three
+    results are -1.
     """
     looks = 0
     for at in range(first, heads.shape[0]):
@@ -193,8 +195,8 @@ def best_fit(
 ) -> tuple[NDArray[Any], int, NDArray[Any], int, int]:
     """Place all items, the last first, each into the fullest class that it fits into, or into new packs.
 
-    After `most` classes were examined, every further item opens packs of its own. Arguments and results are those of
-    `spread_out`; the steps returned are the number of classes examined.
+    The fullest class has the fewest free tokens. After `most` classes were examined, every further item opens packs of
+    its own. Arguments and results are those of `spread_out`; the steps returned are the number of classes examined.
     """
     items = left.shape[0]
     heads, after = np.full(SHELVES + 1, -1, dtype=np.int64), np.empty(classes + 3 * items + 16, dtype=np.int64)
@@ -212,7 +214,7 @@ def best_fit(
                 steps += looks + 1
             packs, links = grown(packs, classes + 1), grown(links, linked)
             opened = number < 0
-            if opened:  # as many packs as the rest of this item fills
+            if opened:  # the class gets as many new packs as the rest of this item fills
                 number = classes
                 classes += 1
                 packs[number, TOKENS], packs[number, COST], packs[number, PLACES] = limits[0], limits[1], limits[2]

@@ -1,4 +1,4 @@
-"""A lower bound on the number of packs under limits on tokens and cost, from which lengths can share a pack.
+"""A lower bound on the number of packs under limits on tokens and cost, computed from which lengths can share a pack.
 
 Take a threshold t, and look only at sequences of length t or more. A length is *alone* if no length >= t fits beside
 it, because tokens or cost would be too many. Each sequence of such a length takes a pack, and none of these packs

@@ -21,11 +21,11 @@ from nopad.planning.optimal.budget import Budget
 
 __all__ = ["broken_evenness", "described", "even_out", "least_cap", "packs_allowed", "spreads"]
 
-_ALLOWED = 1000  # an even plan may have one pack in so many more than the plan before
+_ALLOWED = 1000  # an even plan may have one pack more for every 1,000 packs of the plan before
 _MOST = 2**127  # the costs of all packs of a plan add up to less: facts with larger numbers are wrong
 _LOOK = 200  # operations per distinct length for one lower bound
-_ATTEMPTS, _SLOW_ATTEMPTS = 8, 4  # one attempt by `spread`, or by linear programs, gets a part in so many of the budget
-_FINE = 500  # the bisection ends when the limit on cost is known to one part in so many
+_ATTEMPTS, _SLOW_ATTEMPTS = 8, 4  # an attempt by `spread` gets 1/8 of the budget, one by linear programs 1/4
+_FINE = 500  # the bisection ends when the limit on cost is known to 1/500 of its value
 
 
 def packs_allowed(packs: int, sequences: int, multiple: int) -> int:
@@ -109,7 +109,7 @@ class _Search:
             return self._by_programs(load, most, depth)
 
     def _by_programs(self, load: Load, most: int, depth: int) -> Strategies | None:
-        """Do as `attempt` does, by linear programs; None also if filling slots takes too much memory or budget.
+        """Return what `attempt` returns, by linear programs; None also if this takes too much memory or budget.
 
         `load` has the limits `most` and `depth`. Where `most` limits no pack, `by_tokens` makes the plan.
         """
@@ -159,7 +159,7 @@ def even_out(
             best, high = found, max(least, max(_squares(lengths) for _, lengths in found))
         else:
             low = most
-        if high - low <= max(1, high // _FINE):  # `low` is not attainable, or is the least
+        if high - low <= max(1, high // _FINE):  # no plan was found with the limit `low`, or `low` is the lower bound
             break
         most = (low + high) // 2
     search.slow = slow

@@ -3,10 +3,11 @@
 This method is for packs of few sequences each, where it matters most which sequences share a pack. A pack has a few
 hundred units of tokens and of cost; lengths and their squares are rounded to the nearest unit, so that errors cancel.
 The rounded lengths are the items of a linear program, whose patterns are found by an exact knapsack with both limits
-(and the depth, where it limits packs). The whole parts of the solution are packed, and the items left are solved again.
-The patterns are only a guide: each of their items is a slot for a real length, so the plan is exact.
+(and the depth, where it limits packs). The whole parts of the solution are packed, and the linear program is solved
+again for the items left. The patterns are only a guide: each of their items is a slot for a real length, so the plan is
+exact.
 
-Source: as `nopad.planning.optimal.units`; the pricing is the two-constraint knapsack of Gilmore and Gomory,
+Source: the sources of `nopad.planning.optimal`; the pricing is the two-constraint knapsack of Gilmore and Gomory,
 "Multistage cutting stock problems of two and more dimensions", 1965.
 """
 
@@ -33,17 +34,17 @@ _ROUNDS, _AGAIN = 200, 3  # rounds of pricing: for the first linear program, and
 _NEAR = 2e-5  # pricing ends when no pattern is worth this much more than a pack
 _WHOLE = 1e-6  # a number this close to an integer counts as one
 _SCALE = 2**40  # the integer for a dual value of 1
-_FILLS, _FEW = 4, 40  # most plans in units, each for the sequences left over before; none for fewer than _FEW of these
+_FILLS, _FEW = 4, 40  # most plans in units, each for what the last one left over, if that is _FEW sequences or more
 _AGAIN_SHARE = 0.25  # share of the budget that is left, for each of these plans but the first
 _LEAST_LOOKS = 10**6  # classes that the final best-fit may always look at
 _MOST_LAYERS = 32  # of the knapsack: one for each number of sequences in a pack
-_SHALLOW = 2  # a depth of so many times the usual number of sequences is left to the filling of slots
+_SHALLOW = 2  # pricing ignores a depth of at least this many times the mean number of sequences in a pack
 
 _UNITS = ((2048, 1024), (2048, 512), (1024, 512), (512, 256))  # of tokens and squares, in a certificate
 _SHORT = 32  # lengths below a pack's tokens / 32 lose much weight by rounding down
 MOST_CAPACITY = 2**24  # filling slots takes 40 bytes per token of capacity
 MOST_FILLED = 2**22  # sequences, of 64 bytes each
-FILLING = 300  # operations per sequence for filling slots; whoever calls `fill` charges them before
+FILLING = 300  # operations per sequence for filling slots; the caller of `fill` charges them to the budget before
 
 Pattern = tuple[int, ...]
 
@@ -105,10 +106,10 @@ class Units:
         )
 
     def price(self, duals: NDArray[np.float64], table: NDArray[np.int64]) -> tuple[float, list[Pattern]]:
-        """Return the value of the best pattern, and distinct patterns with a value above 1 (a pack), best first.
+        """Return the value of the best pattern, and patterns with a value above 1 (the value of a pack), best first.
 
-        A pattern is a tuple of item numbers, largest first, worth the sum of its items' `duals` (float64 ``[k]``).
-        `table` is working memory, int64, which is overwritten.
+        A pattern is a tuple of item numbers, largest first, worth the sum of its items' `duals` (float64 ``[k]``). The
+        same pattern may occur twice. `table` is working memory as for the kernel `knapsack`, and is overwritten.
         """
         from nopad.planning.costs import _guide_kernels
 

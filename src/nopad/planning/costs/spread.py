@@ -29,10 +29,10 @@ UNLIMITED = 2**31 - 1  # the depth of a load without a limit
 _MOST_DEALT = 10**7  # most steps of dealing out in one try
 _MOST_LOOKS = 2 * 10**7  # most classes looked at by best-fit in one try, one operation each
 _DEAL, _START = 50, 10**5  # operations of a step of dealing out, and of beginning a try
-_SHARES = (0.0, 0.01, 0.03, 0.1, 0.2, 0.3)  # of all tokens: the shortest sequences with this share are not dealt out
+_SHARES = (0.0, 0.01, 0.03, 0.1, 0.2, 0.3)  # the shortest sequences with this share of all tokens are not dealt out
 _SCORES = ((0, 0.5), (0, 0.7), (0, 1.0), (0, 1.5), (0, 3.0), (1, 0.5), (1, 1.0), (2, 1.0))  # (kind, weight) of a score
 _LOOK, _HOPELESS = 9, 1.05  # from try _LOOK on, the search ends if the best plan has _HOPELESS times the bound
-_BEST_WAYS = 12  # ways that are tried again with more packs opened:
+_BEST_WAYS = 12  # number of best ways that are tried again with more packs opened; how many more:
 _MORE = (0.0, 1e-4, 2e-4, 3e-4, 5e-4, 7e-4, 1e-3, 1.5e-3, 2e-3, 3e-3, 5e-3, 7e-3, 1e-2, 2e-2)  # shares of the bound
 
 
@@ -174,7 +174,7 @@ class _Tries:
         return total
 
     def finish(self, way: tuple[int, int, float]) -> Packed:
-        """Return the best plan; if no try finished one, make one in this `way` first."""
+        """Return the best plan; if no try has made a plan of all sequences, make one in this `way` first."""
         if self.best is None:
             self.deal(self.bound, way, patient=True)
         assert self.best is not None
