@@ -21,10 +21,10 @@ from nopad.errors import OptionError, RecordError
 
 __all__ = ["ROLES", "Conversation", "Passage", "conversation_of", "pair_of", "roles_of"]
 
-_WEIGHTS = ("weight", "train")  # whether a message is learned, as other trainers have it
+_WEIGHTS = ("weight", "train")  # keys with which other trainers mark whether a message is learned
 _SILENT = "nopad: not learned"
 CHATS = ("messages", "conversations")
-# Names of roles, as data sets have them, to those that chat templates know
+# Maps the names of roles in data sets to the names in chat templates
 ROLES: Mapping[str, str] = {
     **{name: name for name in ("system", "developer", "user", "assistant", "tool")},
     "human": "user",
@@ -205,10 +205,11 @@ def _message(given: Any, what: str, roles: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _weighted(message: dict[str, Any], what: str) -> dict[str, Any]:
-    """Return a message with one key in place of ``weight`` and ``train``, if it is not to be learned.
+    """Return a message without ``weight`` and ``train``, and with the key `_SILENT` if they exclude it from learning.
 
     Raises:
-        RecordError: they are not 0 or 1, contradict each other, or want something else learned than the assistant's.
+        RecordError: they are not 0 or 1, contradict each other, or say that a message that is not the assistant's is
+            learned.
     """
     given = {name: message.pop(name) for name in _WEIGHTS if name in message}
     for name, value in given.items():
