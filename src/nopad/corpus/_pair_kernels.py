@@ -80,7 +80,7 @@ def pairs(
             while last < first[which + 1] and ends[last] - ends[start] < target - (row[A_END] - row[A]):
                 last += 1
             row[B], row[B_END] = ends[start], ends[last]
-            begin = split  # the sentences behind it are used again
+            begin = split  # the sentences after the split are used again
         else:
             row[B], row[B_END] = ends[split], ends[end]
             begin = end

@@ -43,8 +43,8 @@ class Conversation:
     Attributes:
         messages: dicts with ``content``, a ``role`` (system, developer, user, assistant or tool), and any other keys
             that the template reads.
-        begin: index in `messages` of the first one after the prompt; nothing is learned from the prompt.
-        silent: indices in `messages` of those that the record excludes from learning.
+        begin: index in `messages` of the first message after the prompt; nothing is learned from the prompt.
+        silent: indices in `messages` of the messages that the record excludes from learning.
         tools: the tools that the template receives; None: the chat has no tools.
         options: further arguments of the chat template.
     """
@@ -90,7 +90,7 @@ def conversation_of(record: Mapping[str, Any], number: int, roles: Mapping[str, 
     Args:
         record: the record's values by column.
         number: the record's number, for messages.
-        roles: maps names of roles in the record to those that templates know.
+        roles: maps names of roles in the record to the names that chat templates know.
 
     Raises:
         RecordError: the record holds no chat, or more than one; or a message is malformed.
@@ -125,7 +125,7 @@ def pair_of(
     Args:
         record: the record's values by column.
         number: the record's number, for messages.
-        roles: maps names of roles in the record to those that templates know.
+        roles: maps names of roles in the record to the names that chat templates know.
         prompted: whether the prompt must be known, because only the answers count; two strings then need a ``prompt``.
 
     Raises:
@@ -162,7 +162,7 @@ def pair_of(
 
 
 def messages_of(value: Any, name: str, number: int, roles: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return the messages in column `name` as dicts with ``role``, as templates name roles, and ``content``.
+    """Return the messages in column `name` as dicts with ``content``, and a ``role`` that chat templates know.
 
     `value` is the column's value; `number` is the record's number, for messages of errors.
 

@@ -25,7 +25,7 @@ class Tokenised:
         ids: token ids of each kept text, special tokens included.
         types: token types of each kept text; empty if the tokenizer has none.
         kept: index of each kept text among the given texts.
-        counts: number of texts that were "truncated" and "dropped", under these names; a name is missing if it is 0.
+        counts: number of texts that were "truncated" and "dropped", under these names; a number of 0 is left out.
     """
 
     ids: list[list[int]] = field(default_factory=list)

@@ -2,9 +2,9 @@
 
 If no field is named, the first object of each file decides: `input_ids` if the object has it (but a string `text`
 counts before an `input_ids` that is not a list), else `text`. The first thousand objects with content decide the types
-of carried columns. Empty lines are skipped (they count as lines, not as
-records); any other line without such an object becomes a `BadRecord`. Lines are parsed by orjson on one core, many
-times faster than any tokenizer tokenises; lines that orjson refuses are parsed by the standard library.
+of carried columns. Empty lines are skipped (they count as lines, not as records); any other line without such an object
+becomes a `BadRecord`. Lines are parsed by orjson on one core, many times faster than any tokenizer tokenises; lines
+that orjson refuses are parsed by the standard library.
 """
 
 from __future__ import annotations

@@ -316,7 +316,7 @@ def _room(options: PairOptions) -> int:
 
 
 def _fitting(given: Sentences, options: PairOptions) -> tuple[Sentences, dict[str, int]]:
-    """Return the sentences after those that are too long were handled as `options` say, and counts of the latter."""
+    """Apply `options.over_long` to sentences that are too long; return all sentences that remain, and the counts."""
     most = _room(options) - 1
     over = int(np.count_nonzero(given.lengths > most))
     if not over:

@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 FEWEST = 16  # fewest documents with text in a pool
-PREFIX = "pretrain_"  # of the names of `PairOptions` in `PretrainingSource.settings`
+PREFIX = "pretrain_"  # in front of the names of `PairOptions` in `PretrainingSource.settings`
 
 
 @dataclass

@@ -169,7 +169,7 @@ def numbers(flat: pa.Array) -> NDArray[Any]:
 def _mark_first(bad: dict[int, str], ragged: _Ragged, places: NDArray[np.int64], reason: Any) -> None:
     """Add to `bad`, with a reason, each row that contains one of `places`, which are ascending indices of the values.
 
-    ``reason(index in the row, value)`` returns the reason; it is called for the first of `places` in each row.
+    ``reason(index in the row, value)`` returns the reason; that of the first of `places` in a row is kept.
     """
     held = np.flatnonzero(ragged.lengths)
     if not places.size or not held.size:
@@ -193,7 +193,7 @@ def _by_mask(
     odd = np.flatnonzero((values != 0) & (values != 1))
     _mark_first(bad, mask, odd, lambda at, value: f"{name}[{at}] is {value}; a mask holds 0 and 1")
     ones = np.flatnonzero(values)
-    # `ones` ascends, so two searches count the ones of each row; without a hole, first to last one are as many values.
+    # `ones` ascends, so two searches count the ones of each row; without a hole, they are adjacent.
     ends = np.searchsorted(ones, mask.begins + mask.lengths)
     starts = np.searchsorted(ones, mask.begins)
     count = ends - starts

@@ -103,9 +103,8 @@ def select(schema: pa.Schema, options: ReaderOptions, place: str) -> Selection:
     others = [name for name in schema.names if name not in (content, mask)]
     asked = [] if options.carry == "auto" else [_asked(schema, name, kind, content, place) for name in options.carry]
     lengths = [field.type for field in schema if field.name == "seq_lengths"]
-    if kind == "ids" and any(
-        map(is_list, lengths)
-    ):  # rewritten by a tool that dropped the metadata, or packed by another program
+    # rewritten by a tool that dropped the metadata, or packed by another program
+    if kind == "ids" and any(map(is_list, lengths)):
         raise SourceError(f"{place}: {_PACKED}")
     if options.carry == "auto":
         refuse_empty_labels(schema, others, kind == "ids" or options.find_labels, place)

@@ -20,7 +20,7 @@ from nopad.errors import OptionError, RecordError
 __all__ = ["Frame", "Template"]
 
 _MARKERS = re.compile(r"\{%-?\s*generation\s*-?%\}")  # as transformers looks for them
-# Arguments of `apply_chat_template` that do not go to the template, and that users must not set
+# Arguments of `apply_chat_template` that nopad sets, or that would change what is tokenised; users must not set them
 _OURS = frozenset(
     [
         "add_generation_prompt",
