@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from nopad._kernels import GOLDEN, bounded, mix
 
-NEVER, GOES_ON, BEGINS = 0, 1, 2  # what a token is for masking
+NEVER, GOES_ON, BEGINS = 0, 1, 2  # a token is never predicted, continues a word, or begins a word
 
 _IGNORED = -100
 _MASKED = np.uint64(int(0.8 * 2**64))  # below: [MASK]
@@ -22,10 +22,10 @@ _1, _2, _3 = np.uint64(1), np.uint64(2), np.uint64(3)
 def choose(kinds: NDArray[Any], key: np.uint64, below: np.uint64, count: int, chosen: NDArray[Any]) -> None:
     """Choose which tokens of one sequence are predicted, and set `chosen`, bool ``[T]``.
 
-    `kinds` are the kinds of its tokens (`NEVER`, `GOES_ON` or `BEGINS`). The draw of token t is draw 3 t of `key`. A
-    word is chosen as a whole, by the draw of its first token. If `count` is -1, a word is chosen if its draw is less
-    than `below`. Otherwise words are taken in ascending order of their draws, except words that would make the number
-    of chosen tokens exceed `count`.
+    `kinds` says of each token whether it is never predicted (`NEVER`), continues a word (`GOES_ON`) or begins a word
+    (`BEGINS`); int8 ``[T]``. A word is chosen as a whole. If its first token is token t, its random draw is draw 3 t of
+    `key`. If `count` is -1, each word whose draw is less than `below` is chosen. Otherwise words are chosen in
+    ascending order of their draws, except words that would make the number of chosen tokens exceed `count`.
     """
     words = 0
     for t in range(kinds.shape[0]):
@@ -80,7 +80,7 @@ def by_draw(draws: NDArray[Any]) -> NDArray[Any]:
 
 @njit(cache=True, nogil=True, inline="always")
 def mark(kinds: NDArray[Any], first: int, last: int, chosen: NDArray[Any]) -> None:
-    """Choose the tokens from `first` to `last` (inclusive), except those of kind `NEVER`."""
+    """Set `chosen` for the tokens from `first` to `last` (inclusive): False where `kinds` is `NEVER`, else True."""
     for t in range(first, last + 1):
         chosen[t] = kinds[t] != NEVER
 
@@ -100,8 +100,8 @@ def mask(
 ) -> None:
     """Mask tokens in place, and set the labels: the original id of a chosen token, -100 for all others.
 
-    ``names[i]`` are the integers that name sequence i; they and `key` give the sequence's key, on which its masks
-    depend. `choose` chooses its tokens, with ``counts[i]``. Draw 3 t + 1 of the sequence's key decides whether its
+    ``names[i]`` are the integers that name sequence i; they and `key` give the sequence's random key. `choose` chooses
+    the tokens of sequence i, with this key, `below` and ``counts[i]``. Draw 3 t + 1 of the key decides whether the
     chosen token t is masked, replaced or kept; draw 3 t + 2 picks the replacement from the `ordinary` ids.
     """
     at = 0

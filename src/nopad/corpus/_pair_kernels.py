@@ -45,8 +45,10 @@ def pairs(
 
     Document d has sentences ``first[d]`` to ``first[d + 1]`` (exclusive), and sentence s has tokens ``ends[s]`` to
     ``ends[s + 1]`` (exclusive); no document and no sentence is empty. The two sides of a pair have at most `room`
-    tokens in total. The targets are shorter, and second sides random, if a draw is less than `short_below` or
-    `random_below`. Draws of `key` are used in the order of these decisions.
+    tokens in total. Sentences are taken for a pair up to a target number of tokens, the same for all pairs of the
+    document: a random number from 2 to `room` if a draw is less than `short_below`, else `room`. Side B comes from a
+    random other document if a draw is less than `random_below`, or if only one sentence was taken. Draws of `key` are
+    used in the order of these decisions.
     """
     at, made = 0, 0
     target = room
@@ -78,7 +80,7 @@ def pairs(
             while last < first[which + 1] and ends[last] - ends[start] < target - (row[A_END] - row[A]):
                 last += 1
             row[B], row[B_END] = ends[start], ends[last]
-            begin = split  # the sentences behind it are used again
+            begin = split  # the sentences after the split are used again
         else:
             row[B], row[B_END] = ends[split], ends[end]
             begin = end

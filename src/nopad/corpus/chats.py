@@ -1,16 +1,17 @@
-"""Turn chats into token ids, and mark those that a model learns, which are what the assistant says.
+"""Turn chats into token ids, and mark the tokens that a model learns: those of the assistant's messages.
 
 A message of the assistant that its record excludes (``weight`` 0, or ``train`` false) is not learned.
 
-If the chat template has ``{% generation %}``, the learned tokens are those that it marks. Marks must not reach into
-other turns, and each learned turn must have a marked token. With any other template, the learned tokens are those that
-the assistant's turn adds to the prompt that asks for it: from the end of ``template(messages[:i],
-add_generation_prompt=True)`` to the end of the turn in ``template(messages[:i + 1])``, without the line break that a
-template writes after it. For this, the chat up to the end of the turn must begin with that prompt, and the whole chat
-must begin with the chat up to there, both as text and as ids. So a model learns to write exactly what it will be asked
-for. A template that rewrites earlier turns (Qwen3 drops their reasoning) breaks this: the chat is refused, or becomes
-one example for each of the assistant's turns (`rewriting`). The template must write everything that the assistant says,
-and (unless `end_of_turn` is "any") a learned turn must end with a special token, which is learned too.
+If the chat template has ``{% generation %}`` and the tokenizer is a fast one, the learned tokens are those that the
+template marks. Marks must not reach into other turns, and each learned turn must have a marked token. Otherwise, the
+learned tokens of the assistant's turn i are those that it adds to the prompt that asks for it: from the end of
+``template(messages[:i], add_generation_prompt=True)`` to the end of the turn in ``template(messages[:i + 1])``, without
+the line break that a template writes after the turn. For this, the second text must begin with the first, and the text
+of the whole chat must begin with the second; the same must be true of their ids. So a model learns to write exactly
+what it will be asked for. A template that rewrites earlier turns (Qwen3 drops their reasoning) breaks this: the chat is
+refused, or becomes one example for each of the assistant's turns (`rewriting`). The template must write everything that
+the assistant says, and (unless `end_of_turn` is "any") a learned turn must end with a special token, which is learned
+too.
 
 Cost: the template renders a chat with k assistant turns up to 2k + 1 times; a fast tokenizer tokenises it once
 (`nopad.corpus.prefixes`), a slow one 2k + 1 times. The caller passes in a tokenizer from transformers; this module
@@ -60,7 +61,7 @@ class Answered:
 
 
 class _RewrittenError(Exception):
-    """The template writes turn `args[0]` otherwise once others follow."""
+    """The template writes message number `args[0]` differently once other messages follow it."""
 
 
 class ChatEncoder:
@@ -69,8 +70,8 @@ class ChatEncoder:
     Args:
         tokenizer: a tokenizer from transformers; it needs a chat template if there are chats.
         last_only: whether only the last of the assistant's turns is learned.
-        rewriting: what to do with a chat whose earlier turns the template rewrites once others follow: "error" raises,
-            "expand" makes one example for each learned turn of the assistant, which ends with that turn.
+        rewriting: what to do with a chat whose earlier turns the template rewrites once later ones follow: "error"
+            raises, "expand" makes one example for each learned turn of the assistant, which ends with that turn.
         end_of_turn: "require" refuses a learned turn that does not end with a special token; "any" allows any end.
         options: further arguments of the template, such as ``{"enable_thinking": False}``.
 
@@ -176,7 +177,7 @@ class ChatEncoder:
         return Answered(ids=ids, learned=[False] * given_tokens + [True] * (len(ids) - given_tokens))
 
     def _until(self, chat: Conversation, turn: int, number: int) -> Answered:
-        """Return the example that ends with one of the assistant's turns, from which alone it learns."""
+        """Return the chat up to one of the assistant's turns; only the tokens of that turn are learned."""
         try:
             return self._chat(replace(chat, messages=chat.messages[: turn + 1]), [turn], number)
         except _RewrittenError:
@@ -186,10 +187,10 @@ class ChatEncoder:
             ) from None
 
     def _chat(self, chat: Conversation, turns: list[int], number: int) -> Answered:
-        """Return a chat with what is learned from some of its turns.
+        """Return the ids of a chat; the tokens of `turns` are learned.
 
         Raises:
-            _RewrittenError: the template writes one of them otherwise than it would if the chat ended there.
+            _RewrittenError: the template writes one of these turns differently than if the chat ended with it.
         """
         whole = self.template.text(chat, number)
         self.template.check(chat, number, whole)
@@ -199,10 +200,12 @@ class ChatEncoder:
         return (self._marked if self.template.marked(chat) else self._prefixed)(chat, whole, ends, number)
 
     def _before(self, chat: Conversation, until: int, whole: str, number: int, turn: int) -> str:
-        """Return what the template writes for the messages before `until`, which `whole` begins with.
+        """Return the text that the template writes for the messages before number `until`.
+
+        `whole`, the text of the chat, must begin with this text.
 
         Raises:
-            _RewrittenError: it does not; `turn` is in there.
+            _RewrittenError: `whole` does not begin with this text; the error holds `turn`.
         """
         if not 0 < until < len(chat.messages):
             return whole if until else ""
@@ -214,7 +217,10 @@ class ChatEncoder:
         return text
 
     def _prefixed(self, chat: Conversation, whole: str, ends: Mapping[int, str], number: int) -> Answered:
-        """Return the chat with what turns add to the prompts that ask for them; `ends`: text until each turn's end."""
+        """Return the ids of a chat; the learned tokens are those that some turns add to the prompts that ask for them.
+
+        `ends` gives for each of these turns the text of the chat up to its end.
+        """
         prompts = {turn: self._prompt(chat, turn, end, number) for turn, end in ends.items()}
         prefixes = [*prompts.values(), *ends.values()]
         ids, lengths = prefix_lengths(self.tokenizer, whole, prefixes, self.template.stops)
@@ -233,7 +239,7 @@ class ChatEncoder:
         return Answered(ids=ids, learned=learned)
 
     def _prompt(self, chat: Conversation, turn: int, end: str, number: int) -> str:
-        """Return the text that asks for a turn."""
+        """Return the text of the chat up to the prompt that asks for a turn; `end` is the text up to the turn's end."""
         if not turn:
             raise RecordError(
                 f"record {number} begins with the assistant, and what asks for it is not known; remove this message, "
@@ -249,14 +255,20 @@ class ChatEncoder:
         return found
 
     def _end(self, ids: list[int], begin: int, end: int) -> int:
-        """Return where a turn ends: at its last special token, if nothing but white space stands behind it."""
+        """Return the index after a turn's last special token, if only white space follows in the turn; else `end`.
+
+        The turn has the tokens `begin` to `end` (exclusive).
+        """
         last = next((at for at in range(end - 1, begin - 1, -1) if ids[at] in self.template.stops), None)
         if last is None or str(self.tokenizer.decode(ids[last + 1 : end])).strip():
             return end
         return last + 1
 
     def _marked(self, chat: Conversation, whole: str, ends: Mapping[int, str], number: int) -> Answered:
-        """Return the chat with what its template marks in some turns."""
+        """Return the ids of a chat; the learned tokens are those that its template marks in the turns of `ends`.
+
+        `ends` gives for each of these turns the text of the chat up to its end.
+        """
         ids, mask, places = self.template.marks(chat, number)
         learned = [False] * len(ids)
         for turn, end in ends.items():
@@ -283,7 +295,7 @@ class ChatEncoder:
         return Answered(ids=ids, learned=learned)
 
     def _check_turn(self, chat: Conversation, turn: int, written: str, number: int) -> None:
-        """Refuse a turn that the template does not write as the record has it; white space aside."""
+        """Refuse a turn if `written`, its text from the template, lacks its content; white space is not compared."""
         said = "".join((chat.messages[turn].get("content") or "").split())
         if said not in "".join(written.split()):
             raise RecordError(

@@ -1,6 +1,6 @@
-"""`Content`: what the records hold, as the user says it, and the `Encoder` that this needs.
+"""`Content`: what the user says that records hold, and the choice of the `Encoder` for them.
 
-`nopad pack` and `nopad.pack_dataset` both choose here, so the same record becomes the same sequences from both.
+`nopad pack` and `nopad.pack_dataset` both use it, so both make the same sequences of the same record.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Content:
     """What the records hold: one text or ids, several texts, pairs of texts, or chats.
 
     Attributes:
-        fields: names of the text fields; several are joined, none is the default.
+        fields: names of the text fields; the texts of several fields are joined. (): the default field is read.
         pair: names of the two text fields that become one sequence; None: there is no pair.
         chat: whether records are chats; None: the first record decides.
         chat_options: options of chats by name (`nopad.corpus.encoders.CHAT_OPTIONS`).
@@ -67,7 +67,7 @@ class Content:
 
         Args:
             first: returns the first record, or None if it is not known; only called if it decides something.
-            tokenizer: returns the tokenizer of transformers for chats and pairs; None: the user gave none.
+            tokenizer: returns the tokenizer of transformers for chats and pairs, or None if the user gave none.
             options: capacity and policies of the job.
             place: name of the input, for messages.
 

@@ -21,10 +21,10 @@ from nopad.errors import OptionError, RecordError
 
 __all__ = ["ROLES", "Conversation", "Passage", "conversation_of", "pair_of", "roles_of"]
 
-_WEIGHTS = ("weight", "train")  # whether a message is learned, as other trainers have it
+_WEIGHTS = ("weight", "train")  # keys with which other trainers mark whether a message is learned
 _SILENT = "nopad: not learned"
 CHATS = ("messages", "conversations")
-# Names of roles, as data sets have them, to those that chat templates know
+# Maps the names of roles in data sets to the names in chat templates
 ROLES: Mapping[str, str] = {
     **{name: name for name in ("system", "developer", "user", "assistant", "tool")},
     "human": "user",
@@ -43,8 +43,8 @@ class Conversation:
     Attributes:
         messages: dicts with ``content``, a ``role`` (system, developer, user, assistant or tool), and any other keys
             that the template reads.
-        begin: index in `messages` of the first one after the prompt; nothing is learned from the prompt.
-        silent: indices in `messages` of those that the record excludes from learning.
+        begin: index in `messages` of the first message after the prompt; nothing is learned from the prompt.
+        silent: indices in `messages` of the messages that the record excludes from learning.
         tools: the tools that the template receives; None: the chat has no tools.
         options: further arguments of the chat template.
     """
@@ -90,7 +90,7 @@ def conversation_of(record: Mapping[str, Any], number: int, roles: Mapping[str, 
     Args:
         record: the record's values by column.
         number: the record's number, for messages.
-        roles: maps names of roles in the record to those that templates know.
+        roles: maps names of roles in the record to the names that chat templates know.
 
     Raises:
         RecordError: the record holds no chat, or more than one; or a message is malformed.
@@ -125,7 +125,7 @@ def pair_of(
     Args:
         record: the record's values by column.
         number: the record's number, for messages.
-        roles: maps names of roles in the record to those that templates know.
+        roles: maps names of roles in the record to the names that chat templates know.
         prompted: whether the prompt must be known, because only the answers count; two strings then need a ``prompt``.
 
     Raises:
@@ -162,7 +162,7 @@ def pair_of(
 
 
 def messages_of(value: Any, name: str, number: int, roles: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return the messages in column `name` as dicts with ``role``, as templates name roles, and ``content``.
+    """Return the messages in column `name` as dicts with ``content``, and a ``role`` that chat templates know.
 
     `value` is the column's value; `number` is the record's number, for messages of errors.
 
@@ -205,10 +205,11 @@ def _message(given: Any, what: str, roles: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _weighted(message: dict[str, Any], what: str) -> dict[str, Any]:
-    """Return a message with one key in place of ``weight`` and ``train``, if it is not to be learned.
+    """Return a message without ``weight`` and ``train``, and with the key `_SILENT` if they exclude it from learning.
 
     Raises:
-        RecordError: they are not 0 or 1, contradict each other, or want something else learned than the assistant's.
+        RecordError: they are not 0 or 1, contradict each other, or say that a message that is not the assistant's is
+            learned.
     """
     given = {name: message.pop(name) for name in _WEIGHTS if name in message}
     for name, value in given.items():

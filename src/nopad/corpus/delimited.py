@@ -31,11 +31,13 @@ _Cells = list[str]
 def delimited_runs(file: InputFile, strings: Collection[str] = ()) -> Iterator[Run]:
     """Yield runs of a file, read as TSV if its suffix is ``.tsv``, else as CSV; columns in `strings` are read as text.
 
+    A row is a `Bad` record of its run if it has more or fewer cells than there are columns, is not UTF-8, or has a cell
+    that is not a number in a column of numbers.
+
     Raises:
         SourceError: two columns have the same name, or the file cannot be read.
-        RecordError: a line has more or fewer cells than there are columns, is not UTF-8, or has a broken quote; or a
-            cell in a column of numbers is not a number. But for a broken quote, after which nothing can be read, such a
-            line is one bad record of its run, and the error is raised when `Run.decode` reaches it.
+        RecordError: the line of names is not UTF-8; or a line has a broken quote, after which nothing can be read. For
+            any line but that of the names, the error is raised when its run is decoded.
     """
     rows = _rows(file)
     _, names = next(rows, (1, []))
@@ -59,7 +61,7 @@ def delimited_runs(file: InputFile, strings: Collection[str] = ()) -> Iterator[R
 
 
 def _take(rows: Iterator[tuple[int, _Cells]], into: list[tuple[int, _Cells]], broken: list[RecordError]) -> None:
-    """Move a run's rows into a list; the first that is broken, after which nothing can be read, into another."""
+    """Append the rows of the next run to `into`, and the error of a broken row, which ends the file, to `broken`."""
     try:
         if not broken:
             into.extend(islice(rows, ROWS))
@@ -107,7 +109,7 @@ def _record(cells: _Cells, names: list[str], readers: list[Callable[[str], Any]]
 
 
 def _not_utf8(cell: str) -> bool:
-    """Whether a cell holds bytes that are no UTF-8, which `_lines` keeps as lone surrogates."""
+    """Whether a cell holds bytes that are not UTF-8, which `_lines` keeps as lone surrogates."""
     return any("\udc80" <= one <= "\udcff" for one in cell)
 
 
@@ -118,7 +120,7 @@ def _raised(broken: list[RecordError]) -> Iterator[dict[str, Any]]:
 
 
 def _reader(cells: _Cells) -> Callable[[str], Any]:
-    """Return what turns the cells of a column into values."""
+    """Return the function that turns a cell of a column into a value, chosen from the column's first `cells`."""
     filled = [cell for cell in cells if cell]
     if not filled or not all(map(_NUMBER.fullmatch, filled)):
         return str
@@ -136,7 +138,7 @@ def _float(cell: str) -> float | None:
 
 
 def _rows(file: InputFile) -> Iterator[tuple[int, _Cells]]:
-    """Yield (line, cells) of every row that is not empty, the names first.
+    """Yield (line, cells) of every row that is not empty; the first of them has the names of the columns.
 
     Raises:
         RecordError: a line is not UTF-8, or has a broken quote.
@@ -165,7 +167,7 @@ def _lines(file: InputFile) -> Iterator[str]:
         for data, _, line in file.line_blocks()
     )
     for line, raw in blocks:
-        text = raw.decode("utf-8", "surrogateescape")  # a row that is no UTF-8 is one bad record
+        text = raw.decode("utf-8", "surrogateescape")  # a row that is not UTF-8 is one bad record
         yield text.removeprefix("\ufeff") if line == 1 else text
 
 

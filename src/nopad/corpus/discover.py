@@ -1,7 +1,7 @@
 """Open any input (files, folders, URLs, datasets, dicts) as a `Source`; the suffix of a file decides its reader.
 
-`nopad.corpus.finding` finds the files. Names, kinds and columns are checked here, before a job writes anything.
-O(files).
+`nopad.corpus.finding` finds the files. Names, content (text or ids) and columns are checked here, before a job writes
+anything. O(files).
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class FileSource(Source):
         return [entry for file in self._files for entry in file.inventory()]
 
     def files(self) -> list[InputFile] | None:
-        """Return the files, in reading order; None if some of the input does not come from files."""
+        """Return the files, in reading order; None if some input is not a file, or a source does not list its files."""
         found = [file.files() for file in self._files]
         return None if None in found else [one for files in found for one in files or ()]
 
@@ -118,8 +118,8 @@ def open_source(
             `IterableDataset`; or dicts, as a list, an iterator, or a function that returns a new iterator; or a list of
             lists of ids. A mapping of names to such inputs is a mixture: each named source is counted separately.
         options: which columns or fields are read, and how; None: the defaults of `ReaderOptions`.
-        encoder: what makes token ids or a text of each record, such as `nopad.corpus.encoders.Chats`; None: records
-            have a field of text or ids.
+        encoder: turns each record into token ids or a text, such as `nopad.corpus.encoders.Chats`; None: records have a
+            field of text or ids.
         block_bytes: about how many bytes a block has.
 
     Raises:
@@ -192,7 +192,7 @@ def _opened(found: InputFile | Path | str, options: ReaderOptions, encoder: Enco
 
 
 def _of_records(file: InputFile, options: ReaderOptions, encoder: Encoder | None, block_bytes: int) -> Source:
-    """Open a file whose records are dicts: with an encoder any, else one of a kind that has no reader of its own."""
+    """Open a file whose records are read as dicts: any file if there is an encoder, else a CSV, TSV or JSON file."""
     kind, runs = opened_runs(file, _strings(options, encoder), options.text_unit)
     if kind == "jsonl" and encoder is None:
         return JsonlFile(file, options=options, block_bytes=block_bytes)

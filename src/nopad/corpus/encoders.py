@@ -31,7 +31,7 @@ CHAT_OPTIONS = ("last_only", "rewriting", "end_of_turn", "template", "roles")
 _RECORD = re.compile(r"^record \d+:? ")
 _IDS = pa.list_(pa.int32())
 
-Made = list[dict[str, Any]] | str  # what became of a record, or why nothing did
+Made = list[dict[str, Any]] | str  # the dicts made from a record, or the reason why it is bad
 
 
 class Encoder(ABC):
@@ -92,7 +92,7 @@ class Fields(Encoder):
 
 
 class TextPairs(Encoder):
-    """Encodes two texts as one sequence, with the tokenizer's special tokens, and with token types if it has them.
+    """Encodes two texts as one sequence, with special tokens, and with token types if the tokenizer has them.
 
     Args:
         tokenizer: a tokenizer from transformers.
@@ -209,7 +209,7 @@ def has_chat(record: Mapping[str, Any], place: str = "the record") -> bool:
     `place` is the name of the input, for messages.
 
     Raises:
-        OptionError: it holds a text too, so which of them to read is not known.
+        OptionError: the record holds a text too, so it is not known which of them to read.
 
     >>> has_chat({"messages": [{"role": "user", "content": "hi"}]}), has_chat({"text": "hi"})
     (True, False)

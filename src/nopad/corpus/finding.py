@@ -264,7 +264,7 @@ def _no_part(names: Sequence[str], opened: Callable[[str], InputFile], place: Pa
         try:
             state = json.loads(opened(f"{folder}state.json").whole(STATE_BYTES))
             parts = {str(part["filename"]) for part in state["_data_files"]}
-        except (ValueError, KeyError, TypeError, RecursionError):  # of another program
+        except (ValueError, KeyError, TypeError, RecursionError):  # state.json is of another program
             continue
         if missing := sorted(parts - files):
             raise SourceError(f"{place}: {folder}{missing[0]} of this saved dataset is missing; save the dataset again")

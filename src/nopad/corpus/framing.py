@@ -14,7 +14,7 @@ from nopad.errors import LengthError
 
 __all__ = ["Tokenised", "tokenised"]
 
-_AT_ONCE = 1000  # texts; the tokenizer works on them in parallel
+_AT_ONCE = 1000  # texts in one call of the tokenizer, which works on them in parallel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,7 @@ class Tokenised:
         ids: token ids of each kept text, special tokens included.
         types: token types of each kept text; empty if the tokenizer has none.
         kept: index of each kept text among the given texts.
-        counts: number of texts under "truncated" and "dropped"; a name without texts is missing.
+        counts: number of texts that were "truncated" and "dropped", under these names; a number of 0 is left out.
     """
 
     ids: list[list[int]] = field(default_factory=list)
@@ -87,7 +87,7 @@ def tokenised(
 def _tokenise(
     tokenizer: Any, texts: Sequence[str], pairs: Sequence[str] | None, cut: int | None = None
 ) -> Iterator[tuple[list[int], list[int]]]:
-    """Yield ids and token types (none: empty) of each text; `cut`: most tokens."""
+    """Yield (ids, token types) of each text, cut to `cut` tokens (None: not cut); without token types, they are []."""
     options: dict[str, Any] = {"add_special_tokens": True, "padding": False, "return_attention_mask": False}
     options |= {"verbose": False, "truncation": False}
     if cut is not None:

@@ -1,4 +1,4 @@
-"""The nine GLUE sets: their columns and classes as in the hub's ``nyu-mll/glue``, and their training files locally."""
+"""The nine GLUE sets: columns and classes as in the hub's ``nyu-mll/glue``; and their training files in a folder."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nopad.errors import SourceError
 
 __all__ = ["GLUE", "glue_files"]
 
-# Name: (text, pair, classes; none: a number)
+# Name: (column of the text, column of the second text, classes; no classes: the label is a number)
 GLUE: Mapping[str, tuple[str, str | None, tuple[str, ...]]] = {
     "cola": ("sentence", None, ("unacceptable", "acceptable")),
     "mnli": ("premise", "hypothesis", ("entailment", "neutral", "contradiction")),
@@ -22,7 +22,9 @@ GLUE: Mapping[str, tuple[str, str | None, tuple[str, ...]]] = {
     "stsb": ("sentence1", "sentence2", ()),
     "wnli": ("sentence1", "sentence2", ("not_entailment", "entailment")),
 }
-"""GLUE's nine sets by name: the column of the text, that of the second text or None, and the names of the classes.
+"""GLUE's nine sets by name: the column of the text, the column of the second text or None, and the class names.
+
+For "stsb", whose label is a number, there are no class names.
 
 >>> from nopad.tasks import GLUE
 >>> sorted(GLUE)

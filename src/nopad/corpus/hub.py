@@ -25,7 +25,7 @@ def load_hub(spec: str, options: ReaderOptions) -> DatasetSource:
 
 
 def hub_dataset(spec: str, online: bool | None = None) -> Any:
-    """Load a dataset by name, such as ``hf:NAME@CONFIG:SPLIT``; the default split is "train".
+    """Return the `datasets.Dataset` with a name such as ``hf:NAME@CONFIG:SPLIT``; the default split is "train".
 
     `online` says whether the hub can be reached, for callers that already are inside `hub_in_reach`; None: this
     function finds out itself.

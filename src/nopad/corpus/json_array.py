@@ -1,7 +1,8 @@
-"""Read a JSON file with one array of objects as runs of records, without holding the array in memory.
+"""Read a JSON file with one array of objects as runs of records, without holding all objects in memory.
 
 The standard library parses objects one by one from a window of the text, at 50 MB/s. Memory: a few MiB, or one larger
-object. A file that holds one object per line is read by `nopad.corpus.runs.jsonl_runs` instead.
+object or line, so an array on a single line is held in memory as text. A file that holds one object per line is read by
+`nopad.corpus.runs.jsonl_runs` instead.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ __all__ = ["array_runs", "is_array"]
 
 _BYTES = 1 << 20
 _LARGEST = 1 << 26  # characters of one object
-_VALUE = re.compile(r'[{\["0-9tfnNI-]')  # how one begins
+_VALUE = re.compile(r'[{\["0-9tfnNI-]')  # first character of a JSON value
 _SPACE = re.compile(r"[ \t\r\n]*")
 
 
@@ -38,11 +39,11 @@ def is_array(file: InputFile) -> bool:
 
 
 def array_runs(file: InputFile) -> Iterator[Run]:
-    """Yield the objects of a JSON array as runs of records; a value that is no object is a bad record of its run.
+    """Yield the objects of a JSON array as runs of records; a value that is not an object is a `Bad` record of its run.
 
     Raises:
-        RecordError: while a run is decoded: the file is no array, or is broken or cut short, so nothing behind can be
-            read; the message names the line.
+        RecordError: raised when the last run is decoded: the file is not a JSON array, or is broken or cut short, so
+            nothing after that point can be read; the message names the line.
     """
     part: list[dict[str, Any] | Bad] = []
     try:
@@ -77,7 +78,7 @@ class _Window:
         self._chunks = _decoded(file)
 
     def grow(self, at: int) -> bool:
-        """Drop what is before `at`, and append about as much as is left, but at least 1 MiB; False: nothing came."""
+        """Drop the text before `at`, and read on until the rest has doubled; return False at the end of the file."""
         self.line += self.text.count("\n", 0, at)
         parts, wanted = [self.text[at:]], max(len(self.text) - at, 1)
         while wanted > 0 and (chunk := next(self._chunks, "")):
@@ -87,15 +88,18 @@ class _Window:
         return len(parts) > 1
 
     def bad(self, at: int, reason: str) -> Bad:
-        """Return the bad record at a place of the text."""
+        """Return the `Bad` record for the value at index `at` of the text."""
         return Bad(f"{self.file.path}, line {self.line + self.text.count(chr(10), 0, at)}", reason)
 
     def error(self, at: int, reason: str) -> RecordError:
-        """Return the error of a file that is no array, or broken."""
+        """Return the error for a file that is not an array, or is broken, at index `at` of the text."""
         return self.bad(at, reason).error()
 
     def after_space(self, at: int) -> int:
-        """Return the place of the next character that is not a space; more text is read where there is none."""
+        """Return the index of the next character that is not white space, reading more text if needed.
+
+        At the end of the file, the text is empty, and the index is 0.
+        """
         while True:
             match = _SPACE.match(self.text, at)
             at = match.end() if match else at
@@ -136,7 +140,7 @@ def _items(file: InputFile) -> Iterator[dict[str, Any] | Bad]:
                 item, end = decoder.raw_decode(window.text, at)
                 if isinstance(item, dict) or end < len(window.text):
                     break
-                more, end, at = window.grow(at), end - at, 0  # a number may go on in the text behind
+                more, end, at = window.grow(at), end - at, 0  # a number may continue in text that is not read yet
                 if not more:
                     break
             except RecursionError:

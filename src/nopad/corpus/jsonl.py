@@ -1,9 +1,10 @@
 """JSON Lines: one object per line, with text or a list of ready-made token ids in one of its fields.
 
-If no field is named, the first object of each file decides: `input_ids` if the object has it, else `text`. The first
-thousand objects with content decide the types of carried columns. Empty lines are skipped (they count as lines, not as
-records); any other line without such an object becomes a `BadRecord`. Lines are parsed by orjson on one core, many
-times faster than any tokenizer tokenises; lines that orjson refuses are parsed by the standard library.
+If no field is named, the first object of each file decides: `input_ids` if the object has it (but a string `text`
+counts before an `input_ids` that is not a list), else `text`. The first thousand objects with content decide the types
+of carried columns. Empty lines are skipped (they count as lines, not as records); any other line without such an object
+becomes a `BadRecord`. Lines are parsed by orjson on one core, many times faster than any tokenizer tokenises; lines
+that orjson refuses are parsed by the standard library.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class JsonlFile(Source):
         return self.blocks_from((0, 1))
 
     def blocks_from(self, at: tuple[int, ...]) -> Iterator[Block]:
-        """Yield the blocks from the line at `at` on, which is (offset of the line in bytes, its 1-based number)."""
+        """Yield the blocks from a line on; `at` is (offset of the line in bytes, its 1-based number)."""
         field = self._field or Field(name="text", kind="text")
         decoder: Decoder = partial(decode_objects, field=field, selection=self._chosen)
         if self._selection is not None:
@@ -149,7 +150,7 @@ def json_objects(file: InputFile) -> Iterator[tuple[int, dict[str, Any]]]:
 def decode_columns(
     data: bytes, first_line: int, *, schema: pa.Schema, selection: Selection
 ) -> Iterator[Records | BadRecord]:
-    """Decode lines to records with carried columns, without padding; empty lines are skipped.
+    """Decode lines to records with carried columns, and remove padding; empty lines are skipped.
 
     Adjacent good records become one `Records`. `first_line` is the 1-based number of the first line; `schema` has the
     types of the columns that `selection` names.

@@ -21,9 +21,9 @@ _CHUNK = 1 << 20
 
 
 class LengthsFile(Source):
-    """One or more ``.npy`` files of integer lengths ``[n]``, in a row; record i has ``lengths[i]`` tokens.
+    """One or more ``.npy`` files of integer lengths, read as one array ``[n]``; record i has ``lengths[i]`` tokens.
 
-    For index-only jobs.
+    For index-only jobs, which store which sequence is in which pack, but no tokens.
 
     Args:
         path: a file, or a list of files, which are read in this order.

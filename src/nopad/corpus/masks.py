@@ -2,10 +2,10 @@
 
 As in BERT, 15 % of the tokens are chosen. Of these, 80 % become ``[MASK]``, 10 % become another token, and 10 % stay
 unchanged. Special tokens are never chosen, and no token becomes a special one other than ``[MASK]``. Without
-`max_predictions`, each token is chosen independently. With it, each sequence gets a fixed number of chosen tokens as in
-BERT: `rate` times its number of tokens (special ones included), rounded, at least 1 and at most `max_predictions`.
-These are taken in random order; a whole word is skipped if it would exceed that number. Masks depend only on the seed,
-the epoch and the integers that name a sequence.
+`max_predictions`, each token (or whole word) is chosen independently. With it, each sequence gets a fixed number of
+chosen tokens as in BERT: `rate` times its number of tokens (special ones included), rounded, at least 1 and at most
+`max_predictions`. These are taken in random order; a whole word is skipped if it would exceed that number. Masks depend
+only on the seed, the epoch and the integers that name a sequence.
 
 Source: Devlin et al., BERT, 2019, section 3.1, and ``create_pretraining_data.py`` of its repository.
 """
@@ -24,10 +24,10 @@ from nopad.options import Option
 
 __all__ = ["BEGINS", "GOES_ON", "MASKABLE", "NEVER", "Masks", "default_predictions"]
 
-NEVER, GOES_ON, BEGINS = 0, 1, 2  # what a token is for masking, as in `_mask_kernels`
+NEVER, GOES_ON, BEGINS = 0, 1, 2  # as in `_mask_kernels`: a token is never chosen, continues a word, or begins a word
 
-MASKABLE = "maskable"  # column: 0 never; 1 goes on with the word of the token before; 2 begins a word
-_PREDICTIONS = {128: 20, 384: 56, 512: 76}  # of the packing papers and MLPerf, by the length of sequences
+MASKABLE = "maskable"  # name of the column with `NEVER`, `GOES_ON` or `BEGINS` for each token
+_PREDICTIONS = {128: 20, 384: 56, 512: 76}  # by `max_length`, as in the packing papers and MLPerf
 _SEED = Option(default=0, low=0, high=2**64 - 1, help="of the masks")
 _MOST = Option(default=None, none=True, help="most predictions of a sequence")
 
@@ -75,15 +75,15 @@ class Masks:
         _MOST.check("max_predictions", self.max_predictions)
 
     def maskable(self, ids: NDArray[Any]) -> NDArray[np.int8]:
-        """Return the kind of each id for masking single tokens: `NEVER` for special tokens, else `BEGINS`; int8."""
+        """Return `NEVER` for special tokens, `BEGINS` for all others, so each counts as a word; int8 ``[T]``."""
         return np.where(np.isin(ids, self.special), NEVER, BEGINS).astype(np.int8)
 
     def words(self, ids: NDArray[Any], begins: NDArray[np.int64], goes_on: NDArray[np.bool_]) -> NDArray[np.int8]:
-        """Return the kind of each id for masking by whole words: `NEVER`, `GOES_ON` or `BEGINS`; int8.
+        """Return for each id whether it is never masked, continues a word or begins a word; int8 ``[T]``.
 
-        The sequences begin at `begins` in `ids`. ``goes_on[id]`` says whether a token continues the word of the token
-        before it, as WordPiece's ``##s`` does. After a special token, and at the beginning of a sequence, such a token
-        begins a word.
+        The values are `NEVER` (special tokens), `GOES_ON` and `BEGINS`. The sequences begin at `begins` in `ids`.
+        ``goes_on[id]`` says whether a token continues the word of the token before it, as WordPiece's ``##s`` does.
+        After a special token, and at the beginning of a sequence, such a token begins a word.
         """
         kinds = self.maskable(ids)
         before = np.empty_like(kinds)
@@ -104,7 +104,7 @@ class Masks:
 
         Args:
             ids: token ids of n sequences, one after the other; ``[T]``.
-            kinds: kind of each token, as returned by `maskable` or `words`; int8 ``[T]``.
+            kinds: which tokens may be masked, as returned by `maskable` or `words`; int8 ``[T]``.
             lengths: number of tokens in each sequence; int32 ``[n]``.
             names: k integers that identify each sequence, such as its number and source; int64 ``[n, k]``.
             epoch: number of the epoch, from 0; each epoch has different masks.
@@ -121,7 +121,7 @@ class Masks:
         return ids, labels
 
     def _counts(self, lengths: NDArray[np.int32]) -> NDArray[np.int64]:
-        """Return how many tokens of each sequence are chosen; -1: each by itself."""
+        """Return how many tokens of each sequence are chosen; -1: each token or word is chosen independently."""
         if self.max_predictions is None:
             return np.full(lengths.size, -1, np.int64)
         wanted = np.floor(self.rate * lengths.astype(np.float64) + 0.5).astype(np.int64)

@@ -63,7 +63,7 @@ class NpyFile:
 
     @contextmanager
     def opened(self) -> Iterator[Read]:
-        """Give, for a ``with`` block, a function ``read(begin, end)`` that returns these values; `end` is exclusive."""
+        """Give a ``with`` block a function ``read(begin, end)``, which returns values `begin` to `end` (exclusive)."""
         width = self.dtype.itemsize
         with self._file.random() as file:
 

@@ -232,7 +232,10 @@ def schema_of(items: Sequence[Mapping[str, Any]]) -> pa.Schema:
 
 
 def _plain(value: Any) -> Any:
-    """Return a tensor as an array, or as a number if it has no dimension; what NumPy cannot hold stays as it is."""
+    """Return a tensor or array as a NumPy array, as a number if it has no dimension, or as [] if it is empty and 1-D.
+
+    All other values, and tensors that NumPy cannot convert, are returned unchanged.
+    """
     if not hasattr(value, "__array__") or isinstance(value, np.generic):
         return value
     try:
@@ -302,7 +305,7 @@ def to_batch(
 
 
 def _fit(values: Sequence[Any], kind: pa.DataType) -> bool:
-    """Whether all values have this type exactly: Arrow would silently turn 0.5 into 0, and True into 1."""
+    """Whether all values fit this type; Arrow itself would silently turn 0.5 into 0, and True into 1."""
     if is_list(kind):
         arrays = [value for value in values if isinstance(value, np.ndarray)]
         lists = [value for value in values if value is not None and not isinstance(value, np.ndarray)]

@@ -29,7 +29,7 @@ OverLong = Literal["error", "truncate", "split", "drop"]
 >>> get_args(OverLong)
 ('error', 'truncate', 'split', 'drop')
 """
-WAYS: tuple[OverLong, ...] = ("truncate", "split", "drop")  # besides an error
+WAYS: tuple[OverLong, ...] = ("truncate", "split", "drop")  # all but "error"
 Empty = Literal["skip", "error"]
 """What can be done with documents without a content token; see `CorpusOptions`.
 
@@ -61,7 +61,7 @@ class ReaderOptions:
         ids_field: name of the column or object field with ready-made ids; it excludes `text_field`. If both are None,
             ``input_ids`` is read if it exists, else ``text``.
         carry: names of columns that are packed along with the content; "auto": all columns of a supported type if the
-            content is ready-made ids, no column if it is text.
+            content is ready-made ids, no column if it is text (but see `find_labels`).
         mask_field: name of the column that marks padding with 0; "auto": ``attention_mask`` if it exists; None: no
             column marks padding.
         pad_id: the id of padding tokens; runs of it at both ends of a record are removed. None: no id marks padding.
@@ -70,7 +70,7 @@ class ReaderOptions:
         find_labels: whether labels are found where `carry` is "auto". With text, the column ``labels``, ``label`` or
             ``label_ids`` is packed along if it holds numbers. With ids, ``assistant_masks`` (as transformers and TRL
             name it) becomes ``labels``: the ids where it is 1, and -100 elsewhere. `nopad pack` and
-            `nopad.pack_dataset` do so.
+            `nopad.pack_dataset` set this to True, except for pre-training pairs.
 
     Raises:
         OptionError: an option has an invalid value, or two options contradict each other.
@@ -197,7 +197,7 @@ class Counts:
         sequences, tokens: number of sequences made from the records, and number of their tokens, special tokens
             included.
         truncated, split, dropped: number of records with more tokens than `CorpusOptions.content_capacity` that were
-            truncated, split or dropped.
+            truncated, split or dropped. `split` also counts records of which a task or encoder made several sequences.
         truncated_tokens, dropped_tokens: number of content tokens lost by truncating and by dropping records.
         empty_skipped, bad_skipped: number of records skipped because they were empty, or could not be decoded.
         stripped, stripped_tokens: number of records that had padding, and number of padding tokens removed from them.
@@ -207,8 +207,8 @@ class Counts:
             without a sentence (`nopad.corpus.pretraining`, for which a record is one pair).
         long_sentences, long_sentences_tokens: number of sentences that were too long for a pair, and number of their
             tokens that were truncated or dropped.
-        random_next: number of pairs whose second side comes from another document.
-        trimmed_tokens: number of tokens cut off the ends of sides so that pairs fit.
+        random_next: number of pairs whose side B comes from another document.
+        trimmed_tokens: number of tokens cut off the ends of the sides of pairs that were too long.
 
     >>> from nopad.corpus import Counts
     >>> both = Counts(records=3, sequences=3, tokens=12) + Counts(records=1, sequences=2, tokens=9, split=1)

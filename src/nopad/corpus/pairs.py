@@ -1,8 +1,8 @@
 """Make pairs ``[CLS] A [SEP] B [SEP]`` from documents, for next-sentence prediction as in BERT.
 
 Sentences of a document are taken until they reach the target number of tokens. The target is the maximum for a pair, or
-for one document in ten (`short`) a smaller number, drawn uniformly from 2 on. The sentences are divided at random into
-side A and side B. For half of the pairs (`random_next`), and if there is only one sentence, B comes from another
+for one document in ten (`short`) a number drawn uniformly from 2 to that maximum. The sentences are divided at random
+into side A and side B. For half of the pairs (`random_next`), and if there is only one sentence, B comes from another
 document instead, beginning at a random sentence; the sentences that B would have had are used in the next pair. A pair
 that is too long loses tokens one by one, from the longer side, at its beginning or end at random. Unlike in BERT's
 code, a random B never comes from A's own document.
@@ -55,8 +55,8 @@ class PairOptions:
     Attributes:
         max_length: maximum number of tokens in a pair, ``[CLS]`` and two ``[SEP]`` included.
         copies: how many times pairs are made from every document, different ones each time (BERT's ``dupe_factor``).
-        short: the share of documents whose pairs have a shorter target, from 0 to 1.
-        random_next: the share of pairs whose second side comes from another document, from 0 to 1.
+        short: the share of documents, from 0 to 1, for which a smaller target number of tokens per pair is drawn.
+        random_next: the share of pairs whose side B comes from another document, from 0 to 1.
         sentences: how documents are divided: "rules" (`nopad.corpus.sentences`), or "line" if each line is a sentence.
         over_long: what to do with a sentence too long to fit beside one token of another: "error" raises, "truncate"
             keeps its beginning, "split" cuts it into pieces, "drop" leaves it out.
@@ -68,7 +68,8 @@ class PairOptions:
         whole_words: whether the tokens of a word are masked all together or not at all; needs a WordPiece vocabulary
             (``##s``).
         seed: random seed of the pairs and of static masks.
-        pool_bytes: about how many bytes of documents are read at a time; second sides are drawn from these documents.
+        pool_bytes: about how many bytes of documents (counted in characters) are read at a time; a random side B is
+            drawn from these documents.
 
     Raises:
         OptionError: an option has an invalid value, or `rate` or `max_predictions` is given without `static`.
@@ -153,8 +154,8 @@ class Vocabulary:
             names: names of the token that begins a pair, the one that ends a side, and the mask token.
 
         Raises:
-            OptionError: the vocabulary lacks one of these tokens or has no ordinary token, or `options` ask for whole
-                words and it has no word parts (``##s``).
+            OptionError: the vocabulary lacks one of these tokens, or has only special tokens, or has no word parts
+                (``##s``) although `options` ask for whole words.
         """
         known = tokenizer.vocabulary()
         missing = [usual for usual, name in zip(("[CLS]", "[SEP]", "[MASK]"), names, strict=True) if name not in known]
@@ -279,7 +280,7 @@ def pairs_of(
 
 
 def _check_plain(given: Sentences, words: Vocabulary, where: str) -> None:
-    """Refuse texts that hold what begins a pair, ends its sides, or stands for what is hidden."""
+    """Refuse texts of which the tokenizer makes ``[CLS]``, ``[SEP]`` or ``[MASK]``, since pairs are made with them."""
     for name, number in (("[CLS]", words.start), ("[SEP]", words.middle), ("[MASK]", words.masks.mask_id)):
         at = np.flatnonzero(given.tokens == number)
         if at.size:
@@ -291,7 +292,7 @@ def _check_plain(given: Sentences, words: Vocabulary, where: str) -> None:
 
 
 def _check_next(sizes: NDArray[np.int64], where: str) -> None:
-    """Refuse documents of which no next sentence can be learned; `sizes` are their numbers of sentences."""
+    """Refuse documents from which no next sentence can be learned; `sizes` is the number of sentences in each."""
     if sizes.size < 2:
         raise RecordError(
             f"{where}: {sizes.size or 'none'} with a sentence that fits, and a next sentence at random is drawn from "
@@ -315,7 +316,7 @@ def _room(options: PairOptions) -> int:
 
 
 def _fitting(given: Sentences, options: PairOptions) -> tuple[Sentences, dict[str, int]]:
-    """Return the sentences that fit, and what happened to those that did not."""
+    """Apply `options.over_long` to sentences that are too long; return all sentences that remain, and the counts."""
     most = _room(options) - 1
     over = int(np.count_nonzero(given.lengths > most))
     if not over:
@@ -332,7 +333,7 @@ def _fitting(given: Sentences, options: PairOptions) -> tuple[Sentences, dict[st
 def _made(
     given: Sentences, first: NDArray[Any], numbers: NDArray[np.uint64], options: PairOptions
 ) -> NDArray[np.int64]:
-    """Return the pairs, ``[n, COLUMNS]`` of `_pair_kernels`; the second column numbers those of a document."""
+    """Return the pairs, ``[n, COLUMNS]`` of `_pair_kernels`; column 1 numbers a document's pairs, in all copies."""
     from nopad.corpus import _pair_kernels
 
     keys = np.stack(
@@ -360,7 +361,7 @@ def _written(made: NDArray[np.int64], tokens: NDArray[np.int32], words: Vocabula
 
 
 def _for_masks(made: Sequences, names: NDArray[np.int64], words: Vocabulary, options: PairOptions) -> Sequences:
-    """Return pairs with masks and a column ``labels``, or with a column ``maskable`` by which they are drawn later."""
+    """Return pairs with static masks and ``labels``, or with ``maskable``, from which masks are drawn later."""
     ids = made.tokens["input_ids"]
     masks, goes_on = words.masks, words.goes_on
     kinds = masks.maskable(ids) if goes_on is None else masks.words(ids, made.begins, goes_on)

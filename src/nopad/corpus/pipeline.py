@@ -1,7 +1,7 @@
 """Turn blocks of records into sequences of at most `capacity` tokens, with a count of every record.
 
 Blocks are collected into groups of about 2 MiB. A group is decoded, tokenised in one batch, and cut with array
-operations. Each group is yielded with its blocks, so that a spool can commit it and a resumed job can continue after
+operations. Each group is yielded with its blocks, so that the caller can save it and a resumed job can continue after
 it. The sequences depend only on the records, not on how they are divided into blocks or groups.
 
 A thread always tokenises one group ahead, so reading, decoding, cutting and the caller's work take no extra time while
@@ -104,7 +104,7 @@ class Gathered:
         return np.concatenate([np.empty(0, dtype=np.int64), *(part.numbers for part in self.parts)])
 
     def skip(self, block: Block, bad: BadRecord, options: CorpusOptions) -> bool:
-        """Count a bad record, or store its error if bad records are not allowed; return whether the group may go on."""
+        """Count a bad record, or store its error if it is not allowed; return whether to go on with the next record."""
         if options.on_bad_record == "error":
             reason = f'{block.place(bad.line)}: {bad.reason}; repair it, or choose on_bad_record="skip"'
             self.failure = RecordError(reason)

@@ -54,7 +54,7 @@ def prefix_lengths(
 
 
 def _is_whole(tokenizer: Any, text: str, one: int, place: tuple[int, int]) -> bool:
-    """Whether a token stands for these characters and no others: some take the white space around them too."""
+    """Whether the token `one` is exactly the characters at `place`; some special tokens also take white space there."""
     return bool(text[place[0] : place[1]] == tokenizer.convert_ids_to_tokens(one))
 
 

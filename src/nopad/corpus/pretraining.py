@@ -1,13 +1,13 @@
 """`PretrainingSource`: a source of ready-made ids that makes pre-training pairs from a source of texts.
 
-Documents are read into pools of about `PairOptions.pool_bytes` bytes. A pool is one block, and the second sides of its
-pairs are drawn from its own documents. So memory holds two pools, never the corpus, and the pairs of a block depend
-only on the block and the options: a job that is resumed, or that divides the blocks among processes, makes the same
-bytes. BERT's own code does the same with its shards. Shuffle the documents of a sorted corpus first, or second sides
-come from similar documents.
+A pair is ``[CLS] A [SEP] B [SEP]``. Documents are read into pools of about `PairOptions.pool_bytes` bytes (counted in
+characters). A pool becomes one block, and a random side B is drawn from the documents of the same pool. So memory holds
+two pools, never the corpus, and the pairs of a block depend only on the block and the options: a job that is resumed,
+or that divides the blocks among processes, makes the same bytes. BERT's own code does the same with its shards. Shuffle
+the documents of a sorted corpus first, or each random side B comes from a document similar to that of side A.
 
-A pool has at least `FEWEST` documents with text. If the last pool of a source has fewer, or less than half of
-`pool_bytes`, it is joined with the pool before it.
+A pool ends only after at least `FEWEST` documents with text. If the last pool of a source has fewer, or less than half
+of `pool_bytes`, it is joined with the pool before it.
 """
 
 from __future__ import annotations
@@ -38,13 +38,17 @@ __all__ = [
     "tokenised_pool",
 ]
 
-FEWEST = 16  # documents of a pool
-PREFIX = "pretrain_"  # of the settings
+FEWEST = 16  # fewest documents with text in a pool
+PREFIX = "pretrain_"  # in front of the names of `PairOptions` in `PretrainingSource.settings`
 
 
 @dataclass
 class _Pool:
-    """Documents of one named source: texts, or why there is none; and where each is from."""
+    """Documents of one named source, with the place of each for messages; a bad one is {"bad": reason}, not a text.
+
+    `first` is the number of the first document in the input, from 0; `bytes` counts the characters of all texts, and
+    `filled` the texts that are not blank.
+    """
 
     source: str
     name: str
@@ -76,9 +80,9 @@ class _Pool:
 class PretrainingSource(Source):
     """Pairs ``[CLS] A [SEP] B [SEP]`` made from the documents of another source; see `nopad.corpus.pairs`.
 
-    The carried columns are, per token, ``token_type_ids`` (int8), and either ``maskable`` (int8), from which masks are
-    drawn when batches are made, or ``labels`` (int32) if masks are static; and per pair ``next_sentence_label``
-    (int64).
+    Columns that are packed along with the ids: ``token_type_ids`` (int8, per token); ``labels`` (int32, per token) if
+    masks are static, else ``maskable`` (int8, per token), from which masks are drawn when batches are made; and
+    ``next_sentence_label`` (int64, per pair).
 
     Args:
         source: a source of texts; each record is a document.
@@ -128,7 +132,7 @@ class PretrainingSource(Source):
         """Yield a block for each pool.
 
         Raises:
-            SourceError: a source has fewer than two documents that are not empty, so a second side cannot come from
+            SourceError: a source has fewer than two documents that are not empty, so side B of a pair cannot come from
                 another document.
         """
         before: _Pool | None = None
@@ -208,7 +212,7 @@ def options_from_settings(settings: dict[str, Any] | Any) -> PairOptions | None:
 
 
 def _documents(block: Block) -> Iterator[tuple[str | dict[str, str], int]]:
-    """Yield the documents of a block of texts, each with its line; of a bad one why it is."""
+    """Yield (document, line) for each document of a block of texts; a bad document is {"bad": reason}."""
     for one in block.records():
         if isinstance(one, BadRecord):
             yield {"bad": one.reason}, one.line
@@ -227,7 +231,8 @@ def _decode(
     """Yield the bad documents of a pool, then all pairs of the others.
 
     Raises:
-        RecordError: a sentence is too long, or a document empty, and that is an error; or no document has another.
+        RecordError: a sentence is too long or a document is empty, and `options` make that an error; or no pairs can be
+            made of the documents (`nopad.corpus.pairs.pairs_of`).
     """
     import pyarrow as pa
 
@@ -271,7 +276,7 @@ def tokenised_pool(data: bytes, first_line: int, tokenizer: Tokenizer, options: 
 
 
 def _check(found: TokenisedPool, pool: list[str], first_line: int, options: PairOptions) -> None:
-    """Refuse a pool with a sentence that is too long, or an empty document, where that is an error."""
+    """Raise RecordError for an empty document or a sentence that is too long, if `options` make that an error."""
     given, places = found.sentences, [pool[line - first_line] for line in found.lines.tolist()]
     sizes = np.bincount(given.document, minlength=len(places))
     if options.empty == "error" and not sizes.all():

@@ -1,6 +1,6 @@
 """`RecordFile`: a source of records (dicts) from CSV, TSV and JSON arrays, and from any input with an `Encoder`.
 
-A file of JSON Lines is read in blocks of whole lines. Of any other input, a block is a run of records, written as JSON.
+A JSON Lines file is read in blocks of whole lines. For any other input, a block is a run of records, written as JSON.
 The first thousand records decide the types of carried columns.
 """
 
@@ -36,10 +36,10 @@ class RecordFile(Source):
     """A source of the records of one file or other input; each record is a dict.
 
     Args:
-        name: name of the input in fingerprints; for a file, its path.
+        name: name of the input in fingerprints; for a file, its `InputFile.name`.
         runs: a function that returns an iterator over all runs of records, from the start.
-        options: which columns are read; with an `encoder`, only its `carry` is used.
-        encoder: makes text or ids of each record; None: records have a column of text or ids.
+        options: which columns are read; with an `encoder`, only `carry` and `find_labels` have an effect.
+        encoder: turns each record into text or ids; None: records have a column of text or ids.
         file: the input file; None: the input is not a file.
         lines: whether the file has one JSON object per line (JSON Lines).
         once: whether the runs can be read only once, as those of an iterator.
@@ -181,7 +181,10 @@ def _made(
     schema: pa.Schema,
     chosen: Selection,
 ) -> Iterator[Records | BadRecord]:
-    """Yield good records, in order, as far as the encoder makes something of them."""
+    """Encode dicts, and yield runs of good records with single bad ones between them, in order.
+
+    `at` are the lines or numbers of the dicts.
+    """
     if encoder is None:
         yield from _in_columns(items, at, schema, chosen)
         return
@@ -206,7 +209,7 @@ def _made(
             split = {} if origin is None else {"split": int(np.count_nonzero(np.bincount(origin.record) > 1))}
             yield replace(run, counts={**counts, **split}, origin=origin)
             counts = {}
-        elif run.line != last:  # a record of which several sequences were made is one bad record
+        elif run.line != last:  # several bad sequences of one record are one bad record
             yield run
             last = run.line
 
@@ -229,10 +232,10 @@ def _in_columns(
 
 
 class _Once:
-    """The runs of an iterator, of which the first is looked at before all are read, once.
+    """The runs of an iterator, which can be read only once; `ahead` gives the first run before that.
 
     Raises:
-        SourceError: they are read a second time.
+        SourceError: when called a second time.
     """
 
     def __init__(self, runs: Iterator[Run], name: str) -> None:

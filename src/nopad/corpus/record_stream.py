@@ -1,8 +1,8 @@
 """`open_records`: read records from any input as dicts, in input order, for tasks and `nopad predict`.
 
 `open_source` is for inputs that become token sequences directly; here, records stay dicts of columns, which a task
-reads. Files are found by the same rules; several files are read one after the other, and must be of one kind. Memory is
-bounded by a run of records (a few MiB), and reading can begin at any record.
+reads. Files are found by the same rules; several files are read one after the other, and must have the same format.
+Memory is bounded by a run of consecutive records (a few MiB), and reading can begin at any record.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class RecordStream:
         self.parts, self.kind, self._strings = tuple(parts), kind, tuple(sorted(strings))
         self._text_unit = text_unit
         self.folders, self.ignored = tuple(folders), tuple(ignored)
-        self._left = 1 if once else None  # how often it can be read
+        self._left = 1 if once else None  # how often it can still be read; None: without limit
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Yield all records."""
@@ -166,8 +166,8 @@ def open_records(
         paths: whether records of text files also have the column ``path``, the path of their file.
 
     Raises:
-        SourceError: a path is missing, unreadable, given twice, or of a kind that is not read; or the files are of
-            different kinds.
+        SourceError: a path is missing, unreadable, given twice, or has a format that is not read; or the files have
+            different formats.
         OptionError: `strings` is given for input other than CSV and TSV files, or is a single string.
         MissingExtraError: an ``hf:NAME`` or a URL needs a package that is not installed.
 
@@ -196,7 +196,7 @@ def open_records(
 
 
 def records_from_python(inputs: Any) -> RecordStream | None:
-    """Return the stream of Python objects; None if `inputs` are paths."""
+    """Return a stream of the records in Python objects; None if `inputs` are paths."""
     if isinstance(inputs, Mapping):
         names = ", ".join(map(str, list(inputs)[:8]))
         raise SourceError(f"a mapping of {names} is no list of records; give one split, or a list of dicts")
@@ -243,7 +243,10 @@ def _from_paths(inputs: Sequence[Any], strings: Collection[str], text_unit: Text
 def opened_runs(
     file: InputFile, strings: Collection[str], text_unit: TextUnit, paths: bool = False
 ) -> tuple[str, _Runs]:
-    """Return a file's kind and its runs; Parquet and Arrow files are opened, so that a damaged one is found now."""
+    """Return a file's format (as `RecordStream.kind`), and a function that yields its runs from the start.
+
+    Parquet and Arrow files are opened here, so that a damaged one is found now.
+    """
     suffix = file.suffix
     if suffix in TABLE_SUFFIXES:
         runs = parquet_runs if suffix == ".parquet" else arrow_runs

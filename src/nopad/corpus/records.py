@@ -113,7 +113,9 @@ class Carried:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """The record that a task made each of n sequences of; it may leave records out, or make several sequences of one.
+    """The record that each of n sequences is from, if a task or an `Encoder` made the sequences.
+
+    Several sequences, or none, may be from one record.
 
     Attributes:
         record: number of each sequence's record in the run, from 0, ascending; int64 ``[n]``.
@@ -257,7 +259,7 @@ def within_document(run: Records) -> Iterator[Records | BadRecord]:
 
 
 def text_run(texts: list[str], lines: NDArray[np.int64], label: str) -> Iterator[Records | Record | BadRecord]:
-    """Yield texts as one `Records`; if any of them is bad (`text_record`), one by one, which takes ten times as long.
+    """Yield texts as one `Records`; if any is bad, yield one `text_record` per text, which takes ten times as long.
 
     `lines` are the 1-based lines or rows of the texts, int64 ``[n]``; `label` is what messages call a text.
     """

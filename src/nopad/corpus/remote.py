@@ -60,7 +60,9 @@ def is_url(text: str) -> bool:
 
 
 def find_remote(url: str) -> list[tuple[str, str, int, tuple[int, int] | None, Remote]]:
-    """Return (url, name, size, stamp, file) for the file at a URL, or for all files under it, sorted by name.
+    """Return (url, name, size in bytes, stamp, file) for the file at a URL, or for each file under it, sorted by name.
+
+    The name of a file under a URL is its path relative to the URL; hidden files and folders are left out.
 
     Raises:
         SourceError: the host does not answer, there is no file, or files cannot be listed, for example without
@@ -99,7 +101,7 @@ def find_remote(url: str) -> list[tuple[str, str, int, tuple[int, int] | None, R
 
 
 def _host(url: str, scheme: str) -> str | None:
-    """Return the URL of the host that a store's URL leads to; None if the scheme does not tell."""
+    """Return the URL of the host to which a store's URL will connect; None if that is not known for the scheme."""
     parts = urlsplit(url)
     if scheme in ("http", "https"):
         return f"{scheme}://{parts.netloc.rpartition('@')[2]}"

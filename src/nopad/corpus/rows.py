@@ -23,7 +23,7 @@ from nopad.sequences import LABELS, Sequences
 
 __all__ = ["decode_rows", "numbers", "without_broken_text"]
 
-IGNORED = -100  # a label that is not learned
+IGNORED = -100  # the label of a token that is not learned
 
 
 def decode_rows(
@@ -167,9 +167,9 @@ def numbers(flat: pa.Array) -> NDArray[Any]:
 
 
 def _mark_first(bad: dict[int, str], ragged: _Ragged, places: NDArray[np.int64], reason: Any) -> None:
-    """Add to `bad` each row that contains one of these positions in the column's values, with a reason.
+    """Add to `bad`, with a reason, each row that contains one of `places`, which are ascending indices of the values.
 
-    `places` ascend. ``reason(position in the row, value)`` gives the reason, for the first position in each row.
+    ``reason(index in the row, value)`` returns the reason; that of the first of `places` in a row is kept.
     """
     held = np.flatnonzero(ragged.lengths)
     if not places.size or not held.size:
@@ -193,7 +193,7 @@ def _by_mask(
     odd = np.flatnonzero((values != 0) & (values != 1))
     _mark_first(bad, mask, odd, lambda at, value: f"{name}[{at}] is {value}; a mask holds 0 and 1")
     ones = np.flatnonzero(values)
-    # `ones` ascends, so two searches count the ones of each row; a run without a hole spans as many places.
+    # `ones` ascends, so two searches count the ones of each row; without a hole, they are adjacent.
     ends = np.searchsorted(ones, mask.begins + mask.lengths)
     starts = np.searchsorted(ones, mask.begins)
     count = ends - starts

@@ -1,8 +1,9 @@
 """Read files, tables and objects as runs of records, which are decoded to dicts only on demand.
 
-A run knows its number of records, so reading from record k on decodes no run that ends before k. There is one function
-per kind of input. Each yields the same runs at every call, of a few MiB or a thousand rows, so memory is bounded by a
-run. A bad record raises a `RecordError` that names the file and line when the record is reached.
+A run is a number of consecutive records, and this number is known before decoding. So reading from record k on decodes
+no run that ends before k. There is one function per format of input. Each yields the same runs at every call, of a few
+MiB or a thousand rows, so memory is bounded by a run. `Run.decode` raises a `RecordError` that names the file and line
+when it reaches a bad record.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from nopad.errors import NopadError, RecordError, SourceError
 
 __all__ = ["ROWS", "Bad", "Run", "arrow_runs", "dataset_runs", "jsonl_runs", "object_runs", "parquet_runs", "text_runs"]
 
-ROWS = 1000  # records of a run, where bytes do not say
+ROWS = 1000  # records in a run, if runs are not cut by bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ class Bad:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run of records: `count`, the number of records, and `each`, which yields each as a dict, or why it is bad."""
+    """A run of `count` records; the function `each` yields each record as a dict, or as `Bad` if it cannot be read."""
 
     count: int
     each: Callable[[], Iterator[dict[str, Any] | Bad]]

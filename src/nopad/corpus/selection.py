@@ -21,8 +21,8 @@ __all__ = ["Selection", "is_list", "is_string", "label_column", "refuse_empty_la
 MASK = "attention_mask"
 # names of columns that nopad itself writes
 OWN = ("seq_lengths", "seq_index", "seq_start", "seq_source")
-ASSISTANT = "assistant_masks"  # what transformers and TRL call the mask of what the assistant says
-LEARNED = Carried(name=LABELS[0], per="token", type="int32")  # made of it
+ASSISTANT = "assistant_masks"  # name of the mask of the assistant's tokens in transformers and TRL
+LEARNED = Carried(name=LABELS[0], per="token", type="int32")  # made from `ASSISTANT`
 RESERVED = ("input_ids", *OWN)
 FORMAT_KEY = b"nopad.format"  # in the metadata of every table that nopad writes
 
@@ -36,8 +36,8 @@ class Selection:
         kind: "text" or "ids".
         mask: name of the column that marks padding; None: no column does.
         pad_id: the id that marks padding; None: no id does.
-        learned: name of the column that is 1 at the tokens to learn, of which the carried ``labels`` are made; None:
-            there is none.
+        learned: name of the column that is 1 at each token to learn; the carried ``labels`` are made from this column.
+            None: there is none.
         carried: further columns that are packed along with the content.
         left_out: names of columns that are not read.
         known: names of all columns of the table from which these were chosen.
@@ -103,7 +103,8 @@ def select(schema: pa.Schema, options: ReaderOptions, place: str) -> Selection:
     others = [name for name in schema.names if name not in (content, mask)]
     asked = [] if options.carry == "auto" else [_asked(schema, name, kind, content, place) for name in options.carry]
     lengths = [field.type for field in schema if field.name == "seq_lengths"]
-    if kind == "ids" and any(map(is_list, lengths)):  # rewritten by another tool, or packed by another
+    # rewritten by a tool that dropped the metadata, or packed by another program
+    if kind == "ids" and any(map(is_list, lengths)):
         raise SourceError(f"{place}: {_PACKED}")
     if options.carry == "auto":
         refuse_empty_labels(schema, others, kind == "ids" or options.find_labels, place)
@@ -138,7 +139,7 @@ def _learned(schema: pa.Schema, place: str) -> str | None:
     """Return the name of the column that marks the tokens to learn; None: there is none.
 
     Raises:
-        SourceError: there are labels too, or it does not hold lists of 0 and 1.
+        SourceError: there is a column of labels too, or that column does not hold lists of integers or booleans.
     """
     if ASSISTANT not in schema.names:
         return None
@@ -154,7 +155,9 @@ def _learned(schema: pa.Schema, place: str) -> str | None:
 
 
 def label_column(schema: pa.Schema) -> list[str]:
-    """Return the name of the column with one label per text, in a list: the first of `LABELS`, if it holds numbers.
+    """Return a list with the name of the column with one label per text; an empty list if there is none.
+
+    It is the first of `LABELS` that exists, if it holds numbers.
 
     >>> label_column(pa.schema({"text": pa.string(), "label": pa.int64()}))
     ['label']
@@ -188,7 +191,7 @@ def _check_distinct(content: str, mask: str | None, carried: Sequence[str], plac
 
 
 def _content(schema: pa.Schema, options: ReaderOptions, place: str) -> tuple[str, Kind]:
-    """Return the column of text or ids after checking its type, and which of the two it holds."""
+    """Return the name of the column of text or ids, after checking its type, and which of the two it holds."""
     name = options.ids_field or options.text_field
     if name is None:
         name = next((n for n in ("input_ids", "text") if n in schema.names), None)

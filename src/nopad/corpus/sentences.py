@@ -38,7 +38,7 @@ _PARAGRAPH = re.compile(r"\n[^\S\n]*\n\s*|\n(?=[^\S\n]*(?:[-*+•‣–]|\(?\d{1
 _STOP = re.compile(
     r"[。！？｡]+[」』”’）】〉》]*\s*"
     r"|(?<![.!?…‽।॥؟۔։])(?P<stop>[.!?…‽।॥؟۔։]++)[\"'”’“‘»«›)\]}]*+(?:\s+|\Z)"
-)  # a row of stops is tried once, from its first, or a long one would take the square of its length
+)  # a match begins only at the first of adjacent stops; otherwise many of them would take quadratic time
 _OPENING = "\"'“‘«„‚(⟨[{¿¡*_`"
 _BEFORE = re.compile(r"[^\s\"'“”‘’«»()\[\]{}]*\Z")
 _DOTTED = re.compile(r"(?:[^\W\d_]\.)+[^\W\d_]|ph\.d")
@@ -51,14 +51,14 @@ def _listed(words: str) -> frozenset[str]:
     return frozenset(words.split())
 
 
-# Before a name, or whatever else goes on
+# Abbreviations that never end a sentence
 _NEVER = _listed(
     "mr mrs ms dr prof st gen col capt cmdr lt sgt maj rev hon gov sen rep pres messrs mme mlle fr mt ft "
     "e.g i.e cf viz vs v approx ca resp incl esp dept"
 )
-# Before a number
+# Abbreviations that do not end a sentence if a number follows
 _NUMBERED = _listed("no nos fig figs p pp vol vols ch chap sec sect eq art para tab ver op n")
-# Also at the end of a sentence
+# Abbreviations that end a sentence if one of `_STARTERS` follows
 _PERHAPS = _listed(
     "etc al inc ltd co corp llc jr sr bros est ed eds trans repr jan feb mar apr jun jul aug sep sept oct nov dec "
     "mon tue tues wed thu thurs fri sat sun ave blvd rd univ assn misc max min avg"
@@ -96,7 +96,7 @@ def sentences_of(text: str, unit: SentenceUnit = "rules") -> list[str]:
 
 
 def _ends(text: str, begin: int, match: re.Match[str]) -> bool:
-    """Whether the sentence from `begin` on ends with this stop; something follows it."""
+    """Whether the sentence from `begin` on ends with the stop in `match`; there must be text after the stop."""
     at = match.end()
     while at < len(text) - 1 and text[at] in _OPENING:
         at += 1
@@ -122,7 +122,7 @@ def _ends(text: str, begin: int, match: re.Match[str]) -> bool:
 
 
 def _starts(text: str, at: int) -> bool:
-    """Whether the word that begins here mostly begins a sentence."""
+    """Whether the word at index `at` is one that usually begins a sentence."""
     end = at
     while end < len(text) and text[end].isalpha():
         end += 1

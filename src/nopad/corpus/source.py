@@ -1,9 +1,9 @@
 """`Source`: the interface between a corpus and the code that reads it, as a stream of `Block`s.
 
-A block is a run of whole records, as raw bytes or as an Arrow table; blocks are what is read, hashed and resumed from.
-Decoding is lazy: a resumed job only reads and hashes the blocks that it has processed before (0.6 GB/s), and decodes
-new ones. The same input always gives the same blocks. A corpus need not fit in memory, but each block must (4 MiB, or
-one larger record).
+A block is a run of whole records, as raw bytes or as an Arrow table. Input is read and hashed block by block, and a job
+resumes after a block. Decoding is lazy: a resumed job only reads and hashes the blocks that it has processed before
+(0.6 GB/s), and decodes new ones. The same input always gives the same blocks. A corpus need not fit in memory, but each
+block must (4 MiB, or one larger record).
 
 To add a source: subclass `Source`, write `blocks()`, and give each block a decoder whose result depends only on the
 block's data. `IterableSource` is the smallest example.
@@ -60,10 +60,10 @@ class Block:
         whole: whether the block is one whole document; messages then give no line number.
         by_line: whether each line of `data` that is not empty is one record; empty lines are not records.
         source: name of the source in a mixture to which the block belongs; "" if there is no mixture.
-        at: the argument with which `Source.blocks_from` begins at this block; (): ``(number,)`` of the block, from 0.
-        places: for a block with documents from several files, the place of each document, for messages; (): the place
-            is made from `path` and the line.
-        ways: what can be done with its over-long records (`nopad.corpus.CorpusOptions`), besides an error.
+        at: the argument with which `Source.blocks_from` begins at this block; (): that argument is ``(number,)``, with
+            the block's number, from 0.
+        places: place of each record, for messages; (): the place is made from `path` and the line.
+        ways: which values of `CorpusOptions.over_long`, besides "error", are possible for the block's records.
         read: how many bytes of `Source.total_bytes` were read to get this block, for progress bars; None: `size` bytes.
 
     >>> import nopad
@@ -152,7 +152,7 @@ class Source(ABC):
     A job must not write into one: its output would be read the next time.
     """
     divisible: bool = True
-    """Whether a share of the records can be held out for validation; False if records share text."""
+    """Whether some records can be held out for validation; False if several records may contain the same text."""
     made_here: bool = False
     """Whether nopad made the ids from texts; then no token of them is padding."""
     names: tuple[str, ...] = ("",)
@@ -167,7 +167,7 @@ class Source(ABC):
         """
 
     def __repr__(self) -> str:
-        """Return in a few words what is read from where, which columns come along, and what is left out."""
+        """Return in a few words what is read from where, which columns are packed along, and what is left out."""
         parts = [{"text": "texts", "ids": "ready-made ids"}.get(self.kind or "", "texts or ids")]
         if self.names != ("",):
             parts[0] += f" of {', '.join(self.names)}"
@@ -198,7 +198,7 @@ class Source(ABC):
         return []
 
     def files(self) -> list[InputFile] | None:
-        """Return the files in reading order; None if some of the input does not come from files."""
+        """Return the files in reading order; None if some input is not a file, or a source does not list its files."""
         return None
 
     def settings(self) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Apply a tokenizer's chat template to messages, and find the special tokens that a tokenizer puts around a text.
 
 Any error that a template raises becomes a `RecordError` with the record's number. Templates silently ignore what they
-do not support, such as a role or tools. So the first chat with a role or with tools is also rendered without them, and
-refused if the result is the same.
+do not support, such as a role or tools. So the first chat with each role, with tools, and with tool calls is also
+rendered without these, and refused if the result is the same.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from nopad.errors import OptionError, RecordError
 __all__ = ["Frame", "Template"]
 
 _MARKERS = re.compile(r"\{%-?\s*generation\s*-?%\}")  # as transformers looks for them
-# Arguments of `apply_chat_template` that are no template's, and would change what is tokenised
+# Arguments of `apply_chat_template` that nopad sets, or that would change what is tokenised; users must not set them
 _OURS = frozenset(
     [
         "add_generation_prompt",
@@ -78,7 +78,8 @@ class Frame:
     def closed(self, ids: Sequence[int]) -> list[int]:
         """Return a text's ids with the special tokens around it.
 
-        If the tokenizer puts no special token after a text, its end-of-sequence token, if it has one, is put there.
+        If the tokenizer puts no special token after a text, its end-of-sequence token (if it has one) is added, unless
+        the ids already end with it.
         """
         back = self.back or ([] if self.eos is None or (ids and ids[-1] == self.eos) else [self.eos])
         return [*self.front, *ids, *back]
@@ -133,7 +134,9 @@ class Template:
         return str(found)
 
     def marks(self, chat: Conversation, number: int) -> tuple[list[int], list[bool], list[tuple[int, int]]]:
-        """Return three lists per token of a chat: ids, whether the template marks them, and (begin, end) characters.
+        """Return three lists with one entry per token of a chat: its id, whether the template marks it, and its place.
+
+        The place is (begin, end) in characters of the text.
 
         Raises:
             RecordError: the template refuses these messages.
@@ -167,7 +170,7 @@ class Template:
                 self._check_read(chat, number, whole, at, {"content": content, "tool_calls": None}, "calls of tools")
 
     def _first(self, what: str) -> bool:
-        """Whether this is asked for the first time."""
+        """Whether `what` is checked for the first time."""
         asked = what in self._seen
         self._seen.add(what)
         return not asked
@@ -175,10 +178,10 @@ class Template:
     def _check_read(
         self, chat: Conversation, number: int, whole: str, at: int, changed: Mapping[str, Any], what: str
     ) -> None:
-        """Refuse a chat for which the template writes `whole` with a changed message, too.
+        """Refuse a chat if the template still writes `whole` after the keys in `changed` are set in message `at`.
 
         Raises:
-            RecordError: it does.
+            RecordError: the template writes the same text, so it leaves out `what`.
         """
         messages = [*chat.messages]
         messages[at] = {name: one for name, one in {**messages[at], **changed}.items() if one is not None}
@@ -204,7 +207,7 @@ class Template:
             return self.tokenizer.apply_chat_template(
                 messages, tools=tools, **{**self.options, **chat.options, **options}
             )
-        except Exception as error:  # a template is a program of somebody else's
+        except Exception as error:  # a template is foreign code, which can raise anything
             raise RecordError(
                 f"record {number}: the chat template refuses it: {type(error).__name__}: {error}"
             ) from error

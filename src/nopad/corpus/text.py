@@ -77,7 +77,10 @@ class TextFile(Source):
 
 
 def _whole_paragraphs(blocks: Iterator[tuple[bytes, int, int]]) -> Iterator[tuple[bytes, int, int]]:
-    """Cut blocks of whole lines (data, offset, number of first line) anew, behind the last empty line of each."""
+    """Move the cuts between blocks of whole lines to empty lines, so that no block ends inside a paragraph.
+
+    A block is (data, its offset in bytes, number of its first line), in the input and in the result.
+    """
     rest, begin, first = b"", 0, 1
     for data, offset, line in blocks:
         if not rest:

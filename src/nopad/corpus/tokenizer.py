@@ -1,11 +1,11 @@
-"""Tokenise texts with any tokenizer of `tokenizers`, on all cores, without truncation and padding.
+"""Tokenise texts without truncation and padding: on all cores with the library `tokenizers`, on one with slow ones.
 
 A tokenizer file may hold the truncation and padding of the model it was saved with (that of all-MiniLM truncates and
 pads to 128 tokens). Both are switched off here, since packing needs every token and no padding. Special tokens are not
 added while encoding; they are kept as a `prefix` and a `suffix`, so that over-long content can be cut before they are
 added.
 
-The speed is that of `encode_batch_fast`. A single document is tokenised on one core, however long it is.
+The speed is that of the library's `encode_batch_fast`. A single document is tokenised on one core, however long it is.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from nopad.corpus.network import NOT_REACHED, hub_in_reach
 from nopad.corpus.slow_tokenizer import SlowBackend
 from nopad.errors import FormatError, MissingExtraError
 
-_FEW = 1000  # words; a larger vocabulary need not be looked through
+_FEW = 1000  # tokens; `with_words` does not search a vocabulary of at least so many
 
 if TYPE_CHECKING:
     import tokenizers
@@ -84,9 +84,9 @@ class Tokenizer:
         return np.split(tokens, np.cumsum(lengths)[:-1]) if len(texts) else []
 
     def encodings(self, texts: Sequence[str]) -> list[Any]:
-        """Encode texts without adding special tokens, on all cores and without holding the GIL.
+        """Return one `tokenizers.Encoding` (or `SlowEncoding`) per text, without special tokens, for `flatten`.
 
-        The result is one `tokenizers.Encoding` or `SlowEncoding` per text, for `flatten`.
+        A `tokenizers.Tokenizer` works on all cores and without holding the GIL; a `SlowBackend` does neither.
 
         Raises:
             FormatError: the tokenizer has no token for a part of a text, not even an unknown token.
@@ -214,7 +214,7 @@ def _copied(inner: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
 
 
 def _from_transformers(folder: Path) -> Tokenizer:
-    """Load a folder without tokenizer.json by transformers."""
+    """Load a tokenizer from a folder without tokenizer.json, with transformers."""
     reason = f"{folder}: no tokenizer.json in this folder"
     try:
         from transformers import AutoTokenizer
@@ -233,13 +233,14 @@ def _from_transformers(folder: Path) -> Tokenizer:
 
 
 def with_words(tokenizer: Any, spec: Any) -> Any:
-    """Return a tokenizer of transformers, if it knows anything but special tokens.
+    """Return a tokenizer of transformers unchanged, after checking that it has more than special tokens.
 
-    Of a folder with a model and no tokenizer, transformers 5 makes one with an empty vocabulary, without a warning:
-    every text would become a row of unknown tokens.
+    From a folder with a model and no tokenizer, transformers 5 makes a tokenizer with an empty vocabulary, without a
+    warning: every text would become a row of unknown tokens.
 
     Raises:
-        FormatError: it knows nothing; `spec` is named as the place that it is from.
+        FormatError: the vocabulary has at most one token that is not special. The message names `spec`, from which the
+            tokenizer was loaded.
     """
     if len(tokenizer) < _FEW and len(set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens)) <= 1:
         raise FormatError(

@@ -1,4 +1,4 @@
-"""Load a tokenizer as transformers has it, with its chat template and its special tokens by name."""
+"""Load a tokenizer as an object of transformers, which has a chat template and special tokens by name."""
 
 from __future__ import annotations
 
