@@ -29,7 +29,7 @@ class Found:
     Attributes:
         checks: the checks, with their measured values.
         worst: largest absolute difference of an output in float64.
-        first: name of the first module whose output differs; None: no module's does.
+        first: name of the first module whose output differs; None: no output differs.
         notes: remarks for the user.
         attended: how often each layer called nopad's attention in the first packed run, by ``id(module)``.
         names: names of the outputs that have a part for each sequence.
@@ -61,11 +61,9 @@ class Found:
             self.notes.append(text)
 
     def attempt(self, name: str, measure: Callable[[], Found], may_refuse: bool = False) -> None:
-        """Call `measure` and add its result.
+        """Call `measure` and add its result; if the model raises an exception, add a failed check called `name`.
 
-        If the model raises an exception, add a failed check called `name` instead.
-
-        With `may_refuse`, a batch that nopad refuses for this model only adds a note.
+        With `may_refuse`, only a note is added if nopad refuses the batch for this model.
         """
         try:
             self.add(measure())
@@ -85,8 +83,8 @@ def compare(
 ) -> Found:
     """Run the sequences packed, and compare outputs (and gradients, if `alone` has them) with those alone.
 
-    The sequences are packed in each of `forms`; None: in all forms of the trial. If `dtype` is not float64, `truth`
-    holds the gradients in float64. `label` is appended to the names of the checks.
+    The sequences are packed in each of `forms`; None: in all forms of the trial. `truth` holds the float64 gradients of
+    the same sequences alone; None: the gradients of `alone` are used. `label` is appended to the names of the checks.
     """
     found = Found()
     for form in alone.trial.forms if forms is None else forms:
@@ -98,7 +96,7 @@ def compare(
 
 def _compare_form(alone: Alone, form: str, dtype: torch.dtype, truth: Truth | None, label: str) -> Found:
     out, trial = Found(), alone.trial
-    # Forms in MAY_REFUSE only place the same stream differently: compare their gradients once, in float64.
+    # Forms in MAY_REFUSE only cut the same stream into other rows: compare their gradients in float64 only.
     with_gradients = alone.graph and (dtype == torch.float64 or form not in MAY_REFUSE)
     batch, places = trial.batch(form, trial.sequences)
 
@@ -180,7 +178,7 @@ def _gradients(
 
 
 def _distance(packed_value: Tensor, wanted: Tensor) -> float:
-    """Return the largest difference between two outputs of a sequence, without values after the sequence's end."""
+    """Return the largest difference of a sequence's output packed, cut to its length, and alone; inf: other shapes."""
     got = packed_value
     if got.shape != wanted.shape:
         got = got[: wanted.shape[0]] if got.dim() == wanted.dim() else got

@@ -1,4 +1,4 @@
-"""Turn exceptions in a user's model into results of the audit; only this module catches them."""
+"""Turn exceptions in a user's model into `ModelFailedError`, which an audit reports as a failed check."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ModelFailedError(Exception):
 
     Attributes:
         kind: name of the exception's class.
-        reason: the exception's message in one line, and where it was raised.
+        reason: the exception's message in one line, and where it was raised (if `refused`, only the message).
         refused: whether nopad refused the batch for this model, which is not a wrong result.
     """
 

@@ -13,7 +13,7 @@ from nopad.packs import Packs
 __all__ = ["FORMS", "MAY_REFUSE", "arranged", "crossing", "shortened_targets"]
 
 FORMS = ("flat", "rows", "end to end")
-MAY_REFUSE = ("end to end",)  # a dense mask cannot follow a sequence into the next row, and says so
+MAY_REFUSE = ("end to end",)  # nopad refuses these with a dense mask, which cannot follow a sequence into the next row
 
 Numbers = list[list[int]]
 
@@ -28,10 +28,10 @@ def arranged(
 ) -> PackedBatch:
     """Build a batch of one `form` in `FORMS`, with targets for a decoder if they are given.
 
-    In the form "rows", each row has room for `capacity` tokens; "flat" is one stream; "end to end" has rows of the
-    width that `crossing` returns. A sequence and its target are in the same row. Rows of targets and rows of sequences
-    differ in width, so the shape of an output shows to which of the two it belongs. `pad_id` fills the padding, and
-    `start_id` is the first id of each decoder input.
+    In the form "rows", each row has room for `capacity` tokens, and a sequence and its target are in the same row;
+    "flat" is one stream; "end to end" has rows of the width that `crossing` returns. Rows of targets and rows of
+    sequences differ in width, so the shape of an output shows whether it belongs to targets or sequences. `pad_id`
+    fills the padding, and `start_id` is the first id of each decoder input.
     """
     lengths = [len(sequence) for sequence in sequences]
     rows = _rows(lengths, capacity)
@@ -60,7 +60,7 @@ def crossing(lengths: Sequence[int]) -> int | None:
 
 
 def shortened_targets(lengths: Sequence[int]) -> list[int]:
-    """Return lengths of targets: two thirds of the next sequence's length each, so that no shapes agree by chance.
+    """Return the length of each target: two thirds of the next sequence's length, so that no shapes agree by chance.
 
     >>> shortened_targets([64, 1, 38])
     [1, 25, 42]
@@ -78,7 +78,7 @@ def _how(form: str, lengths: Sequence[int], rows: Numbers, capacity: int, pad_id
 
 
 def _rows(lengths: Sequence[int], capacity: int) -> Numbers:
-    """Return which sequences share a row, by first-fit decreasing in plain Python, since there are only a few."""
+    """Return the indices of the sequences in each row, by first-fit decreasing; in plain Python, for few sequences."""
     rows: Numbers = []
     for number in sorted(range(len(lengths)), key=lambda n: -lengths[n]):
         row = next((row for row in rows if sum(lengths[n] for n in row) + lengths[number] <= capacity), None)

@@ -31,7 +31,7 @@ class Truth:
 
     @classmethod
     def of(cls, alone: Alone, names: tuple[str, ...]) -> Truth:
-        """Return the gradients of `alone`, which must be in float64, for the outputs `names`."""
+        """Return the `Truth` for the outputs `names` of `alone`, which must be in float64."""
         return cls.among(alone.gradients(names))
 
     @classmethod
@@ -57,10 +57,13 @@ def compare_gradients(
     `dtype` is that of the model, and the limit is that of `limits.limit_of` for it.
 
     The largest difference in a gradient is measured relative to the gradient's largest value, or, if the true gradient
-    is zero (`truth`), to the largest value of all gradients. A gradient that is small beside the largest one may exceed
-    the limit, since it may be a small sum of large numbers (DeBERTa's key biases). In dtypes other than float64, it may
-    differ by up to `TIMES_ALONE` times the rounding error of the sequences alone; in float64, only if the model
-    computes some results in float32 (a softmax), by as many roundings of the largest gradient to float32.
+    is zero (`truth`), to the largest value of all gradients.
+
+    A gradient that is small beside the largest gradient of all may exceed the limit, since it may be a small sum of
+    large numbers (DeBERTa's key biases). It may differ by up to `TIMES_ALONE` times the rounding error of the sequences
+    alone, but by no more than the dtype's limit relative to that largest gradient. In float64 this applies only if the
+    model computes some results in float32 (a softmax); the rounding error is then that of the largest gradient in
+    float32, and the limit is float32's.
     """
     names = tuple(together)
     wanted = [{name: output[name][0] for name in names} for output in alone.outputs]

@@ -7,16 +7,16 @@ from torch import Tensor
 
 __all__ = ["EXACT", "LIMITS", "PARTLY_SINGLE", "apart", "largest_finite", "limit_of", "named"]
 
-EXACT = 1e-12  # float64, of the largest value
-PARTLY_SINGLE = 1e-5  # the same, if the model computes some of it in float32
+EXACT = 1e-12  # in float64, relative to the largest value
+PARTLY_SINGLE = 1e-5  # the same, if the model computes some results in float32
 LIMITS = {torch.float64: EXACT, torch.float32: 1e-5, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 
 
 def limit_of(measured: float, dtype: torch.dtype, partly: bool = False) -> float:
     """Return the largest relative difference allowed in `dtype`.
 
-    In float64 the limit is `EXACT`, with one exception: if `partly` (the model computes some results in float32 even in
-    float64) and the difference found, `measured`, is above `EXACT`, the limit is `PARTLY_SINGLE`.
+    In float64 the limit is `EXACT`, with one exception: it is `PARTLY_SINGLE` if the model computes some results in
+    float32 even in float64 (`partly`), and the measured difference, `measured`, lies between these two limits.
     """
     if dtype == torch.float64 and partly and EXACT < measured <= PARTLY_SINGLE:
         return PARTLY_SINGLE

@@ -23,20 +23,20 @@ from nopad.model.safety import STATE, bare, part_of, state_of
 __all__ = ["once_a_layer", "poison"]
 
 SCALE = {torch.float16: 1e3}  # float16 cannot represent 1e6
-ROUNDINGS = 4  # roundings by which a neighbour may move off the CPU, or per layer if tokens are routed
+ROUNDINGS = 4  # allowed change in units of eps: on other devices than the CPU, or per layer if routing changes
 SHARED_NAN = ("segments", "varlen")  # backends in which NaN does not reach other sequences
 FORM = "rows"
 
 
 def poison(alone: Alone, dtype: torch.dtype) -> Found:
-    """Poison one sequence in several ways; measure, for each, how far the results of its neighbours change.
+    """Poison (change) one sequence in several ways; measure, for each, how much the results of its neighbours change.
 
-    Its tokens are changed, or its embeddings are scaled, or its embeddings become NaN. NaN is not tried with backends
-    in which NaN spreads to neighbours.
+    Its tokens are changed, or its embeddings are scaled, or its embeddings become NaN. NaN is not tried with a
+    collator, or with backends in which NaN spreads to neighbours.
 
     On a CPU not a single bit of a neighbour's result may change. On other devices, where the order of additions varies,
-    a few roundings of the largest value are allowed. In a mixture of experts such roundings are always allowed, since
-    the poisoned sequence changes which tokens are computed together.
+    a few roundings of the largest value are allowed. On any device, a few roundings per layer are allowed if the
+    poisoned sequence changes which tokens are computed together, as in a mixture of experts.
     """
     found, trial, huge = Found(), alone.trial, SCALE.get(dtype, 1e6)
     poisoned = _Poisoned(trial, alone.kinds)
@@ -131,7 +131,7 @@ class _Poisoned:
 
 
 class _Decisions(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes each operation in order: the shapes of its results, and decisions (integers computed from floats)."""
+    """A dispatch mode that records, per operation, the shapes of results, and decisions (integers made of floats)."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -182,7 +182,7 @@ def _scaled(trial: Trial, places: Places, victim: int, factor: float | None) -> 
 def _layers(trial: Trial) -> int:
     config = bare(trial.model).config.get_text_config()
     layers = int(getattr(config, "num_hidden_layers", 0) or getattr(config, "num_layers", 0) or 0)
-    if trial.targets is not None:  # each layer of a decoder attends to itself and to the encoder
+    if trial.targets is not None:  # a decoder layer has two attentions: to the target and to the encoder
         layers += 2 * int(getattr(config, "num_decoder_layers", 0) or config.decoder_layers)
     return layers
 
@@ -194,10 +194,10 @@ def once_a_layer(trial: Trial, counts: dict[int, int]) -> Check:
     """
     family, config = state_of(trial.model).family, bare(trial.model).config
     wanted = mixed(config, family, trial.targets is not None)
-    each = 1 if family.mixers else family.attends  # a layer's mixing modules are counted by themselves
+    each = 1 if family.mixers else family.attends  # with mixers, each mixing module has a count of its own
     ran = sum(counts.values())
     wrong = abs(ran - wanted)
-    if len(counts) * each >= wanted:  # ALBERT: one layer, again and again
+    if len(counts) * each >= wanted:  # not so in ALBERT, which calls one shared layer again and again
         wrong = max(wrong, max((abs(n - each) for n in counts.values()), default=1))
     return Check(
         name="attention ran once per layer",

@@ -21,7 +21,7 @@ __all__ = ["Places", "find", "lengths_for"]
 
 
 def lengths_for(capacity: int, longest: int) -> list[int]:
-    """Return lengths up to `longest`: some fill a pack of `capacity` exactly, some do not, and one is 1 token.
+    """Return six lengths, none above `longest`, which fill packs of `capacity` in different ways; one is 1 token.
 
     >>> lengths_for(64, 512)
     [64, 1, 38, 19, 6, 31]
@@ -79,7 +79,7 @@ def _of_layout(at: Layout) -> list[NDArray[np.int64]]:
 
 
 def find(batch: Mapping[str, Any], sequences: Sequence[Sequence[int]]) -> Places:
-    """Find where the sequences lie in a batch of any collator, by their tokens.
+    """Find where the sequences lie in a batch of any collator: by the layout of a `PackedBatch`, else by their tokens.
 
     Raises:
         BatchError: a sequence does not lie in one piece within a row, or the attention mask covers more tokens than the

@@ -1,8 +1,8 @@
 """Run sequences alone and packed, and compare outputs, gradients and neighbours (docs/audit.md says what this proves).
 
-The model is copied once per dtype, so the caller's model does not change. In float64, outputs and gradients are
-compared on packs of the full capacity. The more expensive neighbour checks (poison), and all checks in the model's own
-dtype, use packs of a quarter of this capacity.
+Only copies of the model run, so the caller's model does not change. In float64, outputs and gradients are compared on
+packs of the full capacity. The more expensive neighbour checks (`poison`), and all checks in the model's own dtype, use
+packs of a quarter of this capacity, but of at most 16 tokens.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ OPTIONS = {
     "seed": Option(default=0, help="of what is drawn", low=0),
 }
 CAPACITY, WIDEST = 64, 256
-EXACT_BACKEND = "segments"  # in float64, for kernels that have none
+EXACT_BACKEND = "segments"  # audited in float64 in place of kernels that do not support float64
 
 
 def audit(
@@ -58,14 +58,15 @@ def audit(
     """Check that sequences in a pack get the results they get alone, or name the module where they first differ.
 
     Args:
-        model: a transformers model; the audit runs copies of it. Without a collator these are made pack-safe, if the
-            model is not yet.
+        model: a transformers model; the audit runs copies of it. Without a collator, the copies are made pack-safe if
+            the model is not.
         collator: any function from features (dicts with ``input_ids``) to the arguments of a forward call; the model is
             then audited unchanged, with batches of this collator.
-        capacity: capacity of the packs, and length of the longest sequence. None: 64, or for a model with local
-            attention a quarter more than its window (up to 256), since shorter sequences do not test a window.
+        capacity: capacity of the packs, and length of the longest sequence. None: 64, or more for a model with a local
+            attention window of 52 to 256 tokens: a quarter more than the window, since shorter sequences do not test
+            it.
         backend: attention backend with which the copies are made pack-safe, as in `nopad.packed`.
-        layers: audit a copy with only this many first layers, for a large model; None: all layers.
+        layers: audit a copy with only the first `layers` layers, which suits a large model; None: all layers.
         gradients: also compare the gradients of the parameters.
         seed: random seed of the tokens, and of the weights with which outputs are summed for gradients.
 
@@ -76,8 +77,8 @@ def audit(
     Raises:
         UnsupportedModelError: nopad refuses this model; the message gives the reason.
         BatchError: the collator fails, or cuts, drops or changes sequences, or adds tokens.
-        OptionError: the capacity is below 4, `layers` is more than the model has, the model is already pack-safe with
-            another backend, or the model is random even in evaluation mode.
+        OptionError: the capacity is below 4, `layers` is below 1 or more than the model has, the model is already
+            pack-safe with another backend, it takes images, or it is random even in evaluation mode.
 
     >>> import nopad
     >>> from transformers import BertConfig, BertModel, DataCollatorWithFlattening
@@ -126,10 +127,10 @@ def audit(
 
 
 def _refuse_front(model: Any) -> None:
-    """Refuse to draw tokens for a model that takes none.
+    """Refuse a model that takes images, since this audit draws token ids.
 
     Raises:
-        OptionError: the model makes its tokens of images.
+        OptionError: the model takes images.
     """
     if getattr(model.config, "model_type", "") in FRONTS:
         raise OptionError(
@@ -151,7 +152,7 @@ class _Task:
 
     Attributes:
         tokens: the token ids to draw from.
-        truth: gradients of the short packs in float64, once known.
+        truth: float64 gradients of the short sequences, each run alone; None: not computed yet.
     """
 
     model: Any
@@ -164,10 +165,10 @@ class _Task:
     truth: Truth | None = None
 
     def run_best(self) -> Found:
-        """Run the audit; with a collator, on sequences that begin with bos and end with eos.
+        """Run the audit and return its results; with a collator, sequences begin with bos and end with eos.
 
-        Some collators find the borders of sequences by these two tokens. Where eos is also the pad id, some collators
-        take it for padding instead; so if the audit fails there, it is run again on sequences without eos.
+        Some collators find the borders of sequences by these two tokens. If eos has the same id as pad, other collators
+        take eos for padding; so if the audit fails with such an eos, it is repeated on sequences without eos.
         """
         eos, pad = (self.tokens.special.get(name) for name in ("eos", "pad"))
         if self.collator is None or eos is None:
@@ -223,15 +224,16 @@ class _Task:
         found.attempt(f"{named(dtype)} outputs, alone{label}", lent)
 
     def _backend(self, dtype: torch.dtype) -> str:
-        """Return the backend that is audited in `dtype`: another one in float64 where the kernel asked for has none."""
+        """Return the backend to audit in `dtype`: `EXACT_BACKEND` if the requested kernel does not support it."""
         asked = state_of(self.model).backend if is_packed(self.model) else self.backend
         on_gpu = next(bare(self.model).parameters()).device.type != "cpu"
         lacks = asked == "varlen" or (asked == "flex" and on_gpu)
         return EXACT_BACKEND if lacks and dtype == torch.float64 else asked
 
     def _drawn(self, subject: Any, tokens: Tokens, capacity: int | None = None, partly: bool = False) -> Trial:
-        """Return a trial with 6 random sequences for packs of `capacity`; None: with 4, for packs of up to 16 tokens.
+        """Return a trial with 6 random sequences for packs of `capacity`.
 
+        With `capacity` None, it has 4 sequences for packs of a quarter of the audit's capacity, at most 16 tokens.
         `partly`: whether the model computes some of its results in float32, even in float64.
         """
         size = max(min(self.capacity, CAPACITY) // 4, 4) if capacity is None else capacity
@@ -261,9 +263,10 @@ class _Task:
         return found
 
     def _with(self, subject: Any, name: str, token: int, partly: bool) -> Found:
-        """Compare outputs of sequences that contain `token`, which the model looks for; the last one also ends with it.
+        """Compare outputs of sequences that contain the special token `token`; the last sequence also ends with it.
 
-        `name` is the token's, such as "eos"; `partly`: whether the model computes some results in float32.
+        `name` is the name of the token, such as "eos"; the model searches its input for this token. `partly`: whether
+        the model computes some results in float32, even in float64.
         """
         trial = self._drawn(subject, replace(self.tokens, inside=(token,)), None, partly)
         trial.sequences[-1][-1] = token

@@ -1,8 +1,9 @@
-"""`audit_samples`: compare samples packed and alone for any torch module and any data, with two functions of yours.
+"""`audit_samples`: compare samples packed and alone, for any torch module and any data, by two functions of the user.
 
 `audit` draws tokens itself and knows how to call transformers' models. Graphs, images and sound have other formats, and
 their models other arguments, so here one function runs a sample alone and another runs several samples packed. The
-measurements are the same: outputs, gradients of all parameters, and what a poisoned sample does to its neighbours.
+measurements are the same: outputs, gradients of all parameters, and whether replacing one sample's values (poison)
+changes the results of the other samples in its pack.
 """
 
 from __future__ import annotations
@@ -54,9 +55,10 @@ def audit_samples(
     """Check that samples of any kind get the same results in a pack as alone.
 
     The model is copied in float64 and in its own dtype, both in evaluation mode. Through each copy the samples are run
-    alone, and packed in the given order and in reverse. Then the middle sample is poisoned in three ways: other values,
-    values x 1e6 (x 1e3 in float16), and NaN (left out where a pack-safe model's backend does not keep NaN apart). The
-    results of its neighbours must not change by one bit on a CPU, and elsewhere by no more than rounding.
+    alone, and packed in the given order and in reverse. Then the values of the middle sample are replaced in three
+    ways: by other values, by values x 1e6 (x 1e3 in float16), and by NaN (left out if the backend of a pack-safe model
+    lets NaN spread). On a CPU, not a single bit may change in the results of the other samples in the pack; on other
+    devices, they may change by rounding only.
 
     Args:
         model: any torch module, pack-safe or not. It is copied, never changed.
@@ -66,8 +68,8 @@ def audit_samples(
         packed: ``packed(model, samples)`` returns the results of several samples run as one pack: a list with one
             result per sample, in their order, each with the keys and shapes that `alone` returns for it.
         gradients: also compare the gradients of the model's parameters.
-        seed: random seed of the weights with which outputs are summed for gradients, and of the values of a poisoned
-            sample.
+        seed: random seed of the weights with which outputs are summed for gradients, and of the other values of the
+            middle sample.
 
     Returns:
         A `nopad.auditing.Verdict`; `isolated` says whether all checks passed. An exception in the model or in one of
@@ -114,7 +116,7 @@ class _Task:
 
     Attributes:
         partly: whether the model computes some results in float32, even in float64.
-        truth: gradients alone in float64, once known.
+        truth: float64 gradients of the samples, each run alone; None: not computed yet.
     """
 
     model: nn.Module
@@ -154,7 +156,7 @@ class _Task:
         self.partly |= bool(watch.found) and dtype == torch.float64
         moved = max(apart(a[name], b[name]) for a, b in zip(single, again, strict=True) for name in a)
         scale = max((largest_finite(value) for part in single for value in part.values()), default=0.0)
-        # Elsewhere than on a CPU sums may be added up in any order.
+        # On devices other than the CPU, sums may be added up in any order.
         steady = 0.0 if _device(model).type == "cpu" else ROUNDINGS * torch.finfo(dtype).eps * scale
         if moved > steady:
             raise OptionError(
@@ -246,7 +248,7 @@ class _Task:
             self._attempt(name, measure)
 
     def _promises_nan(self) -> bool:
-        """Whether every pack-safe part of the model keeps even NaN apart."""
+        """Return whether NaN stays in its own sequence, by the backends of all pack-safe parts of the model."""
         backends = [vars(part)[STATE].backend for part in self.model.modules() if STATE in vars(part)]
         return all(("segments" if one == "auto" else one) in SHARED_NAN for one in backends)
 
@@ -270,7 +272,10 @@ class _Task:
         return found
 
     def _together(self, model: nn.Module, samples: list[Any], doing: str, single: Parts, order: list[int]) -> Parts:
-        """Run samples packed; check that there is one result per sample, with the names that it has alone."""
+        """Run samples packed; check that each sample has a result with the same output names as alone, and return them.
+
+        `order` has the number of each sample, and `single` the results of all samples alone.
+        """
         with inside_model(doing):
             given = self.packed(model, samples)
             if isinstance(given, Tensor | Mapping) or not isinstance(given, Sequence) or len(given) != len(samples):

@@ -1,4 +1,4 @@
-"""Build a smaller model from a large model's first layers, for audits, since few layers show what all would show."""
+"""Build a smaller model from the first layers of a large one, so that an audit takes less time and memory."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def shortened(model: Any, layers: int) -> Any:
     Raises:
         OptionError: `layers` is below 1, or above the model's number of layers.
         UnsupportedModelError: the model cannot be built with fewer layers from its configuration: it is wrapped by
-            PEFT, or has its own hooks or methods, which a copy would not have.
+            PEFT, or a module has hooks or a replaced `forward`, which a copy would not have.
     """
     inner = bare(model)
     there = layer_count(inner.config)
@@ -74,7 +74,7 @@ def shortened(model: Any, layers: int) -> Any:
 
 
 def _has_hooks(module: Any) -> bool:
-    """Whether a module has hooks that are neither nopad's nor transformers' own, which only record states."""
+    """Return whether a module has hooks that are neither nopad's nor transformers' (those only record states)."""
     return any(
         not isinstance(hook, Hook) and not (getattr(hook, "__module__", None) or "").startswith("transformers.")
         for hooks in (module._forward_hooks, module._forward_pre_hooks)

@@ -38,7 +38,7 @@ def steady(trial: Trial) -> bool:
 
     Raises:
         OptionError: the two results differ, so packed and alone cannot be compared.
-        ModelFailedError: the model does not run on ids alone.
+        ModelFailedError: the model does not run on the token ids of one sequence.
     """
     shortest = min(range(len(trial.sequences)), key=lambda number: len(trial.sequences[number]))
     make: Any = Singles
@@ -57,10 +57,9 @@ def steady(trial: Trial) -> bool:
 def looked_for(trial: Trial, tokens: Tokens) -> dict[str, int]:
     """Return the ids, by name, of the special tokens for which the model searches its input.
 
-    The results of such a model depend on where these tokens are.
-
-    Such a model gives another result for the embeddings of ids than for the ids themselves, since embeddings do not
-    show which tokens are special.
+    The results of such a model depend on where these tokens are. It gives different results for the ids and for their
+    embeddings, since embeddings do not show which tokens are special. The dict is empty if the model does not accept
+    embeddings, or if its results differ even without special tokens.
     """
     length = min(6, max(map(len, trial.sequences)))
 

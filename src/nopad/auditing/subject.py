@@ -16,8 +16,8 @@ from nopad.model.safety import bare, is_packed, packed, state_of, unpacked
 
 __all__ = ["compiled_layers", "recompiled", "room_to_compile", "subject_of"]
 
-ROOM = 1024  # graphs of one layer
-TABLE = 4096  # rows of embeddings
+ROOM = 1024  # compiled graphs that one layer may have
+TABLE = 4096  # embeddings with so many rows get sparse gradients
 
 
 @contextmanager
@@ -109,7 +109,7 @@ def _uncompiled(model: nn.Module) -> None:
 
 
 def _sparse_tables(model: nn.Module) -> None:
-    """Make gradients of embeddings sparse, since dense ones, of the whole vocabulary, would cost more than all else."""
+    """Make gradients of large embeddings sparse: dense ones, for the whole vocabulary, would take most of the time."""
     for module in model.modules():
         if isinstance(module, nn.Embedding) and module.num_embeddings >= TABLE and module.max_norm is None:
             module.sparse = True

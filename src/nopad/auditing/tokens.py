@@ -69,7 +69,7 @@ class Tokens:
         return replace(self, inside=tuple(dict.fromkeys(self.special[name] for name in names)))
 
     def bordered(self) -> Tokens:
-        """Return a copy that draws sequences as in a corpus: bos first, eos last, and no special token in between."""
+        """Return a copy that draws sequences as in a corpus: eos last, and bos first unless it equals pad or eos."""
         pad, bos, eos = (self.special.get(name) for name in ("pad", "bos", "eos"))
         return replace(self, begins=None if bos in (pad, eos) else bos, ends=eos)
 

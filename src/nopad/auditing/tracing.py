@@ -21,8 +21,8 @@ __all__ = ["first_difference"]
 def first_difference(trial: Trial, form: str, limit: float) -> str | None:
     """Return the name of the first module whose output differs between the sequences alone and a batch of this `form`.
 
-    Differences are relative to the output's largest value; one above `limit` counts. None: no module's output differs
-    by more than `limit`, or the model fails in this run.
+    `form` is one of the trial's forms. An output differs if its difference, relative to the largest value of the output
+    alone, is above `limit` and above 1e-9. None: no module's output differs, or the model fails in this run.
     """
     batch, places = trial.batch(form, trial.sequences)
     single: dict[str, Any] = {}
@@ -50,7 +50,7 @@ def first_difference(trial: Trial, form: str, limit: float) -> str | None:
 
 @contextmanager
 def _traced(model: Any, trace: dict[str, Any], keep: Callable[[Tensor], Any]) -> Iterator[None]:
-    """Inside this context, store in `trace` what the modules of a model give, in the order in which they finish.
+    """Inside this context, store the outputs of a model's modules in `trace`, in the order in which modules finish.
 
     ``keep(tensor)`` gets the first tensor of a module's output, if it is of floating point and has at least 2
     dimensions, and returns what is stored under the module's name (None: nothing). If it returns ``(key, value)``,

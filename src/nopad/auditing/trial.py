@@ -90,10 +90,10 @@ class Trial:
         return named
 
     def alone(self, number: int) -> dict[str, Tensor]:
-        """Run one sequence alone; return its outputs by name.
+        """Run sequence `number` alone; return its outputs by name.
 
         Raises:
-            ModelFailedError: the model does not run on ids alone.
+            ModelFailedError: the model does not run on the token ids of one sequence.
         """
         return self.run(
             self.inputs(number),

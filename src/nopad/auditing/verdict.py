@@ -44,8 +44,8 @@ class Verdict:
     Attributes:
         isolated: whether every check passed.
         max_abs_diff: largest absolute difference of an output between packed and alone, in float64.
-        first_difference: name of the first module whose output differs; None: no module's does, or none was looked for
-            (`audit_samples`).
+        first_difference: name of the first module whose output differs; None: no output differs, or modules were not
+            compared (`audit_samples`).
         model: class name of the model.
         how: the backend, collator or function that is meant to keep sequences apart.
         checks: all measurements.
@@ -78,7 +78,7 @@ class Verdict:
         return "failed" if all(check.passed or check.error for check in self.checks) else "contaminated"
 
     def to_json(self) -> str:
-        """Return the verdict as JSON; numbers that are not finite, since nothing could be compared, become null."""
+        """Return the verdict as JSON; a number that is infinite or NaN becomes null."""
 
         def plain(value: Any) -> Any:
             if isinstance(value, dict):

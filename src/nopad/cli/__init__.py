@@ -14,7 +14,7 @@ INTERRUPTED = 130
 def main(argv: list[str] | None = None) -> None:
     """Run the command line and exit."""
     before = signal.getsignal(signal.SIGINT)
-    if before is signal.default_int_handler:  # an exception in the middle of an import may become any other error
+    if before is signal.default_int_handler:  # an exception during an import may turn into another error
         signal.signal(signal.SIGINT, _leave)
     try:
         from nopad.cli import app  # takes half a second

@@ -13,7 +13,7 @@ from nopad.wording import counted
 
 __all__ = ["advice", "answer", "best_of", "facts", "left_out"]
 
-NEAR = 1.01  # packs, as a multiple of those at unlimited depth: a depth that costs no more is called free
+NEAR = 1.01  # a depth counts as free if it needs at most this multiple of the packs at unlimited depth
 
 
 def best_of(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
@@ -29,7 +29,7 @@ def least_packs(given: Given, rows: Sequence[Mapping[str, Any]]) -> int:
 
 
 def answer(given: Given, without: Padded, rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the answer to what packing gains: three lines, and a fourth with the numbers of slots.
+    """Return what packing gains, in four lines: lengths, padding, packs, and how many times fewer slots they need.
 
     `without` has the numbers of slots without packing; `rows` are those of `nopad.planning.comparison.compare`.
     """

@@ -148,7 +148,10 @@ def encoder_of(settings: Mapping[str, Any], capacity: int, tokenizer: str | None
 
 
 def _first_record(inputs: Sequence[str]) -> dict[str, Any] | None:
-    """Return the first record of the first input; None where it has none or cannot be read, which is found later."""
+    """Return the first record of the first input.
+
+    None: the input is text or an .npy file, has no record, or cannot be read, which a later step reports.
+    """
     given = inputs[0]
     path = given if Path(given).exists() else given.partition("=")[2] or given
     if path.endswith(".npy"):

@@ -46,8 +46,8 @@ def demo(
 ) -> None:
     """Pack the docstrings and comments of this Python's standard library, then verify and show the result.
 
-    What a model needs on packs and on padded batches, and how fast it answers requests that arrive at random times, is
-    measured once and kept beside the dataset.
+    The speed of a model on packs and on padded batches, and on requests that arrive at random times, is measured once
+    and kept beside the dataset.
 
     Examples:
       nopad demo
@@ -129,14 +129,14 @@ def _draw(out: Path, path: Path) -> Path | None:
 
 def _balance_line(out: Path) -> str:
     """Return, in a line, how evenly 8 ranks work on the packed dataset `out`, counting attention."""
-    from nopad.balance import Attention  # with compiled loops, which the start of the command line does not wait for
+    from nopad.balance import Attention  # imported late: its compiled loops would slow the start of the command line
     from nopad.loading import PackedLoader
     from nopad.loading.summary import Summary
 
     def steps(balance: str) -> Summary:
         cost = Attention(hidden_size=768)
         found = PackedLoader(out, rows=4, rank=0, world_size=8, cost=cost, balance=balance).summary()
-        assert isinstance(found, Summary)  # of a dataset
+        assert isinstance(found, Summary)  # only streams have a `StreamSummary`
         return found
 
     dealt, drawn = steps("karmarkar_karp"), steps("none")
@@ -147,7 +147,7 @@ def _balance_line(out: Path) -> str:
 
 
 def _without_old_result(folder: Path) -> str:
-    """Remove the demo's own result if another version of nopad made it; return what to tell, or nothing.
+    """Remove the demo's own result if another version of nopad made it; return a note on this, or "".
 
     Raises:
         FormatError: such a dataset is there without the demo's texts, so it may not be the demo's.

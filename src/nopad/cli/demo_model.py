@@ -1,4 +1,4 @@
-"""The second part of the demo: a real model on real texts, packed beside padded, and as requests that arrive."""
+"""The second part of the demo: a real model embeds real texts, packed, padded, and as requests over time."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _measured(path: Path, monitor: Monitor) -> list[str]:
     most = embedder.content_capacity
     ids = [np.concatenate([around[0], one[:most], around[1]]) for one in embedder.tokenizer.encode(texts)]
     monitor.stage("embedding: packed", None, "")
-    embedder.encode_ids(ids[:64])  # warm
+    embedder.encode_ids(ids[:64])  # warm-up, not timed
     packed_s, packed = _timed(lambda: embedder.encode_ids(ids))
     early_s, _ = _timed(lambda: embedder.encode_ids(ids[:FIRST]))
     monitor.stage("embedding: padded, sorted by length", None, "")

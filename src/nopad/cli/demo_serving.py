@@ -14,17 +14,17 @@ from nopad.tasks import Embedder
 
 __all__ = ["serving_line"]
 
-LOAD = 0.75  # of the texts that can be embedded per second in one list, so many arrive
+LOAD = 0.75  # requests per second / texts per second that the embedder embeds if it gets them as one list
 
 
 def serving_line(embedder: Embedder, texts: Sequence[str], per_s: float, seed: int = 0) -> str:
     """Send texts to a runner at random times, and return a line about packs, latency and padding.
 
     Args:
-        embedder: what answers.
+        embedder: the model that answers the requests.
         texts: one text per request.
         per_s: number of texts that the embedder embeds per second.
-        seed: seed of the times, which are those of a Poisson process.
+        seed: random seed of the arrival times, which follow a Poisson process.
     """
     rate = LOAD * per_s
     latencies: list[float] = []

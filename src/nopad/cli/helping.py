@@ -1,4 +1,4 @@
-"""Write the text of ``--help`` in two columns as wide as the terminal, with every character as it was written."""
+"""Write the text of ``--help`` in two columns, at most 100 characters wide, without interpreting any markup."""
 
 from __future__ import annotations
 

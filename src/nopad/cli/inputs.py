@@ -29,7 +29,7 @@ def open_inputs(
         inputs: the inputs as given on the command line.
         reader: which fields and columns are read from a corpus, and how.
         policies: options of `CorpusOptions`, by name; with files of lengths, each must have its default.
-        encoder: what makes text or ids of each record; None: records have a field of text or ids.
+        encoder: turns each record into text or ids; None: each record has one field of text or ids.
 
     Raises:
         OptionError: files of lengths are given with another input, with names or with corpus options; or some

@@ -170,7 +170,7 @@ def pack(
 
 @contextmanager
 def _way_out(out: Path) -> Iterator[None]:
-    """Name --force in the refusal of a folder from which it removes what is there."""
+    """In a ``with`` block, add a hint at ``--force`` to errors about an output folder that ``--force`` may replace."""
     try:
         yield
     except (OutputExistsError, ResumeError) as error:
@@ -182,7 +182,7 @@ def _way_out(out: Path) -> Iterator[None]:
 
 
 def _facts(out: Path, reused: bool) -> dict[str, Any]:
-    """Return what was packed: a dict per dataset, one or two of them."""
+    """Return, for JSON, whether the output was there already, and a dict per dataset (two with ``--validation``)."""
     found = []
     for folder in split_folders(out) or [out]:
         manifest, plan = Manifest.load(folder), Plan.load(folder / PLAN)

@@ -264,7 +264,7 @@ def _compare(
         given = read(capacity, monitor)
         histogram = given.histogram
         if wanted.algorithm is None and given.lengths is None and histogram.sequences > MAX_DRAWN:
-            algorithms = [name for name in algorithms if name not in ARRIVAL_ALGORITHMS]  # too many to draw an order of
+            algorithms = [name for name in algorithms if name not in ARRIVAL_ALGORITHMS]  # too many to draw an order
         rows = table_rows(
             histogram if given.lengths is None else given.lengths,
             histogram,
@@ -289,7 +289,7 @@ def _ladder(
     as_json: bool,
     output: Path | None,
 ) -> None:
-    """Plan for several capacities."""
+    """Read the input, and make, show and save one plan for the capacities in `text`."""
     ladder = parse_ladder(text)
     refuse_beside(beside, depth, options)
     EFFORT.check("effort", options.get("effort", EFFORT.default))
@@ -326,7 +326,7 @@ def _show(given: Given, without: Padded, rows: list[dict[str, Any]], wanted: Wan
 
 
 def _ways(given: Given) -> str:
-    """Return what can be done with sequences above the capacity, in words."""
+    """Return as text what can be done with sequences above the capacity; ``{it}`` in it stands for "it" or "them"."""
     if given.policies:
         return f"nopad pack needs --over-long {given.policies} for {{it}}"
     return "truncate, split or drop {it}"

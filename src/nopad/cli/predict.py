@@ -208,7 +208,10 @@ def _loaded(
 
 
 def _lowered(loaded: Any, precision: str | None) -> tuple[Any, float | None]:
-    """Return the model in this precision (None: as it is), and how alike its outputs are to those before."""
+    """Return the model in this precision, and the least cosine of its outputs and the given model's (`agreement`).
+
+    With `precision` None, return the given model and None.
+    """
     if precision is None:
         return loaded, None
     from nopad.model.precision import agreement, lowered
@@ -232,7 +235,7 @@ def _placed(loaded: Any, device: str | None) -> Any:
 
 
 def _as_trained(task: str | None, model: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return name and options of the task: those given, and what the model's folder says of its training."""
+    """Return name and options of the task: those given, completed by those stored in the model's folder in training."""
     from nopad.tasks.settings import stored_task
 
     stored = stored_task(model)
@@ -255,7 +258,7 @@ def _say(found: PredictionFiles) -> None:
 
 
 def _labels(text: str | None) -> Any:
-    """Return names of labels, or how many there are."""
+    """Parse the value of ``--labels``: return a list of names, the number of labels, or None if it is not given."""
     if text is None or text.isdecimal():
         return text if text is None else int(text)
     return [name.strip() for name in text.split(",")]

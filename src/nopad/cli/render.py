@@ -172,7 +172,7 @@ _LONG = {"truncate": "truncated", "split": "split", "drop": "dropped"}
 
 
 def _pairs(counts: Mapping[str, int]) -> str:
-    """Say how many pairs for pre-training there are, and of what."""
+    """Return as text: numbers of pre-training pairs and documents, shares of random next sides and trimmed tokens."""
     share = counts["random_next"] / counts["sequences"]
     trimmed = counts["trimmed_tokens"] / (counts["tokens"] + counts["trimmed_tokens"])
     return (

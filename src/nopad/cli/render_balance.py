@@ -143,7 +143,7 @@ def _difference(row: BalanceRow, published: tuple[int, int] | None) -> str:
 
 
 def _reproduced(row: BalanceRow, published: tuple[int, int]) -> bool:
-    """Whether a row is as near to Table 5 as the noise of its steps and another cut of Wikipedia explain."""
+    """Return whether noise and a slightly different Wikipedia explain the difference of a row from Table 5."""
     assert (row.gpus, row.node, row.batch) == TOKENS_PER_GPU_ARE_OF
     drawn_by_quota = row.method in ("stratified", "local_presort", "local_presort_raster")
     tolerance = _TOLERANCE_STRATIFIED if drawn_by_quota else _TOLERANCE

@@ -88,7 +88,7 @@ def report(
     )
     if output.suffix not in KINDS:
         raise OptionError(f"{output}: a report is saved as {' or '.join(KINDS)}")
-    for folder in (output.parent, None if png is None else png.parent):  # the pictures' own folder is made
+    for folder in (output.parent, None if png is None else png.parent):  # the pictures' folder is created below
         if folder is not None and not folder.is_dir():
             raise OptionError(f"there is no folder {folder}; make it, or choose another")
     if png is not None and png.exists() and not png.is_dir():
@@ -113,7 +113,7 @@ def report(
 
 
 def _settings(**given: Any) -> Settings:
-    """Return the settings; what is wrong with them is said with the names of the flags."""
+    """Return the settings; an error message about them names the command's flags."""
     try:
         return Settings(**given)
     except OptionError as error:

@@ -47,8 +47,9 @@ def audited(path: str, *, ranks: int, accumulation: int | None, per: str, seed: 
 def parts_of(path: str) -> dict[str, Any]:
     """Run a Python file; return the parts that it defines, as keyword arguments of `nopad.audit_step`.
 
-    The file defines either ``trainer()``, which returns a Trainer, or ``model()`` and ``examples()``. Beside these two
-    it may define ``collate(examples)`` and ``loss(model, batch, step)``; beside either, ``alone(model, inputs)``.
+    The file defines either ``trainer()``, which returns a Trainer, or ``model()`` and ``examples()``. Together with the
+    latter two, it may define ``collate(examples)`` and ``loss(model, batch, step)``; in both cases, it may define
+    ``alone(model, inputs)``.
 
     Raises:
         OptionError: the file cannot be run; it defines neither ``trainer()`` nor ``model()`` and ``examples()``, or a
@@ -95,7 +96,7 @@ def _called(path: str, name: str, function: Callable[[], Any]) -> Any:
 
 @contextmanager
 def _inside(path: str, what: str) -> Iterator[None]:
-    """Turn whatever a user's file raises into one line that says where."""
+    """Turn an exception in a user's file into an `OptionError` of one line that says where it was raised."""
     try:
         yield
     except NopadError:
@@ -110,7 +111,7 @@ def _inside(path: str, what: str) -> Iterator[None]:
 
 @contextmanager
 def _importable(path: str) -> Iterator[None]:
-    """Let the file import what lies beside it, and what it imports only when its functions run."""
+    """In a ``with`` block, let the file, and its functions when they run, import modules from the file's folder."""
     folder = str(Path(path).resolve().parent)
     sys.path.insert(0, folder)
     try:

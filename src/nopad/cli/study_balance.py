@@ -89,7 +89,7 @@ def balance(
     """Recompute MLPerf Table 5 and Figure 6: how evenly each balancing method loads the ranks, ours included.
 
     With a histogram: tokens per GPU, waste (how much longer the slowest rank takes than the mean rank), ABR (share of
-    time spent waiting). Without one: drawn corpora of long context, where ranks wait once per step or per micro-step.
+    time spent waiting). Without one: random corpora of long context; ranks wait once per step, or per micro-step.
 
     Examples:
       nopad study balance wikipedia.json
@@ -193,7 +193,7 @@ def scaling_verb(
 
     The printed scale of the Gumbel distribution, 0.108, does not satisfy the supplement's own equations; 0.318 does.
     Both estimates are shown, beside a Gumbel distribution of times, a simulation from the histogram without and with
-        balance, and the packing factor.
+    balance, and the packing factor.
 
     Examples:
       nopad study scaling wikipedia.json
@@ -229,7 +229,7 @@ def scaling_verb(
 
 
 def _crossings(rows: Sequence[ScalingRow]) -> list[str]:
-    """Say where packing overtakes un-padding."""
+    """Return lines of text on the number of devices from which packing is faster than un-padding."""
     alpha, beta = of_one_device()
     lines = [f"  One device by equations 19 and 20: location {alpha:.3f}, scale {beta:.3f} (printed: 1.94, 0.108)."]
     for name, attribute in (("as printed", "printed"), ("equations solved", "corrected"), ("simulated", "simulated")):

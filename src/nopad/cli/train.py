@@ -116,7 +116,7 @@ def train(
 
 
 def _per_step(config: Any) -> str:
-    """Return how much a step has on all ranks, in words."""
+    """Return the size of a step over all ranks as text, such as "32 rows"."""
     from nopad.loading.ranks import Ranks
 
     packing, ranks = config.packing, Ranks.found().world_size
@@ -126,14 +126,14 @@ def _per_step(config: Any) -> str:
 
 
 def _say(screen: Any, text: str) -> None:
-    """Print a text of the library, on the first rank."""
+    """Print a text of the library, with option names as `nopad train` has them; `screen` None: print nothing."""
     if screen is not None:
         screen.print(worded(text, "train"), style=None, markup=False, soft_wrap=True)
 
 
 @contextmanager
 def _once(first: bool) -> Iterator[None]:
-    """Leave it to the first rank to say what is wrong before training begins, since all ranks find the same."""
+    """In a ``with`` block, let only the first rank report an error: all ranks find the same, and all exit."""
     try:
         yield
     except NopadError as error:

@@ -109,7 +109,7 @@ def worded(message: str, verb: str) -> str:
 
 @cache
 def _named(name: str, verb: str) -> str | None:
-    """Return what a verb calls an option, "FLAG" or "FIELD =", "--set NAME="; None: it does not have it."""
+    """Return a verb's name for an option: "--FLAG", "FIELD =", "--set NAME=" or "nopad pack --FLAG"; None: no name."""
     flag = f"--{name.replace('_', '-')}"
     if verb == "train" and name in FIELDS:
         return f"{FIELDS[name]} ="
@@ -138,7 +138,7 @@ def _shown(found: re.Match[str], verb: str) -> str:
 
 
 def _field(field: str, value: str | None) -> str:
-    """Return a field as a configuration has it."""
+    """Return a field with its value as TOML; None: only the field's name; "None": that it is left out."""
     if value is None:
         return field
     if value == "None":

@@ -55,7 +55,7 @@ __all__ = [
 ]
 
 GPUS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048)
-STEPS = 500  # where they take at most so many sequences; the least and most of a step vary by some 200 tokens
+STEPS = 500  # fewer if they take more than MOST_SEQUENCES; the least and most of a step vary by about 200 tokens
 MOST_SEQUENCES = 1 << 23
 ORDER_STEPS = 100_000
 SEED = 0
@@ -124,7 +124,7 @@ class BalanceRow:
         mean_tokens: number of tokens per rank, averaged over ranks and steps.
         waste: how much longer the costliest rank takes than the mean rank: largest / mean cost of a step, minus 1,
             averaged over the steps.
-        floor: the lowest waste with which the units of the same steps could be dealt.
+        floor: a lower bound on the waste, however the units of the same steps are dealt.
         abr: share of the ranks' time that is spent waiting: 1 - mean / largest cost of a step, averaged over the steps.
         seconds_per_step: seconds to draw and deal a step for all ranks.
         steps: number of steps that were simulated.
@@ -201,7 +201,7 @@ def balance_rows(
             yield _row(method, shape, *found)
 
 
-# Which kind each unit is of, in random order; tokens and cost of each kind (a length, or a strategy).
+# The index of each unit's length (or strategy, for packs), in random order; tokens and cost of each length (strategy).
 _Kinds = tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]
 
 
@@ -217,7 +217,7 @@ class Pool:
     def units(self, method: Studied, size: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the number of tokens and the cost of each of a method's first `size` units; int64 ``[size]`` each.
 
-        If tokens are the cost, both results are the same array.
+        If there are fewer units, all are returned. If tokens are the cost, both results are the same array.
         """
         what = (method.unit, method.depth)
         if what not in self._orders:
@@ -234,7 +234,7 @@ class Pool:
         return _shuffled(self._histogram.counts, 0), lengths, costs
 
     def _packs(self, depth: int | None) -> _Kinds:
-        """Of packs by best-fit (`lpfhp`)."""
+        """Return the `_Kinds` of the packs of a best-fit plan (`lpfhp`) with this depth limit."""
         made = plan(self._histogram, self._histogram.max_length, depth=depth, algorithm="lpfhp")
         tokens = Tokens().of_packs(made.indptr, made.lengths)
         costs = tokens if isinstance(self.cost, Tokens) else self.cost.of_packs(made.indptr, made.lengths)
@@ -242,7 +242,7 @@ class Pool:
 
 
 def _strata(method: Studied, histogram: Histogram, cost: CostModel) -> Balance:
-    """Return the method; strata are quarters of the longest length, whatever the cost model."""
+    """Return the method's `Balance`; strata are four equal ranges of lengths, whatever the cost model."""
     if method.balance.draw != "stratified":
         return method.balance
     edges = [histogram.max_length * part // 4 for part in (1, 2, 3)]
@@ -252,7 +252,7 @@ def _strata(method: Studied, histogram: Histogram, cost: CostModel) -> Balance:
 def _simulate(
     shape: Shape, tokens: NDArray[np.int64], costs: NDArray[np.int64], balance: Balance, steps: int
 ) -> tuple[Report, Report, float]:
-    """Return how even steps are by tokens and by cost, and the seconds that drawing and dealing took for each."""
+    """Return (report by tokens, report by cost, mean number of seconds to draw and deal a step)."""
     held, spent, floors, seconds = [], [], [], 0.0
     for units, took in _steps(costs, shape, balance, steps):
         begin = time.perf_counter()
@@ -287,7 +287,7 @@ def _row(method: Studied, shape: Shape, by_tokens: Report, by_cost: Report, seco
 def _steps(
     costs: NDArray[np.int64], shape: Shape, balance: Balance, steps: int
 ) -> Iterator[tuple[NDArray[Any], float]]:
-    """Yield the units of this many steps, and the time that drawing took for each; over several epochs if need be."""
+    """Yield (indices of the units, seconds of drawing) for each of `steps` steps, in as many epochs as needed."""
     whole = whole_steps(costs, shape, balance)
     if not whole:
         raise BalanceError(
@@ -304,7 +304,7 @@ def _steps(
 
 
 def _warm_up(balance: Balance) -> None:
-    """Compile what a method needs, so that it is not timed."""
+    """Compile the loops that a method needs, so that compilation is not timed."""
     costs = np.arange(16, dtype=np.int64)
     shape = Shape(2, 2, 1, 4)
     deal(costs[:8], shape, balance)
@@ -312,7 +312,7 @@ def _warm_up(balance: Balance) -> None:
 
 
 def _shuffled(counts: NDArray[np.int64], stream: int) -> NDArray[np.int32]:
-    """Return each index as often as it counts, in random order."""
+    """Return each index i of `counts` ``counts[i]`` times, in random order; int32."""
     from nopad import _kernels
 
     everything = np.repeat(np.arange(counts.size, dtype=np.int32), counts)
@@ -321,7 +321,7 @@ def _shuffled(counts: NDArray[np.int64], stream: int) -> NDArray[np.int32]:
 
 
 def published_range(row: BalanceRow, histogram: Histogram) -> tuple[int, int] | None:
-    """Return the least and most tokens per GPU that Table 5 prints for a row; None if it has no such row."""
+    """Return the least and most tokens per GPU that Table 5 prints for the setting of `row`; None: it prints none."""
     same = (row.gpus, row.node, row.batch) == TOKENS_PER_GPU_ARE_OF
     known = any(table.name == FIGURES_ARE_OF for table in tables_for(histogram, histogram.max_length))
     return TOKENS_PER_GPU.get(row.method) if same and known else None
@@ -330,8 +330,8 @@ def published_range(row: BalanceRow, histogram: Histogram) -> tuple[int, int] | 
 def order_effect(histogram: Histogram, cost: CostModel | None = None, steps: int = ORDER_STEPS) -> dict[str, float]:
     """Return the correlation between a step's number and its cost, for each of three ways to draw, by name.
 
-    It is near 0 for all three, since steps that are drawn by cost come in random order too. One epoch of up to `steps`
-    steps of 128 sequences is simulated; of fewer steps if the histogram holds fewer sequences.
+    The correlation is near 0 for all three, since steps that are drawn by cost come in random order too. One epoch is
+    simulated, of up to `steps` steps of 128 sequences; of fewer steps if the histogram holds fewer sequences.
 
     Args:
         histogram: lengths to draw from.

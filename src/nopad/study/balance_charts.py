@@ -13,8 +13,8 @@ from nopad.study.scaling import PACKING, ScalingRow
 
 __all__ = ["latency_chart", "long_context_chart", "ranges_chart", "scaling_chart"]
 
-GREY = "#555555"  # yellow would not be seen in lines so thin
-_SHOWN = {  # in Figure 6 as published, then ours
+GREY = "#555555"  # in place of yellow, which is hard to see in thin lines
+_SHOWN = {  # first the methods of the published Figure 6, then ours
     "none": "no balancing",
     "global_presort_raster": "global presorting",
     "packs_depth_3": "packing, depth 3",
@@ -53,7 +53,7 @@ def ranges_chart(rows: Sequence[BalanceRow]) -> Any:
     axis = alt.Y("least:Q", title="tokens per GPU", scale=alt.Scale(zero=False))
     colour = alt.Color("method:N", legend=None, scale=alt.Scale(domain=names, range=[*COLOURS[:6], GREY][: len(names)]))
     bars = base.mark_bar(size=9, opacity=0.55).encode(y=axis, y2="most:Q", color=colour)
-    # An even range is too thin for a bar: its ends are drawn as lines
+    # Where least and most are nearly equal, the bar is too thin to see; lines mark both ends
     ends = [base.mark_tick(thickness=2, size=9).encode(y=f"{end}:Q", color=colour) for end in ("least", "most")]
     return (
         alt.layer(bars, *ends, data=alt.Data(values=values))

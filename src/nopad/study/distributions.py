@@ -3,7 +3,7 @@
 The theoretical speed-up is capacity x sequences / tokens, which assumes no padding and no overhead. The achieved
 speed-up is the packing factor. The lower bound on the number of packs gives an upper bound on the packing factor of any
 plan. The difference between that upper bound and the packing factor of the papers' algorithm (`spfhp` without a depth
-limit) is the most that a better plan could gain. Takes milliseconds to seconds per corpus.
+limit) is the most that a better plan could gain. The computation takes milliseconds to seconds per corpus.
 
 Source: arXiv 2107.02027, section 2 and figure 1.
 """

@@ -27,11 +27,11 @@ from nopad.study.balance import SEED
 
 __all__ = ["BETAS", "FACTORS", "NOISES", "LambRow", "PowerRow", "lamb_rows", "powers"]
 
-BETAS = (0.81, 0.95)  # the supplement's beta1, and the beta2 that MLPerf's BERT has with it
+BETAS = (0.81, 0.95)  # the supplement's beta1, and the beta2 that MLPerf's BERT uses with this beta1
 FACTORS = (2, 3, 5)
 NOISES = (0.0, 0.5, 1.0, 2.0)  # noise / signal
 PARAMETERS = 1 << 13
-STEPS = 40  # with packs; after them, the moments have forgotten that they began at 0
+STEPS = 40  # with packs; enough that the moments no longer depend on their start at 0
 _PRINTED = {2.0: 0.66}
 
 Array = NDArray[np.float64]

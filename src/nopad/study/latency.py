@@ -3,7 +3,7 @@
 The figures are images of measurements on 1,024 A100 GPUs, which cannot be repeated here. This is a cost model with the
 constants below. The time of a step is the sum of
 
-* compute: that of the rank with the most tokens, as `balance_rows` simulates it; with padding, that of full rows;
+* the compute time of the rank with the most tokens, which `balance_rows` simulates; with padding, that of full rows;
 * launching kernels, most of which a CUDA graph saves; only methods whose shapes never change (padding, packing) can
   use a graph, and as in the paper only while the batch is small enough for the graph's memory;
 * the part of the gradients' all-reduce that is not hidden behind the backward pass;
@@ -33,7 +33,7 @@ BATCHES = (6, 12, 16, 24, 48)
 GPUS = (8, 64, 256, 1024)
 STEPS = 60
 
-_SIMULATED = {  # by their names in `studied`: of Figure 7, then ours
+_SIMULATED = {  # first the methods of Figure 7, then ours; the keys are their names in `studied`
     "global_presort_raster": "global presorting",
     "packs_depth_3": "packing, depth 3",
     "local_presort": "Samsung",
@@ -132,7 +132,7 @@ def latency_rows(
         for row in balance_rows(
             histogram, enough, batch=batch, cost=Tokens(), steps=STEPS, methods=_without_quotas(methods, batch)
         ):
-            # A pack holds about two sequences; a step is as many sequences for every method
+            # A pack holds about two sequences; scaled so that a step has equally many sequences for every method
             sequences = row.mean_tokens / (histogram.tokens / histogram.sequences)
             scale = batch / sequences if row.unit == "packs" else 1.0
             yield _row(
@@ -148,7 +148,7 @@ def latency_rows(
 
 
 def _without_quotas(methods: Sequence[Studied], batch: int) -> list[Studied]:
-    """Return the methods that the paper has for this batch: it has no stratified one for small batches."""
+    """Return the methods that the paper shows for this batch size; for small batches, it shows no stratified method."""
     return [method for method in methods if method.balance.draw != "stratified" or batch > Constants.graph_batch]
 
 

@@ -5,8 +5,8 @@ is simulated step by step, in two settings: ranks wait for each other once per o
 the first, a step takes as long as its costliest rank; in the second, the times of the costliest ranks of its
 micro-steps add up.
 
-*Floor*: the lowest waste with which the same step, or the same micro-steps, could be dealt to ranks. It exists because
-a rank costs at least as much as its longest sequence.
+*Floor*: a lower bound on the waste of the same step, or of the same micro-steps, however they are dealt to ranks. It
+may be above 0, because a rank costs at least as much as its longest sequence.
 
 Two of the methods are ours:
 
@@ -101,6 +101,7 @@ class LongRow(BalanceRow):
     The attributes that are not listed here are those of `BalanceRow`.
 
     Attributes:
+        batch: packs per rank and step.
         workload: name of the workload.
         wait: when ranks wait for each other: once per "step", or at each micro-step ("micro").
         spread: standard deviation of the cost of a step / mean cost of a step.
@@ -119,12 +120,12 @@ class _Packed:
 
     tokens: NDArray[np.int64]
     costs: NDArray[np.int64]
-    longest: NDArray[np.int64]  # cost of its costliest sequence
+    longest: NDArray[np.int64]  # cost of each pack's costliest sequence
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Dealt:
-    """Steps as they are run: ``[steps, micro-steps, ranks]``."""
+    """Tokens, cost and costliest sequence of each rank in each micro-step: ``[steps, micro-steps, ranks]``."""
 
     tokens: NDArray[np.int64]
     costs: NDArray[np.int64]
@@ -199,7 +200,7 @@ def too_long(
 
 
 def _corpus(workload: Workload, shape: Shape, steps: int) -> NDArray[np.int32]:
-    """Return lengths for about so many steps."""
+    """Return lengths of a random corpus that fills about `steps` steps."""
     tokens = steps * shape.per_step * workload.capacity
     mean = float(workload.lengths(100_000).mean())
     return workload.lengths(int(tokens / mean))
@@ -238,7 +239,7 @@ def _row(
 
 
 def _group(pack_of: NDArray[np.int64], lengths: NDArray[np.int32], costs: NDArray[np.int64]) -> _Packed:
-    """Return what each pack holds, from the pack of each sequence; packs that hold nothing are left out."""
+    """Return tokens and costs of the packs; `pack_of` is the pack of each sequence. Empty packs are left out."""
     _, number, held = np.unique(pack_of, return_inverse=True, return_counts=True)
     order = np.argsort(number, kind="stable")
     begin = np.concatenate([[0], np.cumsum(held)[:-1]])
@@ -250,7 +251,10 @@ def _group(pack_of: NDArray[np.int64], lengths: NDArray[np.int32], costs: NDArra
 
 
 def _best_fit(lengths: NDArray[np.int32], capacity: int) -> NDArray[np.int64]:
-    """Pack the whole corpus by best-fit; which of the sequences of a length goes where is the order of arrival."""
+    """Pack the whole corpus by best-fit; return the pack of each sequence, int64 ``[n]``.
+
+    Sequences of equal length are assigned to their slots in order of arrival.
+    """
     made = plan(Histogram.from_lengths(lengths), capacity, algorithm="lpfhp")
     slots = np.concatenate(
         [np.tile(made.lengths[a:b], n) for a, b, n in zip(made.indptr, made.indptr[1:], made.counts, strict=False)]
@@ -304,7 +308,7 @@ def _open_packs(lengths: NDArray[np.int32], costs: NDArray[np.int64], capacity: 
 
 
 def _in_order(packed: _Packed, shape: Shape) -> _Dealt:
-    """Deal packs in the order in which they were made: one to each rank, and again."""
+    """Deal packs in the order in which they were made: one to each rank, then the next to each rank, and so on."""
     whole = packed.costs.size // shape.per_step * shape.per_step
 
     def cut(column: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -287,4 +287,4 @@ TOKENS_PER_GPU: Mapping[str, tuple[int, int]] = {
     "local_presort": (3900, 4246),
     "global_presort_raster": (3807, 4313),
 }
-TOKENS_PER_GPU_ARE_OF = (1024, 8, 16)  # GPUs (not printed; no other number gives these), GPUs of a node, sequences
+TOKENS_PER_GPU_ARE_OF = (1024, 8, 16)  # GPUs (not printed; only 1024 reproduces these), GPUs per node, sequences

@@ -54,7 +54,7 @@ PACKING = 1.913  # measured with the overhead of packing; the plan alone gives m
 BATCH = 32
 DEVICES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 _EULER = 0.5772156649015329
-_POINTS = 1 << 17  # of the integrals: three digits after the point
+_POINTS = 1 << 17  # points of each numerical integral: enough for three decimals
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +100,7 @@ def of_one_device(alpha: float = ALPHA_8, beta: float = BETA_8, devices: int = 8
 
 
 def _z(p: float) -> float:
-    """Return where the standard Gumbel distribution has the probability `p` below."""
+    """Return the `p`-quantile of the standard Gumbel distribution."""
     return -math.log(-math.log(p))
 
 

@@ -11,13 +11,14 @@ from nopad.auditing.steps.verdict import ModuleGradients
 
 __all__ = ["by_module", "largest_difference"]
 
-SMALL = 1e-6  # of all gradients: a module's that are smaller are measured against this
+SMALL = 1e-6  # of the norm of all gradients: the least norm to which a module's difference is relative
 
 
 def by_module(alone: Gradients, step: Gradients) -> list[ModuleGradients]:
     """Return how far the gradients of each module differ, in the model's order.
 
-    `alone` and `step` hold float64 gradients by parameter name.
+    `alone` and `step` hold float64 gradients by parameter name. A module here is a layer, or a module outside the
+    layers.
     """
     groups: dict[str, list[str]] = {}
     for name in alone:
@@ -50,7 +51,7 @@ def largest_difference(modules: list[ModuleGradients]) -> tuple[float, str]:
 
 
 def _module(name: str) -> str:
-    """Return the module that a parameter is listed under: its layer, or what is beside the layers.
+    """Return the module under which a parameter is listed: its layer, or a module outside the layers.
 
     >>> [_module(name) for name in ("bert.encoder.layer.0.output.dense.weight", "bert.pooler.dense.bias", "score.bias")]
     ['bert.encoder.layer.0', 'bert.pooler', 'score']

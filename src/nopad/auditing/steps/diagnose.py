@@ -24,8 +24,8 @@ from nopad.errors import NopadError
 
 __all__ = ["Case", "diagnosed"]
 
-SAME = 1e-9  # relative: losses in float64 that are of one formula
-ROUGHLY = 1e-5  # the same, if some of the model computes in float32
+SAME = 1e-9  # relative difference up to which two float64 losses count as equal
+ROUGHLY = 1e-5  # the same, if the model computes some results in float32
 
 
 @dataclass
@@ -41,7 +41,7 @@ class Case:
         limit: largest relative difference that counts as equal.
         drawn: names of the operations, other than dropout, that drew random numbers.
         denominator: the number by which the sum of losses was divided; None: unknown.
-        first: name of the first module whose output differs; None: no module's does, or none was looked for.
+        first: name of the first module whose output differs; None: no output differs, or modules were not compared.
     """
 
     model: Any
@@ -85,7 +85,7 @@ def diagnosed(case: Case) -> list[Finding]:
 
 
 def _not_finite(case: Case) -> list[Finding]:
-    """Name a micro-batch whose loss is not a number."""
+    """Return a finding for the first micro-batch whose loss is not finite; an empty list if there is none."""
     assert case.truth is not None
     begin = 0
     for micro, loss in zip(case.micros, case.losses, strict=True):
@@ -99,7 +99,7 @@ def _not_finite(case: Case) -> list[Finding]:
 
 
 def _named(case: Case, single: Any) -> list[Finding]:
-    """Name the usual mistake whose loss the step's equals, of the sequences as given, or as the collator left them."""
+    """Find the common mistake that gives the step's loss, for the sequences as given or as the collator left them."""
     assert case.truth is not None
     observed = math.fsum(case.losses) / case.ranks
     limit = SAME if case.wide else ROUGHLY
@@ -107,7 +107,7 @@ def _named(case: Case, single: Any) -> list[Finding]:
     left = any(micro.findings for micro in case.micros) and any(one is not None for one in made)
     kept = [one if left else wanted for one, wanted in zip(made, case.wanted, strict=True)]
     tried: list[Sequence[Example | None]] = [case.wanted, kept] if left else [case.wanted]
-    if case.truth.further:  # the usual mistakes are of one mean
+    if case.truth.further:  # the losses of common mistakes are known only for a single mean
         tried = []
     for examples in tried:
         values = usual(_counted(case, single, examples), case.ranks, case.accumulation, case.per)
@@ -125,7 +125,10 @@ def _named(case: Case, single: Any) -> list[Finding]:
 def _explained(
     case: Case, single: Any, examples: Sequence[Example | None], match: Usual, of_left: bool
 ) -> list[Finding]:
-    """Return a match in words; whether gradients are its too decides if it is the whole story."""
+    """Return findings for a matching mistake, and one more if the gradients do not match it and have another cause.
+
+    `of_left`: whether `examples` are the sequences as the collator left them.
+    """
     whole = [one for one in examples if one is not None]
     told = ""
     agree = True
@@ -137,7 +140,7 @@ def _explained(
     case.denominator = match.denominator
     if not match.kind:
         if of_left and agree:
-            return []  # what the collator did is the whole story
+            return []  # what the collator did explains the whole difference
         if agree and not of_left:
             return [Finding("unknown", "the loss and gradients differ by more than rounding, and by no usual mistake")]
         return [Finding("unknown", "the loss is right, and its gradients are not")]
@@ -150,7 +153,7 @@ def _explained(
 
 
 def _counted(case: Case, single: Any, examples: Sequence[Example | None]) -> list[Counted]:
-    """Gather what is known of each sequence."""
+    """Return the loss, counts and place of each sequence of the step; `examples` are the sequences that run alone."""
     assert case.truth is not None
     if examples is case.wanted:
         sums, items = case.truth.sums, case.truth.items
@@ -187,7 +190,10 @@ def _counted(case: Case, single: Any, examples: Sequence[Example | None]) -> lis
 
 
 def _counts(case: Case, single: Any, examples: Sequence[Example | None]) -> tuple[list[float], list[int]]:
-    """Run what the collator left of the sequences alone; what is dropped has no item."""
+    """Run the sequences alone as the collator left them; return (sums of losses, numbers of items).
+
+    A sequence that the collator dropped (None) has the sum 0 and no items.
+    """
     whole = [one for one in examples if one is not None]
     if case.alone is None and not any(one.items(case.causal) for one in whole):
         return [0.0] * len(examples), [0] * len(examples)
@@ -198,7 +204,7 @@ def _counts(case: Case, single: Any, examples: Sequence[Example | None]) -> tupl
 
 
 def _crossing(case: Case, single: Any, micro: Micro) -> list[float | None]:
-    """Return the losses of first labels that the sequence before predicts."""
+    """Return what `borders` returns for a micro-batch; None for every sequence if it cannot be computed."""
     none: list[float | None] = [None] * len(micro.examples)
     if not case.causal or micro.shape is None or any(one is None for one in micro.made):
         return none
@@ -209,7 +215,10 @@ def _crossing(case: Case, single: Any, micro: Micro) -> list[float | None]:
 
 
 def _traced(case: Case, single: Any) -> list[Finding]:
-    """Look for the first module that differs, in the micro-batches with most sequences first."""
+    """Return findings for the first modules whose outputs differ, and set `case.first`.
+
+    The micro-batches with the most sequences are searched first.
+    """
     model = copied(case.model, torch.float64, plain=False)
     limit = SAME if case.wide else ROUGHLY * 10
     try:

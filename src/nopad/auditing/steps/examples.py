@@ -57,7 +57,10 @@ class Example:
         return replace(self, columns=cut)
 
     def items(self, causal: bool) -> int:
-        """Return the number of labelled items: tokens (except the first, if `causal`), or 1 for a sequence's label."""
+        """Return the number of labelled items: tokens (except the first, if `causal`), or 1 for a sequence's label.
+
+        A sequence without labels counts as 1 item.
+        """
         labels = self.labels
         if labels is None:
             return 1
@@ -89,7 +92,8 @@ class Example:
 def examples_of(features: Sequence[Mapping[str, Any]]) -> list[Example]:
     """Return the sequences in a dataset's dicts: one per dict, or several if the dict has ``seq_lengths``.
 
-    Columns that are not numbers are left out. A column is per token if it has a value per token in every dict.
+    Columns that are not numbers are left out, and so is padding, by the attention mask. A column is per token if it has
+    one value per token in every dict that has the column.
 
     Raises:
         BatchError: a dict has no ``input_ids``, or is not a dict.
@@ -131,13 +135,13 @@ def shifts_labels(model: Any) -> bool:
 
 
 def _named(model: Any) -> Any:
-    """Return the module whose forward names the arguments: the one inside PEFT's wrapper."""
+    """Return the module whose `forward` has the model's arguments: inside a PEFT wrapper, the base model."""
     model = inner(model)
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def _tensors(number: int, feature: Any) -> dict[str, Tensor]:
-    """Return the columns of one dict that are numbers."""
+    """Return the columns of one dict that are numbers, as tensors; a column of labels is renamed to "labels"."""
     if not isinstance(feature, Mapping) or feature.get("input_ids") is None:
         said = f"a dict with {', '.join(map(str, feature))}" if isinstance(feature, Mapping) else type(feature).__name__
         raise BatchError(f"sequence {number} is {said}; expected a dict with input_ids, as a dataset holds it")

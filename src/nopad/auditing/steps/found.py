@@ -19,7 +19,7 @@ from nopad.batch import PackedBatch
 __all__ = ["Micro", "looked_up", "told"]
 
 Places = NDArray[np.int64]
-SHORTEST = 3  # tokens of a sequence's beginning that are taken for it, not for chance
+SHORTEST = 3  # fewest tokens by which a cut sequence is recognised; a shorter match may be chance
 
 
 @dataclass
@@ -68,7 +68,7 @@ class Micro:
 
     @property
     def numbered(self) -> list[int]:
-        """Indices of the sequences that are in the batch, in the order of its per-sequence values."""
+        """Indices of the sequences that are in the batch, in the order of the batch's per-sequence values."""
         if not isinstance(self.batch, PackedBatch):
             return self.in_order
         numbers = self.batch.layout.sequence_ids.reshape(-1)
@@ -80,7 +80,7 @@ class Micro:
         return [None if at is None else int(at[0]) // self.shape[1] for at in self.places]
 
     def before(self) -> list[int | None]:
-        """Return, for each sequence, the index of the one that ends right before it in its row; None if none does."""
+        """Return, for each sequence, the index of the sequence that ends right before it in its row, or None."""
         found: list[int | None] = [None] * len(self.places)
         rows = self.rows()
         for one, next_one in pairwise(self.in_order):
@@ -125,9 +125,9 @@ def looked_up(micro: Micro, causal: bool) -> Micro:
 
 
 def told(batch: Mapping[str, Any]) -> list[Places]:
-    """Return where sequences lie in a batch, according to the batch itself.
+    """Return where sequences lie in a batch, according to the batch itself: positions in its concatenated rows.
 
-    The places come from the layout of a `PackedBatch`, ``cu_seq_lens_q``, ``seq_idx``, or positions that begin again.
+    They come from the layout of a `PackedBatch`, ``cu_seq_lens_q``, ``seq_idx``, or ``position_ids`` that begin again.
     Without any of these, each row without its padding is one sequence.
     """
     if isinstance(batch, PackedBatch):
@@ -155,7 +155,7 @@ def told(batch: Mapping[str, Any]) -> list[Places]:
 
 
 def _real(batch: Mapping[str, Any], slots: int) -> NDArray[np.bool_]:
-    """Return which slots hold tokens, by a 2-D mask; all, without one."""
+    """Return which slots hold tokens, bool ``[slots]``, by the 2-D attention mask; without one, all slots do."""
     mask = batch.get("attention_mask")
     if isinstance(mask, Tensor) and mask.dim() == 2 and mask.numel() == slots:
         real: NDArray[np.bool_] = mask.reshape(-1).cpu().numpy() != 0
@@ -164,9 +164,11 @@ def _real(batch: Mapping[str, Any], slots: int) -> NDArray[np.bool_]:
 
 
 def _matched(parts: Sequence[Places], flat: NDArray[Any], examples: Sequence[Example]) -> list[tuple[Any, int]]:
-    """Find each example among the sequences that a batch tells; return its places and its first token there.
+    """Find each example in `parts`, the places of the batch's sequences.
 
-    A sequence of the batch is the example itself, or has it inside (tokens were added), or is its beginning or end.
+    Return (places, begin) for each example: the places of its tokens (None: not found), and the index of its first
+    token there. A sequence of the batch equals the example, contains it (tokens were added), or is its beginning or end
+    (it was cut).
     """
     left = list(parts)
     found: list[tuple[Any, int]] = [(None, 0)] * len(examples)
@@ -183,7 +185,11 @@ def _matched(parts: Sequence[Places], flat: NDArray[Any], examples: Sequence[Exa
 
 
 def _fits(kind: str, part: Places, tokens: NDArray[Any], ids: NDArray[Any]) -> tuple[Places, int] | None:
-    """Return an example's places in one sequence of a batch, and its first token there; None: it is another."""
+    """Return (places, begin) of an example, `ids`, in one sequence of a batch; None: it is another sequence.
+
+    `part` has the places of the batch's sequence, `tokens` its tokens. `kind` says how the two are compared: "same",
+    "inside", "beginning" or "end".
+    """
     size = len(part)
     if kind == "same":
         return (part, 0) if np.array_equal(tokens, ids) else None
@@ -203,7 +209,7 @@ def _searched(
 ) -> list[tuple[Any, int]]:
     """Find each example by its tokens in one row of any batch, longest first; or else its beginning, or its end.
 
-    Returns its places, and its first token there.
+    Return (places, begin) for each example, as `_matched` does.
     """
     free = _real(batch, flat.size).copy()
     found: list[tuple[Any, int]] = [(None, 0)] * len(examples)
@@ -226,7 +232,10 @@ def _searched(
 
 
 def _longest(wanted: NDArray[Any], flat: NDArray[Any], free: NDArray[np.bool_], width: int) -> tuple[int, int]:
-    """Return where most of a sequence's beginning lies in one row, and how much of it."""
+    """Return (start, length) of the longest piece within one row that equals the beginning of `wanted`.
+
+    Only slots that are `free` are used; the length is 0 if there is no such piece.
+    """
     best = (0, 0)
     for start in np.flatnonzero((flat == wanted[0]) & free).tolist():
         end = min(start + wanted.size, (start // width + 1) * width)
@@ -240,7 +249,7 @@ def _longest(wanted: NDArray[Any], flat: NDArray[Any], free: NDArray[np.bool_], 
 
 
 def _lost(micro: Micro) -> None:
-    """Note sequences that are dropped or cut, and tokens that are of no sequence."""
+    """Add findings for sequences that are dropped or cut, and a suspect for tokens that belong to no sequence."""
     for number, (example, at) in enumerate(zip(micro.examples, micro.places, strict=True)):
         name = f"sequence {micro.first + number} of {len(example.ids)} tokens"
         if at is None:
@@ -280,7 +289,7 @@ def _made(
 
 
 def _labels(batch: Mapping[str, Any], slots: int) -> Tensor | None:
-    """Return labels per token as they lie beside their tokens, ``[R x L]``; None: the batch has none."""
+    """Return labels per token, aligned with input_ids and flattened, ``[R x L]``; None: the batch has none."""
     labels, shifted = batch.get("labels"), batch.get("shift_labels")
     shape = tuple(batch["input_ids"].shape)
     if isinstance(labels, Tensor) and tuple(labels.shape) == shape:
@@ -293,7 +302,7 @@ def _labels(batch: Mapping[str, Any], slots: int) -> Tensor | None:
 
 
 def _sequence_labels(micro: Micro) -> None:
-    """Take labels per sequence from the batch where examples have none; note labels per sequence that are missing."""
+    """Take labels per sequence from the batch if examples have none, or else note those missing, changed or moved."""
     labels = micro.batch.get("labels")
     if not isinstance(labels, Tensor) or labels.dim() == 0:
         return
@@ -323,7 +332,7 @@ def _sequence_labels(micro: Micro) -> None:
 
 
 def _relabelled(micro: Micro, causal: bool) -> None:
-    """Note labels per token that are not those of the examples."""
+    """Add findings for labels per token that the collator dropped, added or changed."""
     kinds: dict[str, list[str]] = {"labels dropped": [], "labels added": [], "labels changed": []}
     counts = dict.fromkeys(kinds, 0)
     unknown = 0

@@ -1,6 +1,6 @@
 """Audit a step after collation: compare it with its sequences alone, in float64 and in the model's own dtype.
 
-Only this module makes verdicts; an exception in the user's code also becomes one.
+Only this module makes verdicts; an exception in the user's code also becomes a verdict.
 """
 
 from __future__ import annotations
@@ -153,9 +153,10 @@ def _compared(plan: Plan) -> StepVerdict:
 def _stepped(
     plan: Plan, truth: Truth, wanted: Sequence[Example]
 ) -> tuple[bool, Truth, tuple[list[float], Gradients, Exact]]:
-    """Take the step in float64, or if the user's code does not run in it, in the model's own dtype.
+    """Run the step in float64; return (whether it ran in float64, the truth, the result of `Plan.step`).
 
-    In between, try float64 without wide casts, and the truth too. Returns whether it was float64, and the truth.
+    If the user's code does not run in this way, try float64 in which casts to narrower floats keep their effect; the
+    truth is then computed in the same way. If this fails too, run the step in the model's own dtype.
     """
     try:
         return True, truth, plan.step(torch.float64)
@@ -244,9 +245,10 @@ def _whole(found: list[Finding]) -> Check:
 
 
 def _wanted(micro: Micro, causal: bool) -> Iterator[Example]:
-    """Return the sequences of a micro-batch as they should be trained on.
+    """Yield the sequences of a micro-batch as they should be trained on.
 
-    That is as they were given; with the collator's labels, if there were none; masked, if the collator masks tokens.
+    They are as given, with two exceptions: sequences without labels get the collator's labels (or, for a causal model,
+    their ids as labels), and if the collator changes tokens, as masking does, they are as in the batch.
     """
     changed = any("changed tokens" in note for note in micro.notes)
     for example, made in zip(micro.examples, micro.made, strict=True):
@@ -260,7 +262,7 @@ def _wanted(micro: Micro, causal: bool) -> Iterator[Example]:
 
 
 def _notes(plan: Plan, truth: Truth) -> None:
-    """Say what a step that passed cannot have shown, and what is odd but does no harm."""
+    """Add notes on errors that a step that passed could not have shown, and on oddities that do no harm."""
     suspects = [finding for micro in plan.micros for finding in micro.suspects]
     plan.notes += [finding.text for finding in suspects if finding.kind == "tokens added"]
     if all(len(micro.examples) < 2 for micro in plan.micros):

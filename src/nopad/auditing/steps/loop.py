@@ -63,7 +63,7 @@ class Loop:
                 found.reshape(()).backward()  # type: ignore[no-untyped-call]
             return float(found.detach())
         if isinstance(found, int | float) and not isinstance(found, bool):
-            return float(found)  # a batch without labels may have a loss of 0 that depends on nothing
+            return float(found)  # a batch without labels may have a plain 0 as its loss
         said = f"of shape {list(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
         raise BatchError(f"the loss is {said}; expected the scalar that the training loop calls backward() on")
 
@@ -205,7 +205,7 @@ def _labels_counted(batch: Any, shifts: bool) -> int | None:
 
 
 def _positions(function: Any) -> int:
-    """Return how many positional arguments a function takes."""
+    """Return how many positional arguments a function takes; 3 if it takes any number, or has no signature."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):

@@ -66,11 +66,11 @@ class Exact(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operation of torch."""
+        """Run one operation of torch, without dropout and, if `wide`, without casts to narrower floats."""
         kwargs = kwargs or {}
         name = function.overloadpacket.__name__
         if name == "bernoulli_" and not isinstance(args[1] if len(args) > 1 else 0.5, Tensor):
-            return args[0].fill_(args[1] if len(args) > 1 else kwargs.get("p", 0.5))  # dropout divides by the same
+            return args[0].fill_(args[1] if len(args) > 1 else kwargs.get("p", 0.5))  # dropout divides by it, giving 1
         if name == "native_dropout":
             return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
         if name == "native_dropout_backward":
@@ -83,10 +83,10 @@ class Exact(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not self.wide or (name == "view" and any(isinstance(value, torch.dtype) for value in args)):
             return function(*args, **kwargs)
         if not function._schema.is_mutable and any(_is(value, (torch.float64,)) for value in args):
-            args = tuple(value.double() if _is(value, _NARROW) else value for value in args)  # constants of the user's
+            args = tuple(value.double() if _is(value, _NARROW) else value for value in args)  # e.g. float32 constants
         found = function(*map(_widened, args), **{key: _widened(value) for key, value in kwargs.items()})
         if name == "lift_fresh" and isinstance(found, Tensor) and found.dtype in _NARROW:
-            return found.double()  # made of numbers, with a dtype
+            return found.double()  # from torch.tensor(numbers, dtype=...)
         return found
 
 
@@ -120,7 +120,7 @@ def copied(model: Any, dtype: torch.dtype | None, *, plain: bool) -> Any:
     if getattr(config, "output_router_logits", False):
         config.output_router_logits = False
     if plain and "flash" in str(getattr(config, "_attn_implementation", None)):
-        made.set_attn_implementation("sdpa")  # kernels of half precision only
+        made.set_attn_implementation("sdpa")  # flash kernels support half precision only
     if dtype == torch.float64 and getattr(config, "_experts_implementation", None) not in (None, "eager"):
         made.set_experts_implementation("eager")  # the grouped kernels of transformers do not support float64
     if hasattr(made, "config") and is_packed(made):
@@ -132,7 +132,10 @@ def copied(model: Any, dtype: torch.dtype | None, *, plain: bool) -> Any:
 
 
 def _forwards(made: Any, memo: dict[int, Any], plain: bool) -> None:
-    """Take out the `forward` that a trainer put into single modules of a copy (`plain`), or bind it to the copy."""
+    """Treat each `forward` that a trainer put into a module: remove it from the copy if `plain`, else rebind it.
+
+    A rebound `forward` refers to modules of the copy. `memo` maps the ids of original objects to their copies.
+    """
     for module in made.modules():
         own = vars(module).get("forward")
         if own is not None:
@@ -143,7 +146,11 @@ def _forwards(made: Any, memo: dict[int, Any], plain: bool) -> None:
 
 
 def _rebound(value: Any, memo: dict[int, Any], depth: int = 4) -> Any:
-    """Return a function whose closure holds modules of the original, or methods of them, with those of the copy."""
+    """Return a function that refers to modules of the original model, with the copy's modules in their place.
+
+    `memo` maps the ids of original objects to their copies. References are followed through methods, partials and
+    closures, `depth` levels deep.
+    """
     if isinstance(value, types.MethodType):
         owner = memo.get(id(value.__self__), value.__self__)
         return types.MethodType(_rebound(value.__func__, memo, depth - 1) if depth else value.__func__, owner)

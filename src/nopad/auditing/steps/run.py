@@ -67,8 +67,8 @@ def audit_step(
             itself is left unchanged.
         alone: the right losses of one sequence, if the model's own loss does not give them: ``alone(model, inputs)``
             returns the losses of the sequence's items, ``[n]``; `inputs` are the example's columns as tensors
-            ``[1, ...]``. If the loss is a sum of means, it returns a tuple with one such tensor per mean. None: the
-            objective's function for a nopad trainer that has one, else the model's own loss.
+            ``[1, ...]``. If the loss is a sum of means, it returns a tuple with one such tensor per mean. None: for a
+            nopad trainer, the function of its objective if it has one; else the model's own loss.
         accumulation: number of micro-batches on each rank; None: the trainer's, or 2 without a trainer.
         ranks: number of ranks, up to 64; 1: nothing is simulated.
         per: which mean is right: "token": over all labelled items of the step; "sequence": over the items of each
@@ -83,6 +83,7 @@ def audit_step(
         OptionError: arguments contradict each other or are out of range, there are too few sequences, none has a label,
             or no parameter of the model is trained.
         BatchError: a sequence is not a dict with ``input_ids``, or the model gives no loss for a sequence alone.
+        LengthError: a sequence has no tokens.
 
     >>> import nopad
     >>> from transformers import LlamaConfig, LlamaForCausalLM
@@ -125,7 +126,7 @@ def audit_step(
 
 
 class _How(NamedTuple):
-    """What holds for a step of either kind."""
+    """Options of `audit_step` that apply with and without a trainer."""
 
     alone: Alone | None
     ranks: int
@@ -142,7 +143,7 @@ def _of_parts(
     causal: bool,
     how: _How,
 ) -> StepVerdict:
-    """Audit a step of the user's functions."""
+    """Audit a step that is made of the user's own collate and loss functions."""
     examples = examples_of(features)
     if len(examples) != len(features):
         raise OptionError("a dict has seq_lengths, so it holds several sequences; give one dict per sequence")
@@ -156,7 +157,7 @@ def _of_parts(
 
 
 def _of_trainer(trainer: Any, causal: bool | None, how: _How) -> StepVerdict:
-    """Audit a step of a Trainer."""
+    """Audit a step of a transformers Trainer."""
     from nopad.auditing.steps.trainer import opened
 
     model, accumulation = inner(trainer.model), int(trainer.args.gradient_accumulation_steps)
@@ -174,7 +175,7 @@ def _of_trainer(trainer: Any, causal: bool | None, how: _How) -> StepVerdict:
 
 
 def _check_given(model: Any, sequences: Any, functions: Mapping[str, Any]) -> None:
-    """Refuse what cannot be audited, before anything runs."""
+    """Refuse arguments that cannot be audited, before anything runs."""
     if model is None or sequences is None:
         raise OptionError("give a model and sequences, or a trainer")
     if not isinstance(model, torch.nn.Module) or next(model.parameters(), None) is None:
@@ -194,7 +195,7 @@ def _check_functions(functions: Mapping[str, Any]) -> None:
 
 @contextmanager
 def _random_kept() -> Iterator[None]:
-    """Leave torch's random numbers as they were."""
+    """Restore the state of torch's random generators at the end of a ``with`` block."""
     with torch.random.fork_rng():
         yield
 

@@ -24,8 +24,9 @@ def first_differences(
 ) -> list[tuple[str, Finding]]:
     """Return (name of the first module that differs, finding) for each kind of difference.
 
-    `run` runs the micro-batch through `model`; `alone` is a copy of the same model, which runs the sequences alone.
-    The list is empty if no output differs by more than `limit` (relative), or if one of the two models fails.
+    A kind of difference is "contamination" or "head fed with rows". `run` runs the micro-batch through `model`; `alone`
+    is a copy of the same model, which runs the sequences alone. The list is empty if no output differs by more than
+    `limit` (relative to its largest value), if the batch has no input_ids, or if one of the two models fails.
     """
     if micro.shape is None:
         return []
@@ -51,7 +52,7 @@ def first_differences(
 
 
 def _differs(micro: Micro, name: str, value: Tensor, single: list[dict[str, Tensor]], limit: float) -> Finding | None:
-    """Return what is wrong with one module's output."""
+    """Return a finding if the output of module `name` differs; None: it does not, or it cannot be compared."""
     there = [number for number, seen in enumerate(single) if name in seen]
     if not there or micro.shape is None:
         return None
@@ -94,7 +95,10 @@ def _why(name: str) -> str:
 
 @contextmanager
 def _traced(model: nn.Module, trace: dict[str, Tensor]) -> Iterator[None]:
-    """Inside, store what modules give first, in the order in which they finish, and the model's own results."""
+    """Inside this context, store each module's first output in `trace`, in the order in which modules finish.
+
+    The output of the model itself is stored under the name `RESULTS`.
+    """
     handles = []
 
     def hook(name: str) -> Callable[..., None]:

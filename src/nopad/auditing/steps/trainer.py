@@ -30,7 +30,7 @@ LAYOUT = ("attention_mask", "position_ids", "shift_labels", "seq_idx", "decoder_
 
 
 class _Noting:
-    """The trainer's collator, and what it was given."""
+    """A wrapper of the trainer's collator that records, in `given`, the features of each call."""
 
     def __init__(self, collate: Any) -> None:
         self.collate = collate
@@ -56,25 +56,25 @@ class _Ranked:
         return self._ranks
 
     def gather(self, value: Any) -> Any:
-        """Return what all ranks say, one after the other, as accelerate does."""
+        """Return the values of all ranks, concatenated in the order of the ranks, as accelerate does."""
         if self._world is None or not isinstance(value, Tensor):
             return self._accelerator.gather(value)
         said = self._world.everybody(value)
         return torch.cat([one.reshape(1) if one.dim() == 0 else one for one in said])
 
     def gather_for_metrics(self, value: Any, *more: Any, **named: Any) -> Any:
-        """Return what all ranks say."""
+        """Return the values of all ranks, as `gather` does."""
         return self.gather(value)
 
     def reduce(self, value: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
-        """Return the sum or the mean of what all ranks say."""
+        """Return the sum or the mean of the values of all ranks."""
         if self._world is None or not isinstance(value, Tensor) or reduction not in ("sum", "mean"):
             return self._accelerator.reduce(value, reduction, scale)
         total = torch.stack(self._world.everybody(value)).sum(0) * scale
         return total / self._ranks if reduction == "mean" else total
 
     def backward(self, loss: Tensor, **named: Any) -> None:
-        """Differentiate a loss, not scaled as for float16."""
+        """Call ``backward()`` on a loss, without the loss scaling of float16."""
         if getattr(self._accelerator, "scaler", None) is None:
             self._accelerator.backward(loss, **named)
         else:
@@ -91,9 +91,9 @@ class _TrainerStep:
         self.turn: Any = None
 
     def take(self, model: Any, micro: Micro, world: World) -> float:
-        """Call the trainer's `training_step` on a micro-batch; its loss is as it was differentiated.
+        """Call the trainer's `training_step` on a micro-batch; return the loss on which it called ``backward()``.
 
-        On a rank's first micro-batch, the trainer's `get_batch_samples` is called on all of this rank's.
+        On a rank's first micro-batch, the trainer's `get_batch_samples` is called on all batches of this rank.
         """
         self.accelerator._world = world
         turn = (id(model), id(world), micro.rank)
@@ -148,7 +148,7 @@ def opened(trainer: Any, ranks: int) -> Iterator[tuple[list[Micro], _TrainerStep
 
 
 def _numbers(accelerator: _Ranked, ranks: int) -> dict[str, Any]:
-    """Return the properties by which a trainer's arguments tell the simulated ranks."""
+    """Return the properties that make a trainer's arguments show the simulated ranks, by name."""
 
     def rank(_: Any) -> int:
         return 0 if accelerator._world is None else accelerator._world.rank
@@ -157,7 +157,7 @@ def _numbers(accelerator: _Ranked, ranks: int) -> dict[str, Any]:
 
 
 def _batches(trainer: Any, noting: _Noting, count: int) -> list[Any]:
-    """Return the first batches of the trainer's data; fewer, if they end before."""
+    """Return the first `count` batches of the trainer's data; fewer if the data end earlier."""
     trainer.data_collator = noting
     trainer.args = copy.copy(trainer.args)
     workers = {"num_workers": 0, "persistent_workers": False, "prefetch_factor": None, "multiprocessing_context": None}
@@ -176,7 +176,7 @@ def _batches(trainer: Any, noting: _Noting, count: int) -> list[Any]:
 
 
 def _micros(batches: Sequence[Any], given: Sequence[Any], accumulation: int) -> list[Micro]:
-    """Return the batches with their sequences: those that the collator was given, or else those the batch tells."""
+    """Return the micro-batches; their sequences are those given to the collator, or else found in the batch itself."""
     found, first = [], 0
     for at, batch in enumerate(batches):
         rank, number = divmod(at, accumulation)
@@ -198,7 +198,7 @@ def _micros(batches: Sequence[Any], given: Sequence[Any], accumulation: int) -> 
 
 
 def _told(batch: Mapping[str, Any]) -> list[Example]:
-    """Return the sequences of a batch, as the batch itself tells where they lie."""
+    """Return the sequences of a batch, found by its own layout (`told`)."""
     shape = tuple(batch["input_ids"].shape)
     parts = told(batch)
     tensors = {name: batch[name] for name in batch if name not in LAYOUT and isinstance(batch[name], Tensor)}
@@ -218,7 +218,7 @@ def _told(batch: Mapping[str, Any]) -> list[Example]:
 
 
 def _kept(trainer: Any) -> dict[str, Any]:
-    """Return the trainer's attributes; collections of its own (TRL's metrics) as copies."""
+    """Return the trainer's attributes by name; its private dicts, such as TRL's metrics, are copied."""
     kept = dict(vars(trainer))
     for name, value in kept.items():
         if name.startswith("_") and isinstance(value, dict):
@@ -236,7 +236,7 @@ def _remarks(trainer: Any) -> list[str]:
             "the trainer has a loss of its own; if it is another than the model's, say with alone= what is right"
         )
     if getattr(trainer, "aux_loss_enabled", False):
-        trainer.aux_loss_enabled = False  # TRL's; put back with all else
+        trainer.aux_loss_enabled = False  # an attribute of TRL's trainers; `opened` restores it
         notes.append("the loss that balances experts is left out: it is of a whole batch, whatever shares it")
     if trainer.args.bf16 or trainer.args.fp16:
         notes.append("mixed precision is not audited: the step ran in float64 and in the model's own dtype")

@@ -26,6 +26,8 @@ Gradients = dict[str, Tensor]
 class Truth:
     """Losses and gradients of the sequences alone.
 
+    An item has one loss: it is a labelled token, or a whole sequence with a label.
+
     Attributes:
         sums: for each sequence, the sum of its items' losses.
         items: for each sequence, the number of its items.
@@ -83,7 +85,7 @@ class Truth:
     def _of_part(
         cls, model: Any, examples: Sequence[Example], per: str, causal: bool, alone: Alone | None, part: int
     ) -> Truth:
-        """Run every sequence alone for one of the means."""
+        """Return the losses and gradients of the sequences alone for one of the means, whose index is `part`."""
         model.zero_grad(set_to_none=True)
         sums, items = [], []
         for number, example in enumerate(examples):
@@ -111,10 +113,10 @@ def taken(model: Any, divisor: float) -> Gradients:
 
 
 def _parts_alone(model: Any, example: Example, alone: Alone, number: int) -> tuple[Tensor, ...]:
-    """Return the losses of one sequence's items that `alone` gives, of each mean.
+    """Return what `alone` gives for one sequence: for each mean, the losses of the sequence's items, ``[n]``.
 
     Raises:
-        BatchError: these are no losses.
+        BatchError: `alone` returns something else.
         ModelFailedError: the model or `alone` raised.
     """
     with inside_model(f"sequence {number} alone"):
@@ -174,8 +176,8 @@ def weighted(
 def borders(model: Any, examples: Sequence[Example], before: Sequence[int | None]) -> list[float | None]:
     """Return the loss that each sequence's first label has if the last token of the sequence before predicts it.
 
-    `before` has, for each sequence, the index of the one that ends right before it, or None. The result is None for a
-    sequence without a preceding one, or whose first token has no label.
+    `before` has, for each sequence, the index of the sequence that ends right before it, or None. The result is None
+    for a sequence that has no such predecessor, or whose first token has no label.
     """
     found: list[float | None] = []
     for example, other in zip(examples, before, strict=True):

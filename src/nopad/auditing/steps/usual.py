@@ -1,4 +1,4 @@
-"""Compute which loss each common mistake would give, so that the user's loss can name its mistake."""
+"""Compute which loss each common mistake would give, so that the user's loss shows which mistake was made."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ __all__ = ["Counted", "Usual", "matching", "usual"]
 class Counted:
     """The loss, counts and place of one sequence of the step.
 
+    An item has one loss: it is a labelled token, or a whole sequence with a label.
+
     Attributes:
         total: sum of its items' losses, run alone.
         items: number of its items.
         first: whether its first token has a label, although no token of the sequence predicts it.
         border: loss of that label if the preceding sequence predicts it; None: there is no such label or sequence.
         tokens: number of its tokens.
-        slots: number of slots of its row, for the first sequence of a row; 0 for others.
+        slots: number of slots (tokens and padding) of its row, for the first sequence of a row; 0 for others.
         rank, micro, row: numbers of its rank, micro-batch and row.
     """
 
@@ -58,14 +60,14 @@ class Usual:
 
 @dataclass(frozen=True)
 class _Way:
-    """How items are summed and counted: a value and a count per sequence."""
+    """A way to sum and count items: a value and a count for each sequence, whose sums give a mean."""
 
     kind: str
     text: str
     values: list[float]
     counts: list[float]
-    scales: list[float] | None  # of each sequence's sum in its value; None: the value has more in it
-    sums: bool = True  # whether a single denominator is one of a sum of items
+    scales: list[float] | None  # value / sum of losses of each sequence; None: values contain other losses too
+    sums: bool = True  # whether values are sums of items' losses, which one denominator may divide
 
 
 def usual(sequences: Sequence[Counted], ranks: int, accumulation: int, per: str) -> list[Usual]:
@@ -118,7 +120,7 @@ def _ways(sequences: Sequence[Counted], per: str) -> Iterator[_Way]:
     right, other = (by_token, by_sequence) if per == "token" else (by_sequence, by_token)
     yield right
     kind = "per sequence" if per == "token" else "per token"
-    if max(items, default=0) > 1:  # else they are the same
+    if max(items, default=0) > 1:  # else both means are the same
         yield _Way(kind, other.text, other.values, other.counts, other.scales, other.sums)
     if any(one.first for one in sequences):
         counts = [count + one.first for count, one in zip(items, sequences, strict=True)]
@@ -164,9 +166,11 @@ def _groupings(sequences: Sequence[Counted]) -> Iterator[tuple[str, str, Callabl
 
 
 def _mean(way: _Way, groups: list[object]) -> tuple[float, list[float] | None, float | None] | None:
-    """Return the mean over groups of the mean in a group, the weights of sequences in it, and the one denominator.
+    """Return (the mean over groups of each group's mean, the weight of each sequence in it, its denominator).
 
-    The group None is not a mean but a sum. A group without items counts as 0.
+    `groups` has the group of each sequence; if they are None, the sum of all values is returned in place of a mean. A
+    group without items counts as 0. The weights are None if the way has no `scales`, and the denominator is None unless
+    a single one divides a sum of items. The whole result is None if no group has items.
     """
     if groups[0] is None:
         return math.fsum(way.values), way.scales, 1.0 if way.sums else None
@@ -183,7 +187,10 @@ def _mean(way: _Way, groups: list[object]) -> tuple[float, list[float] | None, f
 
 
 def _factors(ranks: int, accumulation: int, of_means: bool) -> list[tuple[float, str]]:
-    """Return by what a value may be too large or too small, and why."""
+    """Return (factor, reason) for each factor by which a loss may be too large or too small; the first is (1.0, "").
+
+    `of_means`: whether the loss is a mean of means, which decides which reason is named first.
+    """
     apart = f"not divided by the {accumulation} accumulation steps"
     halved = f"divided by the {accumulation} accumulation steps, which its denominator has in it"
     less = f"not multiplied by the {ranks} ranks, over which gradients are averaged"

@@ -58,7 +58,8 @@ class ModuleGradients:
         name: name of the module: a layer, or a module outside the layers.
         norm_alone, norm: norm of the gradient of the sequences alone, and of the step's.
         cosine: cosine of the angle between the two; NaN if either is zero.
-        difference: norm of their difference, relative to `norm_alone`.
+        difference: norm of their difference, relative to `norm_alone`, or to 1e-6 of the norm of all gradients if that
+            is larger.
     """
 
     name: str
@@ -84,8 +85,8 @@ class StepVerdict:
         denominator_used: the number by which the step divided; None: there is no single one, or it is unknown.
         batches: the micro-batches, rank by rank.
         modules: differences of gradients by module, in the model's order; computed in the same dtype as `loss`.
-        first_difference: name of the first module whose output differs from that for a sequence alone; None: no
-            module's does, or none was looked for.
+        first_difference: name of the first module whose output differs from the output for a sequence alone; None: no
+            output differs, or modules were not compared.
         checks: all measurements.
         findings: what is wrong, the likeliest cause first; empty if nothing is.
         notes: remarks for the user, such as errors that this step could not have shown.

@@ -58,7 +58,7 @@ def _panel(alt: Any, found: Learning, names: list[str], what: str, title: str, h
                 }
             )
     colours = [BLACK, BLUE, *COLOURS[1:]][: len(names)]
-    # Both layers share one legend, so its symbols are told to be lines.
+    # Both layers share one legend, so its symbols are set to lines.
     legend = alt.Legend(labelLimit=260, symbolType="stroke", symbolOpacity=1, symbolStrokeWidth=3, symbolSize=400)
     scale = alt.Scale(domain=names, range=colours)
     base = alt.Chart(alt.Data(values=values), title=heading, width=300, height=210).encode(
@@ -66,7 +66,7 @@ def _panel(alt: Any, found: Learning, names: list[str], what: str, title: str, h
         color=alt.Color("run:N", title=None, sort=names, legend=legend, scale=scale),
     )
     accuracy = alt.Y("accuracy:Q", title="masked tokens right", axis=alt.Axis(format="%"))
-    dashes = [[1, 0], [5, 4], [2, 2], [8, 3], [4, 2], [6, 2]]  # two lines that lie on each other are told apart
+    dashes = [[1, 0], [5, 4], [2, 2], [8, 3], [4, 2], [6, 2]]  # so that lines on top of each other can be seen
     dash = alt.StrokeDash(
         "run:N", title=None, sort=names, legend=legend, scale=alt.Scale(domain=names, range=dashes[: len(names)])
     )

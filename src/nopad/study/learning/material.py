@@ -97,7 +97,7 @@ def reduced(texts: Sequence[str], size: int) -> Any:
     usual = sorted(vocabulary.keys() - {*kept}, key=lambda token: (-counts[vocabulary[token]], token))
     kept += usual[: max(size - len(kept), 0)]
     made.model = tokenizers.models.WordPiece({token: at for at, token in enumerate(kept)}, unk_token="[UNK]")
-    # its frame of special tokens has their old numbers
+    # the old post-processor has the special tokens' ids in the full vocabulary
     made.post_processor = tokenizers.processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
     names = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), SPECIAL, strict=True))
     kind: Any = transformers.PreTrainedTokenizerFast

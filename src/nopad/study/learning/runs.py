@@ -231,7 +231,7 @@ def batches(recipe: Recipe, material: Material, size: Size, seed: int) -> Packed
     how: dict[str, Any] = {"rows": max(round(sequences / p), 1)}
     if recipe.way == "one per row":
         how = {"rows": round(sequences), "depth": 1}
-    elif recipe.greedy:  # its rows hold fewer sequences, and a step shall have as many as with other packs
+    elif recipe.greedy:  # greedy packs hold fewer sequences, so a step with equally many needs more rows
         packed = plan(material.train.seq_lengths, material.capacity, algorithm="greedy").packing_factor
         how = {"rows": max(round(sequences / packed), 1), "algorithm": "greedy"}
     masking = _masking(material, seed)

@@ -30,7 +30,7 @@ from nopad.study.learning.tuning import sets_of, tuned
 __all__ = ["Learning", "Prepared", "Spread", "prepare", "study_learning"]
 
 RESULTS = "results.jsonl"
-TUNED = (BASE.name, RIGHT.name, WITHOUT_NEXT.name)  # whose weights are tuned afterwards
+TUNED = (BASE.name, RIGHT.name, WITHOUT_NEXT.name)  # recipes whose weights are fine-tuned afterwards
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +139,7 @@ def prepare(size: Size, recipes: Sequence[Recipe], seeds: int, folder: Path | No
     for recipe in (BASE, RIGHT):
         train(
             recipe, given, replace(few, samples=size.sequences), 0, judged
-        )  # what the first steps compile or allocate
+        )  # not timed, since the first steps also compile and allocate
         last = train(recipe, given, few, 0, judged)[0].last
         per_slot[recipe.way] = last.seconds / last.slots
     seconds = 0.0
@@ -155,7 +155,7 @@ def prepare(size: Size, recipes: Sequence[Recipe], seeds: int, folder: Path | No
         parameters=parameters,
         recipes=tuple(recipes),
         seeds=seeds,
-        hours=1.1 * seconds / 3600,  # evaluation and tuning are a tenth
+        hours=1.1 * seconds / 3600,  # evaluation and fine-tuning take a tenth more
     )
 
 
@@ -184,7 +184,7 @@ def _studied(prepared: Prepared, folder: Path | None, say: Callable[[str], None]
     found = _kept(folder, size, prepared.factor, prepared.seeds, prepared.recipes)
     judged = held_out(given, size)
     weights: dict[tuple[str, int], Any] = {}
-    for seed in range(prepared.seeds):  # all recipes once, then all again: what is stopped can be compared
+    for seed in range(prepared.seeds):  # all recipes with one seed first: a stopped study can still compare them
         for recipe in prepared.recipes:
             if any((one.recipe, one.seed) == (recipe.name, seed) for one in found.curves):
                 continue
@@ -224,7 +224,9 @@ def _header(size: Size, factor: float) -> dict[str, Any]:
 
 
 def _kept(folder: Path | None, size: Size, factor: float, seeds: int, recipes: Sequence[Recipe]) -> Learning:
-    """Return what is in the folder of a study of so many seeds, each result once; the folder begins with the header.
+    """Return the results in a folder that are of use to a study with this number of seeds, each result once.
+
+    If the folder has no results file, one with a header line is written.
 
     Raises:
         FormatError: the folder is of another study, or one of `recipes` ran there with other settings.
@@ -260,14 +262,14 @@ def _kept(folder: Path | None, size: Size, factor: float, seeds: int, recipes: S
 
 
 def _take(line: dict[str, Any], found: Learning, seeds: int) -> None:
-    """Add a line of the folder to what was found, unless it is there, or of a study of another number of seeds."""
+    """Add the result in a line to `found`, unless it is there already or does not fit a study of `seeds` seeds."""
     if "curve" in line:
         made = Curve(**{**line["curve"], "points": tuple(Point(**point) for point in line["curve"]["points"])})
         if made.seed < seeds and all((one.recipe, one.seed) != (made.recipe, made.seed) for one in found.curves):
             found.curves.append(made)
         return
     done = found.tuned.setdefault(line["tuned"], [])
-    if line["seed"] == len(done) and line["weights"] == line["seed"] % seeds:  # whose weights depend on how many
+    if line["seed"] == len(done) and line["weights"] == line["seed"] % seeds:  # else from other weights
         done.append(line["accuracy"])
 
 

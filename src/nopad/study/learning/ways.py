@@ -62,7 +62,7 @@ def _bare(model: Any, batch: PackedBatch, way: Way) -> dict[str, Tensor]:
     seen = seen_by(torch.from_numpy(batch.layout.sequence_ids), kinds, way)
     mask = torch.zeros(seen.shape, dtype=model.dtype).masked_fill(~seen, torch.finfo(model.dtype).min)[:, None]
     states = model.bert(batch["input_ids"], mask, kinds, positions).last_hidden_state
-    # [CLS] of every sequence, which the pooler expects first in a row of its own
+    # [CLS] of every sequence; the pooler reads the first token of each row, so each gets a row of its own
     first = torch.from_numpy(np.ascontiguousarray(batch.layout.position_ids == 0) & (batch.layout.sequence_ids > 0))
     tokens, follows = model.cls(states, model.bert.pooler(states[first][:, None]))
     return {"prediction_logits": tokens, "seq_relationship_logits": follows}
@@ -88,6 +88,6 @@ def seen_by(sequence_ids: Tensor, segments: Tensor, way: Way) -> Tensor:
         begins = torch.zeros_like(real)
         begins[:, 0] = real[:, 0]
         begins[:, 1:] = real[:, 1:] & (sequence_ids[:, 1:] != sequence_ids[:, :-1])
-        sides = torch.where(begins, 2, segments)  # a side of its own, which the others do not see
+        sides = torch.where(begins, 2, segments)  # first tokens: a third side, which other tokens do not see
         seen = seen & ((sides[:, :, None] == sides[:, None, :]) | begins[:, :, None])
     return seen
