@@ -33,7 +33,7 @@ class Call:
         placed: the batch's layout on the model's device.
         target: the layout of the decoder's batch; None without a decoder.
         encodes: whether the encoder runs in this call; it does not if the caller gives its states.
-        compiled: whether parts of the model are compiled; there attention and hooks cannot report that they ran.
+        compiled: whether parts of the model are compiled; attention in these parts cannot report that it ran.
         positions: position of each token, as the model counts positions; ``[R, L]``.
         inside: the part that runs now: "encoder" or "decoder".
         as_tuple: whether the caller wants a tuple.
@@ -92,7 +92,7 @@ class Static:
 
 
 class Calls(local):
-    """The calls that run now in this thread, the innermost one last; None stands for an ordinary call."""
+    """The state of each thread: `stack` has the calls that run now, the innermost last; None for an ordinary call."""
 
     def __init__(self) -> None:
         self.stack: list[Call | None] = []
@@ -108,9 +108,10 @@ class Cell:
 
     Attributes:
         calls: the calls of each thread.
-        compiled: the call of static shapes while compiling, since the compiler cannot trace thread-local values.
+        compiled: while compiling, the state of a call with static shapes, since the compiler cannot trace thread-local
+            values.
         most: largest number of sequences that a batch may have; None: any number.
-        how: in calls of static shapes, how the result of a sequence is read from its tokens, as `Head.pooling` returns
+        how: in calls with static shapes: how a sequence's result is read from its tokens, as `Head.pooling` returns
             it.
         opened: number of packed calls that run now, in all threads; the compiler can read this number.
         owned: whether the cell belongs to a model, and not to a module that was copied by itself.
@@ -183,7 +184,7 @@ class Cell:
 def runs(frame: FrameType | None) -> bool:
     """Return whether this frame still runs in this thread.
 
-    A call is known to be interrupted if it did not end and its frame no longer runs.
+    A call that did not end, but whose frame no longer runs, was interrupted.
     """
     at: FrameType | None = sys._getframe(1)
     while at is not None:
