@@ -172,7 +172,7 @@ class Cell:
 
     @property
     def static(self) -> Static:
-        """The call of static shapes that runs now; if there is none, a `Static` whose `ids` are None."""
+        """The call with static shapes that runs now; if there is none, a `Static` whose `ids` are None."""
         if torch.compiler.is_compiling():
             return self.compiled
         static = self.calls.static

@@ -38,7 +38,7 @@ class _Around:
 
 
 def encoder_mask(placed: Placement, family: Family, dtype: torch.dtype, encoder: nn.Module, compiled: bool) -> Any:
-    """Return the attention mask for the encoder of a model with its own attention, with the placement attached.
+    """Return the attention mask for the encoder of a model with its own attention, with `placed` attached to it.
 
     `family` says whether the mask is bool or additive; `dtype` is the dtype of an additive one. `compiled` says whether
     layers are compiled.

@@ -21,7 +21,7 @@ from nopad.model.heads import Head
 __all__ = ["check_attended", "check_output", "check_ran", "check_static", "mixed"]
 
 WAY_OUT = "run the base model, and pool its states with nopad.model.pooled"
-# Outputs that are neither per token nor per sequence, or empty.
+# Outputs that are not checked: they are neither per token nor per sequence, or empty.
 FREE = (
     "loss",
     "attentions",
@@ -134,7 +134,7 @@ def _widths(config: Any) -> set[Any]:
 
 
 def check_static(model: Any, head: Head, most: int | None, shape: tuple[int, int], output: Any) -> None:
-    """Check each output's shape in a call of static shapes.
+    """Check each output's shape in a call with static shapes.
 
     `shape` is (R, L), for results per token. `most` is the required number of results per sequence; None: these are not
     checked.
