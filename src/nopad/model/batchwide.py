@@ -168,7 +168,7 @@ def _modules(model: nn.Module) -> Iterator[nn.Module]:
 
 @lru_cache(maxsize=1024)
 def _library(where: str, name: str) -> str:
-    """Return the library of a layer that may quantise a whole batch together; "" for any other layer."""
+    """Return the name of the library of a layer that may quantise a whole batch together; "" for any other layer."""
     if where.startswith(("torch.ao.nn.quantized.dynamic", "torch.ao.nn.intrinsic.quantized.dynamic")):
         return "torch.ao"
     return {"Linear8bitLt": "bitsandbytes", "Float8Linear": "torchao float8"}.get(name, "")

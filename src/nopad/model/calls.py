@@ -26,19 +26,19 @@ __all__ = ["Call", "Calls", "Cell", "Static", "bound", "parameters", "runs", "ta
 
 @dataclass
 class Call:
-    """The state of one packed call of a model.
+    """The state of one packed call of a model, which is a call with a `PackedBatch`.
 
     Attributes:
         head: the model's head, which turns hidden states into results.
         placed: the batch's layout on the model's device.
         target: the layout of the decoder's batch; None without a decoder.
-        encodes: whether the encoder runs in this call; it does not if the caller gives its states.
+        encodes: whether the encoder runs in this call; False if the caller gives `encoder_outputs`.
         compiled: whether parts of the model are compiled; attention in these parts cannot report that it ran.
         positions: position of each token, as the model counts positions; ``[R, L]``.
         inside: the part that runs now: "encoder" or "decoder".
         as_tuple: whether the caller wants a tuple.
         labels: by name, the labels from which the head computes the loss after the model ran.
-        seen: hidden states that hooks store for the head, by name.
+        seen: tensors that hooks and the head store during the call, by name.
         ran: how often each hook ran, by role.
         attended: how often each attention module attended, by ``id(module)``.
         kinds: classes of the modules that attended.
@@ -76,7 +76,7 @@ class Static:
 
     Attributes:
         ids: the sequence numbers, int32 ``[R, 1, 1, L]``; None: no call with static shapes runs now.
-        kept: the tensor that the head reads.
+        kept: output of a module, stored for the head by `Keep`.
         tokens: token ids ``[R, L]``, or None.
         frame: the frame that calls the module, until the call ends; None while compiling.
     """

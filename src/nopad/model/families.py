@@ -307,7 +307,7 @@ REFUSED: dict[str, str] = {kind: reason for reason, kinds in _BY_REASON.items() 
 
 
 def family_of(config: Any) -> Family:
-    """Return the family of a model with this configuration.
+    """Return the `Family` (facts about the model type) of a model with this configuration.
 
     Raises:
         UnsupportedModelError: nopad cannot keep the sequences of this model apart, or does not know its type.

@@ -38,7 +38,7 @@ __all__ = [
 
 @dataclass(eq=False)
 class Hook:
-    """Base class of all hooks of nopad; by it, nopad recognises its own hooks when it removes them.
+    """Base class of all hooks of nopad, by which it recognises its own hooks when it removes them.
 
     PyTorch calls a hook with the positional and keyword arguments of the forward call.
 

@@ -134,7 +134,7 @@ class Cut(Hook):
 
 @dataclass(eq=False)
 class Join(Hook):
-    """Runs a mixing module on the other groups of sequences, and packs all results again."""
+    """Runs a mixing module on the other groups of sequences, and puts all results into the batch's rows."""
 
     moment: Literal["before", "after"] = "after"
 

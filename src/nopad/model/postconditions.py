@@ -93,7 +93,7 @@ def check_attended(model: Any, family: Family, call: Call, modules: Sequence[nn.
 def mixed(config: Any, family: Family, decodes: bool = False, encodes: bool = True) -> int:
     """Return how often a model of this configuration must mix tokens, by attention or mixing modules, in a packed call.
 
-    `decodes`: whether the call has a decoder; `encodes`: whether the encoder runs beside it.
+    `decodes`: whether the call has a decoder; `encodes`: whether its encoder runs.
     """
     if not decodes:
         text = config.get_text_config() if hasattr(config, "get_text_config") else config

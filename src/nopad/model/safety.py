@@ -36,6 +36,8 @@ MOST = Option(default=None, none=True, help="most sequences of a batch")
 def packed(model: M, *, backend: str = "auto", max_sequences: int | None = None, head: str | None = None) -> M:
     """Make a model pack-safe, in place; the same object is returned.
 
+    Called with a `PackedBatch`, a pack-safe model gives each sequence the result that it would get alone.
+
     Args:
         model: a transformers model, bare or with a head, also inside PEFT.
         backend: how attention keeps sequences apart: "flex", "mask", "repack", "segments" or "varlen"; or "auto":

@@ -16,7 +16,7 @@ _PASSING |= {"bos_token_id", "eos_token_id", "pad_token_id"}
 
 
 def check_same_model(folder: Path, model: Any) -> None:
-    """Refuse a checkpoint whose configuration is another than the model's; dropout and special tokens may differ.
+    """Refuse a checkpoint whose configuration differs from the model's; dropout and special tokens may differ.
 
     Checkpoints without a configuration (adapters of PEFT) are left to transformers.
 

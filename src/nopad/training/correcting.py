@@ -13,7 +13,7 @@ __all__ = ["corrected"]
 
 
 def corrected(made: Loaders, data: Any) -> tuple[Loaders, Scaled | None]:
-    """Return loaders for corrected hyper-parameters, and the correction; None if ``packing.correction`` is "none".
+    """Return `made` for corrected hyper-parameters, and the correction (None if ``packing.correction`` is "none").
 
     The packing factor is measured on the training loader, made with ``accumulation=1``.
 

@@ -50,8 +50,8 @@ class Stored(Protocol):
 class Part:
     """A part of a set of records: those held out for evaluation, or all others.
 
-    `share`, from 0 to below 1, is the share of records held out; `seed` decides which, by their numbers. With
-    `held_out`, this is the part held out.
+    `share`, from 0 to below 1, is the share of records held out; `seed` decides which, by their numbers. If
+    `held_out` is True, this is the part held out, else the rest.
 
     >>> [number for number in range(12) if Part(share=0.3, seed=1, held_out=True).has(number)]
     [0, 1, 2, 3, 7, 9, 11]
@@ -78,7 +78,7 @@ def encoded(
     part: Part = Part(),
     at_once: int = AT_ONCE,
 ) -> Examples:
-    """Return the examples of a task, with their columns mapped from files in `folder`.
+    """Return the examples of a task, with columns memory-mapped from files in `folder`.
 
     One process of a host encodes; other processes that ask for the same examples wait for it.
 

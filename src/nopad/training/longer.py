@@ -25,7 +25,7 @@ LENGTHS = tuple(_USUAL)
 
 
 def compared(began: Mapping[str, Any], mine: Mapping[str, Any]) -> tuple[bool, str]:
-    """Compare the table ``[trainer]`` with which a run began (`began`) with the one with which it resumes (`mine`).
+    """Compare the table ``[trainer]`` at the beginning of a run (`began`) with that of the resumed run (`mine`).
 
     Returns whether `mine` makes the run longer, and a text that says what is wrong with the change, or "".
 

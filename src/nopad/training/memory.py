@@ -175,7 +175,7 @@ def _attention(
 
 
 class _Fused(torch.autograd.Function):
-    """The memory of a fused attention kernel, without its arithmetic."""
+    """A stand-in for a fused attention kernel, which keeps the same tensors and computes nothing."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """`PackedMixin`: training on packs in any subclass of transformers' Trainer.
 
-The Trainer stays the engine: optimiser, schedule, mixed precision, DDP and FSDP, logging, checkpoints. The mix-in adds
+The Trainer does all the rest: optimiser, schedule, mixed precision, DDP and FSDP, logging, checkpoints. The mix-in adds
 support for packs, and overrides public methods only:
 
 * **data**: a `PackedLoader`, or records that a task packs into one. The loader gives each rank its own batches, in
@@ -279,7 +279,7 @@ class PackedMixin(EvaluatingMixin):
             self.args.ignore_data_skip = skips
 
     def _undo_step(self, loader: PackedLoader) -> None:
-        """Move the loader back before an interrupted step, which changed no weights: its sequences are not seen."""
+        """Move the loader back before an interrupted step, which changed no weights, so that no sequence is lost."""
         if self._before is not None and self._before[0] == self.state.global_step:
             loader.load_state_dict(self._before[1].state_dict())
 
@@ -337,7 +337,7 @@ def _without_bars() -> Iterator[None]:
 
 
 def _map(datasets: Any, function: Callable[[Any], Any]) -> Any:
-    """Return `function` of an evaluation dataset, or of each value of a dict of them."""
+    """Apply `function` to an evaluation dataset, or to each value of a dict of them, and return the result."""
     if isinstance(datasets, Mapping):
         return {name: function(one) for name, one in datasets.items()}
     return function(datasets)

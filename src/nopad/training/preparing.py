@@ -40,7 +40,7 @@ class PreparingMixin(_Base):
     schedule: Schedule | None
 
     def placeholder(self) -> Any:
-        """Return a small dataset that the Trainer behind this class gets in its constructor, instead of packed data."""
+        """Return a small dataset for the constructor of transformers' or TRL's Trainer, in place of packed data."""
         import datasets
 
         return datasets.Dataset.from_dict({"input_ids": [[0]], "labels": [[0]]})
@@ -87,7 +87,7 @@ class PreparingMixin(_Base):
 
     @property
     def _loss_is_theirs(self) -> bool:
-        """Whether the Trainer behind this class computes the loss of a training step itself, over the same labels."""
+        """Whether TRL's Trainer itself computes the loss of a training step, over the same labels; here, False."""
         return False
 
     def _check_metric(self) -> None:

@@ -84,7 +84,7 @@ class Prepared:
         return loader.capacity * loader.per_rank * loader.accumulation * loader.ranks.world_size
 
     def __str__(self) -> str:
-        """Return what training will be, as a few lines of text."""
+        """Return a description of the training, as a few lines of text."""
         lines = [*self.notes]
         summary = self.train.summary()
         if isinstance(summary, Summary):
@@ -343,7 +343,7 @@ def train(
 
 
 def _silent(line: str) -> None:
-    """Say nothing."""
+    """Ignore a line of text, on ranks that print nothing."""
 
 
 def _begin(folder: RunFolder, config: TrainConfig, checkpoint: Path | None, begin: Callable[[], None] | None) -> None:

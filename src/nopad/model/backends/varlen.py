@@ -29,11 +29,11 @@ STEP = 8  # the kernel takes head sizes that are multiples of this
 def varlen(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cross, heads: Heads) -> Tensor:
     """Compute attention by the variable-length kernel; return ``[R, L, H, D]``, 0 in padding.
 
-    `query` is ``[R, H, L, D]``. `key` and `value` may have fewer heads, and with `Cross` another R and L.
+    `query` is ``[R, H, L, D]``. `key` and `value` may have fewer heads, and in cross attention (`Cross`) other R and L.
 
     Raises:
-        BatchError: the kernel does not support the device, the dtype or a setting in `heads`, or `Cross` packs sources
-            and targets in different orders.
+        BatchError: the kernel does not support the device, the dtype or a setting in `heads`, or sources and targets
+            are packed in different orders.
     """
     query, key, value = _cast(query, key, value)
     why = lacking(query, value, placed, heads)
