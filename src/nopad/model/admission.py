@@ -24,7 +24,7 @@ __all__ = ["check_call", "check_layout", "device_of", "leave_columns", "position
 
 log = logging.getLogger("nopad")
 
-RELATIVE = ("t5", "deberta-v2", "deberta")  # relative positions, unless the configuration has a table
+RELATIVE = ("t5", "deberta-v2", "deberta")  # no absolute positions, unless config.position_biased_input is set
 
 
 def check_call(
@@ -42,8 +42,8 @@ def check_call(
     arguments, and `stock` says whether the model is one of transformers' own classes.
 
     Raises:
-        BatchError: inputs have a wrong shape, device or dtype, attention weights are asked for, or the batch does not
-            pass `check_inputs` or `check_layout`.
+        BatchError: inputs have a wrong shape, device or dtype, attention weights are asked for, a cache of earlier
+            tokens is given, weights are on no device, or the batch does not pass `check_inputs` or `check_layout`.
         UnsupportedModelError: the model does not pass `check_layers` or `check_embeddings`.
     """
     refuse_attentions(model, named)
@@ -156,7 +156,7 @@ def check_layout(model: Any, family: Family, most: int | None, layout: Layout, w
 
 
 def positions_of(model: Any, family: Family) -> int | None:
-    """Return the most tokens that the model's positions allow in a sequence; None: unlimited."""
+    """Return the largest number of tokens that a sequence may have by the model's positions; None: unlimited."""
     config = model.config
     limit = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
     relative = getattr(config, "model_type", "") in RELATIVE and not getattr(config, "position_biased_input", False)

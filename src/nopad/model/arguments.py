@@ -20,7 +20,7 @@ from nopad.losses.checks import check_classes
 __all__ = ["check_inputs", "check_labels", "check_range"]
 
 PER_TOKEN = ("token_type_ids", "position_ids")
-# Checked by the head, or of another shape on purpose.
+# Arguments that the head checks, or that need not have one value per slot.
 OTHERS = (
     "labels",
     "next_sentence_label",
@@ -85,7 +85,7 @@ def _check_known(model: Any, stock: bool, name: str, value: Tensor, at: Layout |
     if not value.dim() or name in OTHERS or at is None or tuple(value.shape[:2]) == at.shape:
         return
     if not stock and (value.numel() == 1 or value.shape[0] == source.sequences != source.shape[0]):
-        return  # one for all, or one per sequence of a class that is told from its results (`Head`)
+        return  # one value for all, or one per sequence; such a class's results are checked instead (`check_output`)
     raise BatchError(
         f"{name} are {_told(value)}, and {type(model).__name__} takes what is not per token once per row, which is not "
         f"per sequence; give one for each slot, {[*at.shape, '...']}, or leave it out"
@@ -94,7 +94,7 @@ def _check_known(model: Any, stock: bool, name: str, value: Tensor, at: Layout |
 
 def _check_positions(value: Tensor, layout: Layout) -> None:
     if value.device.type != "cpu" and is_of_batch(value):
-        return  # as the batch returned them
+        return  # the batch's own tensor, unchanged
     wrong = (value != torch.from_numpy(layout.position_ids).to(value.device)).nonzero()
     if not len(wrong):
         return
@@ -153,7 +153,7 @@ def _check_per_token(name: str, value: Any, layout: Layout) -> None:
 def check_range(name: str, value: Tensor, most: int, what: str, layout: Layout) -> None:
     """Check, on a CPU, that values ``[R, L]`` are from 0 to `most` - 1; the error names the first one that is not.
 
-    In the message, `name` is the argument, and `what` a word for its values, such as "id".
+    In the message, `name` is the argument, and `what` a word for what the model has `most` of, such as "tokens".
 
     Raises:
         BatchError: a value is out of range.
@@ -211,7 +211,8 @@ def _classes(model: Any) -> int:
 def _check_sequence_labels(config: Any, labels: Tensor) -> None:
     """Check the labels of a head with one result per sequence: for regression, for one class, or for several classes.
 
-    `problem_type` of the configuration says which of these; if it is None, the number of classes and the dtype do.
+    The configuration's `problem_type` says which of these it is. If that is None, the number of classes and the dtype
+    of the labels decide.
 
     Raises:
         BatchError: labels are not a valid class, or have a wrong shape or dtype.

@@ -1,8 +1,8 @@
 """The attention function that nopad registers with transformers, which serves every model with registered attention.
 
-The function takes the model's settings (causality, window, scale, position bias) and the placement attached to the
-mask, and calls a backend with both. Batches that are not packed go to transformers' own SDPA, so a pack-safe model
-still runs ordinary batches.
+The function takes the layer's settings (causality, window, scale, position bias) and the `Placement` attached to the
+mask, which is the batch's layout on its device, and calls a backend with both. Batches that are not packed go to
+transformers' own SDPA, so a pack-safe model still runs ordinary batches.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ __all__ = [
 ]
 
 NAME = "nopad"
-KNOWN = ("s_aux", "position_ids", "cache_position")  # s_aux: sinks; queries and keys already contain positions
+# s_aux: attention sinks. The others are ignored, since queries and keys already contain positions.
+KNOWN = ("s_aux", "position_ids", "cache_position")
 
 _watch: ContextVar[Callable[[nn.Module], None] | None] = ContextVar("nopad_watch", default=None)
 _inside: ContextVar[Call | None] = ContextVar("nopad_inside", default=None)
@@ -134,10 +135,11 @@ def packed_attention(
 
 
 def _keep_of(module: nn.Module, mask: Tensor, query: Tensor, key: Tensor, heads: Heads) -> Tensor:
-    """Return which keys each query sees, for a mask that lost its layout, so that only its numbers are left.
+    """Return which keys each query sees, for a mask that lost its layout, so that only its values are left.
 
-    Bool, broadcastable to ``[R, H, L of the queries, L of the keys]``. A `DENSE` mask says it itself; with a `NUMBERS`
-    mask, slots of the same number see each other, as far as `heads` (causality, window) allows it.
+    The result is bool and broadcasts to ``[R, H, L of the queries, L of the keys]``. The values of a `DENSE` mask say
+    which keys are seen. With a `NUMBERS` mask, slots of the same number see each other, as far as `heads` (causality,
+    window) allows.
 
     Raises:
         UnsupportedModelError: the mask has another dtype, or its shape does not fit the queries and keys.
@@ -152,7 +154,8 @@ def _keep_of(module: nn.Module, mask: Tensor, query: Tensor, key: Tensor, heads:
 def _eager(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, heads: Heads) -> Tensor:
     """Compute attention of an ordinary call with softcap or sinks, which SDPA does not have; return ``[B, L, H, D]``.
 
-    `query`, `key` and `value` are ``[B, H, L, D]``; `mask` is bool, True where a key is seen, None: as `heads` says.
+    `query`, `key` and `value` are ``[B, H, L, D]``. `mask` is bool, True where a key is seen; None: causality and
+    window in `heads` decide.
     """
     if mask is not None and mask.dtype != torch.bool:
         raise UnsupportedModelError("a model with softcap or sinks that is pack-safe takes masks of bool only")
@@ -181,7 +184,7 @@ def check_replaceable(model: Any) -> None:
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     name = model.config._attn_implementation
-    given: Any = ALL_ATTENTION_FUNCTIONS.get(name)  # None: eager, of the model's own file
+    given: Any = ALL_ATTENTION_FUNCTIONS.get(name)  # None: eager attention, which the model's own file defines
     where = getattr(getattr(given, "func", given), "__module__", "")
     if given is not None and not where.startswith(("transformers.", __name__)):
         raise UnsupportedModelError(
@@ -192,7 +195,7 @@ def check_replaceable(model: Any) -> None:
 
 
 def tell(module: nn.Module) -> None:
-    """Report to the current packed call, and to any watcher, that this layer attends to a packed batch."""
+    """Report to the current packed call, and to the function of `watched`, that this layer attends."""
     call, watch = _inside.get(), _watch.get()
     if call is not None:
         call.attended[id(module)] += 1

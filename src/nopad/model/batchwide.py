@@ -67,7 +67,8 @@ def check_rope(model: Any, layout: Layout) -> None:
     `max_position_embeddings` and keeps them for later calls; here they are reset after such a call.
 
     Raises:
-        BatchError: only some sequences exceed longrope's switch, or one is too long for dynamic rope.
+        BatchError: some sequences are longer than `original_max_position_embeddings` and others are not (longrope), or
+            a sequence is longer than `max_position_embeddings` (dynamic rope).
     """
     config = model.config.get_text_config()
     for rope in _ropes(config):
@@ -87,15 +88,15 @@ def check_rope(model: Any, layout: Layout) -> None:
 
 
 def check_layers(model: nn.Module) -> None:
-    """Check that no layer quantises the activations of a whole batch together, or gets an argument per row (PEFT).
+    """Check that no layer quantises the activations of a whole batch together, or gets one argument per row (PEFT).
 
     Raises:
-        UnsupportedModelError: a layer quantises that way, or gets an argument per row from PEFT.
+        UnsupportedModelError: a layer does one of these. PEFT's hooks that give arguments per row are then removed.
     """
     for module in _modules(model):
         given = _per_row(module)
         if given:
-            for one in _modules(model):  # PEFT takes them off after calls that end well only
+            for one in _modules(model):  # PEFT removes them only after calls without an error
                 for number in _per_row(one):
                     del one._forward_pre_hooks[number]
             raise UnsupportedModelError(
@@ -167,7 +168,7 @@ def _modules(model: nn.Module) -> Iterator[nn.Module]:
 
 @lru_cache(maxsize=1024)
 def _library(where: str, name: str) -> str:
-    """Return the library of a layer that may quantise a whole batch together; "" for any other layer."""
+    """Return the name of the library of a layer that may quantise a whole batch together; "" for any other layer."""
     if where.startswith(("torch.ao.nn.quantized.dynamic", "torch.ao.nn.intrinsic.quantized.dynamic")):
         return "torch.ao"
     return {"Linear8bitLt": "bitsandbytes", "Float8Linear": "torchao float8"}.get(name, "")
@@ -176,11 +177,11 @@ def _library(where: str, name: str) -> str:
 def _together(module: Any, kind: str, weight: Any) -> str | None:
     """Return why this layer makes a sequence's values depend on the rest of the batch; None: it does not.
 
-    `kind` is the quantising library (`_library`); for any other layer the kind of its `weight` decides (torchao).
+    `kind` is the quantising library (`_library`). If it is "", the settings in `weight` decide (torchao).
     """
     scale = "quantises activations with one scale for the whole batch"
     if kind == "torch.ao":
-        # Only weights are quantised
+        # With float16 weights, activations are not quantised.
         half = getattr(getattr(module, "_packed_params", None), "dtype", None) == torch.float16
         return None if half else scale
     if kind == "bitsandbytes":
@@ -192,6 +193,6 @@ def _together(module: Any, kind: str, weight: Any) -> str | None:
     if kind == "torchao float8":
         granularity = module.config.cast_config_input.scaling_granularity
         return scale if str(getattr(granularity, "value", granularity)) == "tensorwise" else None
-    # The kind of torchao's weights
+    # In torchao, the class of the weight holds the settings of quantisation.
     granularity = getattr(getattr(weight, "act_quant_kwargs", None), "granularity", None)
     return scale if type(granularity).__name__ == "PerTensor" else None

@@ -26,19 +26,19 @@ __all__ = ["Call", "Calls", "Cell", "Static", "bound", "parameters", "runs", "ta
 
 @dataclass
 class Call:
-    """The state of one packed call of a model.
+    """The state of one packed call of a model, which is a call with a `PackedBatch`.
 
     Attributes:
         head: the model's head, which turns hidden states into results.
         placed: the batch's layout on the model's device.
         target: the layout of the decoder's batch; None without a decoder.
-        encodes: whether the encoder runs in this call; it does not if the caller gives its states.
-        compiled: whether parts of the model are compiled; there attention and hooks cannot report that they ran.
+        encodes: whether the encoder runs in this call; False if the caller gives `encoder_outputs`.
+        compiled: whether parts of the model are compiled; attention in these parts cannot report that it ran.
         positions: position of each token, as the model counts positions; ``[R, L]``.
         inside: the part that runs now: "encoder" or "decoder".
         as_tuple: whether the caller wants a tuple.
         labels: by name, the labels from which the head computes the loss after the model ran.
-        seen: hidden states that hooks store for the head, by name.
+        seen: tensors that hooks and the head store during the call, by name.
         ran: how often each hook ran, by role.
         attended: how often each attention module attended, by ``id(module)``.
         kinds: classes of the modules that attended.
@@ -76,7 +76,7 @@ class Static:
 
     Attributes:
         ids: the sequence numbers, int32 ``[R, 1, 1, L]``; None: no call with static shapes runs now.
-        kept: the tensor that the head reads.
+        kept: output of a module, stored for the head by `Keep`.
         tokens: token ids ``[R, L]``, or None.
         frame: the frame that calls the module, until the call ends; None while compiling.
     """
@@ -92,7 +92,7 @@ class Static:
 
 
 class Calls(local):
-    """The calls that run now in this thread, the innermost one last; None stands for an ordinary call."""
+    """The state of each thread: `stack` has the calls that run now, the innermost last; None for an ordinary call."""
 
     def __init__(self) -> None:
         self.stack: list[Call | None] = []
@@ -108,9 +108,10 @@ class Cell:
 
     Attributes:
         calls: the calls of each thread.
-        compiled: the call of static shapes while compiling, since the compiler cannot trace thread-local values.
+        compiled: while compiling, the state of a call with static shapes, since the compiler cannot trace thread-local
+            values.
         most: largest number of sequences that a batch may have; None: any number.
-        how: in calls of static shapes, how the result of a sequence is read from its tokens, as `Head.pooling` returns
+        how: in calls with static shapes: how a sequence's result is read from its tokens, as `Head.pooling` returns
             it.
         opened: number of packed calls that run now, in all threads; the compiler can read this number.
         owned: whether the cell belongs to a model, and not to a module that was copied by itself.
@@ -171,7 +172,7 @@ class Cell:
 
     @property
     def static(self) -> Static:
-        """The call of static shapes that runs now; if there is none, a `Static` whose `ids` are None."""
+        """The call with static shapes that runs now; if there is none, a `Static` whose `ids` are None."""
         if torch.compiler.is_compiling():
             return self.compiled
         static = self.calls.static
@@ -183,7 +184,7 @@ class Cell:
 def runs(frame: FrameType | None) -> bool:
     """Return whether this frame still runs in this thread.
 
-    A call is known to be interrupted if it did not end and its frame no longer runs.
+    A call that did not end, but whose frame no longer runs, was interrupted.
     """
     at: FrameType | None = sys._getframe(1)
     while at is not None:

@@ -24,18 +24,20 @@ def static_inputs(model: Any, batch: PackedBatch) -> dict[str, Any]:
     """Return the inputs of a compiled pack-safe model: tensors whose shapes are the same for every batch.
 
     The mask holds the sequence numbers, int32 ``[R, 1, 1, L]``, from which the compiled attention makes a block mask.
-    Pass these inputs to a pack-safe model only: unlike a batch's guard, this mask raises no error in another model. One
-    graph serves all batches with the same number and width of rows.
+    Pass these inputs to a pack-safe model only: unlike a batch's own `attention_mask`, this mask raises no error in
+    another model. One graph serves all batches with the same number and width of rows.
 
     Results per sequence need a limit, ``nopad.packed(model, max_sequences=K)``, and have the shape ``[K, ...]``: with S
     sequences, the first S are real (``logits[:batch.layout.sequences]``). Labels per sequence are left out: compute the
     loss from the results with `nopad.losses`. Without a limit, a base model's ``pooler_output`` is left out.
 
     Raises:
-        BatchError: the batch is flat, its rows are filled end to end, or it has too many or too long sequences.
+        BatchError: the batch is flat, a sequence may go on in the next row (rows filled end to end), there are too many
+            or too long sequences, or the items do not fit the model.
         OptionError: the model is not pack-safe, or it gives results per sequence and has no `max_sequences`.
-        UnsupportedModelError: the model is a class of your own, has a decoder, has its own attention, or its head
-            averages states under the mask (ModernBERT, if so configured).
+        UnsupportedModelError: the model is a class of your own, is an encoder–decoder, has a front end for images,
+            gets its mask inside the base model (DeBERTa, MPNet, ESM), or its head averages states under the mask
+            (ModernBERT, if so configured).
 
     >>> import nopad, torch
     >>> from transformers import BertConfig, BertModel

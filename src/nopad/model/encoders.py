@@ -31,14 +31,14 @@ REPACKED = "nopad_repacked"
 
 @dataclass(frozen=True)
 class _Around:
-    """What the hooks around an attention module need, attached to the mask: its encoder, and the model's family."""
+    """Attached to the mask for the hooks around attention modules: the encoder, and the facts about the model type."""
 
     encoder: Any
     family: Family
 
 
 def encoder_mask(placed: Placement, family: Family, dtype: torch.dtype, encoder: nn.Module, compiled: bool) -> Any:
-    """Return the attention mask for the encoder of a model with its own attention, with the placement attached.
+    """Return the attention mask for the encoder of a model with its own attention, with `placed` attached to it.
 
     `family` says whether the mask is bool or additive; `dtype` is the dtype of an additive one. `compiled` says whether
     layers are compiled.
@@ -66,7 +66,11 @@ def encoder_mask(placed: Placement, family: Family, dtype: torch.dtype, encoder:
 
 
 def unpack_first(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Return an attention module's arguments with one sequence per row; None if they need no change."""
+    """Return an attention module's arguments with one sequence per row, ``(args, kwargs)``; None: unchanged.
+
+    Raises:
+        UnsupportedModelError: a packed call's mask came without the layout.
+    """
     if torch.compiler.is_compiling():
         return None  # with `mask` only, where there is nothing to unpack
     named = bound(module, args, kwargs)

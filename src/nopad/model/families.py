@@ -31,12 +31,13 @@ class Family:
 
     Attributes:
         route: "interface": its layers call transformers' registered attention; "encoder mask": they do not, and nopad
-            replaces the encoder's mask; "mixers": none of its tokens meet but in its own mixing modules (`mixers`).
+            replaces the encoder's mask; "mixers": only its own mixing modules (`mixers`) move information between
+            tokens.
         attention: for "encoder mask": class names of the attention modules around which states are unpacked and packed
             again.
-        after_padding: positions are counted as in RoBERTa: from `padding_idx + 1` on, without pad ids
-            (`nopad.model.positions`). Otherwise they count from 0.
-        mask: for "encoder mask": the kind of its mask: "bool", or "additive" (numbers that are added to scores).
+        after_padding: whether positions are counted as in RoBERTa: from `padding_idx + 1` on, and pad ids are not
+            counted (`nopad.model.positions`). Otherwise they count from 0.
+        mask: for "encoder mask": whether its mask is "bool", or "additive" (numbers that are added to scores).
         head: name of the sequence classification head's module that gets the pooled states, and their number of
             dimensions: 3 for ``[S, 1, H]``, 2 for ``[S, H]``; 0: the module scores every token, and the score of one
             token is read.
@@ -56,16 +57,17 @@ class Family:
         mixers: class names of the modules that move information between tokens and do not use the registered attention
             (convolutions, state-space scans, linear attention): each is run on every sequence by itself
             (`nopad.model.mixers`).
-        mixes: function that returns how often tokens are mixed in one call, by registered attention and by mixing
-            modules; None: `attends` times in each layer.
-        places: names of a mixing module's arguments that count places along a row, each with the dimension of which a
-            sequence gets the first entries; None: the module takes what it needs itself.
-        masked: whether the base model takes nopad's mask; False: it gets none, as it needs more than masks (ALiBi).
-        narrow: whether rows are limited to the width of the table of positions.
+        mixes: function of the configuration that returns how often tokens are mixed in one call, by registered
+            attention and by mixing modules; None: `attends` times in each layer.
+        places: names of a mixing module's arguments that have one entry per position in a row (ALiBi, rotary angles),
+            each with the dimension of these entries. A sequence of l tokens gets the first l entries; if the dimension
+            is None, it gets the whole argument, from which the module itself takes what it needs.
+        masked: whether the base model gets nopad's mask; False: it gets no mask, since it would compute ALiBi from it.
+        narrow: whether a row may have at most as many slots as the model has positions.
         front: name of the base model's part that turns raw data (images) into states, and the name of its argument for
             the raw data; a packed call begins with these states (`nopad.model.fronts`). None: tokens are ids.
-        since: version of transformers before which the kind is refused, since there a sequence's results depend on what
-            its batch holds besides, or it cannot be built; "": any.
+        since: oldest version of transformers with which this model type is accepted: in older ones, a sequence's
+            results depend on the rest of its batch, or the model cannot be built; "": any version.
         refuse: function that returns why a model with this configuration is refused, or None if it is not.
         notes: remarks for the documentation.
     """
@@ -94,7 +96,7 @@ class Family:
 
     @property
     def causal(self) -> bool:
-        """Whether no token sees those that follow it."""
+        """Whether this is a decoder, in which no token sees later ones; False also for CLIP's causal text model."""
         return self.pooled == "last"
 
 
@@ -106,7 +108,7 @@ def _deberta_refuses(config: Any) -> str | None:
 
 def _decoder_refuses(config: Any) -> str | None:
     both = getattr(config, "use_bidirectional_attention", None)
-    if both and both != "vision" and config.model_type != "gemma3_text":  # its masks depend on each layer's type
+    if both and both != "vision" and config.model_type != "gemma3_text":  # its layers set is_causal to match
         return "with use_bidirectional_attention its tokens see what follows them in a batch without padding only"
     if getattr(config, "is_causal", True) is False:
         return "with is_causal = False in its configuration its tokens see what follows them in padded batches only"
@@ -120,7 +122,7 @@ def _encoder_refuses(config: Any) -> str | None:
 
 
 def _one_more(config: Any) -> int:
-    """Return how often a model mixes whose embeddings mix, too."""
+    """Return how often tokens are mixed in a model whose embeddings mix them too: once more than it has layers."""
     return int(config.num_hidden_layers) + 1
 
 
@@ -150,7 +152,7 @@ _DEBERTA = Family(
 _DECODER = Family(pooled="last", head=("score", 0), refuse=_decoder_refuses)
 NOTHING = Family()
 
-# Decoders whose classifier scores every token (`score`) and reads the score of the last one.
+# Model types of decoders whose classifier scores every token (`score`) and reads the score of the last one.
 _DECODERS = """
     afmoe apertus arcee aria_text axk1 bitnet cohere cohere2 cohere2_moe cwm deepseek_v2 deepseek_v3 dots1 ernie4_5
     ernie4_5_moe exaone4 exaone_moe flex_olmo flint gemma gemma2 gemma3_text gemma3n_text gemma4_text
@@ -211,16 +213,16 @@ FAMILIES: dict[str, Family] = {
 
 
 def _hybrids_too(config: Any) -> int:
-    """Return how often a model of state-space layers mixes, some of which (hybrid) have attention before them."""
+    """Return how often tokens are mixed if each layer has a state-space module, and "hybrid" layers attention too."""
     return len(config.layers_block_type) + int(config.layers_block_type.count("hybrid"))
 
 
 def _but_experts(config: Any) -> int:
-    """Return how often a model mixes in which a layer is either a mixing module, or one of experts or an MLP."""
+    """Return how often tokens are mixed if each layer is a mixing module, except layers of experts ("moe") and MLPs."""
     return sum(kind not in ("moe", "mlp") for kind in config.layers_block_type)
 
 
-# Hybrids and state-space models: a line names the classes of their mixing modules, but for registered attention.
+# Hybrids and state-space models: each line names the classes of mixing modules, except registered attention.
 HYBRIDS: dict[str, Family] = {
     "bailing_hybrid": replace(_DECODER, mixers=("BailingHybridDeltaAttention",)),
     "bamba": replace(_DECODER, mixers=("BambaMixer",)),
@@ -244,7 +246,7 @@ HYBRIDS: dict[str, Family] = {
     "zamba": replace(_DECODER, mixers=("ZambaMambaMixer",), mixes=_hybrids_too, since="5.23"),
     "zamba2": replace(_DECODER, mixers=("Zamba2MambaMixer",), mixes=_hybrids_too, since="5.23"),
 }
-# Models with attention of their own, off transformers' registry, or with other mixing modules.
+# Models whose attention does not go through transformers' registry, or that have other mixing modules.
 _OWN = Family(route="mixers", refuse=_encoder_refuses)
 OWN: dict[str, Family] = {
     "bloom": replace(_DECODER, route="mixers", mixers=("BloomAttention",), places=(("alibi", 2),), masked=False),
@@ -268,7 +270,7 @@ OWN: dict[str, Family] = {
 }
 FAMILIES |= HYBRIDS | OWN
 
-# Kinds whose tokens are made of images by a front end of their own.
+# Model types with a front end that makes tokens from images.
 _PATCHES = Family(front=("embeddings", "pixel_values"), head=("classifier", 2), pooler=("pooler", 3))
 FRONTS: dict[str, Family] = {"deit": _PATCHES, "vit": _PATCHES, "vit_msn": _PATCHES}
 
@@ -305,7 +307,7 @@ REFUSED: dict[str, str] = {kind: reason for reason, kinds in _BY_REASON.items() 
 
 
 def family_of(config: Any) -> Family:
-    """Return the family of a model with this configuration.
+    """Return the `Family` (facts about the model type) of a model with this configuration.
 
     Raises:
         UnsupportedModelError: nopad cannot keep the sequences of this model apart, or does not know its type.

@@ -103,7 +103,7 @@ def blank(config: Any, like: Tensor) -> Tensor:
 
 
 def refuse_static_front(model: Any, family: Family) -> None:
-    """Refuse a call of static shapes to a model with a front end, which would be part of the compiled graph.
+    """Refuse a call with static shapes to a model with a front end, which would be part of the compiled graph.
 
     Raises:
         UnsupportedModelError: the model has a front end.

@@ -29,7 +29,7 @@ IGNORED = -100
 
 
 class Head:
-    """A model's head; this base class, which changes no results, is for base models and heads with results per token.
+    """A model's head. This base class is for base models and for heads with one result per token.
 
     Attributes:
         name: the head's name in `nopad.model.known.NAMES`.
@@ -101,17 +101,17 @@ class Head:
         return output
 
     def enter_static(self, named: Mapping[str, Any]) -> None:
-        """Check the arguments of a call of static shapes."""
+        """Check the arguments of a call with static shapes (`nopad.model.static_inputs`); here, accept all."""
 
     def static_labels(self, labels: Tensor, positions: Tensor) -> Tensor:
-        """Return labels per token, ``[R, L]``, as the model must get them in a call of static shapes.
+        """Return labels per token, ``[R, L]``, as the model must get them in a call with static shapes.
 
         `positions` is the position of each token in its sequence, from 0, and 0 in padding; ``[R, L]``.
         """
         return labels
 
     def leave_static(self, cell: Cell, output: Any) -> Any:
-        """Return the output of a call of static shapes; a result that exists only per row becomes None."""
+        """Return the output of a call with static shapes; a result that exists only per row becomes None."""
         for name in ("pooler_output", "seq_relationship_logits", "sop_logits"):
             unread = cell.most is None or (name == "pooler_output" and self.family.pooled == "eos")
             if name in (output or ()) and unread:
@@ -283,7 +283,7 @@ class Causal(Head):
         named["labels"] = labels.reshape(-1).index_fill(0, call.placed.first, IGNORED).reshape(labels.shape)
 
     def enter_static(self, named: Mapping[str, Any]) -> None:
-        """Check the arguments of a call of static shapes.
+        """Check the arguments of a call with static shapes (`nopad.model.static_inputs`).
 
         Raises:
             BatchError: ``num_items_in_batch``, the number by which the loss is divided, was given.
@@ -300,7 +300,7 @@ class Causal(Head):
 
 
 class _Answers(Head):
-    """Question answering: the logits of where an answer begins and ends, per sequence."""
+    """The head of question answering: logits per sequence for the first and the last token of an answer."""
 
     name = "answers"
     gives = "sequence"

@@ -38,7 +38,7 @@ __all__ = [
 
 @dataclass(eq=False)
 class Hook:
-    """Base class of all hooks of nopad; by it, nopad recognises its own hooks when it removes them.
+    """Base class of all hooks of nopad, by which it recognises its own hooks when it removes them.
 
     PyTorch calls a hook with the positional and keyword arguments of the forward call.
 
@@ -185,7 +185,7 @@ class Feed(Hook):
     Attributes:
         dims: number of dimensions of the module's input: 2 for ``[S, H]``, or 3 for ``[S, 1, H]`` if the module itself
             takes the first token.
-        stock: whether the model is one of transformers' own classes, which give this module the pooled states per row.
+        stock: whether the model is one of transformers' own classes; if not, the module's input is checked.
     """
 
     dims: int = 3
@@ -206,7 +206,12 @@ class Feed(Hook):
         return (found if self.dims == 2 else found[:, None], *args[1:]), kwargs
 
     def _states(self, call: Call, module: nn.Module, args: Any) -> Tensor:
-        """Return the states to pool, ``[R, L, H]``; raise where the module got anything but a row's pooled states."""
+        """Return the states to pool, ``[R, L, H]``.
+
+        Raises:
+            UnsupportedModelError: there are no such states; or, in a class that is not transformers' own, a module with
+                the input ``[S, H]`` (`dims` 2) gets anything but the first token's states of each row.
+        """
         given: Tensor | None = args[0] if args and isinstance(args[0], Tensor) else None
         states: Tensor | None = given if self.dims == 3 else call.seen.get("hidden")
         if given is None or states is None or tuple(states.shape[:2]) != call.placed.layout.shape or states.dim() != 3:

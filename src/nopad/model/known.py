@@ -16,7 +16,7 @@ from nopad.model.families import Family
 
 __all__ = ["NAMES", "class_of", "head_name", "is_stock"]
 
-# What each head gives, by the names that `nopad.packed(head=...)` takes.
+# What each head returns, by its name in `nopad.packed(head=...)`.
 NAMES = {
     "tokens": "one result per token (base models, masked LM, token classification, pre-training)",
     "causal": "one result per token, and labels that a causal language model shifts",

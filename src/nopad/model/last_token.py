@@ -36,7 +36,7 @@ def last_tokens(config: Any, ids: Tensor | None, placed: Placement, pads_inside:
         return placed.last
     places = torch.arange(placed.layout.tokens, device=ids.device) if placed.index is None else placed.index
     real = torch.where(placed.stream(ids) != padding, places, 0)
-    # The largest place without a pad id; starting from `first` covers sequences of pad ids only.
+    # The last index that does not hold the pad id; `first`, if a sequence consists of pad ids.
     found = placed.first.scatter_reduce(0, placed.owner, real, "amax")
     if not pads_inside:
         reals = torch.zeros_like(found).index_add(0, placed.owner, (placed.stream(ids) != padding).long())
@@ -69,7 +69,7 @@ def static_last_tokens(config: Any, ids: Tensor | None, sequence_ids: Tensor, mo
         config: the model's configuration.
         ids: token ids ``[R, L]``, or None.
         sequence_ids: the number of each token's sequence, from 1, and 0 in padding; ``[R, 1, 1, L]``.
-        most: largest number of sequences that a batch may have; places after the batch's last sequence are 0.
+        most: largest number of sequences that a batch may have; entries after the batch's last sequence are 0.
     """
     padding = config.get_text_config().pad_token_id
     numbers = torch.arange(1, most + 1, device=sequence_ids.device, dtype=sequence_ids.dtype)

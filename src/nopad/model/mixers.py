@@ -1,18 +1,18 @@
 """The mixer route: modules that move information between tokens, run on each sequence by itself.
 
-Between tokens only *mixing* modules move information: convolutions over time, state-space scans, linear attention,
-attention of a model's own. A family names the classes of those that do not use transformers' registered attention.
-Everything else runs on the packed stream as it is.
+A *mixing* module moves information between tokens without transformers' registered attention: a convolution over time,
+a state-space scan, linear attention, or an attention of the model's own. `Family.mixers` names their classes. All other
+modules, and registered attention, run on the batch's rows as usual.
 
-A hook before such a module cuts its arguments into groups of sequences, ``[n, l, ...]``, and hands it the first
-group. A hook behind it runs the module's own `forward` on the other groups, and lays all results out as the batch's
-rows again. So states begin empty in each sequence, and PyTorch's other hooks see the module run once.
+A hook before a mixing module cuts its arguments into groups of sequences, ``[n, l, ...]``, and gives it the first one.
+A hook after it runs the module's own `forward` on the other groups, and puts all results into the batch's rows again.
+So the module's state begins empty in each sequence, and PyTorch's other hooks see the module run once.
 
-Sequences of a group have one length, or nearly one where the module is causal: what pads the shorter ones on the right
-cannot be seen from their tokens. `grouped` weighs the padding against the cost of one more call.
+The n sequences of a group have the same length. If the module is causal, their lengths may differ: the shorter ones are
+padded on the right, which their own tokens cannot see. `grouped` weighs this padding against the cost of one more call.
 
-Gradient checkpointing computes a layer again when the call has ended. So the function by which transformers checkpoints
-a layer is wrapped: it keeps the layout (`Carried`).
+Gradient checkpointing computes a layer again after the call has ended. So `Carried` wraps the function with which
+transformers checkpoints a layer, and keeps the layout for it.
 """
 
 from __future__ import annotations
@@ -78,9 +78,9 @@ class Pending:
 
 @dataclass(eq=False)
 class Carried:
-    """A layer's gradient checkpointing, which computes the layer again in the layout in which it ran.
+    """Gradient checkpointing that computes a layer again with the same layout as in its first run.
 
-    It stands in for the function that transformers gives to checkpointed layers (`_gradient_checkpointing_func`).
+    It replaces the function that transformers gives to checkpointed layers (`_gradient_checkpointing_func`).
     """
 
     cell: Cell
@@ -98,7 +98,7 @@ class Carried:
     def _again(self, layer: Any, placed: Placement, masks: Sequence[int], *args: Any, **kwargs: Any) -> Any:
         calls = self.cell.calls
         for number in masks:
-            setattr(args[number], ATTRIBUTE, placed)  # checkpoints detach what they are given by position
+            setattr(args[number], ATTRIBUTE, placed)  # checkpointing detaches positional arguments
         outer, calls.again = calls.again, placed
         try:
             return layer(*args, **kwargs)
@@ -108,7 +108,7 @@ class Carried:
 
 @dataclass(eq=False)
 class Cut(Hook):
-    """Gives a mixing module the first group of sequences in place of the batch's rows."""
+    """Gives a mixing module the first group of sequences (`grouped`) in place of the batch's rows."""
 
     family: Family | None = None
 
@@ -134,7 +134,7 @@ class Cut(Hook):
 
 @dataclass(eq=False)
 class Join(Hook):
-    """Runs a mixing module on the other groups of sequences, and packs all results again."""
+    """Runs a mixing module on the other groups of sequences, and puts all results into the batch's rows."""
 
     moment: Literal["before", "after"] = "after"
 
@@ -150,7 +150,7 @@ class Join(Hook):
 
 
 def mixing_hooks(cell: Cell, modules: Iterable[nn.Module], family: Family) -> Iterator[tuple[nn.Module, Hook]]:
-    """Yield those of a model's modules that are mixing modules, each with its hooks."""
+    """Yield the mixing modules among `modules`, each with each of its two hooks."""
     for module in modules:
         if class_of(module).__name__ in family.mixers:
             yield module, Cut(cell, family=family)
@@ -158,10 +158,10 @@ def mixing_hooks(cell: Cell, modules: Iterable[nn.Module], family: Family) -> It
 
 
 def carry(cell: Cell, modules: Iterable[nn.Module]) -> None:
-    """Let gradient checkpointing keep the layout of packed calls, for the mixing modules inside checkpointed layers.
+    """Make gradient checkpointing keep the layout of packed calls, for the mixing modules inside checkpointed layers.
 
     Raises:
-        UnsupportedModelError: layers are checkpointed in another way than transformers'.
+        UnsupportedModelError: layers are checkpointed by torch's wrapper and not by transformers.
     """
     for module in modules:
         if type(module).__name__ == "CheckpointWrapper":
@@ -184,7 +184,7 @@ def release(modules: Iterable[nn.Module]) -> None:
 
 
 def refuse_compiled(model: Any, family: Family) -> None:
-    """Refuse packs for a model with mixing modules of which parts are compiled: groups differ from batch to batch.
+    """Refuse a compiled or static call of a model with mixing modules, whose groups differ from batch to batch.
 
     Raises:
         UnsupportedModelError: the model has mixing modules.
@@ -200,9 +200,9 @@ def refuse_compiled(model: Any, family: Family) -> None:
 def grouped(lengths: Sequence[int], causal: bool, call: int = CALL) -> list[list[int]]:
     """Divide sequences into groups that a mixing module runs together; return their numbers, group by group.
 
-    Without `causal`, the sequences of a group have one length. With it they may differ, and the groups are those for
-    which the slots of all groups (number of sequences times the longest) and `call` for each group add up to least.
-    Cost: O(D^2) for D different lengths.
+    Without `causal`, the sequences of a group have the same length. With `causal`, lengths may differ, and the groups
+    are the cheapest: a group costs n * l slots (n sequences, the longest of l tokens), and `call` more for its own call
+    of the module. Run time: O(D^2) for D different lengths.
 
     >>> grouped([7, 300, 7, 280], causal=True)
     [[1, 3], [0, 2]]
@@ -213,7 +213,7 @@ def grouped(lengths: Sequence[int], causal: bool, call: int = CALL) -> list[list
     order = np.argsort(-array, kind="stable")
     sizes, counts = np.unique(array, return_counts=True)
     sizes, ends = sizes[::-1].astype(np.int64), np.concatenate([[0], np.cumsum(counts[::-1])])
-    # best[i]: the least cost of the sequences of the i largest lengths; chosen[i]: where its last group begins.
+    # best[i]: the least cost of the sequences with the i largest lengths; chosen[i]: where their last group begins.
     best, chosen = np.zeros(sizes.size + 1, np.int64), np.zeros(sizes.size + 1, np.int64)
     for i in range(1, sizes.size + 1):
         begin = 0 if causal else i - 1
@@ -228,7 +228,7 @@ def grouped(lengths: Sequence[int], causal: bool, call: int = CALL) -> list[list
 
 
 def _groups(placed: Placement, causal: bool) -> Groups:
-    """Return how the batch is cut; its sequences are numbered here as they lie in the stream."""
+    """Return how the batch is cut into groups; here, sequences are numbered in stream order (row after row)."""
     lengths = np.diff(placed.bounds)
     groups = grouped(lengths.tolist(), causal, CALL)
     sizes = tuple((len(group), int(lengths[group].max())) for group in groups)
@@ -246,12 +246,13 @@ def _pieces(
 ) -> list[dict[str, Any]]:
     """Return a mixing module's arguments for each group.
 
-    What has an entry per token is cut. The mask is left out, or replaced by a causal one: sequences of a group have no
-    padding that their tokens could see. Of what counts places along the row (`Family.places`), a group gets the first.
+    Tensors with one entry per token are cut. The mask becomes None, or a causal one: no token of a group can see the
+    padding. Of arguments with one entry per position in a row (`Family.places`), a group gets the first l entries.
 
     Raises:
-        UnsupportedModelError: the module is given a cache of earlier tokens, or a tensor that is not per token.
-        BatchError: a sequence goes on in another row, and is longer than what counts places along a row.
+        UnsupportedModelError: the module is given a cache of earlier tokens, a tensor that is not per token, or no
+            mask although it needs one.
+        BatchError: a sequence that goes on in the next row is longer than an argument with one entry per position.
     """
     places = dict(family.places)
     dtype = next((one.dtype for one in named.values() if isinstance(one, Tensor) and one.is_floating_point()), None)
@@ -287,7 +288,7 @@ def _pieces(
 
 
 def _causal(length: int, given: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """Return a causal mask ``[1, 1, l, l]`` in place of the one given: bool, True where hidden, or additive."""
+    """Return a causal mask ``[1, 1, l, l]``: bool (True: hidden) if the given mask is bool, else additive."""
     hidden = torch.ones(length, length, dtype=torch.bool, device=given.device).triu(1)[None, None]
     if given.dtype == torch.bool:
         return hidden
@@ -296,7 +297,7 @@ def _causal(length: int, given: Tensor, dtype: torch.dtype | None) -> Tensor:
 
 
 def _first(value: Tensor, dim: int | None, rows: int, size: tuple[int, int]) -> Tensor:
-    """Return the first l entries of a tensor along `dim`, for a group of n sequences; None: the tensor as it is.
+    """Return the first l entries of a tensor along `dim`, for a group of n sequences; `dim` None: the whole tensor.
 
     `size` is (n, l). A tensor ``[rows * heads, 1, L]`` (ALiBi) becomes ``[n * heads, 1, l]``.
     """
@@ -314,9 +315,9 @@ def _first(value: Tensor, dim: int | None, rows: int, size: tuple[int, int]) -> 
 
 
 def _joined(module: nn.Module, outputs: list[Any], pending: Pending, strict: bool = True) -> Any:
-    """Return a module's output in the batch's rows, of its outputs for all groups.
+    """Join a module's outputs for all groups into one output, laid out as the batch's rows.
 
-    In a tuple only the first output must be per token; others that are not (attention weights) are left out, as None.
+    In a tuple, only the first output must be per token; None replaces others that are not (attention weights).
 
     Raises:
         UnsupportedModelError: an output is not per token.

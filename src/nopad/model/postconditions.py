@@ -21,7 +21,7 @@ from nopad.model.heads import Head
 __all__ = ["check_attended", "check_output", "check_ran", "check_static", "mixed"]
 
 WAY_OUT = "run the base model, and pool its states with nopad.model.pooled"
-# Outputs that are neither per token nor per sequence, or empty.
+# Outputs that are not checked: they are neither per token nor per sequence, or empty.
 FREE = (
     "loss",
     "attentions",
@@ -93,7 +93,7 @@ def check_attended(model: Any, family: Family, call: Call, modules: Sequence[nn.
 def mixed(config: Any, family: Family, decodes: bool = False, encodes: bool = True) -> int:
     """Return how often a model of this configuration must mix tokens, by attention or mixing modules, in a packed call.
 
-    `decodes`: whether the call has a decoder; `encodes`: whether the encoder runs beside it.
+    `decodes`: whether the call has a decoder; `encodes`: whether its encoder runs.
     """
     if not decodes:
         text = config.get_text_config() if hasattr(config, "get_text_config") else config
@@ -134,7 +134,7 @@ def _widths(config: Any) -> set[Any]:
 
 
 def check_static(model: Any, head: Head, most: int | None, shape: tuple[int, int], output: Any) -> None:
-    """Check each output's shape in a call of static shapes.
+    """Check each output's shape in a call with static shapes.
 
     `shape` is (R, L), for results per token. `most` is the required number of results per sequence; None: these are not
     checked.

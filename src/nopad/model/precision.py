@@ -1,8 +1,8 @@
-"""`lowered`: a copy of a model for inference in bfloat16 or int8, which is faster on CPUs that multiply in it.
+"""`lowered`: a copy of a model for inference in bfloat16 or int8, faster on CPUs with instructions for this type.
 
-int8 is that of torchao: linear layers multiply 8-bit weights, one scale per output, by 8-bit activations, one scale per
-token. A scale per batch, as in PyTorch's own dynamic quantisation, would let a sequence's result depend on its company,
-and `nopad.packed` refuses it.
+int8 is done by torchao: linear layers multiply 8-bit weights, one scale per output, by 8-bit activations, one scale per
+token. With a scale per batch, as in PyTorch's own dynamic quantisation, a sequence's result would depend on the other
+sequences of its batch; `nopad.packed` refuses it.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ log = logging.getLogger("nopad")
 
 
 def lowered(model: Any, precision: Precision) -> Any:
-    """Return a copy of a model in float32 that computes in lower precision, for inference.
+    """Return a copy of a float32 model that computes in lower precision, for inference.
 
     "bfloat16": weights and activations have 8 significant bits; fast on CPUs with AMX or AVX-512 BF16, and on GPUs.
     "int8": linear layers only, the rest stays in float32; needs torchao. Make the copy pack-safe, not the original.
 
-    With "int8", a sequence's result is the same alone and in any company, as in float32. With "bfloat16" it differs by
-    what bfloat16 rounds, since kernels add up in another order for another number of tokens.
+    With "int8", a sequence's result is the same alone and in any batch, as in float32. With "bfloat16", the two differ
+    by rounding errors, since kernels add up in another order for another number of tokens.
 
     Raises:
-        OptionError: the precision is unknown, or the model is not in float32 or is pack-safe already.
+        OptionError: the precision is unknown, or the model is pack-safe already or not in float32 ("bfloat16" also
+            accepts float64).
         MissingExtraError: "int8" without torchao.
 
     >>> from transformers import BertConfig, BertModel
@@ -62,8 +63,8 @@ def lowered(model: Any, precision: Precision) -> Any:
 def agreement(model: Any, other: Any) -> float:
     """Return how alike the outputs of two models are: the smallest cosine over four sequences of random tokens.
 
-    Of each sequence, all values of the first output are compared at once: hidden states, or logits. NaN if a model does
-    not run on ``input_ids`` alone.
+    The cosine of a sequence is that of all values of the models' first output, hidden states or logits. The result is
+    NaN if a model does not run on ``input_ids`` alone.
 
     >>> from transformers import BertConfig, BertModel
     >>> from nopad.model.precision import agreement, lowered

@@ -3,8 +3,8 @@
 The model stays the same object with the same parameters and `state_dict`, and ordinary calls work as before. When it is
 called with a `PackedBatch`, every sequence gets the result it would get alone:
 
-* the outermost hook takes the guard from the batch, checks that batch and model fit, and converts positions
-  (`nopad.model.state`);
+* the outermost hook takes the layout from the batch's `attention_mask`, checks that batch and model fit, and converts
+  positions (`nopad.model.state`);
 * where the base model (or its encoder) begins, a hook replaces the mask by one that carries the layout to each layer's
   attention (`nopad.model.hooks`);
 * where a head pools, it gets each sequence's states instead of each row's (`nopad.model.heads`);
@@ -36,11 +36,13 @@ MOST = Option(default=None, none=True, help="most sequences of a batch")
 def packed(model: M, *, backend: str = "auto", max_sequences: int | None = None, head: str | None = None) -> M:
     """Make a model pack-safe, in place; the same object is returned.
 
+    Called with a `PackedBatch`, a pack-safe model gives each sequence the result that it would get alone.
+
     Args:
         model: a transformers model, bare or with a head, also inside PEFT.
         backend: how attention keeps sequences apart: "flex", "mask", "repack", "segments" or "varlen"; or "auto":
             `segments` on a CPU; on other devices `varlen` for flat batches in half precision on a CUDA GPU, `repack`
-            for rows filled end to end, else `mask`.
+            if sequences may go on in the next row (rows filled end to end), else `mask`.
         max_sequences: the most sequences that a batch may have; a batch with more is refused. None: unlimited. With
             this limit, heads that give a result per sequence have static shapes too (`nopad.model.static_inputs`).
         head: the kind of head, needed only if the model's class is your own. "tokens": one result per token; "causal":

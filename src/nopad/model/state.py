@@ -150,7 +150,7 @@ class State:
             for module, hook in hooks:
                 if module is not self.model or first:
                     attach(module, hook)
-            # A class of transformers may go around its base model (OPT does); any other class must pass positions on.
+            # In transformers' own classes, `Count` need not run (OPT's bypass the base model); in others, it must.
             free = (UnpackFirst, PackAgain, NoPositions, Cut, Join, *((Count,) if self.head.stock else ()))
             counted = (hook for _, hook in hooks if not isinstance(hook, free))
             self.roles = tuple(hook.role for hook in counted)
@@ -158,7 +158,7 @@ class State:
         self.tell_cell()
 
     def tell_cell(self) -> None:
-        """Copy to `cell` what hooks need in calls of static shapes: `most`, and how the head pools."""
+        """Copy to `cell` what hooks need in calls with static shapes: `most`, and how the head pools."""
         self.cell.most, self.cell.how = self.most, self.head.pooling()
 
     def _hooks(self) -> Iterator[tuple[nn.Module, Hook]]:
@@ -197,9 +197,9 @@ class State:
     def enter(self, module: nn.Module, args: Any, kwargs: dict[str, Any], frame: FrameType | None) -> Any:
         """Begin a call: check that batch and model fit, and turn the batch into the model's own arguments.
 
-        Returns the new ``(args, kwargs)``, or None for a call that goes on unchanged: a call of static shapes, or an
-        ordinary call. An ordinary call with tensors of a packed batch is refused. `frame` is the frame that calls the
-        module; None while compiling.
+        Returns the new ``(args, kwargs)``, or None for a call that goes on unchanged: a call with static shapes
+        (`nopad.model.static_inputs`), or an ordinary call. An ordinary call with tensors of a packed batch is refused.
+        `frame` is the frame that calls the module; None while compiling.
         """
         if torch.compiler.is_compiling():
             arguments = bound(module, args, kwargs)
@@ -208,7 +208,7 @@ class State:
                 refuse_static_front(module, self.family)
                 refuse_compiled(module, self.family)
                 enter_static(self.cell, self.head, arguments, None)
-            elif not isinstance(numbers, PackedMask):  # which says by itself that it is not to be compiled
+            elif not isinstance(numbers, PackedMask):  # a `PackedMask` raises its own error while compiling
                 refuse_marked(arguments)
             return None
         self.cell.settle()
@@ -254,8 +254,8 @@ class State:
     def leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
         """End a packed call: check that all hooks and layers ran, and return the output with results per sequence.
 
-        `leave_static` ends a call of static shapes. The output of an ordinary call, or of a call that raised, does not
-        change.
+        `leave_static` ends a call with static shapes. The output of an ordinary call, or of a call that raised, does
+        not change.
         """
         if is_static(bound(module, args, kwargs).get("attention_mask")):
             return leave_static(module, self.cell, self.head, output)
@@ -278,7 +278,7 @@ class State:
         return output.to_tuple() if call.as_tuple and hasattr(output, "to_tuple") else output
 
     def _opened(self, guard: PackedMask, named: Mapping[str, Any], module: nn.Module) -> Call:
-        """Return the `Call` for a batch with this guard."""
+        """Return the `Call` for the batch whose `attention_mask` is `guard`."""
         compiled = any(one._compiled_call_impl is not None or "_orig_mod" in one._modules for one in self.modules)
         if compiled:
             refuse_compiled(module, self.family)

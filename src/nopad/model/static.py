@@ -22,7 +22,7 @@ __all__ = ["enter_static", "leave_static"]
 
 
 def enter_static(cell: Cell, head: Head, named: Mapping[str, Any], frame: FrameType | None) -> None:
-    """Begin a call of static shapes with the arguments `named`.
+    """Begin a call with static shapes and the arguments `named`.
 
     `frame` is the frame that calls the module; None while compiling.
 
@@ -48,7 +48,7 @@ def enter_static(cell: Cell, head: Head, named: Mapping[str, Any], frame: FrameT
 
 
 def leave_static(model: Any, cell: Cell, head: Head, output: Any) -> Any:
-    """End a call of static shapes; return the output with results per sequence, ``[most, ...]``, instead of per row."""
+    """End a call with static shapes; return the output with results per sequence, ``[most, ...]``, not per row."""
     static = cell.static
     numbers = static.ids
     try:

@@ -1,6 +1,7 @@
 """Refuse calls in which sequences would see each other, before the model runs.
 
-These are calls with a packed batch's tensors but without its guard, and heads that mix the tokens of a row.
+These are calls with a packed batch's tensors but without its own `attention_mask`, and calls of models whose head mixes
+the tokens of a row.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ MIXING = (nn.RNNBase, nn.modules.conv._ConvNd, nn.MultiheadAttention, nn.Transfo
 def refuse_unguarded(named: Mapping[str, Any]) -> None:
     """Refuse an ordinary call with a packed batch's tensors, in which the batch's own `attention_mask` is missing.
 
-    Such tensors are recognised by the mark that `PackedBatch` puts on them, or by positions that begin again inside a
-    row while there is no mask or an ordinary padding mask.
+    Such tensors are recognised by an attribute that `PackedBatch` sets on them; or by positions that begin again inside
+    a row, if there is no mask or only an ordinary padding mask.
 
     Raises:
         BatchError: such a tensor was given.
@@ -38,7 +39,7 @@ def refuse_unguarded(named: Mapping[str, Any]) -> None:
 
 
 def refuse_marked(named: Mapping[str, Any]) -> None:
-    """Refuse tensors that carry a packed batch's mark.
+    """Refuse tensors on which `PackedBatch` has set its attribute.
 
     Raises:
         BatchError: such a tensor was given.
@@ -68,12 +69,12 @@ def check_rows(model: nn.Module, base: Any) -> None:
 
 
 def _begin_again(positions: Any, mask: Any) -> bool:
-    """Whether positions begin again inside a row: two neighbouring tokens, neither of them padding, do not ascend."""
+    """Whether positions begin again inside a row: from one real token to the next, the position does not rise."""
     if not isinstance(positions, Tensor) or positions.dim() != 2 or positions.shape[1] < 2:
         return False
     again = positions[:, 1:] <= positions[:, :-1]
     if mask is None:
         return bool(again.any())
     if not isinstance(mask, Tensor) or mask.dim() != 2 or mask.shape[1] != positions.shape[1]:
-        return False  # a mask per pair of tokens, or the mask of a cache
+        return False  # a mask for pairs of tokens, or one that includes cached tokens
     return bool((again & (mask[:, 1:] != 0) & (mask[:, :-1] != 0)).any())

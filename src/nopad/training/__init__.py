@@ -1,9 +1,9 @@
-"""Training on packs, with transformers' and TRL's trainers. Needs the extra ``nopad[train]``.
+"""Training on packs, with transformers' and TRL's trainers. The trainers need the extra ``nopad[train]``.
 
 `PackedTrainer` is transformers' Trainer, `PackedSFTTrainer` and `PackedRewardTrainer` are TRL's, each with
-`PackedMixin` in front; they are imported on first use. Lightning, or a training loop of your own, needs none of these
-classes: give it ``loader.dataloader()``, or the loader, and an objective of `nopad.tasks`. Packing changes the meaning
-of hyper-parameters: `Lamb`, `Schedule` and `scale_for_packing` help to adapt them.
+`PackedMixin` as first base class; they are imported on first use. Lightning, or a training loop of your own, needs none
+of these classes: give it ``loader.dataloader()``, or the loader, and an objective of `nopad.tasks`. Packing changes the
+meaning of hyper-parameters: `Lamb`, `Schedule` and `scale_for_packing` help to adapt them.
 """
 
 from __future__ import annotations

@@ -10,13 +10,13 @@ from nopad.errors import OptionError
 
 __all__ = ["check_same_model"]
 
-# What says nothing of a model's weights; special tokens are the tokenizer's, to which the Trainer sets them
+# Fields that say nothing about a model's weights; the Trainer sets special tokens to those of the tokenizer
 _PASSING = frozenset({"_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache", "architectures"})
 _PASSING |= {"bos_token_id", "eos_token_id", "pad_token_id"}
 
 
 def check_same_model(folder: Path, model: Any) -> None:
-    """Refuse a checkpoint whose configuration describes a model of another shape.
+    """Refuse a checkpoint whose configuration differs from the model's; dropout and special tokens may differ.
 
     Checkpoints without a configuration (adapters of PEFT) are left to transformers.
 

@@ -98,7 +98,7 @@ def check_step(trainer: Any, loader: PackedLoader) -> None:
     if odd:
         raise OptionError(f"the Trainer and the loader disagree about a step: {'; '.join(odd)}; give both the same")
     check_options(trainer)
-    if trainer.model is not None:  # else model_init makes one for each training
+    if trainer.model is not None:  # otherwise, model_init makes a model when training begins
         check_rows(trainer.model, loader.rows, trainer.processing_class)
 
 

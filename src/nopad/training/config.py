@@ -27,10 +27,10 @@ from nopad.training.typed import Given, fitted, known
 
 __all__ = ["Data", "Model", "Optimizer", "Output", "Packing", "TaskTable", "TrainConfig", "read_config"]
 
-# Fields without which a table that may be left out means nothing
+# The field that an optional table must have
 _CHOOSES = {"optimizer": "name", "schedule": "counts"}
 
-# What another table says, or what `nopad train` does itself
+# Fields of [trainer] that are refused, since another table gives them or `nopad train` sets them itself
 _ELSEWHERE = {
     "output_dir": "output.folder says where to",
     "per_device_train_batch_size": "packing.rows says how many rows a micro-step has",
@@ -290,7 +290,7 @@ def read_config(path: str | Path, overrides: Sequence[str] = (), *, init_from: s
         _override(made, text)
     if init_from is not None:
         made["model"]["init_from"] = init_from
-    made["task"] = _table("task", made["task"], str(path))  # once more, for the name that it has now
+    made["task"] = _table("task", made["task"], str(path))  # again, since an override may have changed task.name
     with _of(str(path)):
         return TrainConfig(
             model=Model(**made["model"]),
@@ -305,7 +305,7 @@ def read_config(path: str | Path, overrides: Sequence[str] = (), *, init_from: s
 
 
 def _optional(name: str, made: Mapping[str, Mapping[str, Any]], document: Mapping[str, Any]) -> Any:
-    """Return a table that may be left out as a whole; None: it was."""
+    """Return an optional table as its dataclass; None if it was left out."""
     if not made[name] and name not in document:
         return None
     if _CHOOSES[name] not in made[name]:
@@ -316,7 +316,7 @@ def _optional(name: str, made: Mapping[str, Mapping[str, Any]], document: Mappin
 
 @contextmanager
 def _of(where: str) -> Iterator[None]:
-    """Put the place that a value came from before what is said about it."""
+    """In a ``with`` block, begin the message of an `OptionError` with `where`: the file or option of the value."""
     try:
         yield
     except OptionError as error:
@@ -335,7 +335,7 @@ def _parsed(path: Path) -> dict[str, Any]:
 
 
 def _override(made: dict[str, dict[str, Any]], text: str) -> None:
-    """Put ``TABLE.FIELD=VALUE`` into the tables; fields of a table within one are named with a further dot."""
+    """Put ``TABLE.FIELD=VALUE`` into the tables; ``TABLE.FIELD.KEY=VALUE`` sets one key of a field that is a table."""
     name, equals, value = text.partition("=")
     names = [one.strip() for one in name.split(".")]
     with _of(f"--set {text}"):
@@ -355,7 +355,7 @@ def _override(made: dict[str, dict[str, Any]], text: str) -> None:
 
 
 def _toml_value(text: str) -> Any:
-    """Return a TOML value, or the text itself where it is none."""
+    """Return the value of a text that is TOML; return any other text unchanged."""
     try:
         found = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
@@ -364,7 +364,7 @@ def _toml_value(text: str) -> Any:
 
 
 def _table(name: str, given: Mapping[str, Any], path: str | None, task: str | None = None) -> dict[str, Any]:
-    """Return the fields of a table, each of the type that it must have."""
+    """Return the fields of a table, each converted to its type; an unknown field raises an `OptionError`."""
     made = {}
     for key, value in given.items():
         try:
@@ -406,7 +406,7 @@ def _trainer_fields() -> Mapping[str, Any]:
     except ImportError as error:
         raise MissingExtraError(f"training needs {error.name}: {install('train')}") from error
     found = {one.name: one.type for one in fields(TrainingArguments) if one.init and one.name not in _ELSEWHERE}
-    return found | {"report_to": str | list[str]}  # where "none" is a value, and not the absence of one
+    return found | {"report_to": str | list[str]}  # here, "none" is a value and does not mean None
 
 
 @cache

@@ -13,9 +13,9 @@ __all__ = ["corrected"]
 
 
 def corrected(made: Loaders, data: Any) -> tuple[Loaders, Scaled | None]:
-    """Return loaders for corrected hyper-parameters, and the correction; None if ``packing.correction`` is "none".
+    """Return `made` for corrected hyper-parameters, and the correction (None if ``packing.correction`` is "none").
 
-    The packing factor is measured on an epoch's loader with ``accumulation=1``.
+    The packing factor is measured on the training loader, made with ``accumulation=1``.
 
     Raises:
         OptionError: the factor is not known, or there is no hyper-parameter that the correction could change.

@@ -29,18 +29,18 @@ class CountedLR(LRScheduler):
     Args:
         optimizer: a torch optimiser; the ``lr`` of each of its groups is the peak rate, which the schedule multiplies.
         schedule: the learning rate as a function of the number of sequences, tokens or steps seen.
-        loader: the loader of the training data; not needed if the schedule counts "steps". Batches that the loader gave
-            before this object was created do not count.
-        epochs, steps: length of training, needed if ``schedule.total`` is None: in epochs, counted from the loader's
-            first; or in optimiser steps, counted from now.
+        loader: the loader of the training data; not needed if the schedule counts "steps", and `steps` or
+            ``schedule.total`` is given. Batches that the loader gave before this object was created do not count.
+        epochs, steps: length of training, needed if ``schedule.total`` is None: the number of epochs, counted from the
+            loader's first epoch; or of optimiser steps, counted from now.
 
     Attributes:
         total: length of the whole schedule, in the unit that the schedule counts.
         before: `total` of the schedule whose state was loaded; None: no state was loaded.
 
     Raises:
-        OptionError: the length of training is not known, 0, or shorter than the warm-up; sequences or tokens are
-            counted without a loader; or the loader is a stream on several ranks, where each knows only its own part.
+        OptionError: the length of training is not known, 0, or shorter than the warm-up; or sequences or tokens are
+            counted without a loader, or with a stream on several ranks, where each rank knows only its own part.
 
     >>> import nopad, torch
     >>> from nopad.training import CountedLR, Schedule
@@ -76,14 +76,14 @@ class CountedLR(LRScheduler):
         self._asked = {**asdict(schedule), "epochs": epochs, "most_steps": steps}
         self._begun = self._least = 0 if loader is None else self._seen_by(loader)
         self._whole = whole(schedule, loader, epochs=epochs, steps=steps)
-        self._from_first = schedule.total is None and steps is None  # epochs are counted from the loader's first
+        self._from_first = schedule.total is None and steps is None  # epochs are counted from the loader's first epoch
         self.total = self._whole - self._begun * self._from_first
         self.before: int | None = None
         schedule.checked(self.total)
         super().__init__(optimizer)
 
     def _seen_by(self, loader: PackedLoader) -> int:
-        """Return the loader's count; steps are counted here."""
+        """Return how many sequences or tokens the loader has given; 0 for steps, which this object counts itself."""
         if self.schedule.counts == "steps":
             return 0
         return loader.sequences_seen if self.schedule.counts == "sequences" else loader.tokens_seen

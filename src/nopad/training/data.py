@@ -49,7 +49,8 @@ def loader_of(
             `open_tokens` reads.
         capacity: most tokens per pack; not needed for a loader; None: the rows of a packed dataset as stored.
         task: what turns records into sequences; None: `data` are tokens.
-        objective: computes the loss; without a task, the labels of a causal language model are the tokens.
+        objective: computes the loss; if it is that of a causal language model, and there is no task, the tokens are
+            also the labels.
         options: further options of `nopad.PackedLoader`.
 
     Raises:
@@ -58,7 +59,7 @@ def loader_of(
     """
     if isinstance(data, PackedLoader):
         return data
-    if isinstance(data, PackedDataset):  # whatever made its sequences, a task or not, they are made
+    if isinstance(data, PackedDataset):  # its sequences are made already, so a task does not encode them
         if task is not None and task.collate is not None:
             options.setdefault("collate", task.collate)
     elif task is not None:
@@ -70,7 +71,7 @@ def loader_of(
         options.setdefault("groups", data.group if data.group > 1 else None)
         data = data.sequences
     if is_stream(data, options):
-        options.pop("seed", None)  # a stream is dealt as it comes
+        options.pop("seed", None)  # a stream keeps its own order
     if isinstance(objective, OfTokens) and objective.causal:
         options.setdefault("collate", causal)
     try:

@@ -13,8 +13,8 @@ from nopad.wording import counted
 
 __all__ = ["effects", "length_of"]
 
-_WORTH_SAYING = 1.05  # times as many sequences per step
-_NEAR = 0.8  # of the sequences per step without packs
+_WORTH_SAYING = 1.05  # below this many times as many sequences per step, nothing is said
+_NEAR = 0.8  # least share of the sequences per step without packs that a proposed change must reach
 
 
 def effects(
@@ -56,7 +56,7 @@ def length_of(schedule: Schedule, loader: PackedLoader, args: Any) -> int:
 
 
 def _changes(summary: Summary, args: Any, schedule: Schedule | None, scaled: Scaled | None) -> list[str]:
-    """Return what packing changes, and what corrects it."""
+    """Return lines of text about what packing changes, and what corrects these changes."""
     before, after = summary.steps_not_packed, summary.steps
     corrected = list(scaled.lines) if scaled is not None else []
     if (scaled is not None and scaled.how == "accumulation") or not before or not after:
@@ -82,7 +82,7 @@ def _changes(summary: Summary, args: Any, schedule: Schedule | None, scaled: Sca
 
 
 def _way_back(summary: Summary, args: Any, factor: float) -> str:
-    """Return how a step would have about as many sequences as without packs."""
+    """Return advice in words: how a step can have about as many sequences as without packs."""
     accumulation, rows = args.gradient_accumulation_steps, args.per_device_train_batch_size
     micro_steps = round(accumulation / factor)
     if 1 <= micro_steps < accumulation and micro_steps * factor / accumulation > _NEAR:
@@ -99,6 +99,6 @@ def _way_back(summary: Summary, args: Any, factor: float) -> str:
 
 
 def _warmup(args: Any) -> int:
-    """Return the number of steps of warm-up, if they are counted in steps."""
+    """Return the number of warm-up steps; 0 if the warm-up is not given in steps."""
     steps = getattr(args, "warmup_steps", 0) or 0
     return int(steps) if steps >= 1 else 0

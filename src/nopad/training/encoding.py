@@ -50,8 +50,8 @@ class Stored(Protocol):
 class Part:
     """A part of a set of records: those held out for evaluation, or all others.
 
-    `share`, from 0 to below 1, is the share of records held out; `seed` decides which, by their numbers. With
-    `held_out`, this is the part held out.
+    `share`, from 0 to below 1, is the share of records held out; `seed` decides which, by their numbers. If
+    `held_out` is True, this is the part held out, else the rest.
 
     >>> [number for number in range(12) if Part(share=0.3, seed=1, held_out=True).has(number)]
     [0, 1, 2, 3, 7, 9, 11]
@@ -66,7 +66,7 @@ class Part:
         return (key(self.seed, _STREAM, number) < self.share * (MASK + 1)) is self.held_out
 
 
-_STREAM = 0x6E6F706164  # the choices of this file, among all that are made with a seed
+_STREAM = 0x6E6F706164  # separates the random choices of this file from others made with the same seed
 
 
 def encoded(
@@ -78,7 +78,7 @@ def encoded(
     part: Part = Part(),
     at_once: int = AT_ONCE,
 ) -> Examples:
-    """Return the examples of a task, with their columns mapped from files in `folder`.
+    """Return the examples of a task, with columns memory-mapped from files in `folder`.
 
     One process of a host encodes; other processes that ask for the same examples wait for it.
 
@@ -109,7 +109,7 @@ def encoded(
             place.mkdir()
             facts = _write(task, ((n, one) for n, one in enumerate(records) if part.has(n)), place, at_once)
             fsync_folder(place)
-        write_atomic(place / _FACTS, json.dumps(facts).encode())  # last: what has it is whole
+        write_atomic(place / _FACTS, json.dumps(facts).encode())  # last: a folder with this file is complete
         return _read(place)
 
 
@@ -168,7 +168,7 @@ class _Column:
         return self
 
     def add(self, values: NDArray[Any]) -> None:
-        """Append values; integers and floats are kept in the type that came first."""
+        """Append values, converted to the dtype of the first ones; another kind of dtype or shape raises an error."""
         if values.shape[1:] != self.more or values.dtype.kind != self.dtype.kind:
             raise FormatError(
                 f"{self.path.stem} is {values.dtype} {values.shape[1:]} in one part of the records and {self.dtype} "
@@ -189,10 +189,10 @@ class _Column:
 
 
 def _read(place: Path) -> Examples:
-    """Map what was written.
+    """Return the examples whose arrays `_write` stored in the folder `place`, memory-mapped.
 
     Raises:
-        FormatError: it is not all there.
+        FormatError: a file is missing or damaged.
     """
     try:
         facts = json.loads((place / _FACTS).read_text(encoding="utf-8"))

@@ -31,7 +31,7 @@ class EvaluatingMixin(PreparingMixin):
     """The part of `PackedMixin` that evaluates and predicts."""
 
     _evaluation: Evaluation | None
-    _evaluated: list[tuple[Any, str | None, PackedLoader]]  # data, the fingerprint of what they held, their loader
+    _evaluated: list[tuple[Any, str | None, PackedLoader]]  # data, their fingerprint then, their loader
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
         """Return a DataLoader of an evaluation dataset's packs; the Trainer's own DataLoader if it is not packed."""
@@ -43,7 +43,10 @@ class EvaluatingMixin(PreparingMixin):
         return self._packs_of(test_dataset) or super().get_test_dataloader(test_dataset)
 
     def _packs_of(self, data: Any) -> FedLoader | None:
-        """Return the packs of a dataset (None: of `eval_dataset`), from their beginning; None: it is not packed."""
+        """Return a DataLoader of a dataset's packs, from the first on; None if the dataset is not packed.
+
+        If `data` is None, the dataset is `eval_dataset`.
+        """
         data = self.eval_dataset if data is None else data
         if not self._packs(data):
             if isinstance(self.train_dataset, PackedLoader) and data is not None:
@@ -53,7 +56,7 @@ class EvaluatingMixin(PreparingMixin):
                 )
             return None
         self._get_ready()
-        loader = copy(self._loader_of(data))  # a given one stays where it stands, also if it is being trained on
+        loader = copy(self._loader_of(data))  # a copy, so that a loader given by the user does not move
         if loader.is_stream:
             raise OptionError("an evaluation needs data that end, and a stream may not; give a dataset")
         loader.rewind()
@@ -62,7 +65,10 @@ class EvaluatingMixin(PreparingMixin):
         return self._fed(loader)
 
     def _loader_of(self, data: Any) -> PackedLoader:
-        """Return the loader of data to evaluate, kept for as long as they are the Trainer's own, and hold the same."""
+        """Return the loader of evaluation data.
+
+        The loader of a dataset in `eval_dataset` is kept and used again, as long as the dataset's content is the same.
+        """
         mine = each_dataset(self.eval_dataset)
         self._evaluated = [one for one in self._evaluated if any(one[0] is other for other in mine)]
         if isinstance(data, PackedLoader) or not any(data is one for one in mine):
@@ -87,7 +93,7 @@ class EvaluatingMixin(PreparingMixin):
         return int(super().num_examples(dataloader))
 
     def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """Evaluate a packed batch; other batches are evaluated as the Trainer does."""
+        """Evaluate a packed batch and return ``(loss, None, None)``; evaluate other batches as the Trainer does."""
         if self._evaluation is None or not isinstance(inputs, PackedBatch):
             return super().prediction_step(model, inputs, *args, **kwargs)
         with torch.no_grad(), self.compute_loss_context_manager(), enough_memory(inputs):

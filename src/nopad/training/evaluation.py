@@ -27,8 +27,8 @@ class Evaluated(NamedTuple):
     """The results of an evaluation, the same on every rank.
 
     Attributes:
-        loss: the sum of the losses of all labelled tokens or sequences, divided by their number; NaN if nothing is
-            labelled.
+        loss: the sum of the losses of all labelled tokens or sequences, divided by their number; for an objective with
+            several parts, the sum of these quotients; NaN if nothing is labelled.
         metrics: the metrics by name.
         sequences: number of evaluated sequences.
         predictions, labels: one array or a tuple of arrays, in input order; None unless they were kept.
@@ -57,7 +57,8 @@ class Evaluation:
     ) -> None:
         self.objective, self.keep, self.reduced = objective, keep, reduced
         self.meter = objective.meter()
-        self.sums = torch.zeros(2 * objective.parts + 1, dtype=torch.double)  # losses, what they count, sequences
+        # Sums of losses, their denominators, and the number of sequences.
+        self.sums = torch.zeros(2 * objective.parts + 1, dtype=torch.double)
         self.kept: list[tuple[NDArray[np.int64], list[list[NDArray[Any]]], list[list[NDArray[Any]]]]] = []
 
     def run(self, model: Any, batch: PackedBatch) -> Tensor:
@@ -135,10 +136,10 @@ def _numbers(batch: PackedBatch) -> NDArray[np.int64]:
 
 
 def _listed(value: Tensor, sequences: int) -> list[NDArray[Any]]:
-    """Return one array per sequence of what ``preprocess_logits_for_metrics`` gave.
+    """Split the result of ``preprocess_logits_for_metrics`` into one array per sequence.
 
     Raises:
-        OptionError: it does not have one entry per sequence, so they cannot be put in the order of the input.
+        OptionError: the result does not have one entry per sequence, so it cannot be put in the order of the input.
     """
     if not value.dim() or len(value) != sequences:
         raise OptionError(

@@ -93,7 +93,7 @@ class FedLoader(TorchLoader):
         return found
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin an epoch. The first call means the loader's current epoch, whatever `epoch` is."""
+        """Begin an epoch. The first call means the loader's current epoch, whatever `epoch` is; later ones count on."""
         if self._first is None:
             self._first = epoch, self.packed_loader.epoch
         given, stood = self._first
@@ -101,7 +101,7 @@ class FedLoader(TorchLoader):
 
 
 class Progress(TrainerCallback):
-    """Sets the epoch numbers in the Trainer's state, which would count from where training resumed, to the loader's."""
+    """Sets the Trainer's epoch numbers to the loader's; the Trainer itself would count from where training resumed."""
 
     def __init__(self, loader: PackedLoader, ahead: Ahead, epochs: int) -> None:
         self.loader, self.ahead, self.last = loader, ahead, epochs

@@ -42,8 +42,8 @@ CACHE = ".cache"
 _LOCK = ".lock"
 _PREFIX = "checkpoint-"
 
-# Fields in which a run that goes on may differ from what it began with: they change nothing that is learned. Of a step,
-# only how many sequences it has counts.
+# Fields that may change when a run is resumed, since they do not change what is learned. Rows, sequences and
+# accumulation may change if their product over all ranks stays the same (`check_step`).
 _FREE_TABLES = {
     "packing": {"accumulation", "prefetch", "rows", "sequences"},
     "output": {"folder"},
@@ -116,7 +116,7 @@ class RunFolder:
             StorageError: the disk is full, or a file cannot be written.
         """
         write_atomic(self.path / RUN_FILE, _json({"per_step": per_step, "finished": None}))
-        write_atomic(self.path / CONFIG_FILE, to_toml(config.document()).encode())  # last: it makes the run one
+        write_atomic(self.path / CONFIG_FILE, to_toml(config.document()).encode())  # last: it makes this a run
 
     def undo(self) -> None:
         """Remove the traces of a run that failed before its first step, so that a run can begin in this folder."""
@@ -148,7 +148,7 @@ class RunFolder:
             )
 
     def _hold(self) -> None:
-        """Hold a lock until this process ends, however it does."""
+        """Take the folder's lock; if this process is killed, the system releases it."""
         with storage_errors("locking", self.path):
             self._lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
         try:
@@ -256,7 +256,7 @@ def _json(document: Mapping[str, Any]) -> bytes:
 
 
 def _checkpoints(folder: Path) -> list[tuple[int, Path]]:
-    """Return the numbers and folders of all checkpoints, the last first."""
+    """Return number and folder of each checkpoint, the newest first."""
     found = []
     for path in folder.glob(f"{_PREFIX}*"):
         number = path.name.removeprefix(_PREFIX)
@@ -285,7 +285,7 @@ def last_checkpoint(folder: Path) -> Path | None:
 
 
 def _is_complete(path: Path) -> bool:
-    """Whether a checkpoint was written to its end: the Trainer's state comes last, on the first rank."""
+    """Whether a checkpoint was written to its end: the first rank writes the Trainer's state last."""
     state, loader = _state(path), _read(path / STATE_FILE)
     if state is None or loader is None or not _optimizer(path) or not (path / "scheduler.pt").is_file():
         return False

@@ -15,8 +15,8 @@ the LAMB of the paper's third version, which torch_optimizer and pytorch_optimiz
 
 One routine updates lists of parameters: with ``foreach``, a list has all parameters of a device and dtype; without it,
 one parameter. Both ways give the same bits wherever torch's foreach functions give those of its ordinary functions.
-Memory: m and v, and during a step another two times the size of one list's parameters. Source: You et al., arXiv
-1904.00962.
+Memory: m and v, and during a step another two times the size of one list's parameters (three times if gradients are
+clipped in this step). Source: You et al., arXiv 1904.00962.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Lamb(torch.optim.Optimizer):
         lr: learning rate; a float, not a tensor.
         betas: decay rates of the two moments, from 0 to below 1; `nopad.training.scale_for_packing` can raise them to
             the power of the packing factor.
-        eps: added to the square root of the second moment; above 0 also when rounded to the dtype of a parameter, or
-            where a gradient is 0 the update would be 0 / 0.
+        eps: added to the square root of the second moment. It must be above 0 in the dtype of each parameter, since
+            the update would be 0 / 0 where a gradient is 0.
         weight_decay: this number times the parameter is added to the update, before the trust ratio is taken. Groups
             with a weight decay of 0 get no trust ratio, unless `adapt_undecayed`.
         bias_correction: divide the moments by 1 - beta^t; t counts the updates of each parameter.
@@ -165,7 +165,7 @@ class Lamb(torch.optim.Optimizer):
         return loss
 
     def _held(self, group: Mapping[str, Any], number: int) -> _Held:
-        """Return the parameters of a group that have gradients, and these."""
+        """Return the parameters of a group that have gradients, and their gradients."""
         params: list[Tensor] = []
         for at, param in enumerate(group["params"]):
             if param.grad is None:
@@ -179,7 +179,7 @@ class Lamb(torch.optim.Optimizer):
         return params, [cast(Tensor, param.grad) for param in params]
 
     def _divisor(self, gradients: list[list[Tensor]]) -> float:
-        """Return what gradients are divided by. Waits for the device once.
+        """Return the number by which gradients are divided to clip them; 1: no clipping. It waits for the device once.
 
         Raises:
             TrainingError: the norm of a gradient is not finite.
@@ -203,7 +203,7 @@ class Lamb(torch.optim.Optimizer):
         return 1.0 if most is None else max(1.0, total / most)
 
     def _update(self, group: Mapping[str, Any], params: list[Tensor], grads: list[Tensor], by: float) -> None:
-        """Take a step with parameters of one device and dtype."""
+        """Update parameters of one device and dtype; `by` is the number by which gradients are divided."""
         beta1, beta2 = group["betas"]
         states = [self._state(param) for param in params]
         moments, squares = [one["exp_avg"] for one in states], [one["exp_avg_sq"] for one in states]
@@ -268,13 +268,13 @@ def _lists(params: list[Tensor], grads: list[Tensor], foreach: bool | None) -> I
 
 
 def _norms(tensors: list[Tensor]) -> list[Tensor]:
-    """Return the norm of each tensor, whole on every rank."""
+    """Return the norm of each tensor; of a tensor that is sharded over ranks, the norm of the whole tensor."""
     found: list[Any] = [torch.linalg.vector_norm(one, dtype=_kind(one)) for one in tensors]
     return [norm.full_tensor() if hasattr(norm, "full_tensor") else norm for norm in found]
 
 
 def _kind(tensor: Tensor) -> torch.dtype:
-    """Return the dtype of norms and ratios of a tensor."""
+    """Return the dtype in which the norm and trust ratio of a tensor are computed."""
     return torch.float32 if tensor.dtype in _LOW else tensor.dtype
 
 
@@ -290,7 +290,7 @@ def _trust(group: Mapping[str, Any], params: list[Tensor], updates: list[Tensor]
 
 
 def _check_options(group: Mapping[str, Any], number: int) -> None:
-    """Refuse options that have no meaning."""
+    """Refuse options of a parameter group that are out of range or of a wrong type."""
 
     def refuse(name: str, allowed: str) -> None:
         raise OptionError(f"{name} of group {number} is {group[name]!r}; it must be {allowed}")
@@ -326,7 +326,7 @@ def _check_eps(eps: float, dtype: torch.dtype, group: int) -> None:
 
 
 def _check_parameter(param: Tensor, group: int, at: int) -> None:
-    """Refuse a parameter whose norm is not defined, or cannot be known here."""
+    """Refuse a parameter that is not dense and of real floats, or is only a piece of a tensor (FSDP1)."""
     if not param.is_floating_point() or param.layout != torch.strided:
         kind = param.dtype if param.layout == torch.strided else param.layout
         raise OptionError(

@@ -64,7 +64,10 @@ def _opened(inputs: tuple[str, ...], name: str, config: TrainConfig) -> Any:
 
 
 def has_evaluation(config: TrainConfig) -> bool:
-    """Return whether the configuration has evaluation data: files of their own, held-out records, or another split."""
+    """Return whether the configuration has evaluation data.
+
+    These are files of their own, held-out records, or the validation split of a packed dataset.
+    """
     return bool(config.data.eval) or config.data.held_out > 0 or _has_split(config)
 
 
@@ -128,7 +131,7 @@ class Loaders:
         return options | (packing.plan_options() if packing.capacity is not None or packing.tokens is not None else {})
 
     def _settings(self) -> Mapping[str, Any]:
-        """Return what tells the encoding of these records from others."""
+        """Return the task, its options and the tokenizer's fingerprint: equal ones can use the same files."""
         said = {"task": self.config.task.name, "options": dict(self.config.task.options)}
         return {**said, "tokenizer": _fingerprint(self.tokenizer)}
 
@@ -154,10 +157,10 @@ def widest(loader: PackedLoader) -> int:
 
 @contextmanager
 def about(field: str, why: str = "") -> Iterator[None]:
-    """In a ``with`` block, begin messages of errors with the configuration field that names the data.
+    """In a ``with`` block, begin messages of errors with `field`, the part of the configuration that they are about.
 
     The messages also name options as in the configuration file. `why` is added to messages about sequences that are
-    longer than ``max_length``.
+    longer than ``max_length``. Messages that begin with "packing." stay as they are.
     """
     try:
         yield

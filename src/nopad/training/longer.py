@@ -1,8 +1,8 @@
 """Make a run longer when it resumes: check the change of its length, and set the learning rates of the new length.
 
 Data, packs and batches do not depend on the number of steps, so a longer run begins with the steps of the shorter one.
-Learning rates may depend on it: with a schedule that ends (linear, cosine), every step's rate depends on the number of
-steps. From the checkpoint on, a longer run has the rates that it would have had if it had always been that long.
+Learning rates may depend on that number: with a schedule that ends (linear, cosine), every step's rate does. From the
+checkpoint on, a longer run has the rates that it would have had if it had always been that long.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LENGTHS = tuple(_USUAL)
 
 
 def compared(began: Mapping[str, Any], mine: Mapping[str, Any]) -> tuple[bool, str]:
-    """Compare the table ``[trainer]`` with which a run began (`began`) with the one with which it resumes (`mine`).
+    """Compare the table ``[trainer]`` at the beginning of a run (`began`) with that of the resumed run (`mine`).
 
     Returns whether `mine` makes the run longer, and a text that says what is wrong with the change, or "".
 
@@ -97,7 +97,7 @@ class Longer(TrainerCallback):
 
 
 def _counted(counted: CountedLR, usual: float, step: int) -> str:
-    """Return what becomes of the rates of a schedule that counts, which has its new length already."""
+    """Return a text about the change of the rates of a `CountedLR`, which has its new length already."""
     schedule, seen, total = counted.schedule, counted.seen, counted.total
     name, here = f"the learning rate (counts {schedule.counts})", usual * schedule.ratio(seen, total)
     if counted.before in (None, total):
@@ -115,7 +115,7 @@ def _changed(step: int, here: float, was: float, last: str) -> str:
 
 
 def _rate(args: Any, steps: int) -> Callable[[int], float]:
-    """Return the share of the learning rate in each step of a run with so many."""
+    """Return the function from a step's number to its share of the learning rate, in a run of `steps` steps."""
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=args.learning_rate)
     how = {"num_warmup_steps": args.get_warmup_steps(steps), "num_training_steps": steps}
     schedule = _lib.get_scheduler(

@@ -6,10 +6,11 @@ backward pass are counted. The formula, in bytes, for P parameters of b bytes ea
 
     parameters   b P
     gradients    b p
-    optimiser    s b p, s = 2 (Adam and its kin), 1 (with momentum), 0 (SGD)
-    activations  what autograd keeps of one micro-step; with checkpointing, the layers' inputs and one layer's share;
-                 the largest tensor of it twice more, for gradients on their way; and for the loss 3 x 4 bytes for each
-                 of the logits: in float32, their softmax, and its gradient
+    optimiser    s b p, s = 2 (Adam and most others), 1 (Adagrad, RMSprop, Lion, SGD with momentum), 0 (SGD, Adafactor,
+                 LOMO, APOLLO, GaLore); a quarter of it for 8-bit optimisers
+    activations  what autograd keeps of one micro-step (with checkpointing: the layers' inputs, and what it would keep
+                 of one layer); twice the largest kept tensor, for gradients during the backward pass; and 3 x 4 bytes
+                 per logit for the loss: a float32 copy, its softmax, and the gradient
 
 The sum is the peak: the memory at the beginning of a backward pass, when the gradients of earlier micro-steps are still
 held. It does not include the memory of the device's libraries (a CUDA context has some hundred MB), buckets of DDP
@@ -79,7 +80,7 @@ def estimate(model: Any, *, slots: tuple[int, int], args: Any) -> Estimate:
     half = bool(args.bf16 or args.fp16)
     checkpointing = getattr(args, "activation_checkpointing", None) or args.gradient_checkpointing
     activations = _activations(model, slots, bool(checkpointing))
-    if half and activations is not None:  # autocast keeps most in half precision, and half copies of the weights
+    if half and activations is not None:  # autocast keeps most activations, and copies of weights, in half
         activations = activations // 2 + sum(one.numel() for one in model.parameters()) * 2
     return Estimate(
         parameters=size,
@@ -103,7 +104,10 @@ def _bytes(value: Tensor) -> int:
 
 
 def _activations(model: Any, slots: tuple[int, int], checkpointing: bool) -> int | None:
-    """Return what autograd keeps of a forward pass, and what the loss needs; None: it cannot be run on shapes alone."""
+    """Return the bytes of activations, as in the formula; None if the model cannot run on shapes alone.
+
+    `slots` is the number of rows, and of slots in a row.
+    """
     config = model.config
     kept: dict[int, tuple[Tensor, int]] = {}
     own = {one.untyped_storage()._cdata for one in (*model.parameters(), *model.buffers())}
@@ -111,7 +115,7 @@ def _activations(model: Any, slots: tuple[int, int], checkpointing: bool) -> int
     def keep(value: Tensor) -> Tensor:
         storage = value.untyped_storage()
         if storage._cdata not in own:
-            kept[storage._cdata] = value, storage.nbytes()  # the tensor too, so that no other gets this address
+            kept[storage._cdata] = value, storage.nbytes()  # keeps the tensor alive, so that no other gets this address
         return value
 
     ids = torch.zeros(slots, dtype=torch.long, device="meta")
@@ -123,7 +127,7 @@ def _activations(model: Any, slots: tuple[int, int], checkpointing: bool) -> int
                 # Positions begin again at each sequence: a row may have more slots than the model has positions.
                 more = {"position_ids": ids} if "position_ids" in inspect.signature(model.forward).parameters else {}
                 outputs = model(input_ids=ids, **more, **({"use_cache": False} if hasattr(config, "use_cache") else {}))
-    except Exception:  # routing by values, kernels without shapes: whatever a foreign model does
+    except Exception:  # a model may do anything, such as routing by values
         return None
     finally:
         config._attn_implementation = before
@@ -139,7 +143,7 @@ def _activations(model: Any, slots: tuple[int, int], checkpointing: bool) -> int
 
 
 def _checkpointed(config: Any, slots: tuple[int, int], total: int, model: Any) -> int:
-    """Return what is kept where layers are computed again in the backward pass."""
+    """Return the bytes kept with gradient checkpointing: the layers' inputs, and one layer's share of `total` bytes."""
     text, size = config.get_text_config(), next(model.parameters()).element_size()
     layers = max(int(getattr(text, "num_hidden_layers", 1)), 1)
     inputs: int = layers * slots[0] * slots[1] * int(getattr(text, "hidden_size", 0)) * size
@@ -148,7 +152,10 @@ def _checkpointed(config: Any, slots: tuple[int, int], total: int, model: Any) -
 
 @contextmanager
 def _counted_attention(model: Any) -> Iterator[None]:
-    """Let a model attend by a stand-in that keeps what fused kernels keep: queries, keys, values, results, sums."""
+    """In a ``with`` block, replace a model's attention by `_Fused`, which keeps the same tensors as fused kernels do.
+
+    These are queries, keys, values, results, and the sums of the softmax.
+    """
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS as functions
 
     there: Any = functions
@@ -168,11 +175,11 @@ def _attention(
 
 
 class _Fused(torch.autograd.Function):
-    """The memory of a fused attention kernel, without its arithmetic."""
+    """A stand-in for a fused attention kernel, which keeps the same tensors and computes nothing."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Return something of the shape of attention's result, ``[rows, slots, heads, size]``."""
+        """Return an empty tensor with the shape of attention's result, ``[rows, slots, heads, size]``."""
         shape = (query.shape[0], query.shape[2], query.shape[1], value.shape[-1])
         result = torch.empty(shape, dtype=query.dtype, device=query.device)
         sums = torch.empty(query.shape[:3], dtype=torch.float32, device=query.device)
@@ -181,7 +188,7 @@ class _Fused(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        """Refuse: nothing goes back through a stand-in."""
+        """Raise an error, since only the forward pass is run."""
         raise NotImplementedError
 
 

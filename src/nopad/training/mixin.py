@@ -1,11 +1,11 @@
 """`PackedMixin`: training on packs in any subclass of transformers' Trainer.
 
-The Trainer stays the engine: optimiser, schedule, mixed precision, DDP and FSDP, logging, checkpoints. The mix-in adds
+The Trainer does all the rest: optimiser, schedule, mixed precision, DDP and FSDP, logging, checkpoints. The mix-in adds
 support for packs, and overrides public methods only:
 
-* **data**: a `PackedLoader`, or records that a task packs into one. The loader's batches are already one rank's share,
-  in the loader's order, so nothing shuffles, batches, shards, dispatches or skips them a second time. An option that
-  asks for one of these, or contradicts the loader's step, is refused;
+* **data**: a `PackedLoader`, or records that a task packs into one. The loader gives each rank its own batches, in
+  the right order, so the Trainer does not shuffle, batch, shard, dispatch or skip them again. An option that asks for
+  one of these, or contradicts the loader's step, is refused;
 * **loss**: computed by an objective, over one denominator for all micro-batches of a step, on all ranks
   (`get_batch_samples`);
 * **evaluation and prediction**: over packs too, with the same loss and metrics as without packs, and predictions in
@@ -62,8 +62,8 @@ class PackedMixin(EvaluatingMixin):
             `eval_dataset` are records (lists of dicts, a `datasets.Dataset`), `Examples`, or a packed dataset.
         objective: computes the loss, if there is no task; None: the objective that fits the model's head.
         capacity: most tokens per pack. ``per_device_train_batch_size`` is the number of rows per rank and micro-step.
-            None: a packed dataset is taken in rows as stored; other datasets are loaders, or the Trainer handles them
-            without packing.
+            None: the rows of a packed dataset are used as stored, and other datasets are not packed, unless they are
+            loaders.
         loading: further options of `nopad.PackedLoader`: balance, cost, depth, ...
         schedule: the learning rate by sequences, tokens or steps seen (`nopad.training.Schedule`), in place of the
             Trainer's own schedule.
@@ -108,7 +108,7 @@ class PackedMixin(EvaluatingMixin):
         self._evaluation = None
         self._evaluated = []
         self._watch, self._steps_done = Watch(), 0
-        self._returned: list[Tensor] = []  # what `compute_loss` gave, until a step was seen to leave it as it is
+        self._returned: list[Tensor] = []  # the loss from `compute_loss`, until `training_step` has checked one
         self._looked = self._ready = False
         self._begin: dict[str, Any] | None = None
         self._before: tuple[int, PackedLoader] | None = None  # steps taken, and where the loader stood then
@@ -137,7 +137,7 @@ class PackedMixin(EvaluatingMixin):
             check_schedule(self, packs=packs)
 
     def _look_at(self, given: dict[str, Any]) -> None:
-        """Check or complete the arguments that the Trainer behind this class is about to get; `given` is changed."""
+        """Check or complete `given`, the arguments of the Trainer's constructor, in place; here, do nothing."""
 
     def get_train_dataloader(self) -> Any:
         """Return a `DataLoader` of the loader's batches, which accelerate leaves unchanged.
@@ -231,7 +231,7 @@ class PackedMixin(EvaluatingMixin):
         epochs = ahead.epochs(max_steps - done)
         self._progress = Progress(loader, ahead, ahead.epoch + len(epochs))
         self.add_callback(self._progress)
-        # The Trainer takes `done // most` epochs as over, and at most so many steps of each of the others.
+        # The Trainer assumes that `done // most` epochs are over, and does up to `most` steps in each later one.
         most = max([*epochs, ahead.whole(ahead.epoch)])
         _, _, examples, _, batch, _, _ = values
         samples = examples * max_steps // dataloader.summary.steps
@@ -250,7 +250,7 @@ class PackedMixin(EvaluatingMixin):
         """
         if not isinstance(self.train_dataset, PackedLoader) and self._packs(self.train_dataset):
             self._get_ready()
-            self.train_dataset = self._loader(self.train_dataset)  # given since this Trainer was made
+            self.train_dataset = self._loader(self.train_dataset)  # set after this Trainer was made
         loader = self.train_dataset
         if not isinstance(loader, PackedLoader):
             return super().train(resume_from_checkpoint, trial, *args, **kwargs)
@@ -268,7 +268,7 @@ class PackedMixin(EvaluatingMixin):
         self._steps_done, self._watch = steps_of(Path(folder)) if folder else 0, Watch()
         self._tell(loader)
         forget_evaluation(self)
-        skips, self.args.ignore_data_skip = self.args.ignore_data_skip, True  # the loader is there already
+        skips, self.args.ignore_data_skip = self.args.ignore_data_skip, True  # the loader is at the next batch already
         self._before = None
         try:
             return super().train(resume_from_checkpoint, trial, *args, **kwargs)
@@ -279,7 +279,7 @@ class PackedMixin(EvaluatingMixin):
             self.args.ignore_data_skip = skips
 
     def _undo_step(self, loader: PackedLoader) -> None:
-        """Move the loader before the step under way, which changed nothing yet, so its sequences are not seen."""
+        """Move the loader back before an interrupted step, which changed no weights, so that no sequence is lost."""
         if self._before is not None and self._before[0] == self.state.global_step:
             loader.load_state_dict(self._before[1].state_dict())
 
@@ -307,8 +307,8 @@ class PackedMixin(EvaluatingMixin):
     def save_model(self, output_dir: str | None = None, *args: Any, **kwargs: Any) -> None:
         """Save the model as transformers' Trainer does.
 
-        The name and options of the task go beside it, and its tokenizer where the Trainer has none, for
-        ``nopad predict``; while training, the loader's state too.
+        Save also, for ``nopad predict``, the task's name and options, and its tokenizer if the Trainer has none; and
+        during training the loader's state.
         """
         super().save_model(output_dir, *args, **kwargs)
         if self.task is not None and self.args.should_save:
@@ -324,7 +324,7 @@ class PackedMixin(EvaluatingMixin):
 
 @contextmanager
 def _without_bars() -> Iterator[None]:
-    """Hide the progress bars of `datasets`: TRL would show how it truncates a placeholder."""
+    """In a ``with`` block, hide the progress bars of `datasets`, which TRL would show for the placeholder dataset."""
     import datasets
 
     shown = not datasets.are_progress_bars_disabled()
@@ -337,7 +337,7 @@ def _without_bars() -> Iterator[None]:
 
 
 def _map(datasets: Any, function: Callable[[Any], Any]) -> Any:
-    """Return evaluation datasets, one or several by name, after a function."""
+    """Apply `function` to an evaluation dataset, or to each value of a dict of them, and return the result."""
     if isinstance(datasets, Mapping):
         return {name: function(one) for name, one in datasets.items()}
     return function(datasets)

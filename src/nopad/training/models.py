@@ -25,7 +25,7 @@ __all__ = ["check_positions", "load_model", "load_tokenizer", "longest", "outlin
 
 _lib: Any = transformers
 _ADAPTERS = "adapter_config.json"  # of peft
-_SHOWN = 6  # parameters that a message names
+_SHOWN = 6  # most names that a message lists
 
 
 def load_tokenizer(table: Model) -> Any:
@@ -104,7 +104,7 @@ def check_positions(table: Model, shape: Any) -> None:
 
 
 def _table_of_positions(model: Any) -> int | None:
-    """Return how many positions a model has learned vectors for; None: it has no table of them."""
+    """Return the number of learned position embeddings of a model; None: it has none."""
     most = getattr(model.config, "max_position_embeddings", None)
     shapes = [value.shape for name, value in model.named_parameters() if "position" in name or ".wpe." in name]
     return most if any(len(shape) == 2 and shape[0] >= (most or 0) for shape in shapes) else None
@@ -143,7 +143,7 @@ def load_model(table: Model, config: Any, auto: str | None) -> tuple[Any, list[s
 
 
 def _kind(config: Any, auto: str | None) -> Any:
-    """Return what makes a model with random weights of a configuration."""
+    """Return the function or class that makes a model with random weights from a configuration."""
     return getattr(_lib, auto).from_config if auto else _architecture(config)
 
 
@@ -170,10 +170,12 @@ def _check_kind(name: str, config: Any) -> None:
 
 
 def _weights(table: Model) -> Path | str:
-    """Return where the model's weights are read from: a checkpoint, the model of a run, or the one that adapters need.
+    """Return the folder, or the name on the hub, from which the model's weights are read.
+
+    This is what ``model.init_from`` means; or ``model.name``, if there is no ``init_from`` or it holds adapters only.
 
     Raises:
-        FormatError: there are none; or there are adapters only, and `table` names no model for them.
+        FormatError: there are no weights; or there are adapters only, and ``model.name`` is not given.
     """
     path = _initial(table)
     if path is None or (table.name is not None and _adapters(table) is not None):
@@ -204,7 +206,7 @@ def _adapters(table: Model) -> Path | None:
     """Return the folder of adapters that training begins with; None: there are none.
 
     Raises:
-        OptionError: new ones are wanted as well.
+        OptionError: ``model.lora`` asks for new adapters as well.
     """
     path = _initial(table)
     if path is None or (path / "config.json").is_file() or not (path / _ADAPTERS).is_file():
@@ -215,11 +217,11 @@ def _adapters(table: Model) -> Path | None:
 
 
 def _load_adapters(model: Any, path: Path) -> set[str]:
-    """Load weights into a model with adapters; return the names of the modules that are saved with these.
+    """Load saved adapters' weights into a model with adapters; return the names in peft's ``modules_to_save``.
 
     Raises:
-        OptionError: they are of another model.
-        FormatError: they cannot be read.
+        OptionError: the adapters belong to another model.
+        FormatError: the adapters cannot be read.
     """
     try:
         found = model.load_adapter(str(path), "default", is_trainable=True)
@@ -235,7 +237,10 @@ def _load_adapters(model: Any, path: Path) -> set[str]:
 
 
 def _adapted(model: Any, table: Model) -> Any:
-    """Return the model with adapters, if there are to be some; their weights are new."""
+    """Return the model with new adapters, or unchanged if neither ``model.lora`` nor saved adapters ask for them.
+
+    New adapters get the settings of ``model.lora`` or of the saved ones, whose weights `_load_adapters` loads later.
+    """
     path = _adapters(table)
     if not table.lora and path is None:
         return model
@@ -261,7 +266,7 @@ def _adapted(model: Any, table: Model) -> Any:
 
 @contextmanager
 def _head(table: Model, config: Any, auto: str | None) -> Iterator[None]:
-    """Say that a kind of model has no such head."""
+    """In a ``with`` block, turn transformers' errors into an `OptionError`: this model type has no such head."""
     try:
         yield
     except NopadError:
@@ -275,7 +280,7 @@ def _head(table: Model, config: Any, auto: str | None) -> Iterator[None]:
 
 @contextmanager
 def _reading(name: str, what: str) -> Iterator[None]:
-    """Turn whatever transformers raises while it reads into one line."""
+    """In a ``with`` block, turn any error of transformers into a `FormatError` of one line; `what` is what it reads."""
     if name.startswith((".", "/", "~")) and not Path(name).exists():
         raise FormatError(f"{name}: there is no such folder; give a folder with a model, or a name on the hub")
     try:

@@ -40,7 +40,7 @@ class PreparingMixin(_Base):
     schedule: Schedule | None
 
     def placeholder(self) -> Any:
-        """Return a small dataset that the Trainer behind this class gets in its constructor, instead of packed data."""
+        """Return a small dataset for the constructor of transformers' or TRL's Trainer, in place of packed data."""
         import datasets
 
         return datasets.Dataset.from_dict({"input_ids": [[0]], "labels": [[0]]})
@@ -57,17 +57,17 @@ class PreparingMixin(_Base):
             )
 
     def _get_ready(self) -> None:
-        """Make the Trainer ready for packs, once: at the latest when there are data that are packed."""
+        """Check the options and make the model pack-safe, at the first call; later calls do nothing."""
         if not self._ready:
             check_options(self)
             self._make_safe()
             self._ready = True
 
     def _make_safe(self) -> None:
-        """Make the model pack-safe, and find out what it learns.
+        """Make the model pack-safe, and choose the objective that fits its head if none is given.
 
         Raises:
-            UnsupportedModelError: its sequences cannot be kept apart, or nobody knows what it learns.
+            UnsupportedModelError: its sequences cannot be kept apart, or no objective is known for its head.
             OptionError: an option of the Trainer would change the loss.
         """
         self._fitted(self.model)
@@ -81,17 +81,17 @@ class PreparingMixin(_Base):
         if self.args.label_smoothing_factor and not self._loss_is_theirs:
             raise OptionError("label_smoothing_factor would do nothing: the objective is the loss; leave it out")
         if not self._loss_is_theirs:
-            # The loss is over the step's denominator, and the Trainer must not divide it by the micro-steps again.
+            # The loss is divided by the step's denominator already: the Trainer must not divide it by the micro-steps.
             self.model_accepts_loss_kwargs = True
             self.loss_is_scaled_for_ga = True
 
     @property
     def _loss_is_theirs(self) -> bool:
-        """Whether the Trainer behind this class computes the loss of a training step itself, over the same labels."""
+        """Whether TRL's Trainer itself computes the loss of a training step, over the same labels; here, False."""
         return False
 
     def _check_metric(self) -> None:
-        """Refuse to look for the best model by a metric that there will not be."""
+        """Refuse a `metric_for_best_model` that evaluations do not give."""
         wanted = self.args.metric_for_best_model
         if not wanted or self.compute_metrics is not None or self.objective is None:
             return
@@ -107,7 +107,7 @@ class PreparingMixin(_Base):
         return []
 
     def _loader(self, data: Any, *, training: bool = True) -> PackedLoader:
-        """Return the loader of data that are packed."""
+        """Return a loader of `data`, with the options of training or of evaluation."""
         args = self.args
         options: dict[str, Any] = {"last": "fill", "seed": args.seed if args.data_seed is None else args.data_seed}
         options["rows"] = args.per_device_train_batch_size if training else args.per_device_eval_batch_size
@@ -137,7 +137,7 @@ class PreparingMixin(_Base):
         return self._fitted(super().call_model_init(trial))
 
     def _fitted(self, model: Any) -> Any:
-        """Return a model after making it pack-safe, and holding it against the task."""
+        """Make a model pack-safe, check that it fits the task, write the task's class names into it, and return it."""
         if not is_packed(model):
             packed(model)
         if self.task is not None:

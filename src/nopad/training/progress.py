@@ -135,7 +135,7 @@ class Metrics(TrainerCallback):
         self, args: Any, state: TrainerState, control: TrainerControl, logs: dict[str, Any] | None = None, **_: Any
     ) -> None:
         """Write a log, and pass it to `tell`."""
-        if not logs or self.path is None or "train_runtime" in logs:  # the last one sums up this process only
+        if not logs or self.path is None or "train_runtime" in logs:  # this log has times of this process only
             return
         found = Logged(step=state.global_step, steps=state.max_steps, values=dict(logs))
         if "loss" in logs:
@@ -163,7 +163,7 @@ class Metrics(TrainerCallback):
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as JSON has it."""
+    """Return a value that JSON can hold: a number that is not finite becomes None, an unknown type becomes text."""
     if hasattr(value, "item"):
         value = value.item()
     if isinstance(value, float) and not math.isfinite(value):

@@ -84,7 +84,7 @@ class Prepared:
         return loader.capacity * loader.per_rank * loader.accumulation * loader.ranks.world_size
 
     def __str__(self) -> str:
-        """Return what training will be, as a few lines of text."""
+        """Return a description of the training, as a few lines of text."""
         lines = [*self.notes]
         summary = self.train.summary()
         if isinstance(summary, Summary):
@@ -162,10 +162,10 @@ def prepare(config: TrainConfig, cache: Path) -> Prepared:
 
 
 def _optimizer(config: TrainConfig, args: Any) -> tuple[type[Lamb], dict[str, Any]] | None:
-    """Return the optimiser and its options, which it has seen; None: the Trainer's own.
+    """Return the class of the optimiser and its checked options; None: the Trainer's own optimiser is used.
 
     Raises:
-        OptionError: the optimiser refuses them.
+        OptionError: the optimiser refuses the options.
     """
     if config.optimizer is None:
         return None
@@ -175,7 +175,7 @@ def _optimizer(config: TrainConfig, args: Any) -> tuple[type[Lamb], dict[str, An
 
 
 def _optimiser_line(optimizer: Optimizer, args: Any) -> str:
-    """Return one line for people."""
+    """Return a line of text that describes the optimiser."""
     usual = Optimizer(name=optimizer.name).switches()
     switches = [f", {name}={value}" for name, value in optimizer.switches().items() if value != usual[name]]
     return (
@@ -250,7 +250,10 @@ def _task(config: TrainConfig, kind: type[Task], tokenizer: Any) -> Task:
 
 
 def _with_length(config: TrainConfig, task: Task, positions: int | None) -> tuple[TrainConfig, Task]:
-    """Limit the length of sequences by the capacity and the model's positions, where nothing else does."""
+    """Return configuration and task with a `max_length`.
+
+    If the task has none, it is the least of ``packing.capacity``, ``packing.tokens`` and the model's positions.
+    """
     most = [one for one in (config.packing.capacity, config.packing.tokens, positions) if one is not None]
     if task.max_length is not None:
         if positions is not None and task.max_length > positions:
@@ -340,11 +343,11 @@ def train(
 
 
 def _silent(line: str) -> None:
-    """Say nothing."""
+    """Ignore a line of text, on ranks that print nothing."""
 
 
 def _begin(folder: RunFolder, config: TrainConfig, checkpoint: Path | None, begin: Callable[[], None] | None) -> None:
-    """Note that a run begins, or leave of one what it goes on from."""
+    """Remove what the folder holds beyond the checkpoint (newer checkpoints and metrics), then call `begin`."""
     folder.clear_incomplete()
     kept_lines(folder.path / METRICS_FILE, _steps_of(checkpoint))
     if begin is not None:
@@ -352,7 +355,7 @@ def _begin(folder: RunFolder, config: TrainConfig, checkpoint: Path | None, begi
 
 
 def _evaluated(trainer: Any) -> dict[str, float]:
-    """Return the evaluation of the trained model; again only if its weights are not those of the last one."""
+    """Return the metrics of the trained model; evaluate it only if its weights changed since the last evaluation."""
     last: dict[str, float] = next((one for one in reversed(trainer.state.log_history) if "eval_loss" in one), {})
     if last.get("step") == trainer.state.global_step and not trainer.args.load_best_model_at_end:
         return {name: value for name, value in last.items() if name != "step"}
@@ -372,7 +375,7 @@ def cache_of(folder: str | Path) -> Path:
 
 @contextmanager
 def _refused(begun: Callable[[], bool] = lambda: False) -> Iterator[None]:
-    """Say in one line that transformers refuses options, or misses a package; once it has `begun`, it does neither."""
+    """In a ``with`` block, report refused options or a missing package in one line, until `begun()` is true."""
     try:
         yield
     except NopadError:
@@ -389,6 +392,6 @@ def _first(error: BaseException) -> str:
 
 
 def _quiet() -> None:
-    """Turn off the reports and bars of transformers: what matters is said by nopad."""
+    """Turn off the reports and progress bars of transformers, since nopad has its own."""
     _lib.logging.set_verbosity_error()
     _lib.logging.disable_progress_bar()

@@ -4,7 +4,7 @@ With p sequences per pack, a step with the same number of rows sees p times as m
 the steps. The correction "accumulation" keeps the number of sequences per step: it divides the number of micro-steps by
 p, and every other hyper-parameter keeps its meaning. The correction "betas" makes the moments of Adam and LAMB forget
 as much per sequence as before: it raises the betas to the power of p, which is exact if gradients are constant. Neither
-changes the learning rate: the paper found that training converges more slowly if it is scaled with the batch.
+changes the learning rate: the paper found that training converges more slowly if the rate is scaled with the batch.
 
 Source: Krell et al., arXiv 2107.02027, section 3.3 and supplement E, whose example 0.81^2 = 0.66 is rounded (0.6561).
 """
@@ -155,7 +155,7 @@ def scale_for_packing(hparams: Any, factor: Any, how: How = "accumulation") -> S
 
 
 def _fewer(hparams: Any, p: float) -> tuple[dict[str, tuple[Any, Any]], list[str]]:
-    """Return the change of the micro-steps, and what it comes to."""
+    """Return the change of the number of micro-steps, as `Scaled.changed`, and the lines that describe it."""
     name = _one_of(hparams, _ACCUMULATION)
     before = _get(hparams, name)
     if isinstance(before, bool) or not isinstance(before, int) or before < 1:
@@ -189,7 +189,7 @@ def _fewer(hparams: Any, p: float) -> tuple[dict[str, tuple[Any, Any]], list[str
 
 
 def _forgetting(hparams: Any, p: float) -> tuple[dict[str, tuple[Any, Any]], list[str]]:
-    """Return the change of the betas, and why."""
+    """Return the change of the betas, as `Scaled.changed`, and the lines that describe it."""
     forms = [form for form in _BETAS if all(_has(hparams, name) for name in form)]
     if len(forms) != 1:
         names = " or ".join(" and ".join(form) for form in _BETAS)
@@ -218,7 +218,7 @@ def _forgetting(hparams: Any, p: float) -> tuple[dict[str, tuple[Any, Any]], lis
 
 
 def _lengths(hparams: Any, p: float) -> list[str]:
-    """Return what becomes of lengths in steps, which nothing corrects."""
+    """Return a line about `warmup_steps` and `max_steps`, which no correction changes; [] if they are not set."""
     there = {name: _get(hparams, name) for name in _LENGTHS if _has(hparams, name)}
     said = [f"{name}={value:g}" for name, value in there.items() if isinstance(value, int | float) and value >= 1]
     if not said:

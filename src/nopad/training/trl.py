@@ -28,13 +28,13 @@ __all__ = ["PackedRewardTrainer", "PackedSFTTrainer"]
 
 logger = logging.get_logger(__name__)
 
-# Whether transformers divides a smoothed loss by what a whole step has, as it divides any other
+# Whether transformers divides a smoothed loss by the number of items of the whole step, as any other loss
 _SMOOTHS_OVER_THE_STEP = "num_items_in_batch" in inspect.signature(LabelSmoother.__call__).parameters
 
-# What TRL does to its own training data, and never to ours
+# Options of how TRL prepares its own training data, which would do nothing here
 _PACKS = ("packing", "padding_free")
 _PREPARES = (*_PACKS, "assistant_only_loss", "completion_only_loss")
-# What it does to the model, or to how a step runs, whatever the data
+# Options of TRL for the model, or for how a step runs: allowed, since they work on packs too
 _DOES = frozenset(
     {
         "activation_offloading",
@@ -46,7 +46,7 @@ _DOES = frozenset(
         "trust_remote_code",
     }
 )
-# What it does to its tokenizer, which is the task's where the task has the same
+# Options of TRL for its tokenizer: allowed if the task has the same tokenizer
 _TOKENIZER = frozenset({"chat_template_path", "eos_token", "pad_token"})
 
 
@@ -78,13 +78,13 @@ def check_passed_over(trainer: Any, **same: Any) -> None:
 
 class _Packed(PackedMixin):
     def _look_at(self, given: dict[str, Any]) -> None:
-        """Give TRL the task's tokenizer where there is none: it would look for one by the name of the model."""
+        """Give TRL the task's tokenizer if none is given, since TRL would look for one by the model's name."""
         tokenizer = getattr(self.task, "tokenizer", None)
         if given.get("processing_class") is None and isinstance(tokenizer, PreTrainedTokenizerBase):
             given["processing_class"] = tokenizer
 
     def evaluate(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """Evaluate as transformers' Trainer does: TRL would tokenise again what a task packs."""
+        """Evaluate packed data as transformers' Trainer does, since TRL would tokenise the records itself."""
         if any(self._packs(one) for one in each_dataset(eval_dataset)):
             return transformers.Trainer.evaluate(self, eval_dataset, *args, **kwargs)
         return super().evaluate(eval_dataset, *args, **kwargs)
@@ -118,7 +118,7 @@ class PackedSFTTrainer(_Packed, _SFT):
     """
 
     def __init__(self, *args: Any, formatting_func: Any = None, **kwargs: Any) -> None:
-        """Take the arguments of TRL's, and those of `PackedMixin`."""
+        """Take the arguments of TRL's `SFTTrainer`, and those of `PackedMixin`."""
         self._formats = formatting_func is not None
         super().__init__(*args, **kwargs, **({"formatting_func": formatting_func} if self._formats else {}))
 

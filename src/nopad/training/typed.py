@@ -12,7 +12,7 @@ from nopad.errors import OptionError
 
 __all__ = ["Given", "fitted", "known"]
 
-_NAMED = 12  # names that a message lists where none is near
+_NAMED = 12  # most names that a message lists if none is similar
 
 
 class Given(NamedTuple):
@@ -102,7 +102,7 @@ def _fit(value: Any, hint: Any) -> Any:
 
 
 def _fit_one_of(value: Any, hints: tuple[Any, ...]) -> Any:
-    """Return `value` as the first of these types that takes it; a text is no way around the names of an Enum."""
+    """Return `value` converted to the first type that it fits; if an Enum is among the types, str is not tried."""
     if value in (None, "none") and type(None) in hints:
         return None
     chosen = [one for one in hints if isinstance(one, type) and issubclass(one, Enum)]

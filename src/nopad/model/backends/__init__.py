@@ -30,7 +30,7 @@ BACKENDS: dict[str, Backend] = {
     "varlen": varlen,
 }
 
-# What "auto" takes on a GPU for flat batches in half precision; no name for users.
+# The backend that "auto" chooses on a GPU for flat batches in half precision; users cannot give this name.
 AUTOMATIC = "varlen, else segments"
 
 

@@ -1,4 +1,4 @@
-"""Shared by all backends: a layer's attention settings (`Heads`), and attention under one mask."""
+"""What all backends share: a layer's attention settings (`Heads`), and attention under a given mask (`attend`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FlexAttention under a block mask of sequence numbers; it is compiled, and skips blocks of other sequences.
+"""Compiled FlexAttention, whose block mask is made from sequence numbers; it skips blocks of other sequences.
 
 It is for GPUs, and for inference on CPUs (PyTorch has no backward pass for FlexAttention on CPUs). The first call with
 each shape compiles.
@@ -18,7 +18,7 @@ from nopad.model.backends.core import Heads
 
 __all__ = ["flex"]
 
-NARROWEST = 16  # of a head
+NARROWEST = 16  # smallest head size on a GPU
 
 
 def flex(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cross, heads: Heads) -> Tensor:

@@ -1,4 +1,4 @@
-"""Attention under a dense block-diagonal mask over whole rows, as in the papers; static shapes, for any accelerator.
+"""Attention under a dense block-diagonal mask over whole rows. Its shapes are static, for any accelerator.
 
 The cost is O(R L^2) for R rows of L slots, whatever the sequences' lengths; on a CPU it takes 5 to 9 times as long as
 `segments`.
@@ -23,7 +23,7 @@ _NOT_TOGETHER = "a sequence and its target are not in the same row; pack both wi
 def mask(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cross, heads: Heads) -> Tensor:
     """Compute attention of whole rows under one mask per batch; return ``[R, L, H, D]``.
 
-    `query` is ``[R, H, L, D]``. `key` and `value` may have fewer heads, and with `Cross` another L.
+    `query` is ``[R, H, L, D]``. `key` and `value` may have fewer heads, and in cross attention (`Cross`) another L.
     """
     if isinstance(placed, Cross):
         keep = placed.keep(lambda: _cross_mask(placed))

@@ -22,7 +22,7 @@ __all__ = ["segments"]
 def segments(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cross, heads: Heads) -> Tensor:
     """Compute attention sequence by sequence; return ``[R, L, H, D]``, 0 in padding.
 
-    `query` is ``[R, H, L, D]``. `key` and `value` may have fewer heads, and with `Cross` another R and L.
+    `query` is ``[R, H, L, D]``. `key` and `value` may have fewer heads, and in cross attention (`Cross`) other R and L.
     """
     queries, keys, pairs = _sides(placed)
     # Split, not sliced: the backward pass of each slice would allocate a gradient of the whole stream.

@@ -1,7 +1,7 @@
-"""PyTorch's variable-length flash kernel on the stream without padding. It needs CUDA and half precision.
+"""PyTorch's variable-length flash kernel, on all tokens in one stream without padding.
 
-The cost is O(sum of l^2) for lengths l, in one kernel. Source: `torch.nn.attention.varlen`, with windows from torch
-2.11 on.
+It needs CUDA and half precision. The cost is O(sum of l^2) for lengths l, in one kernel. Source:
+`torch.nn.attention.varlen`, which supports windows from torch 2.11 on.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from nopad.model.backends.segments import segments
 __all__ = ["HALF", "autocast_dtype", "automatic", "on_kernel", "varlen"]
 
 HALF = (torch.float16, torch.bfloat16)
-WIDEST = 256  # of a head
-STEP = 8  # the kernel takes heads of multiples of this
+WIDEST = 256  # largest head size
+STEP = 8  # the kernel takes head sizes that are multiples of this
 
 
 def varlen(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cross, heads: Heads) -> Tensor:
     """Compute attention by the variable-length kernel; return ``[R, L, H, D]``, 0 in padding.
 
-    `query` is ``[R, H, L, D]``. `key` and `value` may have fewer heads, and with `Cross` another R and L.
+    `query` is ``[R, H, L, D]``. `key` and `value` may have fewer heads, and in cross attention (`Cross`) other R and L.
 
     Raises:
-        BatchError: the kernel does not support the device, the dtype or a setting in `heads`, or `Cross` packs sources
-            and targets in different orders.
+        BatchError: the kernel does not support the device, the dtype or a setting in `heads`, or sources and targets
+            are packed in different orders.
     """
     query, key, value = _cast(query, key, value)
     why = lacking(query, value, placed, heads)
@@ -44,7 +44,7 @@ def varlen(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cross,
     groups = q.shape[1] // k.shape[1]
     if groups > 1:
         k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
-    # Zeros behind each head change no score, and come off the result: the kernel wants one width, of a multiple.
+    # The kernel needs one head size, a multiple of STEP. Zeros at the end change no score, and are cut off the result.
     width = -(-max(q.shape[2], v.shape[2]) // STEP) * STEP
     scale = q.shape[2] ** -0.5 if heads.scaling is None else heads.scaling
     # The kernel counts visible neighbours on each side: -1 is no limit, and 0 on the right is causal.
@@ -104,7 +104,7 @@ def _capable(index: int | None) -> bool:
 
 @cache
 def _kernel() -> Any:
-    """Return PyTorch's function, or None: this version has none that takes windows."""
+    """Return PyTorch's kernel function; None if this version of torch has none that supports windows."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:  # before torch 2.10
@@ -120,6 +120,6 @@ def autocast_dtype(device: torch.device) -> torch.dtype | None:
 
 
 def _cast(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return queries, keys and values in the dtype of autocast, as SDPA takes them under it."""
+    """Return queries, keys and values in the dtype of autocast, as SDPA would get them; unchanged without autocast."""
     dtype = autocast_dtype(query.device)
     return (query, key, value) if dtype is None else (query.to(dtype), key.to(dtype), value.to(dtype))
