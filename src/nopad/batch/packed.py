@@ -530,8 +530,8 @@ class PackedBatch(MutableMapping[str, Any]):
         """Return this batch with targets for an encoder-decoder model, one per sequence, in the order given.
 
         ``decoder_input_ids`` are the targets shifted right by one token, with `start_id` first; ``labels`` are the
-        targets. Targets are packed separately from the sources. `batch.targets` is the decoder's batch: it splits the
-        decoder's outputs, and losses take it. `batch.sources` is the encoder's batch. With the backend `mask`, a
+        targets. Targets are packed separately from the sources. `batch.targets` is the decoder's batch: use it to split
+        the decoder's outputs, and give it to losses. `batch.sources` is the encoder's batch. With the backend `mask`, a
         sequence and its target must be in the same row.
 
         Args:

@@ -1,4 +1,4 @@
-"""`RequestQueue`: requests that wait for a runner's worker, the batches that leave, and what becomes of each request.
+"""`RequestQueue`: requests that wait for a runner's worker, the batches that leave, and the results of each request.
 
 A request is one or several sequences, which wait separately: windows of a long text, or rows of a padded array, may
 run in different batches. The request is answered when all of them have run, and fails when one fails.

@@ -71,7 +71,7 @@ class PackRunner:
     - A `nopad.tasks.Predictor`: a record, or the values of the task's text columns: a text, or a tuple of texts. The
       answer is the prediction; None: the task leaves the record out.
 
-    ``runner(request)`` waits for the answer, ``runner(requests)`` for those of several. `submit` returns a future,
+    ``runner(request)`` waits for one answer, ``runner(requests)`` for several. `submit` returns a future,
     which a coroutine can await. When the constructor returns, the runner is ready: it has run some batches of different
     sizes, so that nothing is compiled or chosen while the first requests wait. Close a runner when it is no longer
     needed, or use it in a ``with`` statement: until then, its worker keeps the model alive.
@@ -79,8 +79,8 @@ class PackRunner:
     Args:
         model: the model, Embedder or Predictor; the model is put into evaluation mode. Its weights must not change
             while the runner is open.
-        batching: which requests share a batch, and when it leaves; None: flat batches of about 4,096 tokens (the
-            `budget` of an Embedder), or what suits the Predictor.
+        batching: which requests share a batch, and when it leaves. None: flat batches of about 4,096 tokens; for an
+            Embedder, of about its `budget` of tokens; for a Predictor, batches of the Predictor's own form.
         when_full: what `submit` does when the queue is full (`Batching.max_waiting_tokens`): "block" waits until there
             is room, "raise" raises QueueFullError.
         widths: first dimension of a model's outputs per token. "own": the number of tokens without padding (rows

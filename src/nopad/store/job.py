@@ -296,7 +296,7 @@ class _Job:
         return spool.progress, spool.sequences(split=counts.split > 0)
 
     def _lengths(self) -> tuple[Progress, Sequences]:
-        """Return progress and sequences of a source that is a file of lengths: nothing is tokenised or spooled."""
+        """Return the progress and sequences of a file of lengths, for which nothing is tokenised or spooled."""
         assert isinstance(self.source, LengthsFile)
         if not self.index_only:
             raise OptionError(f"{self.source.path} holds lengths, not tokens; pack it with index_only=True")
