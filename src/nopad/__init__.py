@@ -1,4 +1,4 @@
-"""nopad: pack sequences for transformers with almost no padding, and prove how little is possible.
+"""nopad: pack sequences for transformers with almost no padding, and prove how little padding is possible.
 
 >>> import nopad
 >>> plan = nopad.plan([5, 3, 4, 2, 8], capacity=8)
@@ -65,7 +65,8 @@ __all__ = [
     "verify",
 ]
 
-# Rooms that need pyarrow or compiled loops are opened on first use, so that `import nopad` stays quick.
+# Modules that need pyarrow or compiled loops are imported when one of these names is first used, so that
+# `import nopad` stays quick.
 _LAZY = {
     "audit": "nopad.auditing",
     "audit_samples": "nopad.auditing",

@@ -1,4 +1,4 @@
-"""``python -m nopad``."""
+"""Run the command line by ``python -m nopad``."""
 
 from nopad.cli import main
 

@@ -37,8 +37,8 @@ def highest_bit(word: np.uint64) -> int:
     return int(word).bit_length() - 1
 
 
-# Numba has no function for the instruction that counts leading zeros. By shifts and a table, as portable code finds the
-# place of a bit, packing a stream takes 5 to 10 % longer.
+# Numba has no function for the instruction that counts leading zeros. With portable code instead (shifts and a table),
+# packing a stream takes 5 to 10 % longer.
 def _instruction(_: Any, word: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         zeros = builder.ctlz(arguments[0], context.get_constant(types.boolean, True))
@@ -96,7 +96,7 @@ def remove(words: NDArray[Any], capacity: int, value: int) -> None:
 
 @njit(cache=True, nogil=True)
 def at_least(words: NDArray[Any], capacity: int, value: int) -> int:
-    """Return the smallest member >= `value` (up to `capacity`) of a set; -1 if there is none."""
+    """Return the smallest member >= `value` (0 to `capacity`) of a set; -1 if there is none."""
     begin, shift = 0, 6
     bits = words[value >> 6] & (~_0 << np.uint64(value & 63))
     while bits == _0:

@@ -38,12 +38,12 @@ def deal(
     indptr: NDArray[Any],
     sequence: NDArray[Any],
 ) -> None:
-    """Assign sequences to packs: in the order of packs, each slot takes the next unused sequence of its length.
+    """Assign sequences to packs: pack after pack, each slot takes the next unused sequence of its length.
 
-    Pack p has strategy s = ``strategy_of_pack[p]``, whose slots have the lengths
-    ``strategy_ranks[strategy_indptr[s]:strategy_indptr[s + 1]]``; rank k stands for the k-th distinct length. `order`
-    lists the sequences grouped by length; the next unused one of rank k is ``order[free[k]]``, and `free` is updated.
-    The packs are written to `indptr` and `sequence`.
+    A slot is the place of one sequence in a pack. Pack p has strategy s = ``strategy_of_pack[p]``, which lists the
+    lengths of its slots as ``strategy_ranks[strategy_indptr[s]:strategy_indptr[s + 1]]``; rank k stands for the k-th
+    distinct length. `order` lists the sequence numbers grouped by length; the next unused sequence of rank k is
+    ``order[free[k]]``, and `free` is updated. Pack p is written to ``sequence[indptr[p]:indptr[p + 1]]``.
     """
     at = 0
     for p in range(strategy_of_pack.shape[0]):
@@ -95,10 +95,11 @@ def deal_in_order(
 ) -> None:
     """Assign sequences in order of arrival: the first one without a pack opens the next pack that contains its length.
 
-    Every slot of that pack takes the next sequence of its length. So packs are in the order of their first members, and
-    the sequences of any one length stay in order of arrival. ``ranks[i]`` is the rank of sequence i's length among the
-    distinct lengths; ``packs[next_pack[k]]`` is the next pack with length k (see `packs_by_rank`); the other arguments
-    are those of `deal`. `free` and `next_pack` are updated, and `strategy_of_pack` is overwritten.
+    Every slot of that pack (see `deal`) then takes the next unused sequence of its length. So packs are in the order of
+    their first sequences, and the sequences of any one length stay in order of arrival. ``ranks[i]`` is the rank of
+    sequence i's length among the distinct lengths; ``packs[next_pack[k]]`` is the next pack that contains rank k (see
+    `packs_by_rank`); the other arguments are those of `deal`. `free` and `next_pack` are updated, and
+    `strategy_of_pack` is overwritten.
     """
     dealt = np.zeros(ranks.shape[0], dtype=np.uint8)
     at, p = 0, 0

@@ -131,9 +131,9 @@ def gather_tokens(source: NDArray[Any], starts: NDArray[Any], lengths: NDArray[A
 def lay_rows(
     lengths: NDArray[Any], per_row: NDArray[Any], width: int, align: int, starts: NDArray[Any], tokens: NDArray[Any]
 ) -> bool:
-    """Set where each sequence begins in concatenated rows, and how many slots of each row are taken.
+    """Set ``starts[i]`` to where sequence i begins in concatenated rows, and ``tokens[r]`` to the slots taken in row r.
 
-    These are ``starts[i]`` and ``tokens[r]``. A row has `width` slots. The next ``per_row[r]`` sequences lie in row r,
+    A row has `width` slots. The next ``per_row[r]`` sequences lie in row r,
     each in a multiple of `align` slots. Returns False, and sets nothing, unless `per_row` adds up to the number of
     sequences.
     """

@@ -11,12 +11,14 @@
   by `NEXT`; the last entry of ``queues`` holds the top
 * ``queues`` int32 ``[capacity + 2, 3]``, one row per length: the `COUNT` of held sequences, and the slots of the
   `FIRST` and `LAST`
-* ``words`` uint64: the set of the held lengths, as in `nopad._bit_kernels`, with one more word for `window`
+* ``words`` uint64: the set of the held lengths, as in `nopad._bit_kernels`, and one more word at the end, which
+  `window` needs
 * ``mirror`` uint64 ``[capacity // 64 + 2]``: bit ``capacity - l`` is set if length l is held. Two held lengths with
-  a + b = room are found where bit a of ``words`` and bit ``capacity - room + a`` of ``mirror`` are both set; one AND
-  tests 64 values of a. The higher levels of ``words`` give no false pairs, since ``mirror`` has no bits there
+  a + b = room (the tokens still free in a pack) are found where bit a of ``words`` and bit ``capacity - room + a`` of
+  ``mirror`` are both set; one AND tests 64 values of a. The higher levels of ``words`` give no false pairs, since
+  ``mirror`` has no bits there
 
-Results that are a length, or a number of a sequence, are -1 for none.
+A result that is a length or a sequence number is -1 if there is none.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ _0, _1, _63 = np.uint64(0), np.uint64(1), np.uint64(63)
 
 
 def empty_buffer(capacity: int, buffer: int, arrived: int = 0) -> tuple[NDArray[Any], ...]:
-    """Return the five arrays for at most `buffer` sequences held back, with no sequence in them yet."""
+    """Return the five arrays for at most `buffer` sequences held back, still empty; the next number is `arrived`."""
     slots = np.full((buffer, 5), -1, dtype=np.int64)
     slots[:-1, NEXT] = np.arange(1, buffer)  # the unused rows, linked
     return (
@@ -138,7 +140,7 @@ def take(
 
 @njit(cache=True, nogil=True)
 def exact(queues: NDArray[Any], words: NDArray[Any], mirror: NDArray[Any], room: int, places: int) -> int:
-    """Return the held length that fills `room` exactly, or the longer of two that fill it together.
+    """Return the held length that fills `room` tokens exactly, or the longer of two that fill it together.
 
     The result is -1 if no held length does this.
 
@@ -171,7 +173,7 @@ def exact(queues: NDArray[Any], words: NDArray[Any], mirror: NDArray[Any], room:
 
 @njit(cache=True, nogil=True)
 def padding(queues: NDArray[Any], words: NDArray[Any], room: int, places: int) -> int:
-    """Estimate how much of `room` stays empty if the longest length that fits is added up to `places` times."""
+    """Estimate how many of `room` tokens stay empty if the longest length that fits is added up to `places` times."""
     capacity, length = queues.shape[0] - 2, room
     for _ in range(STEPS):
         length = at_most(words, capacity, min(room, length))
@@ -188,8 +190,9 @@ def padding(queues: NDArray[Any], words: NDArray[Any], room: int, places: int) -
 def anchor(queues: NDArray[Any], words: NDArray[Any], mirror: NDArray[Any], capacity: int, depth: int) -> int:
     """Return the length with which the next pack begins; -1 if no sequence is held.
 
-    Of the `ANCHORS` longest held lengths, take the first that one or two other lengths complete exactly; if there is
-    none, take the one whose pack would have the least padding.
+    Of the `ANCHORS` longest held lengths, but only those of at least a third of the capacity, take the first that one
+    or two other lengths complete exactly; if there is none, take the one whose pack would have the least padding. If
+    all held lengths are shorter than that, take the longest.
     """
     length, best, least = capacity, -1, capacity + 1
     for _ in range(ANCHORS):
@@ -225,10 +228,9 @@ def emit(
     The longest length that fits is added repeatedly. As soon as one or two held lengths fill the room exactly, these
     end the pack; otherwise it ends when nothing fits or `depth` is reached.
 
-    If the held sequences are so short that packs would reach the depth before the capacity, the room is divided among
-    the sequences that may still be added, as long as these are more than two: the next is the longest that is no longer
-    than its equal share of the room, or, if none is that short, the shortest that fits. The last two are chosen as
-    above.
+    If the held sequences are so short that packs would reach the depth before the capacity, and more than two sequences
+    may still be added, each of these has an equal share of the room. The next sequence is then the longest that is not
+    longer than its share, or, if none is that short, the shortest that fits. The last two are chosen as above.
     """
     capacity = queues.shape[0] - 2
     # Packs of `depth` sequences of average length would not be full, so places are scarcer than room.
@@ -274,7 +276,9 @@ def push(
     """Add sequences one by one; write the packs that become ready, and return how many there are.
 
     A pack becomes ready when the buffer is full or holds `most` tokens, or when `patience` sequences have arrived after
-    one that is still held. Pack p gets the sequence numbers ``sequence[indptr[p]:indptr[p + 1]]``.
+    one that is still held. A sequence as long as the capacity is a pack at once, as is every one if `depth` is 1.
+
+    Pack p gets the sequence numbers ``sequence[indptr[p]:indptr[p + 1]]``.
     """
     capacity = queues.shape[0] - 2
     packs, at = 0, 0

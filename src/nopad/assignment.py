@@ -1,7 +1,7 @@
-"""Assignment: assign sequences to the packs of a plan.
+"""Assign sequences to the packs of a plan.
 
-This takes O(n) time, and at most 16 bytes per sequence beyond the result. By default, both the order of the packs and
-the places of sequences of equal length are random choices by the generator of `nopad.random` (training on packs sorted
+This takes O(n) time, and at most 16 bytes per sequence beyond the result. By default, the generator of `nopad.random`
+decides the order of the packs, and which sequences of equal length go into which packs (training on packs sorted
 longest first is a known bug). ``order="source"`` stays close to the order of arrival instead: the sequence numbers in a
 pack ascend, packs are in the order of their first sequences, and the sequences of any one length are in order of
 arrival over all packs. The same lengths, plan, seed and order give the same packs on every machine.
@@ -101,12 +101,12 @@ def assign(plan: Plan, lengths: ArrayLike, *, seed: int = 0, order: Order = "ran
 
 
 def _assigned(plan: Plan, checked: NDArray[np.int32], seed: int, order: Order) -> Packs:
-    """Do as `assign` does, for lengths and options that were checked already."""
+    """Return the packs of `assign`, but without `Packs.lengths_sha256`, for lengths and options checked already."""
     check_cover(plan, checked)
     dtype = index_dtype(checked.size)
     indptr = np.zeros(plan.packs + 1, dtype=dtype)
     sequence = np.empty(checked.size, dtype=dtype)
-    # Read at random, and twice as fast where it fits into the cache.
+    # The compiled loops read this array in random order, twice as fast if it fits into the cache.
     strategy_of_pack = np.empty(plan.packs, dtype=np.int16 if plan.counts.size < 2**15 else np.int32)
     ranks = _ranks(checked, plan.histogram)
     bounds = np.concatenate([[0], np.cumsum(plan.histogram.counts)]).astype(np.int64)
@@ -114,7 +114,7 @@ def _assigned(plan: Plan, checked: NDArray[np.int32], seed: int, order: Order) -
     _kernels().group_by_rank(ranks, bounds, bucket)
     strategies = plan.indptr, np.searchsorted(plan.histogram.lengths, plan.lengths)
     if order == "random":
-        del ranks  # 4 bytes per sequence
+        del ranks  # frees 4 bytes per sequence
         keys = random.keys(plan.histogram.lengths, seed, random.STREAM_WITHIN_LENGTH)
         _deal_kernels().shuffle_segments(bucket, bounds, keys)
         strategy_of_pack[:] = np.repeat(np.arange(plan.counts.size, dtype=strategy_of_pack.dtype), plan.counts)
@@ -146,13 +146,13 @@ def _ranks(lengths: NDArray[np.int32], histogram: Histogram) -> NDArray[np.int32
 def _packs_by_rank(
     plan: Plan, strategy_of_pack: NDArray[Any], indptr: NDArray[np.int64], ranks: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """Return, for each distinct length, which packs contain it, as (where each length's packs begin, pack numbers).
+    """Return (begin, packs): for each distinct length, the numbers of the packs that contain it, ascending.
 
+    The list of the k-th distinct length begins at ``packs[begin[k]]``; `begin` is int64 ``[k]``, `packs` is int32.
     `ranks` holds the lengths of all strategies, each by its rank among the distinct lengths; strategy s has
-    ``ranks[indptr[s]:indptr[s + 1]]``, and pack p has strategy ``strategy_of_pack[p]``. Pack numbers ascend for each
-    length.
+    ``ranks[indptr[s]:indptr[s + 1]]``, and pack p has strategy ``strategy_of_pack[p]``.
     """
-    first = np.ones(ranks.size, dtype=bool)  # of a run of equal lengths in one strategy
+    first = np.ones(ranks.size, dtype=bool)  # whether each begins a run of equal lengths in its strategy
     first[1:] = ranks[1:] != ranks[:-1]
     first[indptr[:-1]] = True
     holders = np.zeros(plan.histogram.lengths.size + 1, dtype=np.int64)

@@ -8,7 +8,7 @@ NopadError
 │   ├── PlanMismatchError   a plan does not cover exactly these lengths
 │   ├── SourceError         an input path is missing, unreadable, or holds nothing usable
 │   ├── RecordError         one record of a corpus is bad: file, line, reason
-│   ├── BalanceError        units cannot be dealt to the ranks as asked: too few, an empty stratum, over the cap
+│   ├── BalanceError        sequences or packs cannot be divided among ranks: too few, an empty stratum, over the cap
 │   ├── BatchError          a packed batch does not fit the model: device, dtype, positions, labels
 │   └── UnsupportedModelError   sequences of this model cannot be kept apart, or no proof exists that they are
 ├── NotPackSafeError        a packed batch was given to a model that is not pack-safe   exit 2
@@ -68,7 +68,7 @@ __all__ = [
 
 
 def install(extra: str) -> str:
-    """Return the commands that install nopad with one of its extras, for messages: from an index, or from a clone.
+    """Return, for error messages, the commands that install nopad with `extra`: from an index, or in a clone.
 
     >>> install("report")
     "pip install 'nopad[report]', or in a clone pip install -e '.[report]'"
@@ -111,7 +111,7 @@ class RecordError(InputError):
 
 
 class BalanceError(InputError):
-    """Units cannot be dealt to the ranks as asked: too few units, an empty stratum, or a cost over the cap."""
+    """Sequences or packs cannot be divided among the ranks: too few, an empty stratum, or a cost over the cap."""
 
 
 class BatchError(InputError):

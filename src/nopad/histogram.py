@@ -97,7 +97,7 @@ class Histogram:
         if not sparse:
             return cls(found, dense[found])
         pairs = dict(zip(found.tolist(), dense[found].tolist(), strict=True))
-        for length, count in sparse.items():  # a length is in both if the dense table grew beyond it later
+        for length, count in sparse.items():  # a length up to 2^22 may be in both, see `_count`
             pairs[length] = pairs.get(length, 0) + count
         return cls.from_counts(pairs)
 
@@ -106,7 +106,7 @@ class Histogram:
         """Return the histogram of a ``{length: count}`` map; zero counts are left out.
 
         Raises:
-            LengthError: a length is < 1 or above 2^31 - 1, or a count is negative, not an integer, or above 2^63 - 1.
+            LengthError: a length is not an integer from 1 to 2^31 - 1, or a count not one from 0 to 2^63 - 1.
         """
         kept = []
         for length, count in counts.items():
@@ -317,9 +317,9 @@ def _is_integer(value: object) -> bool:
 
 
 def _count(chunk: NDArray[Any], offset: int, dense: NDArray[np.int64], sparse: dict[int, int]) -> NDArray[np.int64]:
-    """Count one chunk in the dense table, or in `sparse` if a length is too long for that; return the dense table.
+    """Count one chunk in the dense table, or all of it in `sparse` if one of its lengths is above 2^22.
 
-    The table may have grown. `offset` is the index of the chunk's first length, for messages.
+    Returns the dense table, which may have grown. `offset` is the index of the chunk's first length, for messages.
     """
     low, high = int(chunk.min()), int(chunk.max())
     if low < 1:

@@ -1,8 +1,8 @@
 """`pack_dataset`: pack data in memory into a `PackedDataset`, in one call.
 
-It chooses how the records are read, by the same rules and encoders as `nopad pack` (`nopad.corpus.content`), or by a
-task, and calls `nopad.pack_corpus`. Packs are always written to a folder. Without `output`, the folder is temporary,
-and is removed when the dataset is garbage-collected or the process ends.
+The records are read by the rules of `nopad pack` (`nopad.corpus.content`), or by a task, and then packed by
+`nopad.pack_corpus`. Packs are always written to a folder. Without `output`, the folder is temporary, and is removed
+when the dataset is garbage-collected or the process ends.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ def pack_dataset(
 
     Args:
         data: a `datasets.Dataset` or `IterableDataset`; a list of dicts, an iterator of them, or a function that
-            returns one; a list of lists of token ids; a list of texts; a table of pandas, polars or pyarrow; a dict of
-            names to any of these, which are counted apart; or what `nopad.open_source` opened.
+            returns one; a list of lists of token ids; a list of texts; a table of pandas, polars or pyarrow; a dict
+            that names several of these, whose records are counted by name; or a source from `nopad.open_source`.
             Records have ``input_ids``, a ``text``, or a chat: ``messages``, ``conversations``, or ``prompt`` and
             ``completion``.
         capacity: maximum number of tokens in a pack.
@@ -84,17 +84,17 @@ def pack_dataset(
         seed: random seed, which decides which sequences share packs and the order of the packs, as in `nopad.pack`.
         order: order of the packs, as in `nopad.pack`: "random", or "source" to stay close to the order of the records.
         over_long: what happens to records longer than `capacity`: "error", "truncate", "split" or "drop"
-            (`CorpusOptions`). Chats and pairs cannot be split; a task supports the values that it names.
-        empty: what happens to empty records, as in `CorpusOptions`; not with a task.
-        on_bad_record: what happens to bad records, as in `CorpusOptions`; not with a task.
-        special_tokens: whether the tokenizer's special tokens are added to texts, as in `CorpusOptions`; not with
-            chats, pairs or a task, which have their own.
+            (`CorpusOptions`). Chats and pairs cannot be split; a task supports the values in its `policies`.
+        empty: what happens to empty records, as in `CorpusOptions`; not allowed with a task.
+        on_bad_record: what happens to bad records, as in `CorpusOptions`; not allowed with a task.
+        special_tokens: whether the tokenizer's special tokens are added to texts, as in `CorpusOptions`; False is not
+            allowed with chats, pairs or a task, which always add their own.
         vocab_size: a record with a ready-made id of this number or above is bad, as in `CorpusOptions`; only with
             ready-made ids.
         text_field: column of the text, or a list of columns, which are joined by an empty line; None: ``text``.
         text_pair: two columns of texts. The tokenizer joins them into one sequence, with token types if it has them.
-        chat: whether the records are chats; a dict of options says so too: ``last_only``, ``rewriting``,
-            ``end_of_turn``, ``template`` and ``roles``, as in `nopad.tasks.Chat`. None: the first record decides.
+        chat: whether the records are chats; None: the first record decides. A dict means True and sets options:
+            ``last_only``, ``rewriting``, ``end_of_turn``, ``template`` and ``roles``, as in `nopad.tasks.Chat`.
         ids_field: column of ready-made ids; None: ``input_ids``.
         carry: names of further columns to pack. "auto": with ids, all columns that can be packed; with texts, the
             column ``labels``, ``label`` or ``label_ids`` if it holds numbers.
@@ -147,7 +147,7 @@ def pack_dataset(
             if isinstance(error, InterruptedJobError):
                 raise KeyboardInterrupt("nothing is kept; with output= the same call goes on") from None
         if isinstance(error, LengthError) and (task is None or task.max_length is None):
-            raise LengthError(str(error).replace("max_length", "capacity")) from error  # as the task calls it
+            raise LengthError(str(error).replace("max_length", "capacity")) from error  # a task says max_length
         raise
     if skipped := made.counts["empty_skipped"]:
         warnings.warn(
@@ -165,7 +165,7 @@ def _content(
     ids_field: str | None,
     pad_id: int | None,
 ) -> Content:
-    """Return what the options say that the records hold."""
+    """Return what the records hold according to these options; raise OptionError if one is invalid."""
     fields = (text_field,) if isinstance(text_field, str) else tuple(text_field or ())
     if text_pair is not None and (isinstance(text_pair, str) or len(text_pair) != 2):
         raise OptionError(f"text_pair is {text_pair!r}; it is two columns, such as ('question', 'answer')")
@@ -185,7 +185,7 @@ def _content(
 def _source(
     data: Any, corpus: CorpusOptions, reading: ReaderOptions, tokenizer: Any, task: Task | None, content: Content
 ) -> tuple[Source, CorpusOptions, Tokenizer | None]:
-    """Return what reads the data, how its records become sequences, and the tokenizer that this needs."""
+    """Return (source that reads the data, options that make sequences of its records, tokenizer if one is needed)."""
     data, first = _seen(data)
     if task is not None:
         return (
@@ -207,7 +207,7 @@ def _source(
 
 
 def _of_transformers(tokenizer: Any) -> Any:
-    """Return the tokenizer of chats and pairs, read by transformers if it is a folder or a name; None: none given."""
+    """Return the tokenizer for chats and pairs (None: none is given); transformers loads it from a folder or name."""
     if tokenizer is None:
         return None
     if isinstance(tokenizer, str | os.PathLike):
@@ -218,10 +218,10 @@ def _of_transformers(tokenizer: Any) -> Any:
 
 
 def _seen(data: Any) -> tuple[Any, Mapping[str, Any] | None]:
-    """Return the data as something that is read as records, and the first record if it is a dict.
+    """Return (data in a form that can be read as records, the first record, or None if it is not a dict or not known).
 
     Raises:
-        SourceError: the data are a path, or there is no record.
+        SourceError: the data are a path, there is no record, or the records are numbers.
     """
     if isinstance(data, Source):
         return data, None
@@ -285,11 +285,11 @@ def _of_task(
     task: Task,
     content: Content,
 ) -> Source:
-    """Return the sequences that a task makes of the records as a source.
+    """Return a source of the sequences that a task makes from the records.
 
     Raises:
-        OptionError: an option is for texts and ready-made ids only.
-        SourceError: the data are no records.
+        OptionError: an option is for texts and ready-made ids only, or contradicts the task.
+        SourceError: the data are not dicts of columns.
     """
     from nopad.tasks.source import TaskSource
 
@@ -308,7 +308,7 @@ def _of_task(
 
 
 def _limited(task: Task, corpus: CorpusOptions, tokenizer: Any) -> Task:
-    """Return the task, with the capacity as its longest sequence."""
+    """Return the task, with the capacity as its `max_length` if it has none; raise OptionError for a contradiction."""
     from nopad.tasks import Task
 
     if not isinstance(task, Task):
@@ -334,7 +334,7 @@ def _limited(task: Task, corpus: CorpusOptions, tokenizer: Any) -> Task:
 
 
 def _refuse(options: CorpusOptions | ReaderOptions, known: set[str], told: str) -> None:
-    """Refuse options that would be ignored, those beside `known` that have not their default; `told` says why."""
+    """Raise OptionError if an option not in `known` is not at its default: it would be ignored; `told` says why."""
     for field in fields(options):
         if field.name not in known and getattr(options, field.name) != field.default:
             raise OptionError(f"{field.name} is {told}")

@@ -150,7 +150,7 @@ class Packs:
         return chosen
 
     def check(self, lengths: ArrayLike) -> None:
-        """Check that these packs hold each sequence of `lengths` exactly once, within capacity and depth.
+        """Check that these packs were made for `lengths`: each sequence once, within capacity and depth.
 
         Raises:
             PlanMismatchError: the packs fail this check; the message names the first problem.
@@ -175,10 +175,7 @@ class Packs:
         return None
 
     def disorder(self, n: int) -> str | None:
-        """Return why the packs do not hold each of `n` sequences exactly once, within the depth, as text.
-
-        The result is None if they do.
-        """
+        """Return as text why the packs do not hold each of `n` sequences once, within the depth; None if they do."""
         if self.sequences != n:
             return f"packs hold {self.sequences:,} sequences, the lengths are {n:,}"
         if self.indptr[0] != 0 or self.indptr[-1] != self.sequences:
@@ -222,7 +219,7 @@ class Packs:
 
     @classmethod
     def load(cls, path: str | Path) -> Packs:
-        """Read into memory a file written by `save`, and check that no pack is empty or exceeds the depth.
+        """Load a file that `save` wrote, and check that no pack is empty or exceeds the depth.
 
         Whether each sequence occurs once and the lengths fit cannot be checked without the lengths: use
         `check(lengths)`.

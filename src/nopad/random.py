@@ -27,7 +27,7 @@ __all__ = ["bounded", "draw", "key", "keys", "mix", "shuffle"]
 MASK = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15
 
-# First part after the seed: which of nopad's random choices a key belongs to.
+# The part of a key after the seed, which says for which of nopad's random choices the key is.
 STREAM_PACK_ORDER = 1
 STREAM_WITHIN_LENGTH = 2
 STREAM_ARRIVAL = 3

@@ -1,4 +1,4 @@
-"""`Sequences`: n sequences in columns, the form in which tokens pass from corpus to spool, shards and batches.
+"""`Sequences`: n sequences stored in columns; nopad reads, packs and writes tokens in this form.
 
 Per-token columns are flat arrays of concatenated sequences; per-sequence columns have one entry per sequence. Only
 `gathered` and `joined` copy tokens, so selecting sequences of a memory-mapped corpus does not read their tokens.
@@ -18,7 +18,7 @@ from nopad.errors import BatchError
 
 __all__ = ["LABELS", "Sequences", "as_integers", "gather_runs", "labelled"]
 
-LABELS = ("labels", "label", "label_ids")  # what Hugging Face calls them, the first one in batches
+LABELS = ("labels", "label", "label_ids")  # Hugging Face's names of labels; a batch has the first one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +107,9 @@ class Sequences:
 
 
 def labelled(given: Sequences) -> Sequences:
-    """Rename ``label`` or ``label_ids`` to ``labels``, unless there is a column ``labels``, as transformers does.
+    """Return the sequences with ``label`` or ``label_ids`` renamed to ``labels``, as transformers does.
+
+    If there is a column ``labels``, nothing is renamed.
 
     Raises:
         BatchError: there are both ``label`` and ``label_ids``, and no ``labels``.

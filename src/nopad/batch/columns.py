@@ -34,9 +34,10 @@ Records = Mapping[str, NDArray[Any]]  # where each sequence of a packed dataset 
 
 
 def from_sequences(sequences: Sequence[Any], columns: Mapping[str, Any], *, name: str = "input_ids") -> Sequences:
-    """Concatenate the sequences; a column has a list (one value per token) or a single value for each sequence.
+    """Return these lists of ids as `Sequences`, with further columns by name.
 
-    Error messages call the sequences `name`.
+    A column has, for each sequence, a list with one value per token, or a single value. Error messages call the
+    sequences `name`.
 
     Raises:
         LengthError: a sequence has no token.
@@ -77,6 +78,7 @@ def from_features(features: Sequence[Mapping[str, Any]]) -> tuple[Sequences, Rec
     If there are no ``labels``, ``label`` or ``label_ids`` is renamed to ``labels``, as transformers' collators do.
 
     Raises:
+        LengthError: a sequence has no token, or its mask is all 0.
         BatchError: a dict has other keys than the first one or no ``input_ids``, a mask has a hole or a value other
             than 0 and 1, lengths differ, or ``position_ids`` do not count from 0 in each sequence.
     """
@@ -230,8 +232,8 @@ def from_rows(rows: Sequence[PackedRow]) -> tuple[Sequences, Records, NDArray[np
 def from_columns(sequences: Sequences) -> tuple[Sequences, Records]:
     """Convert sequences in columns for a batch: integers become int64, and ``label`` becomes ``labels``.
 
-    The second result holds those values that say where each sequence comes from: ``seq_index``, ``seq_start`` and
-    ``seq_source``.
+    The second result holds the columns that say where each sequence comes from, if there are any: ``seq_index``,
+    ``seq_start`` and ``seq_source``.
 
     Raises:
         BatchError: there is no sequence, or there are no ``input_ids``.
@@ -295,7 +297,7 @@ def _signed(array: NDArray[Any], name: str, n: int) -> NDArray[np.int64]:
 
 
 def _listed(given: Any, name: str, each: str = "sequence") -> Sequence[Any]:
-    """Return `given`, which should have one entry per sequence (or per `each`); BatchError if it is no such list."""
+    """Return `given` as a sequence; BatchError if it is not list-like. `each` is what one entry is for, in messages."""
     unordered = isinstance(given, str | bytes | Mapping | Set)
     if unordered or not hasattr(given, "__iter__") or isinstance(given, type) or getattr(given, "ndim", 1) == 0:
         raise BatchError(f"{name} are of type {type(given).__name__}; expected a list with an entry for each {each}")
@@ -340,7 +342,7 @@ def _wide(column: NDArray[Any], name: str) -> NDArray[Any]:
     """Convert integers to int64, as embeddings and losses require; return other dtypes unchanged.
 
     Raises:
-        BatchError: one does not fit.
+        BatchError: an integer does not fit into int64.
     """
     if column.dtype == np.uint64 and column.size and int(column.max()) > np.iinfo(np.int64).max:
         raise BatchError(f"column {name!r} holds {column.max()}, which is beyond 64-bit integers")
@@ -348,7 +350,7 @@ def _wide(column: NDArray[Any], name: str) -> NDArray[Any]:
 
 
 def _span(mask: Any, n: int) -> tuple[int, int]:
-    """Return (begin, end) of the ones in a mask; errors for a hole, or no ones, name the feature by its number `n`."""
+    """Return (begin, end) of the ones in a mask of feature `n`; raise an error for a hole, or if there is no 1."""
     if type(mask) is list and mask and mask.count(1) == len(mask):  # fast path for the usual case, without an array
         return 0, len(mask)
     found = _array(mask, MASK, n)

@@ -1,8 +1,9 @@
 """Put a batch's layout on a torch device, and pass it through a model with the attention mask.
 
 transformers passes an attention mask on unchanged when it has four dimensions. So nopad passes a mask ``[R, 1, 1, L]``
-that holds each slot's sequence number, and attaches the `Placement` to this tensor as an attribute, for the backends
-that need the lengths on the host. Gradient checkpointing passes the same tensor on when it recomputes a layer.
+that holds each slot's sequence number, and attaches the `Placement` (the layout on the device) to this tensor as an
+attribute, for the backends that need the lengths on the host. Gradient checkpointing passes the same tensor on when it
+recomputes a layer.
 
 The attribute is lost where a mask is copied, and in compiled layers. The mask's dtype then says how its values may be
 used. With `NUMBERS`, slots of the same number see each other. With `DENSE`, the values are a full mask, which says for
@@ -41,14 +42,14 @@ NUMBERS, OPAQUE, DENSE = torch.int32, torch.int16, torch.int8
 
 
 class Placement:
-    """A layout on a device. Per-sequence tensors are in the order given.
+    """A layout on a device; *order given* and *stream order* as in `nopad.batch.layout`.
 
-    Only `bounds` and `cu_seqlens` are in stream order.
+    Per-sequence tensors are in the order given; only `bounds` and `cu_seqlens` are in stream order.
 
     Attributes:
         layout: S sequences, T tokens, R rows of L slots.
         ids: number of each slot's sequence in the order given, from 1, and 0 in padding; int32 ``[R, L]``.
-        index: where each token lies in the concatenated rows; int64 ``[T]``; None for the flat form.
+        index: where each token lies in the concatenated rows, in stream order; int64 ``[T]``; None for the flat form.
         bounds: where sequences begin and end in the stream, in stream order; S + 1 integers on the host.
         backend: name of the attention backend.
     """

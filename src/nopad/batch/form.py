@@ -46,7 +46,7 @@ class Flat:
         return Layout.flat(seq_lengths)
 
     def keep(self, seq_lengths: NDArray[np.int32], per_row: NDArray[np.int64]) -> Layout:
-        """Return the layout of sequences that were divided into rows before; the flat form ignores this (`per_row`)."""
+        """Return the layout of sequences that a dataset has divided into rows; the flat form ignores `per_row`."""
         return Layout.flat(seq_lengths)
 
 
@@ -59,7 +59,7 @@ class Rows:
         depth: most sequences per row; None: unlimited.
         packs: which sequences share a row, and in which order (`nopad.pack` gives them); replaces best-fit decreasing.
         rows: number of rows; empty rows are added at the end to reach it. None: as many rows as the sequences take.
-        align: every sequence takes a multiple of this many slots, padded at its end; divides the capacity. Context
+        align: every sequence takes a multiple of this many slots, padded at its end; must divide the capacity. Context
             parallelism needs 2 x its number of ranks, and FP8 kernels need a multiple too. `Layout.cu_seqlens_padded`
             says where each sequence begins.
         end_to_end: fill every row to its end, so that a sequence may go on in the next row (PopRT's fixed grid).
@@ -141,7 +141,7 @@ class Rows:
         return self._placed(seq_lengths, np.diff(packs.indptr), packs.sequence.astype(np.int64))
 
     def keep(self, seq_lengths: NDArray[np.int32], per_row: NDArray[np.int64]) -> Layout:
-        """Return the layout of sequences that were divided into rows before; every sequence stays in its row.
+        """Return the layout of sequences that a dataset has divided into rows; every sequence stays in its row.
 
         `per_row` is the number of sequences in each row, int64 ``[rows]``.
 

@@ -38,7 +38,7 @@ class PackedMask:
 
     def __init__(self, layout: Layout) -> None:
         object.__setattr__(self, "_layout", layout)
-        object.__setattr__(self, "_on_device", {})  # placements by device, made by nopad.model
+        object.__setattr__(self, "_on_device", {})  # placements by device and backend, see `nopad.batch.device.place`
 
     def __repr__(self) -> str:
         layout = layout_of(self)
@@ -56,7 +56,7 @@ class PackedMask:
         return torch.tensor(layout_of(self).tokens)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Other processes get the layout only; each makes its own placements.
+        # Pickling keeps the layout only; each process makes its own placements.
         return PackedMask, (self._layout,)
 
     @classmethod

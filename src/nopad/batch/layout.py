@@ -179,7 +179,7 @@ class Layout:
         """Where each token lies in the concatenated rows, in stream order and therefore ascending; int64 ``[T]``."""
         if self.form == "flat" or self.crossing:
             return np.arange(self.tokens)
-        # Place in the stream, shifted by the padding before the token's sequence: no loop over sequences.
+        # A token's place in the stream, plus the padding before its sequence; this needs no loop over sequences.
         offsets = self.starts[self.order] - self.cu_seqlens[:-1]
         return np.arange(self.tokens) + offsets.repeat(self.stream_lengths)
 
@@ -283,7 +283,9 @@ class Layout:
 def _in_rows(
     lens: NDArray[np.int32], per_row: NDArray[np.int64], width: int, align: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return where each sequence begins in concatenated rows that take them in this order, and the slots of each row.
+    """Return where each sequence begins in the concatenated rows, and how many slots of each row are taken.
+
+    The rows take the sequences in the order of `lens`. The results are int64 ``[S]`` and ``[R]``.
 
     Raises:
         OptionError: the rows take more or fewer sequences than there are.
@@ -303,12 +305,12 @@ def _in_rows(
     bounds = np.zeros(per_row.size + 1, dtype=np.int64)
     per_row.cumsum(out=bounds[1:])
     bounds = ends[bounds]
-    # Start in the stream, plus the padding of all earlier rows, gives the start in the concatenated rows.
+    # A sequence's start in the stream, plus the padding of all earlier rows, is its start in the concatenated rows.
     return ends[:-1] + (np.arange(per_row.size) * width - bounds[:-1]).repeat(per_row), np.diff(bounds)
 
 
 def _compiled() -> Any:
-    """Return the compiled loops if this process has them: loading them would delay a first batch by half a second."""
+    """Return the compiled loops if they are loaded, else None: loading them would delay a batch by half a second."""
     return sys.modules.get("nopad._kernels")
 
 

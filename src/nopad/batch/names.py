@@ -1,4 +1,4 @@
-"""A batch as NumPy arrays under the names that Grain's packing gives them."""
+"""A batch as NumPy arrays under the names that the packing of Grain (a data loader for JAX) gives them."""
 
 from __future__ import annotations
 

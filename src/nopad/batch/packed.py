@@ -1,7 +1,7 @@
 """`PackedBatch`: several sequences in rows or in one stream, with the layout by which a model keeps them apart.
 
 A batch is built in NumPy from sequences, rows of a packed dataset, or the features that a Hugging Face collator gets;
-its items are read as torch tensors. It is a mapping, so ``model(**batch)`` works. Its ``attention_mask`` is a guard
+reading an item gives a torch tensor. It is a mapping, so ``model(**batch)`` works. Its ``attention_mask`` is a guard
 (`nopad.batch.guard`): a model that was not made pack-safe raises an error when it uses the mask. Building takes
 O(tokens), without a Python loop over tokens.
 """
@@ -69,7 +69,7 @@ class PackedBatch(MutableMapping[str, Any]):
     """
 
     def __init__(self, fields: Mapping[str, Any]) -> None:
-        """Make a batch of another batch's fields, changed or not; `from_sequences` builds a new batch.
+        """Make a batch from the items of another batch, which may be changed; `from_sequences` builds a new batch.
 
         Raises:
             BatchError: `fields` lack the ``attention_mask`` of a packed batch.
@@ -246,8 +246,8 @@ class PackedBatch(MutableMapping[str, Any]):
             LengthError: a sequence is empty or longer than the capacity.
             OptionError: `form` is invalid or does not fit these sequences, or `fill` names no column.
             BatchError: there are no embeddings; they are not all float tensors ``[length, H]`` with the same H, dtype
-                and device; a column is named ``input_ids`` or ``inputs_embeds``, has wrong lengths or holds no numbers;
-                or the layout itself provides it (attention_mask, position_ids).
+                and device; or a column has wrong lengths, holds no numbers, or is one that the batch provides itself
+                (input_ids, inputs_embeds, attention_mask, position_ids).
         """
         check_embeddings(embeddings)
         for name in ("input_ids", "inputs_embeds"):
@@ -262,7 +262,7 @@ class PackedBatch(MutableMapping[str, Any]):
 
     @staticmethod
     def _causal(stacked: Sequences, layout: Layout) -> Layout:
-        """Leave out the labels of first tokens, which a causal language model does not predict."""
+        """Set the labels of first tokens to -100, in place, and return the layout marked as causal."""
         if "labels" in stacked.tokens:
             stacked.tokens["labels"][stacked.begins] = -100
         return layout.marked(causal=True)
@@ -276,7 +276,7 @@ class PackedBatch(MutableMapping[str, Any]):
         fill: Mapping[str, Any] | None,
         records: Records | None = None,
     ) -> PackedBatch:
-        """Place the columns into the layout and build the batch."""
+        """Return the batch of these columns, placed as the layout says."""
         fills = {"input_ids": pad_id, **named("fill", fill)}
         for name, value in fills.items():
             if name not in stacked.tokens:
@@ -530,8 +530,8 @@ class PackedBatch(MutableMapping[str, Any]):
         """Return this batch with targets for an encoder-decoder model, one per sequence, in the order given.
 
         ``decoder_input_ids`` are the targets shifted right by one token, with `start_id` first; ``labels`` are the
-        targets. Targets are packed separately from the sources. `batch.targets` is the decoder's batch: it splits the
-        decoder's outputs, and losses take it. `batch.sources` is the encoder's batch. With the backend `mask`, a
+        targets. Targets are packed separately from the sources. `batch.targets` is the decoder's batch: use it to split
+        the decoder's outputs, and give it to losses. `batch.sources` is the encoder's batch. With the backend `mask`, a
         sequence and its target must be in the same row.
 
         Args:

@@ -1,4 +1,4 @@
-"""Serving: requests of different lengths as they arrive, packed into batches and answered on time."""
+"""Serving: pack requests of different lengths into batches as they arrive, and answer them on time."""
 
 from __future__ import annotations
 

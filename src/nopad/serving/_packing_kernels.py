@@ -36,7 +36,7 @@ from nopad.serving._placing_kernels import (
 
 NUMBER, LENGTH, ARRIVED, DUE, DEADLINE, PRIORITY = range(6)  # columns of the table
 HEAD, TAIL, TOKENS, NEXT_DUE, NEXT_DEADLINE, URGENT = range(6)  # places of the state; NEXT_... may be too early
-TIMEOUT, IDLE, DEADLINE_NEAR, DRAIN = range(3, 7)  # why a batch leaves, beside `FULL` and `COUNT`; 0: it does not
+TIMEOUT, IDLE, DEADLINE_NEAR, DRAIN = range(3, 7)  # why a batch leaves, besides `FULL` and `COUNT`; 0: none leaves
 
 NEVER = 2**62
 MIDDLE = 2**20  # urgency of a new request of priority 0
@@ -73,7 +73,7 @@ def candidates(state: NDArray[Any], table: NDArray[Any], limits: NDArray[Any], n
 
 @njit(cache=True, nogil=True)
 def most_urgent(levels: NDArray[Any], n: int) -> NDArray[Any]:
-    """Return the indices of the `n` highest levels in rising order; of equal levels, the first ones."""
+    """Return the indices of the `n` highest levels; of equal levels, the first ones. The indices ascend."""
     least = np.partition(levels, levels.size - n)[levels.size - n]
     left = n - np.sum(levels > least)
     chosen = np.empty(n, dtype=np.int64)
@@ -103,7 +103,7 @@ def levels_of(table: NDArray[Any], index: NDArray[Any], limits: NDArray[Any], no
 
 @njit(cache=True, nogil=True)
 def remove(state: NDArray[Any], table: NDArray[Any], last: int) -> None:
-    """Close the gaps that removed requests (length 0) leave in the table before row `last`, by moving the others up."""
+    """Close the gaps of removed requests (length 0) in the table up to row `last`; the others move towards `last`."""
     to = last
     for at in range(last, state[HEAD] - 1, -1):
         if table[at, LENGTH] > 0:
@@ -185,7 +185,11 @@ def expire(state: NDArray[Any], table: NDArray[Any], now: int, numbers: NDArray[
 def among_all(
     index: NDArray[Any], head: int, waiting: int, row: NDArray[Any], start: NDArray[Any]
 ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """Return the rows of the table of all waiting requests, and `row` and `start` of all: those of `index`, else -1."""
+    """Extend `index`, `row` and `start` from some candidates to all waiting requests, and return them.
+
+    `index` has rows of the table; `row` and `start` are places in the batch. Requests that are not in the given `index`
+    get row -1 and start 0.
+    """
     row_of, start_of = np.full(waiting, -1), np.zeros(waiting, dtype=np.int64)
     row_of[index - head], start_of[index - head] = row, start
     return np.arange(head, head + waiting), row_of, start_of
@@ -222,7 +226,7 @@ def decide(
         why = DEADLINE_NEAR
     slots = limits[ROWS] * limits[CAPACITY]
     ahead = limits[POLICY] == LOOK_AHEAD and not limits[KEEP_ORDER]
-    # While little waits, more to choose from may yet come.
+    # While few tokens wait, requests that arrive later may allow a better choice.
     little = ahead and waiting < min(limits[WINDOW], 2 * limits[MOST]) and state[TOKENS] < 2 * slots
     if why == 0 and little and state[TOKENS] + limits[SEPARATOR] * waiting < slots:
         return 0, 0, 0

@@ -3,8 +3,7 @@
 As in `nopad._kernels`, arguments are plain arrays, and callers validate them. ``limits`` are those of
 `nopad.serving.Batching.limits`, under the names defined below. The loops get the lengths of `n` candidates. They write
 ``row``, the row of the batch that each candidate gets (-1: it goes on waiting), and ``start``, its first slot in this
-row. `top_up` then sees to it that no request is left behind that would still have fitted, and says why the batch takes
-no further one.
+row. `top_up` then places every other request that still fits, and returns why the batch takes no more.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 
 POLICY, ROWS, CAPACITY, FLAT, MOST, SEPARATOR, KEEP_ORDER, WINDOW, WAIT, ACCUMULATE, AGE_STEP = range(11)  # limits
 END_TO_END, FIRST_FIT, NEXT_FIT, BEST_FIT, LOOK_AHEAD = range(5)  # policies
-FULL, COUNT = 1, 2  # why a batch takes no further request; 0: it does
+FULL, COUNT = 1, 2  # why a batch takes no more requests; 0: it takes more
 
 LEVELS = 2**30  # urgency of a request whose time to leave has come; all others are below
 _LENGTHS = 2**31
@@ -82,12 +81,12 @@ def row_for(fill: NDArray[Any], length: int, room: int, limits: NDArray[Any]) ->
 def top_up(
     lengths: NDArray[Any], limits: NDArray[Any], keep_order: int, row: NDArray[Any], start: NDArray[Any]
 ) -> tuple[int, int]:
-    """Place requests that were passed over, in the order given, until no more of them fit.
+    """Place requests that were passed over (``row`` -1), in order of arrival, until no more of them fit.
 
-    `lengths` are those of all waiting requests, in order of arrival. If `keep_order` is not 0, stop at the first that
-    does not fit; `NEXT_FIT` gets none, since it has left its earlier rows. Return (reason, widest). The reason is
-    `COUNT` if the batch has `MOST` requests, `FULL` if some are left, or if not even a request of one token would fit,
-    and 0 otherwise; `widest` is as in `widest_of`.
+    `lengths` are those of the candidates or of all waiting requests. If `keep_order` is not 0, stop at the first that
+    does not fit; with `NEXT_FIT`, none is placed, since earlier rows are closed. Return (reason, widest). The reason is
+    `COUNT` if the batch has `MOST` requests; `FULL` if requests are left over, or not even one of a single token would
+    fit; 0 otherwise. `widest` is the result of `widest_of`.
     """
     capacity, crossing = limits[CAPACITY], is_crossing(limits)
     room = capacity * limits[ROWS] if crossing else capacity
@@ -121,7 +120,7 @@ def top_up(
 
 @njit(cache=True, nogil=True)
 def widest_of(fill: NDArray[Any], room: int, limits: NDArray[Any]) -> int:
-    """Return the length of the longest request that still fits into a row; 0 or less if none fits."""
+    """Return the length of the longest request that still fits into a row; 0 if none fits."""
     widest = 0
     for used in fill:
         widest = max(widest, room - after(used, limits[SEPARATOR]))
@@ -146,11 +145,11 @@ def best_fit_decreasing(
     count: NDArray[Any],
     opener: NDArray[Any],
 ) -> int:
-    """Pack the candidates that `order` lists into as few rows as it can; return the number of rows.
+    """Pack the candidates that `order` lists, in this order, by best fit; return the number of rows.
 
-    Each candidate goes into the fullest row that still has room for it. ``fill``, ``count`` and ``opener`` get, for
-    each row, the number of slots used, the number of candidates, and the first candidate. If more than `rows` rows are
-    needed, the result is rows + 1, and candidates are left without a row.
+    Each candidate goes into the fullest row that still has room for it, or into a new row. ``fill``, ``count`` and
+    ``opener`` get, for each row, the number of slots used, the number of candidates, and the first candidate. If more
+    than `rows` rows are needed, the result is rows + 1, and candidates are left without a row.
     """
     capacity, separator, opened = limits[CAPACITY], limits[SEPARATOR], 0
     for i in order:
@@ -177,10 +176,12 @@ def best_fit_decreasing(
 def look_ahead(
     lengths: NDArray[Any], levels: NDArray[Any], limits: NDArray[Any], row: NDArray[Any], start: NDArray[Any]
 ) -> None:
-    """Pack all candidates, by urgency and then longest first; choose the rows that leave by urgency, then by fill.
+    """Pack all candidates into rows; the most urgent rows leave, and of equally urgent rows the fullest.
 
-    The first candidate has waited longest. It is placed first, and its row always leaves. If the rows have more than
-    `MOST` requests, the first ones leave, by the same order. `levels` are those of `levels_of`.
+    Candidates are packed by urgency, and of equal urgency the longest first; in a flat batch, in order of arrival. A
+    row is as urgent as its first candidate. The first of all candidates has waited longest: it is placed first, and its
+    row always leaves. Of the requests in the rows that leave, only the first `MOST` leave, in the order of packing.
+    `levels` are those of `levels_of`.
     """
     n = lengths.size
     if limits[FLAT] != 0:
@@ -193,11 +194,11 @@ def look_ahead(
     order = np.argsort(urgency(levels, _LENGTHS - 1 - lengths), kind="mergesort")
     opened = best_fit_decreasing(lengths, order, limits, n, row, start, fill, count, opener)
     first = np.argsort(urgency(levels[opener[:opened]], limits[CAPACITY] - fill[:opened]), kind="mergesort")
-    number = np.full(opened, -1, dtype=np.int64)  # of each row in the batch
+    number = np.full(opened, -1, dtype=np.int64)  # of each row in the batch; -1: it stays
     left = limits[MOST]
     for chosen, at in enumerate(first[: limits[ROWS]]):
         number[at] = chosen
-    for i in order:  # in each row, the order of their places, so that no gap is left
+    for i in order:  # also the order of places in a row, so that no gap is left in it
         row[i] = number[row[i]] if left > 0 else -1
         left -= row[i] >= 0
 
@@ -227,7 +228,7 @@ def look_ahead_in_order(lengths: NDArray[Any], limits: NDArray[Any], row: NDArra
     while low < lengths.size and row[low] >= 0:
         low += 1
     while high < min(lengths.size, limits[MOST]):
-        used += lengths[high] + (separator if high >= rows else 0)  # at best, one of each row has none before it
+        used += lengths[high] + (separator if high >= rows else 0)  # the first request of a row has none before it
         if used > slots:
             break
         high += 1

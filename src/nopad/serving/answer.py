@@ -1,4 +1,4 @@
-"""`Answer`: the future of a request, which can also be awaited, and which never waits where waiting would not end."""
+"""`Answer`: the future of a request. A coroutine can await it; waiting that would never end raises an error instead."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Answer(Future[Any]):
         return super().result(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait for the answer; return the error instead of it, or None. Errors of waiting: see `result`."""
+        """Wait as `result` does; return the error of the request, or None if there is an answer."""
         self._check()
         return super().exception(timeout)
 
@@ -59,10 +59,10 @@ class Answer(Future[Any]):
 
 
 def check_process(process: int) -> None:
-    """Check that this is the process with this number.
+    """Check that the current process has the process id `process`.
 
     Raises:
-        RunnerClosedError: it is another one, forked from it.
+        RunnerClosedError: the id is another; the process was forked after the runner was started.
     """
     if os.getpid() != process:
         raise RunnerClosedError("this runner was started in another process; start one in each, after the fork")

@@ -19,7 +19,7 @@ Reason = Literal["full", "count", "timeout", "idle", "deadline", "drain"]
 POLICIES: tuple[Policy, ...] = get_args(Policy)
 REASONS: tuple[Reason, ...] = get_args(Reason)
 
-LONGEST_S = 1e9  # seconds: in nanoseconds, it still adds up in 64 bits
+LONGEST_S = 1e9  # seconds; sums of such times in nanoseconds fit into 64 bits
 _NS = 1_000_000_000
 _INTEGERS = {
     "capacity": Option(default=None, high=MAX_LENGTH, help="slots of a row, or tokens of a flat batch"),
@@ -59,8 +59,9 @@ class Batching:
             batch, and no batch leaves while another waiting request would still fit into it ("next_fit": into its
             current row or the next one). None: False for "look_ahead", True for the other policies.
         window: number of waiting requests among which "look_ahead" chooses; more, if these have too few tokens for two
-            batches. Requests beyond them fill what is left. Unless something else makes a batch leave, such as an idle
-            device, it waits for this many requests, or for enough for two batches (tokens, or `max_sequences`).
+            batches. Requests beyond them fill the slots that are left. A batch that is not full waits for this many
+            requests, or for enough for two batches (by tokens or `max_sequences`), unless something else makes it
+            leave, such as an idle device.
         age_step_s: waiting for this many seconds counts as much as one level of priority.
         max_waiting_tokens: maximum number of tokens that wait; requests beyond it are refused.
 
@@ -105,11 +106,11 @@ class Batching:
 
     @property
     def longest(self) -> int:
-        """Maximum number of tokens in a request: the capacity of a row; in flat batches, `max_waiting_tokens`."""
+        """Maximum number of tokens in a request: `max_waiting_tokens`, and with `rows` also at most the capacity."""
         return min(self.max_waiting_tokens, self.capacity if self.rows else MAX_LENGTH)
 
     def limits(self) -> NDArray[np.int64]:
-        """Return the settings as an array for the compiled loops, in the order defined in `_packing_kernels`."""
+        """Return the settings as an array for the compiled loops, in the order defined in `_placing_kernels`."""
         from nopad.serving._packing_kernels import NEVER
 
         flat = self.rows is None

@@ -1,4 +1,4 @@
-"""Buffers of the caller, into which a runner writes results (``out=``); they are checked before any work is done."""
+"""Buffers that a caller gives as ``out=``, for a runner to write results into; they are checked before any work."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Output:
     """The form of one of a model's outputs.
 
     Attributes:
-        per_token: whether it has a value per token of a sequence, or one for the whole sequence.
-        tail: shape of that value.
-        dtype: its dtype.
+        per_token: whether the output has a value per token of a sequence, or one for the whole sequence.
+        tail: shape of one such value.
+        dtype: dtype of the values.
     """
 
     per_token: bool
@@ -31,11 +31,11 @@ class Output:
 
 
 def check_buffers(out: Any, outputs: Mapping[str, Output], rows: tuple[int, ...], width: int) -> None:
-    """Check buffers, by the names of outputs, for a request of ``[*rows, width]``.
+    """Check `out`, buffers by the names of outputs, for the results of a request ``[*rows, width]``.
 
     Raises:
-        OptionError: `out` is not a dict of tensors or arrays; a name is not an output; a buffer has another shape or
-            dtype, is not contiguous, cannot be written to, or is given twice.
+        OptionError: `outputs` is empty; `out` is not a dict of tensors or arrays; a name is not an output; a buffer has
+            another shape or dtype, is not contiguous, cannot be written to, requires gradients, or is given twice.
     """
     if not outputs:
         raise OptionError("out needs to know the model's outputs; give it to a runner that warms up before it is ready")

@@ -1,9 +1,10 @@
-"""Run one batch of requests through a core, and give each request its own results.
+"""Run one batch of requests through a core (`nopad.tasks.core`), and give each request its own results.
 
-`Tensors` is the core (`nopad.tasks.core`) of a model itself: a request is a dict of ids, its answer a dict of tensors.
-It checks an input before it is queued, so that an invalid input raises in the caller's thread and cannot make a batch
-fail. Padding is removed according to the input's attention mask, and put back by choice. `answers` runs a batch. If the
-batch fails, it is split in halves, again and again, until each failing sequence is alone; all others get their results.
+A core turns requests into sequences, and results into answers. `Tensors` is the core for a model without a task: a
+request is a dict of ids, its answer a dict of tensors. `Tensors` checks an input before it is queued, so an invalid
+input raises in the caller's thread and cannot make a batch fail. Padding is removed according to the attention mask,
+and added again to results if asked for. `answers` runs a batch. If the batch fails, it is split in halves, again and
+again, until each failing sequence is alone; all others get their results.
 """
 
 from __future__ import annotations
@@ -87,13 +88,13 @@ class _Asked(NamedTuple):
     """How a request was padded, and where its results go."""
 
     begins: list[int]  # of each sequence in its row of the input
-    width: int | None  # of results per token; None: the sequence's own
+    width: int | None  # of results per token; None: the length of the sequence
     rows: bool  # whether the input was [B, L]
     out: Mapping[str, Any]
 
 
 class Tensors(Core):
-    """The core of a pack-safe model: dicts of ids in, dicts of tensors out.
+    """The core of a pack-safe model: dicts of ids in, dicts of tensors out; `widths` and `fast` as in `PackRunner`.
 
     Attributes:
         longest: maximum number of tokens in a sequence; None: unlimited.
@@ -101,7 +102,8 @@ class Tensors(Core):
         outputs: form of each of the model's outputs, by name; empty until the model has run once.
 
     Raises:
-        OptionError: the model is not pack-safe, takes no token ids alone, or returns the states of all its layers.
+        OptionError: the model is not pack-safe, takes no token ids, has both an encoder and a decoder, or is configured
+            to return hidden states or attentions.
     """
 
     def __init__(self, model: Any, widths: Widths | int = "own", fast: bool | None = None) -> None:
@@ -171,12 +173,12 @@ class Tensors(Core):
         return super().joined(parts)
 
     def run_batch(self, batch: PackedBatch) -> list[Any]:
-        """Return `results_of` a batch; tensors that may take part in training, unlike those of inference mode."""
+        """Return the results of a batch (`results_of`); unlike tensors of inference mode, training can use them."""
         with torch.no_grad():
             return self.results_of(batch.to(device_of(self.model)))
 
     def try_batch(self, batch: PackedBatch) -> None:
-        """Run the model, and note the form of its outputs."""
+        """Run the model, so that `outputs` is known."""
         self.run_batch(batch)
 
     def results_of(self, batch: PackedBatch) -> list[Any]:
@@ -204,7 +206,7 @@ class Tensors(Core):
                 if per_token:
                     parts = [part[:length] for part, length in zip(parts, batch.seq_lengths.tolist(), strict=True)]
             self.outputs.setdefault(name, Output(per_token, parts[0].shape[int(per_token) :], value.dtype))
-            # One sum shows whether any is NaN; opposite infinities show, too, and are told apart then
+            # The sum is NaN if any value is; also for infinities of both signs, so each part is then checked
             suspect = value.is_floating_point() and bool(value.sum().isnan())
             for at, (result, part) in enumerate(zip(results, parts, strict=True)):
                 result[name] = part.clone()
@@ -216,7 +218,7 @@ class Tensors(Core):
         ]
 
     def finish(self, prepared: Prepared, results: Sequence[Any]) -> dict[str, Any]:
-        """Return the outputs of a request, by name, as wide as it came if that is asked for."""
+        """Return the outputs of a request, by name; those per token are padded for rows ``[B, L]``, or by `widths`."""
         asked: _Asked = prepared.details
         found: dict[str, Any] = {}
         for name in results[0]:
@@ -241,7 +243,7 @@ def check_batching(core: Core, batching: Batching) -> None:
     """Check that a core's model can run batches as `batching` describes them.
 
     Raises:
-        OptionError: it cannot.
+        OptionError: the model cannot.
     """
     state, inner = state_of(core.model), bare(core.model)
     if batching.separator:

@@ -11,9 +11,9 @@ _ALIKE = 1e-6  # relative variance below which all batches count as equally larg
 class Pace:
     """The time that batches take, by their number of tokens; each batch counts more than those before it.
 
-    A time per token alone would say that a large batch takes as many times longer as it is larger, and small batches
-    mostly take a fixed time. So both parts are fitted, by weighted least squares. While all batches are equally large,
-    a larger one is estimated like them: no batch is taken to be slow before one was.
+    A time per token alone would be wrong for small batches, which take a mostly fixed time. So a fixed time and a time
+    per token are fitted, by weighted least squares. While all batches so far are equally large, a larger batch is
+    estimated to take as long as they did.
 
     >>> pace = Pace()
     >>> pace.estimate(100)

@@ -40,7 +40,7 @@ class OnlineBatch:
     """A batch: requests that leave together, in order of arrival.
 
     Attributes:
-        reason: why the batch leaves now. "full": the next request does not fit, or none would; "count":
+        reason: why the batch leaves now. "full": the next request does not fit, or no request would; "count":
             `max_sequences` is reached; "timeout": a request has waited `wait_s`; "deadline": a request must leave now
             to meet its deadline; "idle": the device is idle; "drain": no more requests will come.
         numbers: the requests' numbers, as `OnlinePacker.add` returned them; int64 ``[n]``.
@@ -165,8 +165,8 @@ class OnlinePacker:
         self._limits = batching.limits()
         self._state = np.array([0, 0, 0, _NEVER, _NEVER, 0], dtype=np.int64)
         self._table = np.zeros((_PLACES, _COLUMNS), dtype=np.int64)
-        self._new = array("q")  # requests that are not in the table yet: a row of it after the other
-        self._tokens = 0  # of those and of those in the table
+        self._new = array("q")  # requests that are not in the table yet, as rows of the table one after another
+        self._tokens = 0  # in all requests that wait, in the table or not yet
         self._now = 0
         self._kernels = _kernels()
         self._counts = dict.fromkeys(("arrived", "packed", "cancelled", "expired", "refused", "tokens", "slots"), 0)
@@ -229,7 +229,7 @@ class OnlinePacker:
         return number
 
     def room(self, tokens: int) -> bool:
-        """Return whether so many more tokens may wait."""
+        """Return whether `tokens` more tokens may wait."""
         return self._tokens + tokens <= self.batching.max_waiting_tokens
 
     def add_all(self, lengths: Sequence[int], now_ns: int, **how: Any) -> range:
@@ -251,7 +251,7 @@ class OnlinePacker:
         if not self.room(tokens):
             self._refuse(tokens)
         first = self._counts["arrived"]
-        for length in lengths:  # what the first one passes, all others do
+        for length in lengths:  # if the first one passes the other checks, all others do
             self.add(length, now_ns, **how)
         return range(first, self._counts["arrived"])
 
@@ -309,7 +309,7 @@ class OnlinePacker:
         return Decision(batch, expired, self._wake())
 
     def _at(self, now_ns: int) -> int:
-        """Return the time, which never goes back."""
+        """Return `now_ns`, or the latest time so far if that is later."""
         if type(now_ns) is not int or not 0 <= now_ns <= LAST_NS:
             now_ns = _integer(now_ns, "now_ns", OptionError, 0, LAST_NS)
         if now_ns > self._now:
@@ -340,7 +340,7 @@ class OnlinePacker:
         return expired
 
     def _leave(self, reason: Reason, made: NDArray[np.int64], tokens: int) -> OnlineBatch:
-        """Count a batch and return it; `made` is what the compiled loop wrote of it."""
+        """Count a batch and return it; `made` holds its arrays, int64 ``[4, n]``, as the compiled loop wrote them."""
         batch, limits = OnlineBatch(reason, *made), self.batching
         self._tokens -= tokens
         self._flushes[reason] += 1
@@ -350,7 +350,7 @@ class OnlinePacker:
         return batch
 
     def _wake(self) -> int | None:
-        """Return the time at which something may happen by itself."""
+        """Return the earliest time at which a request times out, must leave or expires; None if there is none."""
         head, tail, _, due, deadline, _ = self._state.tolist()
         if head == tail:
             return None
@@ -360,7 +360,7 @@ class OnlinePacker:
 
 
 def _integer(value: Any, name: str, error: type[Exception], low: int = -(2**62), high: int = 2**62) -> int:
-    """Return an integer of Python or NumPy as Python's, from `low` to `high`."""
+    """Return a Python or NumPy integer as a Python integer; raise `error` if it is not from `low` to `high`."""
     number = value.item() if isinstance(value, np.integer) else value
     if type(number) is not int or not low <= number <= high:
         raise error(f"{name} must be an integer from {low} to {high}, got {value!r}")

@@ -1,7 +1,7 @@
-"""`RequestQueue`: requests that wait for a runner's worker, the batches that leave, and what becomes of each request.
+"""`RequestQueue`: requests that wait for a runner's worker, the batches that leave, and the results of each request.
 
-A request is one or several sequences, each of which waits for itself: windows of a long text, or rows of a padded
-array, may run in different batches. The request is answered when all of them have run, and fails when one fails.
+A request is one or several sequences, which wait separately: windows of a long text, or rows of a padded array, may
+run in different batches. The request is answered when all of them have run, and fails when one fails.
 All methods may be called from any thread. A future is never resolved while the lock is held.
 """
 
@@ -39,8 +39,8 @@ class RunnerStatistics:
         packer: totals of its packer: sequences that arrived, wait, left, expired, were cancelled or refused. A request
             is one sequence, except for long texts (windows) and padded arrays (rows).
         answered, failed: number of requests that ran and got a result, and that ran and got an error.
-        padded_tokens: number of tokens, padding included, that the same batches would have had if their sequences had
-            been padded to the longest one of each.
+        padded_tokens: number of tokens, padding included, that the same batches would have had if the sequences of each
+            batch had been padded to its longest one.
         counts: number of requests that were truncated or left out by the task, by reason.
         us_per_token: running average of the time per token in recent batches, in microseconds; None: no batch has run.
         p50_ms, p99_ms: time from `submit` to the answer that half, and 99 %, of the last 1,000 answered requests took
@@ -58,7 +58,7 @@ class RunnerStatistics:
 
     @property
     def padding_saved(self) -> float:
-        """Share of padding that the same batches would have had (`padded_tokens`); 0.0 before the first batch."""
+        """Share of `padded_tokens` that is padding, which nopad saved; 0.0 before the first batch."""
         return 1 - self.packer.tokens / self.padded_tokens if self.padded_tokens else 0.0
 
 
@@ -82,7 +82,7 @@ class Waiting:
 
 
 class Part(NamedTuple):
-    """A sequence of a request, and the row of the batch in which it begins."""
+    """A sequence of a request (number `at` in it, from 0), and the row of the batch in which the sequence begins."""
 
     row: int
     request: Waiting
@@ -109,7 +109,7 @@ class RequestQueue:
     ) -> None:
         self.clock, self._batching, self._when_full, self._is_worker = clock, batching, when_full, is_worker
         self._packer = OnlinePacker(batching)
-        lock = threading.RLock()  # futures may be cancelled, and so come back here, while it is held
+        lock = threading.RLock()  # re-entrant: cancelling a future while it is held calls `cancel`
         self._changed, self._room = threading.Condition(lock), threading.Condition(lock)
         self._waiting: dict[int, tuple[Waiting, int]] = {}
         self._running: list[Part] = []
@@ -122,11 +122,11 @@ class RequestQueue:
         self._process = os.getpid()
 
     def add(self, requests: Iterable[Waiting], deadline: int | None, priority: int) -> None:
-        """Add requests, each whole; wait for room if the queue is full.
+        """Add requests, each with all its sequences or not at all; wait for room if the queue is full.
 
         Raises:
             LengthError, OptionError: a sequence is too long for a batch, or the priority is not valid.
-            QueueFullError: the queue is full, and `when_full` is "raise", or the worker itself asks.
+            QueueFullError: the queue is full, and `when_full` is "raise", or the worker itself calls this.
             DeadlineError: the deadline cannot be met.
             RunnerClosedError: the runner is closed.
         """
@@ -154,7 +154,7 @@ class RequestQueue:
                 self._counts[name] = self._counts.get(name, 0) + number
 
     def _lead(self, lengths: list[int], deadline: int | None) -> int:
-        """Return how long before its deadline a request must leave; refuse a deadline that is too near for that."""
+        """Return how many ns before its deadline a request must leave; raise DeadlineError if that is too near."""
         if deadline is None:
             return 0
         tokens, idle = sum(lengths), not self._running and not self._waiting
@@ -170,7 +170,7 @@ class RequestQueue:
         return min(round(self._pace.estimate(max(tokens, self._batching.slots))), left)
 
     def cancel(self, numbers: range) -> None:
-        """Take back what still waits of a request, given the numbers of its sequences."""
+        """Remove the sequences of a request that still wait; `numbers` are those of all its sequences."""
         with self._changed:
             for number in numbers:
                 if number in self._waiting:
@@ -188,7 +188,7 @@ class RequestQueue:
         """Check that requests are accepted.
 
         Raises:
-            RunnerClosedError: they are not.
+            RunnerClosedError: the runner is closed, its worker has died, or it was started in another process.
         """
         check_process(self._process)
         if self._died is not None:
@@ -220,7 +220,7 @@ class RequestQueue:
             )
 
     def drain(self, timeout_s: float | None) -> bool:
-        """Wait until nothing waits or runs; return False if that takes longer."""
+        """Wait until no request waits or runs; return False if that takes longer than `timeout_s` (None: no limit)."""
         check_process(self._process)
         if self._is_worker():
             raise ServingError("a callback waits until its own runner has nothing to do, which it has when it returns")
@@ -237,7 +237,7 @@ class RequestQueue:
         fail(dropped, RunnerClosedError("the runner was closed before the request ran"))
 
     def die(self, died: str | None) -> None:
-        """End: nothing will run any more; `died` says why, unless the runner was closed."""
+        """Fail all requests that run or wait, since the worker ends; `died` is its error (None: a normal end)."""
         with self._changed:
             self._died = died
             self._closing = True
@@ -248,7 +248,7 @@ class RequestQueue:
         fail(left, RunnerClosedError(f"the runner's worker died: {died}"))
 
     def _drop(self) -> list[Waiting]:
-        """Take all that waits out of the queue."""
+        """Remove all waiting requests from the queue, and return them."""
         dropped = list(dict.fromkeys(request for request, _ in self._waiting.values()))
         for request in dropped:
             request.over = True
@@ -258,7 +258,7 @@ class RequestQueue:
     # What follows is called by the worker.
 
     def take(self) -> list[Part] | None:
-        """Wait for a batch; return what of it nobody cancelled, sorted by rows. None: there will be no more."""
+        """Wait for a batch; return its sequences, sorted by row, without cancelled ones. None: no batch will follow."""
         while True:
             with self._changed:
                 decision = self._packer.poll(self.clock(), draining=self._closing)
@@ -295,10 +295,13 @@ class RequestQueue:
     def ran(
         self, batch: list[Part], results: list[Any], spent_ns: int, finish: Callable[[Prepared, list[Any]], Any]
     ) -> None:
-        """Note the results of a batch, an error for each sequence that failed, and resolve the futures."""
+        """Store the results of a batch, with a RequestError for each sequence that failed; resolve finished requests.
+
+        `spent_ns` is the time that the batch took; `finish` makes the answer of a request from its results.
+        """
         done: list[Waiting] = []
         with self._changed:
-            if not any(isinstance(result, RequestError) for result in results):  # else it ran in parts, which is slower
+            if not any(isinstance(result, RequestError) for result in results):  # a failed batch ran in parts: slower
                 self._pace.add(sum(part.request.prepared.lengths[part.at] for part in batch), spent_ns)
             for (_, request, at), result in zip(batch, results, strict=True):
                 request.results[at] = result
@@ -318,7 +321,7 @@ class RequestQueue:
             self._changed.notify_all()
 
     def _resolve(self, request: Waiting, finish: Callable[[Prepared, list[Any]], Any]) -> None:
-        """Set the answer of a request, or its error."""
+        """Set the answer of a request, or its error, in its future."""
         try:
             answer = _error_of(request) or finish(request.prepared, request.results)
         except Exception as error:
@@ -337,14 +340,14 @@ class RequestQueue:
 
 
 def fail(left: Iterable[Waiting], error: Exception) -> None:
-    """Set an error for requests that have none and no answer."""
+    """Set `error` in the futures of these requests, except those that are done."""
     for one in left:
         if not one.future.done() and (one.future.running() or one.future.set_running_or_notify_cancel()):
             one.future.set_exception(error)
 
 
 def _error_of(request: Waiting) -> RequestError | None:
-    """Return the error of a request: that of its first sequence that failed, with its number if it has several."""
+    """Return the error of a request's first failed sequence, with its number if there are several; None if all ran."""
     for at, result in enumerate(request.results):
         if isinstance(result, RequestError):
             if len(request.results) == 1:

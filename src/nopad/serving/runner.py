@@ -45,13 +45,13 @@ __all__ = ["PackRunner"]
 
 _log = logging.getLogger("nopad")
 _FIXED = Option(default=None, high=MAX_LENGTH, help="places of every result per token")
-_AT_ONCE = 64  # requests of one call that are tokenised together; the model runs those before meanwhile
-_WARM_TOKENS = (8, 64, 512)  # of batches that run before a runner is ready; and one that is full
+_AT_ONCE = 64  # requests of one call that are tokenised together, while the model runs earlier ones
+_WARM_TOKENS = (8, 64, 512)  # tokens of the batches that run before a runner is ready, besides a full one
 _WARM_LENGTH = 128
 _TRAINING = "the model was put into training mode while it serves, where results depend on chance; call model.eval()"
 
 _NUMBER = re.compile(r"\b(record|text|request) (\d+)\b")
-_END_S = 10  # for which the end of Python waits for a worker
+_END_S = 10  # seconds that the exit of Python waits for a worker
 
 _turns: WeakKeyDictionary[Any, threading.Lock] = WeakKeyDictionary()
 _turns_lock = threading.Lock()
@@ -71,7 +71,7 @@ class PackRunner:
     - A `nopad.tasks.Predictor`: a record, or the values of the task's text columns: a text, or a tuple of texts. The
       answer is the prediction; None: the task leaves the record out.
 
-    ``runner(request)`` waits for the answer, ``runner(requests)`` for those of several. `submit` returns a future,
+    ``runner(request)`` waits for one answer, ``runner(requests)`` for several. `submit` returns a future,
     which a coroutine can await. When the constructor returns, the runner is ready: it has run some batches of different
     sizes, so that nothing is compiled or chosen while the first requests wait. Close a runner when it is no longer
     needed, or use it in a ``with`` statement: until then, its worker keeps the model alive.
@@ -79,8 +79,8 @@ class PackRunner:
     Args:
         model: the model, Embedder or Predictor; the model is put into evaluation mode. Its weights must not change
             while the runner is open.
-        batching: which requests share a batch, and when it leaves; None: flat batches of about 4,096 tokens (the
-            `budget` of an Embedder), or what suits the Predictor.
+        batching: which requests share a batch, and when it leaves. None: flat batches of about 4,096 tokens; for an
+            Embedder, of about its `budget` of tokens; for a Predictor, batches of the Predictor's own form.
         when_full: what `submit` does when the queue is full (`Batching.max_waiting_tokens`): "block" waits until there
             is room, "raise" raises QueueFullError.
         widths: first dimension of a model's outputs per token. "own": the number of tokens without padding (rows
@@ -88,8 +88,8 @@ class PackRunner:
             logits of question answering). A number: this number, with the tokens first and padding after them, filled
             in the same way.
         fast: on CPUs, run a model's float32 linear layers with a faster kernel (`nopad.model.fast_linear`), which takes
-            as much memory again as their weights; None: measure, and do so only if it is faster. Embedder and Predictor
-            have settled this for themselves.
+            as much memory again as their weights; None: measure, and do so only if it is faster. Not allowed
+            with an Embedder, which always measures, or a Predictor, which has its own `fast`.
         warm_up: run some batches before the constructor returns; `submit` can check `out` only if this is done.
         clock: function that returns the current time as an integer in nanoseconds, and never goes back.
 
@@ -150,7 +150,7 @@ class PackRunner:
         _open.add(self)
         try:
             self._ready.wait()
-        except BaseException:  # the user does not wait for it
+        except BaseException:  # such as KeyboardInterrupt: nobody waits for the runner any more
             self.close(drain=False)
             raise
         self._queue.check_open()
@@ -158,8 +158,8 @@ class PackRunner:
     def __call__(self, inputs: Any, **how: Any) -> Any:
         """Return the answer to one request, or those to several, in order; `how` as in `submit`.
 
-        Those of several are in a list; for an Embedder, in one array ``[n, H]``, as `Embedder.encode` returns it. The
-        first requests run while the following ones are tokenised.
+        Several answers are a list; for an Embedder, one array ``[n, H]``, as `Embedder.encode` returns it. The first
+        requests run while the following ones are tokenised.
 
         Raises:
             ServingError: a request was not answered; the others may have been.
@@ -214,14 +214,14 @@ class PackRunner:
         deadline = None if deadline_s is None else now + in_ns(deadline_s)
         try:
             self._queue.add([one for one in made if one.tokens], deadline, priority)
-        except BaseException:  # those before it were added, and nobody has their futures
+        except BaseException:  # some requests were added already, and nobody has their futures
             for one in made:
                 self._queue.cancel(one.numbers)
             raise
         self._queue.count(counts)
         for one in made:
             if one.tokens:
-                # Without a reference to the request, whose cycle only the garbage collector would find
+                # No reference to the request: the cycle would be freed by the garbage collector only
                 one.future.add_done_callback(partial(self._cancelled, one.numbers))
             else:  # the task leaves it out
                 one.future.set_result(self._core.finish(one.prepared, []))
@@ -295,9 +295,9 @@ class PackRunner:
             self._ready.set()
 
     def _warm_up(self) -> None:
-        """Run batches of different sizes, which leave like those of requests.
+        """Run batches of different sizes, which a packer makes as for requests.
 
-        What fails here may not concern requests; it only makes the first ones slower.
+        An error here is only logged: requests may still run, only the first ones more slowly.
         """
         longest = min(_WARM_LENGTH, self._core.longest or _WARM_LENGTH, self.batching.longest)
         slots = self.batching.slots
@@ -337,7 +337,7 @@ def _in_training(modules: list[Any]) -> bool:
 
 @contextmanager
 def _numbered_from(first: int) -> Iterator[None]:
-    """In a ``with`` block, let messages of errors count requests from `first` on."""
+    """In a ``with`` block, let error messages number the requests from `first` instead of 0."""
     try:
         yield
     except InputError as error:
@@ -348,7 +348,7 @@ def _numbered_from(first: int) -> Iterator[None]:
 
 
 def _parts(requests: Iterator[Any]) -> Iterator[list[Any]]:
-    """Yield parts of a call's requests."""
+    """Yield the requests of a call in lists of at most 64."""
     while part := list(islice(requests, _AT_ONCE)):
         yield part
 

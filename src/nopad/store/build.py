@@ -32,7 +32,7 @@ class Builder:
 
     Attributes:
         workspace: the dataset's folders.
-        origin: fingerprint of the source; files that a stopped run made from another source are not used.
+        origin: fingerprint of the source; files that a stopped run made from another source raise ResumeError.
         capacity: maximum number of tokens in a pack.
         packing: algorithm, depth, seed, order, and number of tokens per shard.
         index_only: whether to write an index instead of shards: which sequence is in which pack, without tokens.
@@ -63,7 +63,10 @@ class Builder:
         return self._publish(made, sequences, layout, shards, known)
 
     def _plan_and_assign(self, sequences: Sequences, stored: bool) -> tuple[Plan, Packs]:
-        """Return the plan, read from disk if it is `stored` already, and the packs that it assigns to the sequences."""
+        """Return the plan, read from disk if it is `stored` already, and the packs to which the sequences are assigned.
+
+        An arrival-order algorithm makes the packs without a plan; the plan then describes these packs.
+        """
         self.monitor.stage("planning", None, "")
         path = self.workspace.work / PLAN
         how: dict[str, Any] = {"seed": self.packing.seed, "order": self.packing.order}
@@ -81,7 +84,7 @@ class Builder:
         return made, packs
 
     def _summary(self, packs: Packs, sequences: Sequences) -> Plan:
-        """Return a plan that describes the packs of an arrival-order algorithm, which makes packs without a plan."""
+        """Return the plan that describes the packs of an arrival-order algorithm."""
         algorithm = self.packing.algorithm
         own, conditions = complete_options(algorithm, self.packing.options)
         return summarise(packs, sequences.seq_lengths, algorithm=algorithm, options={**own, **conditions})
@@ -89,7 +92,7 @@ class Builder:
     def _write(
         self, packs: Packs, sequences: Sequences, layout: ShardLayout, finished: Mapping[str, Mapping[str, Any]]
     ) -> tuple[Shard, ...]:
-        """Write the shards that are not finished yet, or the index."""
+        """Write the shards that are not finished yet, or the index; return all files of the dataset, in order."""
         work = self.workspace.work
         if self.index_only:
             self.monitor.stage("writing the index", None, "")
@@ -99,7 +102,7 @@ class Builder:
         done = {name: Shard(**finished[name]) for name in names & finished.keys()}
         with storage_errors("creating", work / "shards"):
             (work / "shards").mkdir(exist_ok=True)
-            # Left by a killed run or another tool, so it must not be published
+            # Other files are left from a killed run or another tool, and must not become part of the dataset
             for path in (work / "shards").iterdir():
                 if f"shards/{path.name}" not in done:
                     path.unlink()
@@ -118,7 +121,7 @@ class Builder:
     def _publish(
         self, made: Plan, sequences: Sequences, layout: ShardLayout, shards: tuple[Shard, ...], known: Mapping[str, Any]
     ) -> Manifest:
-        """Move the finished files into place and write the manifest last."""
+        """Move the finished files into place, then write the manifest; return it."""
         from nopad.store import _kernels
 
         zeros = np.zeros(1, dtype=np.int64)

@@ -35,7 +35,7 @@ SEQUENCES = "sequences.arrow"
 def selection(counts: Mapping[str, int], tokenizer: object) -> str:
     """Return as text how sequences differ from whole records of the source; "" if they do not.
 
-    `counts` has counts by the field names of `nopad.corpus.Counts`; `tokenizer` is any value that is true if texts were
+    `counts` holds the manifest's counts (fields of `nopad.corpus.Counts`); `tokenizer` is truthy if texts were
     tokenised.
 
     >>> selection({"stripped": 13, "truncated": 1, "split": 0}, None)

@@ -1,4 +1,4 @@
-"""A packing job: from a source to a packed dataset, through spool, plan and packs; resumable after every step.
+"""A packing job: read a source, keep its sequences in a spool (`nopad.store.spool`), plan, pack, and write a dataset.
 
 Unfinished files are in ``OUT/.work``; the manifest is written last, so a folder with a manifest is complete. Repeat the
 call to resume a killed job: it continues after its last commit and writes the same bytes as an uninterrupted job. An
@@ -71,11 +71,12 @@ def pack_corpus(
             work since the last commit.
 
     Raises:
-        RecordError: a record is bad, empty or over-long and its policy is "error", or no sequence is left to pack; the
-            unfinished job is removed.
+        RecordError: a record is bad, empty or over-long and `corpus` says "error" for such records, or no sequence is
+            left to pack; the unfinished job is removed.
+        LengthError: a task, or a file of lengths, gives a sequence longer than the capacity; the job is removed, too.
         SourceError: the source cannot be read, or mixes text and ready-made ids.
-        OptionError: an option has an invalid value; `out` is a URL, or lies in a folder that is read.
-        OutputExistsError: `out` has other content, or a dataset made with other settings.
+        OptionError: an option has an invalid value; `out` is a URL, or lies in a folder of the source.
+        OutputExistsError: `out` has other content, or a dataset made with other settings or from another source.
         ResumeError: the unfinished job in `out` was started with other inputs or settings.
         OutputBusyError: another process is writing to `out`.
         CorruptError: the dataset in `out` is finished, but one of its files is missing or damaged.
@@ -193,7 +194,7 @@ class _Job:
         }
 
     def run(self, commit_every_s: float) -> Manifest:
-        """Run all steps; each step skips what is already finished."""
+        """Run all steps, skipping what is already finished; return the manifest of the first dataset."""
         progress, columns = self._lengths() if isinstance(self.source, LengthsFile) else self._spool(commit_every_s)
         self._warn_of_padding(columns)
         counts = {name: progress.sources.get(name, Counts()) for name in self.source.names}
@@ -295,7 +296,7 @@ class _Job:
         return spool.progress, spool.sequences(split=counts.split > 0)
 
     def _lengths(self) -> tuple[Progress, Sequences]:
-        """Return progress and sequences of a source that is a file of lengths: nothing is tokenised or spooled."""
+        """Return the progress and sequences of a file of lengths, for which nothing is tokenised or spooled."""
         assert isinstance(self.source, LengthsFile)
         if not self.index_only:
             raise OptionError(f"{self.source.path} holds lengths, not tokens; pack it with index_only=True")

@@ -146,7 +146,8 @@ class Manifest:
         Raises:
             FormatError: the folder is not a packed dataset, has an unknown format version, or holds two datasets
                 (``train`` and ``validation``).
-            CorruptError: the job that writes the dataset has not finished, or the manifest is damaged.
+            CorruptError: the job that writes the dataset has not finished, one of its two datasets is missing, or the
+                manifest is damaged.
             StorageError: the manifest cannot be read.
         """
         path = Path(folder) / MANIFEST
@@ -229,7 +230,7 @@ def _has(value: object, *keys: str) -> bool:
 
 
 def _are_options(options: Mapping[str, Any]) -> bool:
-    """Whether validation and split, which verification computes with, have values that a job can have."""
+    """Whether the options `validation` and `split` have values that a job can have; verification computes with them."""
     share, split = options.get("validation"), options.get("split")
     return (share is None or (type(share) is float and 0 < share < 1)) and (split in SPLITS if share else split is None)
 
@@ -277,12 +278,12 @@ def other_version(folder: Path) -> Any:
 
 
 def _document(path: Path) -> dict[str, Any]:
-    """Return what a manifest holds, of whatever version.
+    """Return the JSON object in a manifest of any version.
 
     Raises:
         FormatError: the file is not a manifest of a packed dataset.
-        CorruptError: it is damaged.
-        StorageError: it cannot be read.
+        CorruptError: the file is damaged.
+        StorageError: the file cannot be read.
     """
     try:
         with storage_errors("reading", path):

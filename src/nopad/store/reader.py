@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 __all__ = ["PackedDataset", "PackedRow", "RowGroup", "open_packed"]
 
 _LOOK_EVERY = 64  # check for random reads after this many decoded row groups
-_FEW = 2  # fewer rows read per decoded row group count as random reads
+_FEW = 2  # reads are random if fewer rows are read per decoded row group
 _ALIVE: WeakSet[Any] = WeakSet()  # open datasets, which a forked child has too
 _CACHED = Option(default=16, low=0, help="decoded row groups to keep")
 _SEED = Option(default=0, low=0, high=2**64 - 1, help="of an order")
@@ -54,7 +54,7 @@ def open_packed(path: str | Path, *, cached_row_groups: int = 16) -> PackedDatas
     """Open a packed or index-only dataset.
 
     Only the manifest is read at first. Reading packs checks the checksums of pages and the lengths of packs; only
-    `nopad.verify` checks the SHA-256 of files.
+    `nopad.verify` checks the SHA-256 of shards. The files of an index-only dataset are checked by SHA-256 when read.
 
     Args:
         path: the dataset folder.
@@ -89,9 +89,9 @@ class PackedDataset:
     def __init__(self, path: str | Path, *, cached_row_groups: int = 16, owned: bool = False) -> None:
         """Read the manifest in `path`; at most `cached_row_groups` decoded row groups (about 1 MiB each) are kept.
 
-        `owned`: the folder is removed when this object is garbage-collected, or when this process ends.
+        If `owned`, the folder is removed when this object is garbage-collected, or when this process ends.
         """
-        self.path = Path(path).absolute()  # pyarrow takes a relative one such as run-12:30 for a URL
+        self.path = Path(path).absolute()  # pyarrow takes a relative path such as run-12:30 for a URL
         self.manifest = Manifest.load(path)
         self._cached_row_groups = _CACHED.check("cached_row_groups", cached_row_groups)
         m = self.manifest
@@ -148,8 +148,8 @@ class PackedDataset:
         Args:
             causal: True: ``labels`` are for a causal language model: those of the dataset, or a copy of ``input_ids``
                 if it has none, with -100 for the first token of each sequence, which no token predicts. False: labels
-                are left as they are, and none are added. None: False if there is one label per sequence or a column
-                ``maskable``, otherwise True.
+                are left as they are, and none are added. None: True if there are labels per token, or neither labels
+                nor a column ``maskable``; otherwise False.
 
         Raises:
             OptionError: the dataset is an index without tokens, or its labels do not fit `causal`.
@@ -180,8 +180,8 @@ class PackedDataset:
         becomes ``labels``, as in transformers' collators.
 
         Args:
-            causal: whether to make labels for a causal language model: tokens are the labels if there are none, and the
-                first label of each sequence is -100 (`nopad.loading.causal`).
+            causal: whether to make labels for a causal language model: those of the dataset, or the tokens if it has
+                none, with -100 for the first token of each sequence (`nopad.loading.causal`).
             mlm_probability: share of the tokens to mask, for masked language models, by the rule of
                 `nopad.tasks.Masking`. Masks are drawn anew at each call; after `PackCollator.set_epoch`, they depend
                 only on seed, epoch and sequence. None: nothing is masked.
@@ -397,7 +397,7 @@ class PackedDataset:
             yield self._checked(row_group, number)
 
     def _check_totals(self) -> None:
-        """Raise CorruptError if the manifest lists other packs than it states: a pass would lack some."""
+        """Raise CorruptError if a total in the manifest is not the sum over its shards: reading would miss packs."""
         if self._odd_total:
             raise CorruptError(f"{self.path} is damaged: {self._odd_total}; see `nopad verify`")
 

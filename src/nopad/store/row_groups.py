@@ -1,4 +1,4 @@
-"""What reading a packed dataset returns: row groups (`RowGroup`), and the packs in them (`PackedRow`).
+"""The objects that reading a packed dataset returns: row groups (`RowGroup`), and the packs in them (`PackedRow`).
 
 `row_group_problems` checks every row group before it is returned.
 """
@@ -122,7 +122,7 @@ class PackedRow(Mapping[str, NDArray[Any]]):
         sequences = self._row_group.sequences
         return list(sequences.tokens), ["seq_lengths", *sequences.values]
 
-    __eq__ = object.__eq__  # arrays do not compare to one truth
+    __eq__ = object.__eq__  # comparing arrays gives an array, not a truth value
     __hash__ = object.__hash__
 
     @property
@@ -192,8 +192,9 @@ class PackedRow(Mapping[str, NDArray[Any]]):
 def row_group_problems(row_group: RowGroup, first: int, m: Manifest) -> list[str]:
     """Return the problems of a row group whose first pack is number `first` of the dataset; empty if there are none.
 
-    No pack and no sequence may be empty, no pack may exceed the capacity or depth that the manifest `m` states, and the
-    number of tokens in a pack must match its lengths.
+    No pack and no sequence may be empty, no pack may exceed the capacity or depth that the manifest `m` states, the
+    number of tokens in a pack must match its lengths, and ``seq_index``, ``seq_start`` and ``seq_source`` must not be
+    negative.
     """
     lens, sizes = row_group.sequences.seq_lengths, np.diff(row_group.indptr)
     if sizes.min(initial=1) < 1 or lens.min(initial=1) < 1:

@@ -1,4 +1,4 @@
-"""Messages for samplers and DataLoaders that read a packed dataset slowly, or stack packs, which cannot work."""
+"""Warn if a sampler reads a packed dataset slowly, and raise an error if a DataLoader tries to stack packs."""
 
 from __future__ import annotations
 

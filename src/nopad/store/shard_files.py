@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 
 __all__ = ["ShardFiles"]
 
-_AHEAD = 8  # row groups
+_AHEAD = 8  # row groups that Arrow decodes ahead
 _SCANNED = 64  # row groups that are handed to Arrow at once
-_FOOTERS = 32
+_FOOTERS = 32  # files whose footers are cached
 _OPEN = 8  # files that a thread keeps open
 
 
@@ -172,7 +172,7 @@ class ShardFiles:
         self._local.readers = readers
         if file not in readers:
             path = self._folder / self._manifest.shards[file].file
-            reader = pq.ParquetFile(path, page_checksum_verification=True)  # dataset's fragments import pandas
+            reader = pq.ParquetFile(path, page_checksum_verification=True)  # fragments of pyarrow.dataset import pandas
             self._check(file, path, reader.schema_arrow, reader.metadata)
             readers[file] = reader
             if len(readers) > _OPEN:

@@ -177,7 +177,7 @@ def _write_shard(
 ) -> Shard:
     """Write shard number `shard` under its temporary name; the size and checksum in the result are not set yet.
 
-    `on_tokens` is called with the number of tokens of each row group written. When `stop` is set, it raises `_Stopped`.
+    `on_tokens` is called with the number of tokens of each row group written. Raises `_Stopped` once `stop` is set.
     """
     path = folder / layout.name(shard)
     rows = layout.rows(shard)

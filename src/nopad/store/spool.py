@@ -81,8 +81,8 @@ class Progress:
 class Spool:
     """Appends sequences and commits them; an existing spool continues after its last commit.
 
-    A commit fsyncs four files, and one or two more per carried column. So commits are at least `commit_every_s` seconds
-    apart, except the last one.
+    A commit fsyncs the journal and four files, and one or two more files per carried column. So commits are at least
+    `commit_every_s` seconds apart, except the last one.
 
     Attributes:
         progress: what was appended so far, including what is not committed yet.
@@ -244,7 +244,7 @@ class Spool:
     def _map(self, name: str) -> NDArray[Any]:
         dtype = np.dtype(self._layout[name].dtype)
         size = self.progress.files[name][0] // dtype.itemsize
-        if not size:  # no text at all
+        if not size:  # an empty file, such as that of a column without any text, cannot be mapped
             return np.empty(0, dtype=dtype)
         return np.memmap(self._path(name), dtype=dtype, mode="r", shape=(size,))
 
@@ -272,9 +272,9 @@ class Spool:
         return history
 
     def _bears_out(self, files: Mapping[str, Any], before: Sequence[Progress], progress: Progress) -> bool:
-        """Whether each file holds what a commit says was added since the commit before.
+        """Whether each file holds the bytes that the commit `progress` says were added since the commit `before`.
 
-        `files` are read on from where the previous call ended.
+        `before` has one commit, or none for the first. Each call reads `files` on from where the previous call ended.
         """
         if progress.files.keys() != files.keys() or files.keys() != self._layout.keys():
             return False

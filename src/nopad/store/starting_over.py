@@ -1,4 +1,4 @@
-"""Replace what nopad has written into a folder, and nothing else, once the new output is whole."""
+"""Replace the files that nopad wrote into a folder, and no others, once the new output is complete."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from nopad.store.workspace import JOB, WORK
 __all__ = ["DATASET", "PREDICTIONS", "check_made", "replacement"]
 
 # The names that a job leaves in its folder
-NEW = ".replacing"  # where new output is written, in the folder of the old
+NEW = ".replacing"  # subfolder of the old output, into which the new output is written
 RESULTS = "_predictions.json"
-WHOLE = (MANIFEST, RESULTS)
+WHOLE = (MANIFEST, RESULTS)  # a folder with one of these files is complete
 DATASET = re.compile(
     rf"{re.escape(MANIFEST)}|{re.escape(PLAN)}|{re.escape(NEW)}|\.work|shards|packs\.arrow|sequences\.arrow"
 )
@@ -29,11 +29,12 @@ PREDICTIONS = re.compile(rf"{re.escape(RESULTS)}|{re.escape(NEW)}|part-\d+\.parq
 
 @contextmanager
 def replacement(out: Path, names: re.Pattern[str]) -> Iterator[Path]:
-    """Give a ``with`` block the folder to write into; what nopad wrote into `out` before is replaced at its end.
+    """For a ``with`` block, give the folder to write into; the end of the block replaces nopad's old output in `out`.
 
-    If `out` is there and not empty, the block gets the folder `NEW` in it, which may be a mount or a link. At the end
-    of the block, the old files are removed and the new ones take their place. If the block raises, the old ones stay as
-    they are. A kill between the two leaves a folder without a manifest, which this function replaces, too.
+    If `out` is missing or empty, the block gets `out` itself. Otherwise it gets the subfolder `NEW` of `out`; `out` may
+    be a mount or a link. At the end of the block, the old files are removed and the new files take their place. If the
+    block raises an error, the old files stay as they are. A kill after the removal leaves a folder without a manifest,
+    which a later call of this function replaces, too.
 
     Args:
         out: the folder.
@@ -68,7 +69,7 @@ def replacement(out: Path, names: re.Pattern[str]) -> Iterator[Path]:
 
 
 def _swap(out: Path, new: Path) -> None:
-    """Remove the old files, what makes them a whole first, and move the new ones up, what makes them one last."""
+    """Remove the old files, those in `WHOLE` first; then move the new files to `out`, those in `WHOLE` last."""
     old = sorted((path for path in out.iterdir() if path != new), key=lambda path: path.name not in WHOLE)
     for path in old:
         _remove(path)
@@ -87,10 +88,10 @@ def _remove(path: Path) -> None:
 
 
 def check_made(out: Path, names: re.Pattern[str]) -> None:
-    """Check that `out` is a folder that nopad has written, as `replacement` does.
+    """Check that `out` is a folder that nopad has written; `names` is as in `replacement`.
 
     Raises:
-        OutputExistsError: it is not.
+        OutputExistsError: `out` is a file, holds anything else, or holds no trace of a job.
     """
     if not out.is_dir():
         raise OutputExistsError(f"{out} is a file; choose a folder")

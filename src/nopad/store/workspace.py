@@ -1,4 +1,4 @@
-"""`Workspace`: the dataset folder of a packing job, with its owner, its finished files and its final result.
+"""`Workspace`: the dataset folder of a packing job: which job owns it, which files are finished, and the result.
 
 ``OUT/.work/job.json`` says which job a folder belongs to, by the job's settings and the files of its source. A folder
 that belongs to another job, or has any other content, is refused. A lock keeps two processes from working in one
@@ -34,7 +34,7 @@ class Inventoried(Protocol):
     """The source of a job, which can list its files."""
 
     def inventory(self) -> list[tuple[str, int]]:
-        """Return (name, bytes) of each file."""
+        """Return (name, size in bytes) of each file."""
 
 
 class Workspace:
@@ -89,7 +89,7 @@ class Workspace:
     def claim(self, settings: Mapping[str, Any], source: Inventoried) -> Iterator[None]:
         """For a ``with`` block, lock the work folder, which is created if it does not exist.
 
-        An unfinished job in it must be this one.
+        If the folder holds an unfinished job, this must be the same job.
 
         Raises:
             OutputExistsError: `out` is a file, or holds anything but an unfinished job.

@@ -85,8 +85,8 @@ def _dataset_problems(
     """Check plan, files, content, source and assignment, in this order; return (problems, half).
 
     Checking stops early if something cannot be read. If a share was held out, the dataset is one of two that were made
-    together, and `half` is what comparing the two needs. It is None for any other dataset, and where problems were
-    found before the records were checked.
+    together, and `half` holds what is needed to compare the two. `half` is None for any other dataset, and if problems
+    were found before the records were checked.
     """
     try:
         manifest = Manifest.load(folder)

@@ -151,7 +151,7 @@ class _Gathering:
         del start
         order = np.argsort(places).astype(index_dtype(n))
         places.sort()
-        # Each column is freed before the next is put in order, and the numbers come last: that keeps the peak low.
+        # To keep peak memory low, each column is freed before the next is sorted, and `sequence` is made last.
         hashes: dict[str, NDArray[np.uint64]] = {}
         for name in [name for name in columns if name.startswith("hash ")]:
             hashes[name.removeprefix("hash ")] = _permuted(columns.pop(name)[:n], order)
@@ -311,7 +311,7 @@ def _sequence_problems(content: Content, special: int) -> tuple[list[str], list[
 
 
 def _accounting_problems(content: Content, m: Manifest) -> list[str]:
-    """Check that every record of each source is either packed or counted as left out."""
+    """Return a sentence for each source with records neither packed nor counted as left out, and each wrong total."""
     problems: list[str] = []
     parts = [("", m.counts, slice(0, len(content)))]
     for part in m.sources:
