@@ -18,11 +18,11 @@ __all__ = ["Deal", "Left"]
 
 @dataclass(frozen=True, kw_only=True)
 class Left:
-    """How an earlier deal went on from some record, and how far its ranks had read.
+    """An earlier deal of records to ranks, and how far each of its ranks had read.
 
     Attributes:
         world_size: number of ranks of that deal.
-        count: the rank to which it would give the next record.
+        count: the rank to which that deal gives the next record.
         reached: for each rank, the number of the first record that it had not read; `world_size` integers.
     """
 
@@ -38,7 +38,7 @@ class Deal:
     Attributes:
         world_size, rank: the number of ranks, and the one whose records `take` returns.
         count: the rank to which the next record goes.
-        before: earlier deals whose ranks had read further than this record, the oldest first.
+        before: earlier deals in which some rank had read beyond the next record, the oldest first.
 
     >>> deal = Deal(world_size=2, rank=1)
     >>> mine, deal = deal.take(0, 5)
