@@ -98,8 +98,8 @@ class Feed(ABC):
 class StoredTokens(Feed):
     """Sequences of stored tokens: packed by a plan, or as single sequences or groups.
 
-    The plan is the same in all epochs; which sequences share a pack is chosen anew in each. Without a plan, the
-    sequences that a rank takes make one flat row without padding.
+    The plan is the same in all epochs; which sequences share a pack is chosen anew in each. Without a plan,
+    single sequences or whole groups are dealt.
     """
 
     def __init__(

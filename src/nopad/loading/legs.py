@@ -155,9 +155,9 @@ class Course:
         """Return the unit numbers of a step by rank, micro-step and place; -1: the place stays empty.
 
         The result is int64 ``[world_size, accumulation, per_rank]``; under a token cap, the last dimension is the
-        largest number of units of any rank. If the sequences of a unit may go to different ranks (`Units.apart`), the
-        numbers are those of sequences, and the last dimension counts these. Units that share a rank and micro-step are
-        in the order of the epoch, and empty places come last.
+        largest number of units of any micro-step. If the sequences of a unit may go to different ranks
+        (`Units.apart`), the numbers are those of sequences, and the last dimension counts these. Units that share a
+        rank and micro-step are in the order of the epoch, and empty places come last.
         """
         taken = self.step(step)
         if self._units.apart:

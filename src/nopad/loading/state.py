@@ -59,7 +59,7 @@ class Position:
         )
 
     def resumed(self, leg: Leg) -> Position:
-        """Return the position from which a loader with the leg `leg` goes on.
+        """Return the position from which a loader goes on whose ranks, step and balance are those of `leg`.
 
         If the position's own leg deals units in the same way as `leg`, this is the position itself. Otherwise it is
         the beginning of a new leg, which takes an unfinished step again, since its gradient was never applied.

@@ -56,7 +56,7 @@ class MegatronTokens(TokenSource):
     """
 
     def __init__(self, prefix: Path, *, unit: str = "sequences", empty: str = "refuse") -> None:
-        """Map both files, and check every length, place and document bound, O(n)."""
+        """Map both files, and check every length and place, and with `unit` "documents" every document bound; O(n)."""
         self._documents = UNIT.check("unit", unit) == "documents"
         paths = [prefix.with_name(prefix.name + suffix) for suffix in (".idx", ".bin")]
         idx, tokens = (MappedFile(path) for path in paths)

@@ -190,7 +190,7 @@ class _Column:
 
 
 def _opened(place: Path, name: str, empty: str, left_out: tuple[str, ...]) -> ArrayTokens:
-    """Map a copy, after comparing its fingerprint."""
+    """Map a copy as a source, after checking that its tokens still have the fingerprint that was written with it."""
     path = place / DESCRIPTION
     try:
         with reading(path):
@@ -208,7 +208,7 @@ def _opened(place: Path, name: str, empty: str, left_out: tuple[str, ...]) -> Ar
 def _described(
     place: Path, columns: list[dict[str, Any]], name: str, left_out: tuple[str, ...] = (), empty: str = "skip"
 ) -> ArrayTokens:
-    """Map the columns of a copy."""
+    """Map the files of a copy in folder `place` as a source; `columns` is from `_write_columns`."""
     arrays: dict[str, dict[str, MappedArray]] = {"offsets": {}, "token": {}, "sequence": {}}
     for column in columns:
         file, dtype = MappedFile(place / column["file"]), np.dtype(column["dtype"])

@@ -52,7 +52,7 @@ class Deal:
     before: tuple[Left, ...] = ()
 
     def take(self, first: int, records: int) -> tuple[NDArray[np.int64], Deal]:
-        """Return this rank's share of the next `records` records, from number `first` on, and the deal after these.
+        """Return which of the next `records` records, from number `first` on, are this rank's, and the deal after them.
 
         Records are returned as offsets from `first`: 0 is record `first`; int64 ``[k]``, ascending.
         """
@@ -69,7 +69,7 @@ class Deal:
         return mine - first, replace(self, count=count, before=tuple(before))
 
     def again(self, reached: tuple[int, ...], world_size: int, rank: int) -> Deal:
-        """Return the deal of the unread records to rank `rank` of `world_size` new ranks.
+        """Return the deal by which rank `rank` of `world_size` new ranks gets unread records of this deal.
 
         ``reached[r]`` is the number of the first record that rank r of this deal had not read. Call this method on the
         deal whose next record is ``min(reached)``: the returned deal begins with the same record, and skips those that

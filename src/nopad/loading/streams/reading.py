@@ -252,7 +252,10 @@ class _Pass:
         self._cursor = replace(self._cursor, record=end, deal=deal)
 
     def _run(self, run: Records | BadRecord, first: int) -> Iterator[tuple[Gathered, Cursor]]:
-        """Add this rank's records of a run that begins with number `first`; yield the groups that this fills."""
+        """Add this rank's records of a run; yield the groups that this fills.
+
+        A run is consecutive records that were decoded together, or one bad record; its first has number `first`.
+        """
         end, begin = first + _size(run), max(first, self._cursor.record)
         if end <= begin:
             return
@@ -263,7 +266,7 @@ class _Pass:
     def _fill(
         self, run: Records | BadRecord, mine: NDArray[np.int64], numbers: NDArray[np.int64]
     ) -> Iterator[tuple[Gathered, Cursor]]:
-        """Add the records at places `mine` of a run, which have these numbers; yield the groups that this fills."""
+        """Add the records at places `mine` of a run; `numbers` are theirs in the pass. Yield filled groups."""
         sizes = np.cumsum(_bytes_of(run, mine))
         at = 0
         while at < mine.size:

@@ -54,7 +54,7 @@ class Buffer:
         parts: the sequences in memory, in the parts in which they arrived; some of them have gone on already.
         waiting: the sequences that wait, as indices counted over all parts; int64 ``[n]``. A draw picks an index into
             this array.
-        drawn: number of the next draw. An epoch's draws begin at a number of its own, and each adds 1.
+        drawn: number of the next draw. Each draw adds 1, and each epoch begins with a number of its own.
     """
 
     parts: tuple[Sequences, ...] = ()
