@@ -1,8 +1,8 @@
-"""Balance: decide which rank gets which sequences or packs, so that no rank waits long for another.
+"""Decide which rank gets which sequences or packs, so that no rank waits long for another.
 
 A *unit* is a sequence, or a pack of several. Each unit has a cost, an integer (`costs`). `Shape` says how many units a
-step takes and on how many ranks; `Balance` names the method by which they are dealt. `draw` orders the units of an
-epoch, once; `deal` gives the units of one step to the ranks. The results of both depend on their arguments alone, so
+step takes and on how many ranks; `Balance` names the method by which units are dealt. `draw` orders all units of
+an epoch; `deal` then gives the units of one step to the ranks. The results of both depend on their arguments alone, so
 every rank computes the whole assignment, and nothing is communicated.
 
 >>> import numpy as np

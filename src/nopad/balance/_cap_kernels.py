@@ -13,7 +13,7 @@ from nopad.balance._kernels import sort_by_cost
 
 @njit(cache=True, nogil=True)
 def _before(rank: int, other: int, values: NDArray[Any], units_of: NDArray[Any]) -> bool:
-    """Whether a rank comes before another: the lower value, then fewer units, then the first."""
+    """Return whether `rank` comes before `other`: by lower value, then fewer units, then lower number."""
     if values[rank] != values[other]:
         return bool(values[rank] < values[other])
     if units_of[rank] != units_of[other]:
@@ -23,7 +23,7 @@ def _before(rank: int, other: int, values: NDArray[Any], units_of: NDArray[Any])
 
 @njit(cache=True, nogil=True)
 def _sink(heap: NDArray[Any], place: NDArray[Any], rank: int, values: NDArray[Any], units_of: NDArray[Any]) -> None:
-    """Restore a heap of ranks after one of them, at ``place[rank]``, got a unit."""
+    """Restore the order of a heap of ranks after `rank`, which is ``heap[place[rank]]``, got a unit."""
     at, n = place[rank], heap.shape[0]
     while True:
         child = 2 * at + 1
@@ -52,20 +52,20 @@ def _place(
 ) -> bool:
     """Place the units one by one, the last of `order` first; return whether each found a rank with room for it.
 
-    `by`: 0, the rank of the lowest cost; 1, of the fewest tokens; 2, of the most tokens that still has room. Ties go to
-    the rank of fewer units, then to the first.
+    Of the ranks with room, a unit goes to that with the lowest cost if `by` is 0, the fewest tokens if it is 1, and the
+    most tokens if it is 2. Ties go to the rank with fewer units, then to that with the lower number.
     """
     cost_of[:] = 0
     tokens_of[:] = 0
     units_of[:] = 0
-    heap, place = np.arange(cost_of.shape[0]), np.arange(cost_of.shape[0])  # ranks, the one of the least value first
+    heap, place = np.arange(cost_of.shape[0]), np.arange(cost_of.shape[0])  # a heap of ranks, lowest value first
     values = np.zeros(cost_of.shape[0], dtype=np.int64)
     for at in range(order.shape[0] - 1, -1, -1):
         unit = order[at]
         best = heap[0]
         if by == 2 or tokens[unit] > cap - tokens_of[best]:
             best = -1
-            if by != 1:  # the rank of the fewest tokens has no room, so none has
+            if by != 1:  # with by == 1, the rank of the fewest tokens has no room, so none has
                 for rank in range(cost_of.shape[0]):
                     fits = tokens[unit] <= cap - tokens_of[rank]
                     if fits and (best < 0 or _before(rank, best, values, units_of)):
@@ -135,9 +135,10 @@ def _relieve(
     tokens_of: NDArray[Any],
     units_of: NDArray[Any],
 ) -> None:
-    """Move units of the costliest rank to others, or swap them, while that makes it cheaper; look at so many pairs.
+    """Lower the cost of the costliest rank: move its units to other ranks, or swap them, while that helps.
 
-    It ends when no rank is above the least that is possible by more than 1 in 4,096.
+    This stops after about `most_looks` comparisons of pairs of units, or when the highest cost is within 1 part in
+    4,096 of a lower bound: the larger of the mean cost of a rank and the cost of the costliest unit.
     """
     n, world = costs.shape[0], cost_of.shape[0]
     mine = np.empty(n, dtype=np.int64)
@@ -181,11 +182,11 @@ def _relieve(
 def deal_capped(
     costs: NDArray[Any], tokens: NDArray[Any], world: int, cap: int, most_looks: int, rank_of: NDArray[Any]
 ) -> bool:
-    """Set ``rank_of[u]`` for each unit u, with at most `cap` tokens per rank; return whether this was possible.
+    """Set ``rank_of[u]`` for each unit u, with at most `cap` tokens per rank; return whether a way was found.
 
-    Four ways are tried until one works: the costliest units first; the longest first, each to the rank with most room;
-    the longest first, each to the rank with least room; units in the given order. `most_looks` limits how many
-    exchanges are examined afterwards to lower the highest cost.
+    Four ways are tried until one works: the costliest units first, each to the cheapest rank with room; the longest
+    first, each to the rank with most room; the longest first, each to the fullest rank with room; units in the given
+    order, each to the rank with most room. `most_looks` limits the comparisons that lower the highest cost afterwards.
     """
     n = costs.shape[0]
     spare_costs = np.empty(n, dtype=np.int64)
@@ -208,7 +209,7 @@ def deal_capped(
 
 @njit(cache=True, nogil=True)
 def _add_to_emptiest(loads: NDArray[Any], size: int, cap: int) -> bool:
-    """Add to the least of the loads, a heap with the least first; or return False if that one is too full."""
+    """Add `size` to the least of `loads`, a heap with the least first; return False if it would exceed `cap`."""
     if size > cap - loads[0]:
         return False
     load, at, n = loads[0] + size, 0, loads.shape[0]
@@ -226,7 +227,10 @@ def _add_to_emptiest(loads: NDArray[Any], size: int, cap: int) -> bool:
 
 @njit(cache=True, nogil=True)
 def _fits_sorted(sizes: NDArray[Any], loads: NDArray[Any], cap: int, spare: NDArray[Any]) -> bool:
-    """Whether all sizes find room, the largest first, each where most room is left; `spare`: ``[4, sizes]`` or more."""
+    """Return whether all sizes fit if placed largest first, each in the emptiest bin.
+
+    `loads` ``[bins]`` and `spare` ``[4, sizes]`` (or more columns) are work space.
+    """
     n = sizes.shape[0]
     ordered = spare[0, :n]
     ordered[:] = sizes
@@ -241,7 +245,7 @@ def _fits_sorted(sizes: NDArray[Any], loads: NDArray[Any], cap: int, spare: NDAr
 
 @njit(cache=True, nogil=True)
 def _fit_as_they_come(sizes: NDArray[Any], parts: int, loads: NDArray[Any], cap: int) -> int:
-    """Return how many units find room one after another, each of their parts where most room is left."""
+    """Return how many units, from the first on, fit if placed in order, each of their parts in the emptiest bin."""
     loads[:] = 0
     for at in range(sizes.shape[0]):
         if not _add_to_emptiest(loads, sizes[at], cap):
@@ -255,11 +259,11 @@ def cut_capped(
 ) -> int:
     """Cut units into steps that `deal_capped` can deal to `bins` bins; return the number of steps.
 
-    Unit u has the sizes ``sizes[u * parts : (u + 1) * parts]``, and all bins together have room for `room` tokens. A
-    step takes up to `most` units. Up to `tries` numbers of units are tried, from the largest on, and the first for
-    which the units fit when placed by size, largest first, is taken. If none does, the step takes the units that fit
-    when placed in the given order. ``bounds[s + 1]`` is set to where step s ends. If unit u finds no room in an empty
-    step, ``-u - 1`` is returned.
+    A bin is one micro-step of one rank. Unit u has the sizes ``sizes[u * parts : (u + 1) * parts]``, and all bins
+    together have room for `room` tokens. A step takes up to `most` units. Up to `tries` numbers of units are tried,
+    from the largest on. The first number for which the units fit when placed by size, largest first, is taken. If there
+    is none, the step takes the units that fit when placed in the given order. ``bounds[s + 1]`` is set to where step s
+    ends. If unit u finds no room in an empty step, ``-u - 1`` is returned.
     """
     units, begin, steps = sizes.shape[0] // parts, 0, 0
     loads = np.zeros(bins, dtype=np.int64)
@@ -271,7 +275,7 @@ def cut_capped(
         while at < of_step.shape[0] and of_step[at] <= left:
             left -= of_step[at]
             at += 1
-        more = max(at // parts, 1)  # those after them have more tokens than all ranks may
+        more = max(at // parts, 1)  # with more units, the tokens would exceed the room of all bins
         low, back, tried = 0, 0, 0
         if left > room // 4:
             low = _fit_as_they_come(of_step, parts, loads, cap)

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from nopad._kernels import GOLDEN, mix, shuffle
 
-_BITS = 11  # of a digit: its table of counts stays in the L1 cache
-_FEW = 64  # so few are sorted by insertion
+_BITS = 11  # bits of a digit; few, so that the table of counts per digit stays in the L1 cache
+_FEW = 64  # up to this many items are sorted by insertion
 
 RASTER, SNAKE, KARMARKAR_KARP = 0, 1, 2
 
@@ -25,8 +25,8 @@ def sort_by_cost(
 ) -> None:
     """Sort `items` and their `costs` ascending by cost, in place; equal costs stay in order.
 
-    This is a radix sort from the lowest digit, which uses only the digits in which costs differ. The spare arrays must
-    be as large as `costs`.
+    This is a radix sort of ``cost - lowest cost``, from the lowest digit up to the highest that the largest difference
+    has. The spare arrays are work space of at least the size of `costs`.
     """
     n = costs.shape[0]
     if n <= _FEW:
@@ -81,7 +81,7 @@ def is_permutation(items: NDArray[Any]) -> bool:
 
 @njit(cache=True, nogil=True, inline="always")
 def derive(key: np.uint64, part: int) -> np.uint64:
-    """Return the random key for `part` below `key`, as `nopad.random.key` computes it for each of its arguments."""
+    """Return the random key for `part` below `key`: ``derive(key(a), b)`` equals ``key(a, b)`` of `nopad.random`."""
     return mix((key ^ np.uint64(part)) + GOLDEN)
 
 
@@ -91,9 +91,10 @@ def arrange_windows(
 ) -> None:
     """Arrange `units` in place so that units of similar cost form pieces; `costs` are the units' costs.
 
-    A step is `levels` pieces of `piece` units. The units of `window` steps are sorted by cost and cut into pieces, and
-    the pieces into `levels` equal runs; each step gets one piece from each run. Which step gets a piece, its place in
-    the step, and the order within it are random. `costs` are sorted within each window.
+    A piece is a step, or one of the `levels` micro-steps of a step; it has `piece` units. The units of each `window`
+    steps are sorted by cost and cut into pieces, and the sorted pieces into `levels` equal runs; each step gets one
+    piece from each run. Which step gets a piece, where in the step the piece is, and the order of its units are random.
+    `costs` are sorted within each window, too.
     """
     n = units.shape[0]
     per_step = levels * piece
@@ -143,11 +144,11 @@ def deal_raster(units: NDArray[Any], snake: bool, parts: NDArray[Any]) -> None:
 def deal_karmarkar_karp(costs: NDArray[Any], units: NDArray[Any], parts: NDArray[Any]) -> None:
     """Deal the same number of units to each rank, by largest differencing.
 
-    Units, ascending by cost, are cut into rows of one unit per rank. Then the two rows with the largest spread are
-    replaced by their sum: the cheap end of one is added to the costly end of the other, and the sums are sorted. This
-    is repeated until one row is left, which holds the total costs of ranks. The order of each sort is recorded, and
-    reversing the steps gives every unit its rank. `costs` are the units' costs; `units` and `parts` are as in
-    `deal_raster`.
+    Units, ascending by cost, are cut into rows of one unit per rank. Then the two rows with the largest spread (highest
+    minus lowest cost) are replaced by their sum: the cheap end of one is added to the costly end of the other, and the
+    sums are sorted. This is repeated until one row is left, which holds the total costs of ranks. The order of each
+    sort is recorded; going back through the sorts gives every unit its rank. `costs` are the units' costs; `units` and
+    `parts` are as in `deal_raster`.
     """
     ranks, rows = parts.shape
     sums = np.empty((rows, ranks), dtype=np.int64)
@@ -156,7 +157,7 @@ def deal_karmarkar_karp(costs: NDArray[Any], units: NDArray[Any], parts: NDArray
         for column in range(ranks):
             sums[row, column] = costs[row * ranks + column]
         spread[row] = sums[row, ranks - 1] - sums[row, 0]
-    node = np.arange(rows)  # of the tree of joins: first the rows, then the joins
+    node = np.arange(rows)  # each row's node in the tree of joins; nodes are numbered rows first, then joins
     joined = np.empty((max(rows - 1, 0), 2), dtype=np.int64)
     sorted_from = np.empty((max(rows - 1, 0), ranks), dtype=np.int32)
     spare_sums = np.empty(ranks, dtype=np.int64)
@@ -195,8 +196,9 @@ def deal_karmarkar_karp(costs: NDArray[Any], units: NDArray[Any], parts: NDArray
 def deal_groups(costs: NDArray[Any], how: int, parts: NDArray[Any]) -> None:
     """Deal each group's units to its ranks; `parts` is ``[groups, blocks, ranks, rows]``.
 
-    The units of a group (the ranks of a node, or all) are adjacent in `costs`. They are sorted by cost and cut into
-    blocks, from the cheapest on, and each block is dealt by itself. `how` is RASTER, SNAKE or KARMARKAR_KARP.
+    A group is the ranks of a node, or all ranks; its units are adjacent in `costs`. They are sorted by cost, ascending,
+    and cut into blocks (micro-steps, or one block for the whole step), and each block is dealt by itself. `how` is
+    RASTER, SNAKE or KARMARKAR_KARP.
     """
     groups, blocks, ranks, rows = parts.shape
     size, block_size = blocks * ranks * rows, ranks * rows

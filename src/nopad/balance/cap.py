@@ -1,9 +1,8 @@
 """Deal units to ranks so that no rank exceeds a limit of tokens; ranks may get different numbers of units.
 
 `deal_under_cap` deals one step. `cut_under_cap` cuts the units of an epoch into steps that can be dealt under the
-limit, and `deal_step_under_cap` deals such a step over ranks and micro-steps; it never fails on a step that
-`cut_under_cap` made. Cutting n units takes O(n log ranks), and up to six sorts of each step's units where the limit is
-tight.
+limit. `deal_step_under_cap` deals such a step to ranks and micro-steps; it never fails on a step that `cut_under_cap`
+made. Cutting n units takes O(n log ranks); where the limit is tight, each step's units are sorted up to six times.
 """
 
 from __future__ import annotations
@@ -22,19 +21,19 @@ from nopad.options import Option
 
 __all__ = ["cut_under_cap", "deal_step_under_cap", "deal_under_cap", "first_over_cap"]
 
-_MOST_LOOKS = 20_000_000  # how many pairs of units are compared at most: about 20 ms
-_LOOKS_OF_A_STEP = 1_000_000  # the same for `deal_step_under_cap`: about 5 ms
-_TRIES = 6  # numbers of units of a step, between what fits as it comes and what could fit at all
+_MOST_LOOKS = 20_000_000  # most pairs of units that `deal_under_cap` compares: about 20 ms
+_LOOKS_OF_A_STEP = 1_000_000  # most pairs that `deal_step_under_cap` compares: about 5 ms
+_TRIES = 6  # most numbers of units that `cut_under_cap` tries for a step
 
 
 def deal_under_cap(costs: ArrayLike, tokens: ArrayLike, world_size: int, cap: int) -> NDArray[np.int64]:
     """Deal units to ranks with no rank above `cap` tokens; return the rank of each unit, int64 ``[n]``.
 
     Ranks may get different numbers of units, but each gets at least one. The cost of the costliest rank is kept low:
-    from the costliest on, each unit goes to the cheapest rank that has room; then units of the costliest rank are moved
-    or swapped while that helps, until its cost is within 1 part in 4,096 of the least possible. If the cap is so tight
-    that a unit does not fit anywhere in this way, units are placed by number of tokens instead, the largest first, or
-    else in the given order.
+    units are placed in order of decreasing cost, each on the cheapest rank that has room. Then units of the costliest
+    rank are moved or swapped while that helps, until its cost is within 1 part in 4,096 of a lower bound (the mean cost
+    of a rank, or the cost of the costliest unit if that is more). If a unit finds no room in this way, all units are
+    placed by number of tokens instead, the largest first, or else in the given order.
 
     Args:
         costs: cost of each unit, integers; ``[n]``.
@@ -43,8 +42,8 @@ def deal_under_cap(costs: ArrayLike, tokens: ArrayLike, world_size: int, cap: in
         cap: most tokens a rank may get.
 
     Raises:
-        BalanceError: a unit has more tokens than the cap, there are fewer units than ranks, or no way was found to
-            keep to the cap.
+        BalanceError: a unit has more tokens than the cap, there are fewer units than ranks, `costs` and `tokens` differ
+            in size, or no way was found to keep to the cap.
 
     >>> deal_under_cap([9, 5, 4, 1], [9, 5, 4, 1], world_size=2, cap=10).tolist()
     [0, 1, 1, 0]
@@ -90,7 +89,7 @@ def cut_under_cap(tokens: ArrayLike, shape: Shape, cap: int, parts: int = 1) -> 
         parts: number of parts of each unit. The parts share the step, but may go to different ranks.
 
     Raises:
-        BalanceError: a unit does not fit into a step even alone; the message names its place in the order.
+        BalanceError: a unit does not fit into a step even alone; the message has its index.
 
     >>> cut_under_cap([3, 3, 1, 4, 2, 2], Shape(2, 1, 1, 2), cap=4).tolist()
     [0, 3, 6]
@@ -128,10 +127,12 @@ def deal_step_under_cap(
 ) -> NDArray[np.int64]:
     """Deal the units of a step with at most `cap` tokens per rank and micro-step.
 
-    Return int64 ``[world_size, accumulation, most]``: indices into `costs`, each once, and -1 where a micro-step has
-    fewer units than another. If the result of `deal` keeps to the cap, it is returned. Otherwise, or if the step does
-    not have ``shape.per_step`` units, the units are divided under the cap into ``world_size * accumulation`` parts of
-    nearly equal cost (`deal_under_cap`), and these parts are dealt to ranks and micro-steps by their costs.
+    The result holds indices into `costs`, each once; int64 ``[world_size, accumulation, most]``, where ``most`` is the
+    largest number of units of a micro-step, and -1 fills the places that other micro-steps do not need.
+
+    If the step has ``shape.per_step`` units and the result of `deal` keeps to the cap, that result is returned.
+    Otherwise the units are divided under the cap into ``world_size * accumulation`` parts of nearly equal cost
+    (`deal_under_cap`), and these parts are dealt to ranks and micro-steps by their costs.
 
     Args:
         costs: cost of each unit, integers; ``[n]``.
@@ -161,7 +162,7 @@ def deal_step_under_cap(
 def _in_parts(
     costs: NDArray[np.int64], sizes: NDArray[np.int64], shape: Shape, balance: Balance, cap: int
 ) -> NDArray[np.int64]:
-    """Deal units to as many parts as there are micro-steps of all ranks, and these to ranks."""
+    """Divide units into one part per rank and micro-step, and deal the parts; return as in `deal_step_under_cap`."""
     bins = shape.world_size * shape.accumulation
     of_unit = np.arange(costs.size) if costs.size <= bins else _ranks(costs, sizes, bins, cap, _LOOKS_OF_A_STEP)
     cost_of = np.zeros(bins, dtype=np.int64)
@@ -180,7 +181,7 @@ def _in_parts(
 
 
 def _proven(parts: NDArray[np.int64], sizes: NDArray[np.int64], cap: int) -> NDArray[np.int64]:
-    """Return `parts` after proving that they have every unit once, and none more tokens than the cap."""
+    """Return `parts` after checking that each unit occurs once, and that no micro-step has more tokens than the cap."""
     dealt = parts[parts >= 0]
     tokens = np.where(parts >= 0, sizes[parts], 0).sum(axis=2)
     if not np.array_equal(np.sort(dealt), np.arange(sizes.size)) or int(tokens.max()) > cap:
@@ -189,7 +190,7 @@ def _proven(parts: NDArray[np.int64], sizes: NDArray[np.int64], cap: int) -> NDA
 
 
 def _sized(tokens: ArrayLike, cap: int) -> tuple[NDArray[np.int64], int]:
-    """Return sizes, and the cap, no larger than all of them together, so that no sum passes 64 bits."""
+    """Return `tokens` as int64 ``[n]``, and `cap` or the sum of `tokens` if that is less, so that no sum overflows."""
     sizes = check_costs(tokens)
     cap = Option(default=None, help="", high=2**63 - 1).check("cap", cap)
     return sizes, min(cap, int(sizes.sum()))

@@ -24,7 +24,7 @@ from nopad.options import MAX_LENGTH, Option
 __all__ = ["Attention", "CostModel", "Measured", "Tokens", "check_costs", "cost_model", "fingerprint", "round_up"]
 
 _MOST = 2**63 - 1
-_PROBED = 1024  # lengths of a fingerprint
+_PROBED = 1024  # most lengths at which a fingerprint evaluates a model
 
 
 class CostModel(ABC):
@@ -46,7 +46,7 @@ class CostModel(ABC):
         """
 
     def checked(self, seq_lengths: ArrayLike) -> NDArray[np.int64]:
-        """Return what `of` returns, after checking it; for cost models that may not be nopad's own.
+        """Return the costs from `of` as int64 ``[n]``, after checking them, since users may write cost models.
 
         Raises:
             BalanceError: `of` did not return one integer of at least 0 for each length, or one does not fit into 64
@@ -74,7 +74,8 @@ class CostModel(ABC):
             seq_lengths: lengths of the sequences, pack by pack.
 
         Raises:
-            BalanceError: a cost does not fit into 64 bits.
+            BalanceError: as in `checked`; or the largest cost, times the most sequences of a pack, does not fit into 64
+                bits.
 
         >>> Attention(hidden_size=1).of_packs(np.array([0, 1, 3]), [4, 2, 2]).tolist()
         [40, 32]
@@ -83,7 +84,7 @@ class CostModel(ABC):
         most = int(np.diff(indptr).max(initial=0)) * int(costs.max(initial=0))
         if most > _MOST:
             raise BalanceError(_overflow("the cost of a pack", most))
-        # Sums may wrap, their differences are exact again.
+        # The running sums may overflow, but their differences are still exact.
         ends = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(costs)])
         return np.asarray(ends[indptr[1:]] - ends[indptr[:-1]])
 
@@ -109,7 +110,7 @@ class Attention(CostModel):
     operations for the matrices and ``4 * H * length`` for attention. The ratio of the two is ``6 * H : length``.
 
     Attributes:
-        hidden_size: width of the model; `of_model` finds it for a layer of other proportions.
+        hidden_size: width of the model; for a layer of other proportions, `of_model` finds the value to use instead.
 
     Raises:
         OptionError: the hidden size is not an integer of at least 1.
@@ -132,12 +133,12 @@ class Attention(CostModel):
     def of_model(cls, config: Any, *, causal: bool | None = None) -> Attention:
         """Return a cost model for a transformer with this config, which may be any object with the same attributes.
 
-        The cost depends only on the ratio of a layer's attention work to the work of its matrices. This ratio is
-        computed from the config's number of heads for keys and values, the width of the feed-forward part, whether that
-        part is gated (SiLU, or a `hidden_activation`), and the number of experts per token; a causal layer attends to
-        half as many tokens. The result is `Attention` with the `hidden_size` that gives this ratio, which mostly
-        differs from the config's own. Sliding windows and linear attention are counted as full attention, so their
-        cost is overstated.
+        Only the ratio of a layer's attention work to the work of its matrices matters. This ratio is computed from the
+        config's widths, its number of heads for keys and values, whether the feed-forward part is gated (SiLU, or a
+        `hidden_activation`), and the number of experts per token; a causal layer attends to half as many tokens. The
+        result is `Attention` with the `hidden_size` that gives this ratio; this value usually differs from the config's
+        own `hidden_size`. Sliding windows and linear attention are counted as full attention, so their cost is
+        overstated.
 
         Args:
             config: the model's config; for a model of several kinds of input, its `text_config` is used.
@@ -160,7 +161,7 @@ class Attention(CostModel):
 
 
 def _feed_forward(config: Any, hidden: int) -> int:
-    """Return how many weights of the feed-forward part a token meets."""
+    """Return the number of feed-forward weights that are used for one token (of experts, only those it is sent to)."""
     wide = _attribute(config, "intermediate_size", "n_inner", "d_ff", "hidden_dim") or 4 * hidden
     visited = _attribute(config, "num_experts_per_tok", "num_experts_per_token")
     if visited:
@@ -183,7 +184,7 @@ class Measured(CostModel):
     Attributes:
         ns_per_token: nanoseconds per token.
         ns_per_square: nanoseconds for each of the ``length**2`` pairs of tokens of a sequence.
-        ns_per_batch: nanoseconds per batch, whatever it holds; not part of the cost of a sequence.
+        ns_per_batch: constant nanoseconds per batch; not part of the cost of a sequence.
 
     Raises:
         OptionError: a value is negative or not finite.

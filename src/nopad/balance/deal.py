@@ -23,9 +23,10 @@ def deal(costs: ArrayLike, shape: Shape, balance: Balance) -> NDArray[np.int64]:
     """Deal a step's units to the ranks; return each rank's units, int64 ``[world_size, accumulation, per_rank]``.
 
     The result holds indices into `costs`, each exactly once. If ranks wait at each micro-step (`Balance.wait`), the
-    units are sorted and cut into micro-steps of similar cost, and each micro-step is dealt by itself; the order of
-    micro-steps within a step does not change what is learnt. If ranks wait once per step, the total cost of a rank's
-    units is balanced, and its units are spread over its micro-steps.
+    units are sorted by cost and cut into micro-steps, so that those of a micro-step are alike in cost, and each
+    micro-step is dealt by itself; the order of micro-steps within a step does not change what is learnt. If ranks wait
+    once per step, the total cost of each rank is balanced, and its units are spread over its micro-steps. With
+    `Balance.deal` "none", units stay in the given order.
 
     Args:
         costs: cost of each unit of the step, integers, in the order of `draw`; ``[shape.per_step]``.
@@ -49,7 +50,7 @@ def deal(costs: ArrayLike, shape: Shape, balance: Balance) -> NDArray[np.int64]:
 
 
 def _proven(parts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return `parts` after proving that they have every unit once."""
+    """Return `parts` after checking that each unit occurs in it exactly once."""
     if not _kernels().is_permutation(parts.reshape(-1)):
         raise AssertionError("a deal must have every unit once")
     return parts
@@ -69,9 +70,10 @@ def _dealt(costs: NDArray[np.int64], shape: Shape, balance: Balance) -> NDArray[
 
 
 def _into_micro_steps(parts: NDArray[np.int64], shape: Shape) -> NDArray[np.int64]:
-    """Spread each rank's units, sorted by cost, over its micro-steps like a snake; ``[world, accumulation, per_rank]``.
+    """Return each rank's units in snake order over its micro-steps; int64 ``[world_size, accumulation, per_rank]``.
 
-    No micro-step then holds all of the longest, which would take the most memory.
+    `parts` has a row per rank, sorted by cost. Dealing them in turn, with every second turn reversed, keeps a rank's
+    longest units from sharing a micro-step, which would take the most memory.
     """
     rows = parts.reshape(shape.world_size, shape.per_rank, shape.accumulation).copy()
     rows[:, 1::2] = rows[:, 1::2, ::-1].copy()

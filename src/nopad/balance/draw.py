@@ -1,8 +1,9 @@
 """Draw the order in which an epoch takes its units, once per epoch.
 
-Step k takes ``order[k * per_step : (k + 1) * per_step]``. Within a step the units of the first rank come first, then
-those of the second, so the units of a node are side by side; `deal` gives them to the ranks. The units that do not make
-a whole step are at the end; which ones they are is random too. O(n) time; 16 million units take about a second.
+Step k takes ``order[k * per_step : (k + 1) * per_step]``. Within a step, the units drawn for the first rank come first,
+then those for the second, so the units of a node are adjacent; `deal` may then exchange units between ranks. The units
+that do not make a whole step come last; which units these are is random too. O(n) time; 16 million units take about a
+second.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from nopad.errors import BalanceError
 
 __all__ = ["draw", "whole_steps"]
 
-_STRATA = 4  # how many, where no edges are given
+_STRATA = 4  # number of strata if no edges are given
 
 
 def draw(costs: ArrayLike, shape: Shape, balance: Balance, key: int) -> NDArray[Any]:
@@ -64,7 +65,7 @@ def draw(costs: ArrayLike, shape: Shape, balance: Balance, key: int) -> NDArray[
 
 
 def _proven(order: NDArray[Any], units: int) -> NDArray[Any]:
-    """Return `order` after proving that it has every unit once."""
+    """Return `order` after checking that it has each unit exactly once."""
     if order.size != units or not _balance_kernels().is_permutation(order):
         raise AssertionError("a draw must have every unit once")
     return order
@@ -91,16 +92,16 @@ def whole_steps(costs: ArrayLike, shape: Shape, balance: Balance) -> int:
 
 
 def _batches(counts: list[int], quotas: tuple[int, ...]) -> int:
-    """Return how many times the strata have units for all of these quotas."""
+    """Return for how many micro-steps of a rank the strata have enough units, if each takes all quotas."""
     return min(count // quota for count, quota in zip(counts, quotas, strict=True) if quota)
 
 
 def _sort(units: NDArray[Any], costs: NDArray[np.int64], shape: Shape, balance: Balance, key: int) -> None:
-    """Arrange the units, in place, so that those between two points where ranks wait are alike in cost.
+    """Arrange the units in place so that those of a step, or of a micro-step if ranks wait there, are alike in cost.
 
-    Sorted units are cut into steps, or into micro-steps where ranks wait there. Each step has one micro-step from each
-    of as many ranges of cost, so that steps do not differ more than they must; which ones, and in which order, is
-    random.
+    Units are sorted by cost and cut into steps or micro-steps. If ranks wait at micro-steps, the sorted micro-steps are
+    divided into as many ranges as a step has micro-steps, and each step gets one from each range, so that steps differ
+    little in cost. Which micro-step of a range a step gets, and the order within the step, are random.
     """
     levels = shape.accumulation if balance.wait == "micro" else 1
     steps = units.size // shape.per_step
@@ -117,7 +118,7 @@ def _sort(units: NDArray[Any], costs: NDArray[np.int64], shape: Shape, balance: 
 def _stratify_by_quantile(
     units: NDArray[Any], costs: NDArray[np.int64], shape: Shape, balance: Balance, key: int
 ) -> None:
-    """Arrange the units so that each rank, node or step has one of each of equally large ranges of cost, in place."""
+    """Arrange the units in place so that each rank, node or step has one unit from each of equally large strata."""
     from nopad._deal_kernels import shuffle_segments
 
     groups = {"rank": shape.world_size, "node": shape.nodes, "world": 1}[balance.within]
@@ -132,7 +133,7 @@ def _stratify_by_quantile(
 def _stratified(
     units: NDArray[Any], costs: NDArray[np.int64], shape: Shape, balance: Balance, key: int
 ) -> NDArray[Any]:
-    """Return the units so that each rank's micro-step has the quota of each stratum, and the rest after them."""
+    """Return the units in an order in which each rank's micro-step has its quota of each stratum; the rest is last."""
     edges = _edges(costs, balance)
     stratum = np.searchsorted(np.array(edges, dtype=np.int64), costs[units])
     members = [units[stratum == number] for number in range(len(edges) + 1)]
@@ -154,9 +155,10 @@ def _edges(costs: NDArray[np.int64], balance: Balance) -> tuple[int, ...]:
 
 
 def _quotas(counts: list[int], edges: tuple[int, ...], shape: Shape, balance: Balance) -> tuple[int, ...]:
-    """Return the units per rank and micro-step from each stratum: those given, or the strata's shares, rounded.
+    """Return the quotas of the strata: those given, or in proportion to `counts`, the number of units in each.
 
-    What rounding down leaves goes to the largest remainders.
+    A quota is the number of units per rank and micro-step. Proportional quotas are rounded down; the units still
+    missing go to the strata with the largest remainders.
     """
     quotas = balance.quotas
     if quotas is None:

@@ -73,7 +73,7 @@ def floor(costs: ArrayLike, world_size: int) -> float:
 
 
 def needs_context_parallelism(costs: ArrayLike, world_size: int, above: float = 0.10) -> NDArray[np.int64]:
-    """Return the indices of units that cost more than ``1 + above`` times the mean rank, costliest first.
+    """Return the indices of units that cost more than ``1 + above`` times a rank's mean cost, costliest first.
 
     The result is int64 ``[k]``. Dealing units in another way does not help: these sequences would have to be split over
     several ranks.

@@ -136,7 +136,7 @@ METHODS: Mapping[str, Balance] = MappingProxyType(
         "karmarkar_karp": Balance(),
     }
 )
-"""Every named way to balance, by name; `Balance.named` gives one with changes.
+"""The methods of balance by name; `Balance.named` returns one of them, with changes to its attributes.
 
 >>> from nopad.balance import METHODS
 >>> METHODS["sorted_windows"].window, "karmarkar_karp" in METHODS

@@ -38,7 +38,7 @@ def sizes_of(indptr: NDArray[Any], chosen: NDArray[Any], sizes: NDArray[Any]) ->
 def members_of(indptr: NDArray[Any], values: NDArray[Any], chosen: NDArray[Any], members: NDArray[Any]) -> None:
     """Write the values of the chosen lists to `members`, list after list.
 
-    List p is ``values[indptr[p]:indptr[p + 1]]``; if `values` is empty, its values are these indices themselves.
+    List p is ``values[indptr[p]:indptr[p + 1]]``; if `values` is empty, its values are the indices themselves.
     """
     at = 0
     for chosen_list in chosen:
@@ -92,7 +92,7 @@ def between(offsets: NDArray[Any], numbers: NDArray[Any], begins: NDArray[Any], 
 
 @njit(cache=True, nogil=True, inline="always")
 def _chunk_of(row: int, bounds: NDArray[Any]) -> int:
-    """Return the chunk that holds a row; chunk c has the rows from ``bounds[c]`` to ``bounds[c + 1]`` (exclusive)."""
+    """Return the Arrow chunk that holds a row; chunk c has rows ``bounds[c]`` to ``bounds[c + 1]`` (exclusive)."""
     low, high = 0, bounds.shape[0] - 1
     while high - low > 1:
         middle = (low + high) // 2
@@ -105,7 +105,7 @@ def _chunk_of(row: int, bounds: NDArray[Any]) -> int:
 
 @njit(cache=True, nogil=True)
 def places_in_chunks(rows: NDArray[Any], bounds: NDArray[Any], at: NDArray[Any], places: NDArray[Any]) -> None:
-    """Set ``places[i]`` to the index of the value of row ``rows[i]`` in a flat view over all chunks.
+    """Set ``places[i]`` to the index of the value of row ``rows[i]`` in a flat view over all chunks of an Arrow column.
 
     Chunk c holds the rows from ``bounds[c]`` up to ``bounds[c + 1]`` (exclusive); in the view it begins at ``at[c]``.
     """
@@ -126,12 +126,12 @@ def lists_in_chunks(
     begins: NDArray[Any],
     lengths: NDArray[Any],
 ) -> bool:
-    """Set begin and length of each row's list in a flat view over all chunks; return whether all lie in their chunks.
+    """Set ``begins[i]`` and ``lengths[i]`` for the list of row ``rows[i]``; return whether all lie in their chunks.
 
-    List i is that of row ``rows[i]``. Chunk c holds the rows from ``bounds[c]`` up to ``bounds[c + 1]`` (exclusive),
-    and has ``sizes[c]`` values, which begin at ``at[c]`` in the view. The offsets of its lists begin at
-    ``offsets_at[c]`` of `offsets`. With a `width` above 0 there are no offsets: every list has `width` values, and the
-    first list of chunk c is list number ``offsets_at[c]`` of the chunk's values.
+    Begins are indices in a flat view over all chunks of an Arrow column. Chunk c holds the rows from ``bounds[c]`` up
+    to ``bounds[c + 1]`` (exclusive), and has ``sizes[c]`` values, which begin at ``at[c]`` in the view. The offsets of
+    its lists begin at ``offsets_at[c]`` of `offsets`. With a `width` above 0 there are no offsets: every list has
+    `width` values, and the first list of chunk c is list number ``offsets_at[c]`` of the chunk's values.
     """
     outside = 0
     for i in range(rows.shape[0]):

@@ -1,7 +1,7 @@
-"""A check that all ranks load the same data in the same way, so that a mistake does not hang in the middle of an epoch.
+"""A check that all ranks load the same data in the same way, so that a mistake is an error at once, not a hang later.
 
 When a rank begins to iterate, it sends all other ranks what must be the same everywhere: data, plan, seed, step, world
-size and position. This takes torch.distributed; in a program without it, ranks are not checked.
+size and position. Without an initialised torch.distributed, ranks are not compared.
 """
 
 from __future__ import annotations
@@ -15,11 +15,14 @@ from nopad.loading.ranks import Ranks
 
 __all__ = ["check_agreement", "exchange_of"]
 
-Exchange = Callable[[Any], Sequence[Any]]  # sends one object, and returns those of all ranks
+Exchange = Callable[[Any], Sequence[Any]]  # sends one object, and returns the objects of all processes
 
 
 def exchange_of(ranks: Ranks) -> Exchange | None:
-    """Return a function that gathers one object per rank; None if there is one rank, or no torch.distributed."""
+    """Return a function that gathers one object from each process.
+
+    None if the group has a single process, or torch.distributed is not initialised.
+    """
     distributed = getattr(sys.modules.get("torch"), "distributed", None)
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
@@ -45,7 +48,8 @@ def check_agreement(ranks: Ranks, facts: Mapping[str, Any], exchange: Exchange |
         exchange: gathers an object from all ranks (`exchange_of`); None: nothing is compared.
 
     Raises:
-        OptionError: a fact differs, or two processes have the same rank number; the message is the same on all ranks.
+        OptionError: a fact differs, or the processes do not have the ranks 0 to ``world_size - 1``, each once; the
+            message is the same on all ranks.
     """
     if exchange is None:
         return

@@ -1,4 +1,4 @@
-"""Run an iterator ahead in a thread."""
+"""Run an iterator in a thread, some items ahead of the code that reads it."""
 
 from __future__ import annotations
 

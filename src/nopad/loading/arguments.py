@@ -24,7 +24,7 @@ TOKEN_CAP = Option(default=None, none=True, high=2**63 - 1, help="most tokens of
 _PER_RANK = Option(default=1, help="units per rank and micro-step")
 
 
-# What torch's DataLoader calls things, and what says them here
+# Options of torch's DataLoader, and the arguments that replace them here
 _TORCHS = {
     "batch_size": "rows= (packs), tokens= or sequences= say what a micro-step has",
     "shuffle": "packs are dealt anew at random in every epoch, by seed=; a stream is shuffled with shuffle_buffer=",
@@ -49,7 +49,7 @@ def refuse_dealing(**given: Any) -> None:
     """Refuse, for a stream, the arguments that only an epoch of known size can honour, such as `balance` and `groups`.
 
     Raises:
-        OptionError: one of these arguments is given.
+        OptionError: one of these arguments is not at its default.
     """
     usual = {"balance": "karmarkar_karp", "cost": None, "seed": 0, "groups": None, "together": "rank", "align": 1}
     usual["host_dir"] = None
@@ -97,7 +97,7 @@ def aligned(align: int, capacity: int | None, options: dict[str, Any]) -> int:
 
 
 def fitting(form: Form, align: int, *, packed: bool) -> Form:
-    """Return `form` after checking that it pads each sequence to a multiple of `align`, as the packs are planned.
+    """Return `form` after checking that, if sequences are packed, it pads each to a multiple of `align`.
 
     Raises:
         OptionError: `form` does not align sequences in this way.

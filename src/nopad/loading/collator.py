@@ -70,7 +70,7 @@ class PackCollator:
         self.epoch: int | None = None
 
     def set_epoch(self, epoch: int) -> None:
-        """Draw masks for this epoch from now on, as a `PackedLoader` would: by seed, epoch and sequence alone.
+        """From now on, draw masks by seed, `epoch` and sequence number alone, as a `PackedLoader` does in that epoch.
 
         Before the first call of `set_epoch`, masks are drawn anew for each batch, by torch's random generator, as in
         transformers' collators.
@@ -99,7 +99,10 @@ class PackCollator:
         return causal_batch if self.causal else _plain
 
     def _sequences(self, features: Sequence[Any]) -> tuple[Sequences, NDArray[np.int64]]:
-        """Return the sequences of the rows, with where they come from, and how many each row has."""
+        """Return the sequences of the rows, and the number of sequences in each row, int64 ``[rows]``.
+
+        The sequences include record columns, such as ``seq_index``.
+        """
         if len(features) and all(isinstance(one, PackedRow) for one in features):
             sequences, records, per_row = from_rows(features)
         else:
@@ -116,7 +119,7 @@ class PackCollator:
 
 
 def _with_lengths(feature: Any, number: int) -> Mapping[str, Any]:
-    """Return a row with the lengths of its sequences, by its positions where they are missing."""
+    """Return a row with ``seq_lengths``; where these are missing, they are computed from ``position_ids``."""
     if not isinstance(feature, Mapping):
         raise BatchError(f"row {number} is a {type(feature).__name__}; expected a row of a packed dataset")
     if LENGTHS in feature:

@@ -1,5 +1,6 @@
 """`Epochs`: the units that a loader deals in an epoch, the current leg, and the position after the next batch.
 
+A leg is the part of an epoch during which the ranks stay the same (`nopad.loading.legs`).
 The next epoch is dealt in the background while the last tenth of the current one is read.
 """
 
@@ -25,10 +26,10 @@ from nopad.loading.units import Units
 __all__ = ["Epochs"]
 
 _KEPT = 2  # how many epochs keep their shared arrays
-_NEARLY = 0.9  # how much of an epoch is over when the next one is dealt
+_NEARLY = 0.9  # the fraction of an epoch after which the next one is dealt
 
 
-# The units of an epoch, and the leg with which it begins, by what identifies that.
+# The units of an epoch, and its first leg with the key from `_which`; None: that leg is not dealt yet.
 _Begun = tuple[Units, tuple[tuple[Any, ...], Course] | None]
 
 
@@ -46,7 +47,7 @@ class Epochs:
     """
 
     def __init__(self, feed: Feed, cost: CostModel, last: Last, shared: HostArrays | None = None) -> None:
-        """Deal nothing yet; `shared` holds the arrays that the ranks of this host share; None: each has its own.
+        """Deal nothing yet; `shared` holds the arrays that the ranks of this host share; None: each rank has its own.
 
         Raises:
             OptionError: `cost` is not a cost model.
@@ -77,7 +78,7 @@ class Epochs:
         kept = self._units  # a reference of its own: a thread of an earlier iteration may replace the attribute
         if kept is None or kept[0] != epoch:
             ahead, self._ahead = self._ahead, None
-            self._units = kept = None  # free the last epoch's before the next is made
+            self._units = kept = None  # free the last epoch's units before the next are made
             # A forked process has the future, but not the thread that would fulfil it.
             if ahead and ahead[:2] == (os.getpid(), epoch):
                 found, self._course = ahead[2].result()
@@ -95,7 +96,7 @@ class Epochs:
         return Units(**arrays, apart=self.feed.apart, phased=self.feed.phased)
 
     def course(self, at: Position) -> Course:
-        """Return the leg that is under way at this position.
+        """Return the `Course` (the steps) of the leg to which this position belongs.
 
         Raises:
             OptionError: the units left do not make whole steps and `last` is "refuse", or they do not make a single
@@ -104,7 +105,7 @@ class Epochs:
         which = _which(at)
         kept = self._course  # a reference of its own, as in `units`
         if kept is None or kept[0] != which:
-            units = self.units(at.epoch)  # which may have the course that was dealt ahead
+            units = self.units(at.epoch)  # this may also set `_course`, to what was dealt ahead
             kept = self._course
         if kept is None or kept[0] != which:
             self._course = kept = which, self._dealt(units, at)
@@ -115,7 +116,10 @@ class Epochs:
         return Course(units, order, at.leg, cost=self.cost, last=self.last, resumed=bool(at.past))
 
     def _begun(self, at: Position) -> _Begun:
-        """Return the units of an epoch that begins at a position, and, if it takes long to see, what its steps are."""
+        """Return the units of the epoch that begins at `at`, and the steps of its first leg.
+
+        The steps are None without a token cap, since they are then quick to compute later.
+        """
         units = self._made(at.epoch)
         return units, None if at.leg.token_cap is None else (_which(at), self._dealt(units, at))
 
@@ -143,7 +147,7 @@ class Epochs:
         """Refuse a position that lies beyond the end of its epoch.
 
         Raises:
-            FormatError: the position counts more steps than the epoch has.
+            FormatError: the position counts more units or steps than the epoch has.
         """
         taken = sum(leg.steps * leg.shape.per_step for leg in at.past if leg.token_cap is None)
         if taken > len(self.units(at.epoch)):

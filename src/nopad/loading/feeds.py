@@ -1,9 +1,9 @@
-"""Feeds: what a loader deals in an epoch: packs over stored tokens, single sequences, or rows of a packed dataset.
+"""Feeds list what a loader deals in an epoch: packs over stored tokens, sequences, groups, or rows of a packed dataset.
 
-The things dealt are called units. A feed lists the units of an epoch, and gathers the sequences of any of them, in
+The things dealt are called units. A feed lists the units of an epoch, and gathers the sequences of given units, in
 columns. Packs over stored tokens ("virtual packs") are only an index: a plan is made once, and in every epoch each
-sequence is dealt to one of its packs, in O(sequences). So capacity, depth, algorithm and seed can change without
-writing a token.
+sequence is dealt to one of the plan's packs, in O(sequences). So capacity, depth, algorithm and seed can change without
+writing tokens again.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Feed(ABC):
         seed: the seed of all random choices.
         apart: whether the sequences of a unit may go to different ranks of a step.
         steady: whether every epoch has the same number of units.
-        phased: whether units must stay in the order that `units` gives them, so that ``Balance.draw`` must be "random".
+        phased: whether units must stay in the order of `units`; ``Balance.draw`` "random" keeps it, others are refused.
     """
 
     apart: bool = False
@@ -98,8 +98,8 @@ class Feed(ABC):
 class StoredTokens(Feed):
     """Sequences of stored tokens: packed by a plan, or as single sequences or groups.
 
-    The plan is the same in all epochs; which sequences share a pack is chosen anew in each. Without a plan, the
-    sequences that a rank takes make one flat row without padding.
+    The plan is the same in all epochs; which sequences share a pack is chosen anew in each. Without a plan,
+    single sequences or whole groups are dealt.
     """
 
     def __init__(
@@ -118,8 +118,8 @@ class StoredTokens(Feed):
             source: the tokens.
             plan: covers exactly their lengths, or those of the groups (`planned`); None: no packs.
             groups: sequences that share a step, a rank or a pack; None: none do.
-            together: what they share without a plan: "step" or "rank"; with a plan they share a pack.
-            align: slots of which each sequence takes a multiple, where groups are packed.
+            together: what the sequences of a group share without a plan: "step" or "rank"; with a plan, a pack.
+            align: with packed groups, each sequence takes a multiple of this many slots.
             seed: the seed of all random choices.
 
         Raises:
@@ -165,7 +165,7 @@ class StoredTokens(Feed):
     def gather(self, taken: Taken) -> Sequences:
         """Return the sequences of these units, unit after unit; see `Feed.gather`."""
         found = self._source.gather(taken.sequences, wide=True)
-        values = {"seq_index": taken.sequences.copy(), **found.values}  # the step keeps its own
+        values = {"seq_index": taken.sequences.copy(), **found.values}  # copied, since the step keeps `taken`
         return Sequences(seq_lengths=found.seq_lengths, tokens=found.tokens, values=values, begin=found.begin)
 
     def check_unchanged(self) -> None:

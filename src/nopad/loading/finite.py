@@ -27,7 +27,7 @@ log = logging.getLogger("nopad")
 
 
 class EpochSupply(Supply):
-    """The batches of one rank, epoch after epoch; the places of this supply are `Position`s."""
+    """The batches of one rank, epoch after epoch; a place, which says where a loader stands, is a `Position` here."""
 
     def __init__(self, epochs: Epochs, serving: Serving, balance: Balance) -> None:
         """Serve batches of these epochs.
@@ -87,7 +87,7 @@ class EpochSupply(Supply):
     def length(self, at: Position) -> int:
         """Return the number of batches that a rank takes in the epoch.
 
-        If the number of ranks changed during the epoch, only the batches after that change count.
+        If the ranks, the step or the balance changed during the epoch, only the batches after that change count.
         """
         return self._epochs.course(at).steps * at.leg.shape.accumulation
 
@@ -118,7 +118,7 @@ class EpochSupply(Supply):
         return at.at_start_of(at.epoch + 1) if self._epochs.is_over(at) else at
 
     def placed(self, state: Any) -> Position:
-        """Return the position that a state holds, in a new leg if the number of ranks, the step or the balance changed.
+        """Return the position that a state holds; a new leg begins there if the ranks, the step or the balance changed.
 
         If the units left of the epoch do not make a single step for the new ranks, the next epoch begins, with a
         warning in the log.
@@ -139,7 +139,7 @@ class EpochSupply(Supply):
         """Accept any number of worker processes: each of them can compute any batch."""
 
     def batches(self, at: Position, worker: int = 0, workers: int = 1) -> Iterator[tuple[Position, PackedBatch]]:
-        """Yield (position after the batch, batch) for the batches left of the epoch; batches are built ahead."""
+        """Yield (position after the batch, batch) for the batches left of the epoch, as in `Supply.batches`."""
         self._epochs.feed.check_unchanged()
         pairs = islice(self._pairs(at, deal_ahead=workers == 1), worker, None, workers)
         if not self._serving.prefetch:

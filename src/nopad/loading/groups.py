@@ -1,7 +1,7 @@
 """Groups of sequences that stay together: preference pairs, answers to one prompt.
 
 The sequences of a group share one step, one rank, or one pack. If ranks take a fixed number of sequences, all groups
-must have the same size. Sorting the sequences by group takes O(sequences).
+must have the same size. Sorting the sequences by group takes O(n log n).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Legs: the parts of an epoch between two changes of the ranks, and the steps of the current leg.
 
-An epoch is one leg, unless training stops in the middle and goes on with another number of ranks or nodes, or another
-accumulation. Then a new leg begins, which deals exactly the units that no earlier leg has taken. A state stores only a
-few integers per leg: the order of a leg is computed again from the seed, the epoch, the leg's number and the units
-left.
+An epoch is one leg, unless training stops in the middle and goes on with another number of ranks or nodes, another step
+(accumulation, units per rank, token cap) or another balance. Then a new leg begins, which deals exactly the units that
+no earlier leg has taken. A state stores only a few integers per leg: the order of a leg is computed again from the
+seed, the epoch, the leg's number and the units left.
 
 Cost: O(units) when a leg begins, and once more for every earlier leg; O(units of a step) per step.
 """
@@ -26,7 +26,7 @@ from nopad.packs import index_dtype
 
 __all__ = ["Course", "Last", "Leg", "check_cap", "ordered"]
 
-_KEPT = 4  # steps
+_KEPT = 4  # steps that a `Course` caches
 EQUAL = Balance()  # Karmarkar-Karp among all ranks
 
 Last = Literal["drop", "fill", "refuse"]
@@ -54,7 +54,9 @@ class Leg:
 
 
 class Course:
-    """The steps of the current leg: which units each rank gets in each. Every rank computes the same.
+    """The steps of the current leg: which units each rank gets in each step. Every rank computes the same.
+
+    A leg is a part of an epoch in which ranks, step and balance stay the same.
 
     Attributes:
         steps: number of steps from the beginning of this leg to the end of the epoch.
@@ -66,7 +68,7 @@ class Course:
     def __init__(
         self, units: Units, order: NDArray[Any] | None, leg: Leg, *, cost: CostModel, last: Last, resumed: bool = False
     ) -> None:
-        """Deal units in this order (`ordered`).
+        """Prepare to deal units in the order that `ordered` returned.
 
         Args:
             units: the units of the epoch.
@@ -75,7 +77,7 @@ class Course:
             leg: shape and balance of the steps.
             cost: the cost model by which ranks are balanced.
             last: what happens to units that make no whole step, as in `PackedLoader`.
-            resumed: whether earlier legs took some units; then a leg without a step is not an error.
+            resumed: whether earlier legs took some units; if so, a leg without a step is not an error.
 
         Raises:
             OptionError: the units do not make whole steps and `last` is "refuse", or not a single step can be made.
@@ -153,9 +155,9 @@ class Course:
         """Return the unit numbers of a step by rank, micro-step and place; -1: the place stays empty.
 
         The result is int64 ``[world_size, accumulation, per_rank]``; under a token cap, the last dimension is the
-        largest number of units of any rank. If the sequences of a unit may go to different ranks (`Units.apart`), the
-        numbers are those of sequences, and the last dimension counts these. Units that share a rank and micro-step are
-        in the order of the epoch, and empty places come last.
+        largest number of units of any micro-step. If the sequences of a unit may go to different ranks
+        (`Units.apart`), the numbers are those of sequences, and the last dimension counts these. Units that share a
+        rank and micro-step are in the order of the epoch, and empty places come last.
         """
         taken = self.step(step)
         if self._units.apart:
@@ -167,7 +169,10 @@ class Course:
         return found
 
     def _places(self, costs: NDArray[np.int64], taken: Taken) -> NDArray[np.int64]:
-        """Return which of what is dealt goes to which rank, micro-step and place; -1 for places that stay empty."""
+        """Return which index into `costs` each rank, micro-step and place gets; -1 for places that stay empty.
+
+        The result is int64, of the shape that `dealt` returns.
+        """
         shape, size = self._dealing, costs.size
         if self.token_cap is not None:
             tokens = self._units.sizes_dealt(taken.units)
@@ -254,7 +259,7 @@ def check_cap(units: Units, leg: Leg, unit: str) -> None:
 
 
 def _cuts(units: Units, order: NDArray[Any] | None, leg: Leg) -> NDArray[np.int64] | None:
-    """Return where each step of a leg begins in its order, and where the last one ends; None where all are equal."""
+    """Return where each step of a leg begins in its order, and where the last one ends; None without a token cap."""
     if leg.token_cap is None:
         return None
     chosen = np.arange(len(units)) if order is None else order.astype(np.int64)
@@ -265,7 +270,7 @@ def _taken_by(units: Units, left: NDArray[Any], leg: Leg) -> int:
     """Return how many units of `left` a finished leg took.
 
     Raises:
-        FormatError: it cannot have taken its steps of them.
+        FormatError: the leg cannot have taken that many steps from these units.
     """
     if leg.token_cap is None:
         return leg.steps * leg.shape.per_step
@@ -280,7 +285,7 @@ def _taken_by(units: Units, left: NDArray[Any], leg: Leg) -> int:
 
 
 def _drawn(costs: NDArray[np.int64], leg: Leg, key: int, *, resumed: bool) -> NDArray[Any]:
-    """Return the order in which a leg takes its units; as they come, if a stratum ran out in an earlier leg."""
+    """Return the order of a leg, as indices into `costs`; the given order if earlier legs used up a stratum."""
     try:
         return draw(costs, leg.shape, leg.balance, key)
     except BalanceError:
@@ -294,7 +299,7 @@ def _whole_steps(
 ) -> tuple[int, int]:
     """Return (steps, places left empty) of a leg with this many units; `cuts`: where steps begin under a cap.
 
-    What is left at the end is a whole step only if it has as many units as a step may have.
+    Under a cap too, the last units make a whole step only if there are ``shape.per_step`` of them.
     """
     steps, over = divmod(units, shape.per_step)
     if cuts is not None:

@@ -49,7 +49,7 @@ __all__ = ["Collate", "PackedLoader"]
 
 _ACCUMULATION = Option(default=1, help="micro-steps of an optimiser step")
 _PREFETCH = Option(default=2, low=0, high=1024, help="batches built ahead")
-_SHARED_FROM = 1 << 20  # sequences
+_SHARED_FROM = 1 << 20  # number of sequences from which on the ranks of a host share arrays
 _NUMBER = Option(default=0, low=0, help="of an epoch, or of batches")
 
 
@@ -76,7 +76,7 @@ class PackedLoader:
         accumulation: micro-steps per optimiser step.
         last: what happens at the end of an epoch to the units (packs, single sequences or groups) that are too few for
             a whole step. "drop" leaves them out (`summary` counts them); "fill" completes the step with empty rows (a
-            rank without any sequence gets a stand-in of weight 0); "refuse" raises OptionError.
+            rank without any sequence gets a batch of weight 0 in the loss); "refuse" raises OptionError.
         balance: how units are drawn and dealt to ranks: a `nopad.balance.Balance`, or a name in
             `nopad.balance.METHODS`.
         cost: how much work a sequence is, by its length, so that ranks get equal work: a `nopad.balance.CostModel`.
@@ -196,12 +196,12 @@ class PackedLoader:
         self._begin_again()
 
     def _begin_again(self) -> None:
-        """Forget the iteration under way."""
-        self._running: tuple[int, object] | None = None  # process, iteration
+        """End the current iteration; the next one compares the ranks again."""
+        self._running: tuple[int, object] | None = None  # id of the process, mark of its current iteration
         self._agreed = False
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what worker processes need."""
+        """Return all attributes but those of the current iteration, for worker processes."""
         private = {"_running", "_agreed"}
         return {name: value for name, value in vars(self).items() if name not in private}
 
@@ -285,7 +285,7 @@ class PackedLoader:
     def __len__(self) -> int:
         """Number of batches that a rank takes in the whole epoch.
 
-        If training went on with other ranks within this epoch, only the batches since then count.
+        If the ranks, the step or the balance changed within this epoch, only the batches since then count.
 
         Raises:
             TypeError: the data are a stream, whose length is not known.
@@ -420,9 +420,9 @@ class PackedLoader:
             yield after, batch
 
     def _moved_on(self, batches: Callable[[], Iterator[tuple[Place, PackedBatch | None]]]) -> Iterator[PackedBatch]:
-        """Yield the batches, and stand after each of them when the loop has got it."""
+        """Yield the batches; when the loop gets one, this loader moves to the place after it."""
         self._agree()
-        self._at = self._supply.settled(self._at)  # a loop that counts never asks for one more than the last batch
+        self._at = self._supply.settled(self._at)  # the last loop may have stopped right after the last batch
         running = self._running = os.getpid(), object()
         for after, batch in batches():
             self._check_running(running)
@@ -444,7 +444,7 @@ class PackedLoader:
             )
 
     def _agree(self) -> None:
-        """Compare with the other ranks, once."""
+        """Compare data, options and position with the other ranks, once after each `_begin_again`."""
         exchange = None if self._agreed else exchange_of(self.ranks)
         if exchange is not None:
             check_agreement(self.ranks, self._supply.agreed(self._at), exchange)
@@ -456,7 +456,7 @@ def _collated(sequences: Sequences, form: Form, per_row: NDArray[np.int64]) -> P
 
 
 def _shared(ranks: Ranks, feed: Feed, host_dir: str | os.PathLike[str] | None) -> HostArrays | None:
-    """Return where the ranks of this host share arrays, if that is worth it or wanted."""
+    """Return this host's shared arrays; None if `host_dir` is None and a node has one rank or the data are small."""
     if host_dir is None and (ranks.node_size == 1 or feed.sequences < _SHARED_FROM):
         return None
     return HostArrays(feed.facts(), None if host_dir is None else Path(host_dir))

@@ -25,7 +25,7 @@ class MixedTokens(Feed):
     steady = False
 
     def __init__(self, mixture: Mixture, capacity: int | None, *, seed: int = 0, **options: Any) -> None:
-        """Deal the sequences of `mixture`, in packs of `capacity` if one is given; `options` are of their plans.
+        """Deal the sequences of `mixture`, in packs of `capacity` if one is given; `options` are those of `nopad.plan`.
 
         Raises:
             LengthError: a sequence is longer than `capacity`.
@@ -53,7 +53,10 @@ class MixedTokens(Feed):
         return self._mixture.chosen(self.seed, epoch).notes
 
     def units(self, epoch: int) -> Units:
-        """Return the units of an epoch: choose the sequences of each source, and plan and pack them, phase by phase."""
+        """Return the units of an epoch: choose the sequences of each source, and plan and pack them, phase by phase.
+
+        A phase is a part of the epoch in which the shares of the sources are constant (`Chosen.phases`).
+        """
         lengths, chosen = self._mixture.seq_lengths, self._mixture.chosen(self.seed, epoch)
         dtype = index_dtype(max(lengths.size, chosen.numbers.size))
         bounds: list[NDArray[Any]] = [np.zeros(1, dtype=dtype)]

@@ -1,8 +1,9 @@
 """`Mixture`: several sources of stored tokens in one epoch, each with a share of the epoch's tokens.
 
-An epoch meets these shares by its choice of sequences; over several epochs, no sequence is left out. Every source is
-read in passes, each in a random order of its own. An epoch takes from each source as many tokens as its share, from
-where the last epoch stopped. Which sequences these are depends only on seed and epoch. O(sequences) per epoch.
+Each epoch chooses its sequences so that their tokens have these shares; over several epochs, no sequence is left out.
+Every source is read in passes, each in a random order of its own. An epoch takes from each source as many tokens as its
+share, from where the last epoch stopped. Which sequences these are depends only on seed and epoch. O(sequences) per
+epoch.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class Mixture:
 
     Raises:
         OptionError: a weight names no source, is missing or is not above 0; `exhausted` has another value; the sources
-            do not have the same columns; or an epoch would have more than 2^31 sequences.
+            do not have the same columns; or an epoch would take more than 2^31 - 1 sequences from one source.
 
     >>> import nopad
     >>> from nopad.loading import Mixture
@@ -144,7 +145,11 @@ class Mixture:
         return Chosen(numbers, (0, numbers.size), tuple(notes))
 
     def _window(self, place: int, seed: int, begin: int, end: int) -> NDArray[np.int64]:
-        """Return the sequences of a source that begin at tokens `begin` to `end` (exclusive) of its endless passes."""
+        """Return the numbers of the sequences of a source that begin at tokens `begin` to `end` (exclusive); int64.
+
+        `place` is the number of the source. Tokens are counted over all passes over that source, and the numbers of
+        sequences over all sources.
+        """
         tokens = self._tokens[place]
         parts = [np.zeros(0, dtype=np.int64)]
         for number in range(begin // tokens, -(-end // tokens)):
@@ -200,7 +205,7 @@ class Mixture:
         )
 
     def _parts(self, numbers: NDArray[np.int64], of: NDArray[np.int64]) -> Iterator[Sequences]:
-        """Yield what is wanted of each source, in the order of the sources."""
+        """Yield the sequences with these numbers, source by source; `of` is the source of each."""
         for place in np.unique(of).tolist():
             local = numbers[of == place] - self._begin[place]
             found = self._sources[place].gather(local, wide=True)
@@ -209,7 +214,7 @@ class Mixture:
             )
 
     def _check_size(self) -> None:
-        """Refuse weights with which the largest source would be read once in an epoch that nobody can hold."""
+        """Refuse weights with which an epoch would take more than 2^31 - 1 sequences from one source."""
         if self.exhausted == "drop":
             return
         for name, source, tokens, share in zip(self.names, self._sources, self._tokens, self._shares, strict=True):

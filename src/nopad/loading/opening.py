@@ -1,4 +1,4 @@
-"""Open a loader's data as the feed that it deals."""
+"""Open the data of a loader as a `Feed`, which lists what the loader deals and gathers the sequences."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class Ranks:
         return {**vars(self), "group": None}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Ranks:
-        """Return this place itself, which never changes."""
+        """Return this object itself, since it never changes."""
         return self
 
     @property
@@ -144,7 +144,7 @@ def _of_program() -> tuple[int, int]:
 
 
 def _number(name: str) -> int | None:
-    """Return an integer of the environment; None: it is not set."""
+    """Return the environment variable `name` as an integer; None if it is not set."""
     text = os.environ.get(name, "").strip()
     if not text:
         return None

@@ -31,7 +31,7 @@ __all__ = ["HostArrays"]
 
 Arrays = Mapping[str, NDArray[Any]]
 _USERS = "users"  # locked by every process that uses the folder
-_NAMES = "names.json"  # of the arrays in a folder
+_NAMES = "names.json"  # the names of the arrays in a folder
 
 
 class HostArrays:
@@ -97,7 +97,7 @@ class HostArrays:
     def forget(self, pattern: str) -> None:
         """Remove the files of all arrays whose names match a glob pattern, such as "epoch-*".
 
-        Processes that have mapped them keep them.
+        Processes that have mapped these files can still read them.
 
         Raises:
             StorageError: the lock file of the folder cannot be written.
@@ -114,13 +114,13 @@ class HostArrays:
 
 
 def _whole(place: Path) -> bool:
-    """Whether all arrays that were written here are still here."""
+    """Return whether all arrays that were written to this folder are still in it."""
     names = place / _NAMES
     return names.is_file() and all((place / f"{name}.npy").is_file() for name in json.loads(names.read_text()))
 
 
 def _free(users: int) -> bool:
-    """Whether no other process has locked this file; if so, it is locked for good."""
+    """Return whether no other process has locked this file; if so, this process locks it until it is closed."""
     try:
         fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,7 +1,8 @@
 """The state of a loader over stored tokens: a few integers, and the facts that must be the same when the run goes on.
 
-A state holds the legs of the current epoch (`nopad.loading.legs`) with the steps that each has taken, the number of
-steps, sequences and tokens seen, and the fingerprints of data and plan. It is plain JSON.
+A state holds the legs of the current epoch (its parts with constant ranks, see `nopad.loading.legs`), the steps that
+each leg has taken, the number of steps, sequences and tokens seen, and the fingerprints of data and plan. It is plain
+JSON.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class Position:
 
     Attributes:
         epoch: number of the epoch, from 0.
-        past: finished legs of this epoch.
+        past: finished legs of this epoch; a leg is a part with the same ranks, step and balance.
         leg: the current leg, with the number of whole steps that it has taken.
         batches: number of micro-batches of the next step that each rank has taken already.
         steps_seen, sequences_seen, tokens_seen: number of whole steps since the first epoch, and of sequences and
@@ -58,7 +59,7 @@ class Position:
         )
 
     def resumed(self, leg: Leg) -> Position:
-        """Return the position from which a loader with the leg `leg` goes on.
+        """Return the position from which a loader goes on whose ranks, step and balance are those of `leg`.
 
         If the position's own leg deals units in the same way as `leg`, this is the position itself. Otherwise it is
         the beginning of a new leg, which takes an unfinished step again, since its gradient was never applied.
@@ -69,7 +70,7 @@ class Position:
         return replace(self, past=past, leg=replace(leg, steps=0), batches=0)
 
     def state(self, facts: Mapping[str, Any]) -> dict[str, Any]:
-        """Return this position and `facts` as a state."""
+        """Return this position and `facts` as a state, which is plain JSON."""
         return {
             "format": _FORMAT,
             "format_version": _VERSION,

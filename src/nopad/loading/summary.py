@@ -31,9 +31,9 @@ class Summary:
         shape, balance, cost: the ranks and units of a step, how units are dealt to ranks, and the cost model.
         steps: number of optimiser steps.
         sequences, tokens: number of sequences and tokens in these steps, on all ranks together.
-        slots: number of slots in these steps, tokens and padding together; None: units have no capacity.
+        slots: number of slots in these steps, tokens and padding together; None: batches have no rows of a capacity.
         steps_not_packed: number of optimiser steps that the same sequences would take with one sequence per row; None:
-            units have no capacity.
+            batches have no rows of a capacity.
         left_out: number of (units, sequences, tokens) that make no whole step in this epoch.
         empty: number of places for units that stay empty in the last step.
         balanced: how even the ranks' costs are between two points where they wait for one another, measured over up to
@@ -42,9 +42,9 @@ class Summary:
         most_tokens: the largest number of tokens of a rank's micro-step in the steps measured; 0 if there is no cap.
         cut_short: number of steps with fewer units than usual, because more would not fit under the token cap.
         notes: further lines of the summary, such as what each source of a mixture gives.
-        too_long: (sequence, tokens) of each sequence that alone costs over 10 % more than the mean rank, the longest
-            first; no balance can even these out, only context parallelism. Only measured steps without empty places
-            count.
+        too_long: (sequence, tokens) of each sequence that alone costs over 10 % more than the mean cost of a rank,
+            the longest first; no balance can even these out, only context parallelism. Only measured steps without
+            empty places count.
         longest: number of tokens of the longest sequence of the epoch.
     """
 
@@ -167,7 +167,7 @@ def _counts(units: Units, chosen: NDArray[np.int64]) -> tuple[int, int]:
 
 
 def _most_tokens(units: Units, dealt: NDArray[np.int64]) -> int:
-    """Return the tokens of the fullest of all ranks' micro-steps of a step, which is dealt like this."""
+    """Return the largest number of tokens of a rank's micro-step in a step; `dealt` is from `Course.dealt`."""
     tokens = np.zeros(dealt.shape, dtype=np.int64)
     _, numbers, sizes = units.taken(dealt[dealt >= 0])
     tokens[dealt >= 0] = np.add.reduceat(units.seq_lengths[numbers].astype(np.int64), np.cumsum(sizes) - sizes)
@@ -175,7 +175,7 @@ def _most_tokens(units: Units, dealt: NDArray[np.int64]) -> int:
 
 
 class _Wait(NamedTuple):
-    """What ranks do between two points where they wait for one another: cost by rank, floor, sequences too long."""
+    """The work between two points where ranks wait: cost of each rank, `floor`, sequences that are too long."""
 
     ranks: NDArray[np.int64]
     floor: float
@@ -183,7 +183,7 @@ class _Wait(NamedTuple):
 
 
 def _waits(course: Course, units: Units, cost: CostModel, step: int, dealt: NDArray[np.int64]) -> Iterator[_Wait]:
-    """Yield what ranks do in a step, which is dealt like this, or in each of its micro-steps if they wait there."""
+    """Yield the work of a step, or of each micro-step if ranks wait there; `dealt` is from `Course.dealt`."""
     whole = not (course.empty and step == course.steps - 1)
     world_size, accumulation, per_rank = dealt.shape
     if course.balance.wait == "step":
@@ -203,7 +203,7 @@ def _waits(course: Course, units: Units, cost: CostModel, step: int, dealt: NDAr
 
 
 def _report(waits: list[_Wait]) -> Report:
-    """Return how even the ranks' costs are; all zeros where nothing that was looked at costs anything."""
+    """Return how even the ranks' costs are; all zeros if no measured step has a cost."""
     if not waits:
         return Report(steps=0, least=0.0, most=0.0, mean=0.0, waste=0.0, abr=0.0, floor=0.0)
     return report(np.stack([wait.ranks for wait in waits]), [wait.floor for wait in waits])

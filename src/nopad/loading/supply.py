@@ -43,10 +43,10 @@ class EpochCollate(ABC):
 
     @abstractmethod
     def at(self, epoch: int) -> Collate:
-        """Return the `Collate` for epoch number `epoch`, from 0; for a stream, for that pass over its source."""
+        """Return the `Collate` for epoch number `epoch`, from 0; of a stream, `epoch` counts passes over the source."""
 
     def facts(self) -> Mapping[str, Any]:
-        """Return the settings on which its batches depend, by name, as JSON values.
+        """Return the settings on which the batches depend, by name, as JSON values.
 
         A saved run goes on only if they are the same.
         """
@@ -58,7 +58,7 @@ class EpochCollate(ABC):
 
 
 class Place(Protocol):
-    """Where a loader stands. Its attributes are those properties of `PackedLoader` that have the same names."""
+    """Where a loader stands; its attributes mean the same as the properties of `PackedLoader` with these names."""
 
     @property
     def epoch(self) -> int: ...  # noqa: D102
@@ -131,7 +131,7 @@ class Serving:
 
 
 class Supply(ABC):
-    """Base class of supplies: makes the batches of one rank, from any place on."""
+    """Base class of supplies: makes the batches of one rank, from any place on; a place says where a loader stands."""
 
     @abstractmethod
     def begin(self) -> Any:
@@ -153,7 +153,7 @@ class Supply(ABC):
     def length(self, at: Any) -> int:
         """Return how many batches a rank takes in the whole epoch of this place, those before the place included.
 
-        If the number of ranks changed within the epoch, only the batches since then count.
+        If the ranks, the step or the balance changed within the epoch, only the batches since then count.
 
         Raises:
             TypeError: the length of a stream is not known.
@@ -206,7 +206,7 @@ class Supply(ABC):
 
     @abstractmethod
     def places(self, at: Any) -> Iterator[Any]:
-        """Yield the place after each batch left of the epoch, without building the batches: other processes do."""
+        """Yield the place after each batch left of the epoch, without building batches, which other processes build."""
 
     @abstractmethod
     def check_workers(self, workers: int) -> None:

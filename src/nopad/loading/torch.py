@@ -133,9 +133,10 @@ class TorchLoader(DataLoader[PackedBatch]):
 
 
 def _check_not_batched(reader: Any) -> None:
-    """Refuse to be read by a DataLoader that has a batch size, whatever its `collate_fn` would make of several batches.
+    """Refuse to be read by a DataLoader that has a batch size, whatever its `collate_fn`.
 
-    It tells nobody but the object that reads the dataset for it, so that one is looked at.
+    A dataset cannot ask for the batch size. Only the object that reads the dataset for the DataLoader knows whether
+    there is one, so `reader`, the caller of ``__iter__``, is checked.
     """
     if isinstance(reader, _IterableDatasetFetcher) and reader.auto_collation:
         _refuse_batches_of_batches(None)
@@ -152,7 +153,7 @@ default_collate_fn_map[PackedBatch] = _refuse_batches_of_batches  # torch's docu
 
 
 def _check_not_prepared(dataset: TorchDataset) -> None:
-    """Refuse to be read by a DataLoader that accelerate made of another one: it shards, and reads a batch ahead.
+    """Refuse to be read by a DataLoader from accelerate, which divides batches among ranks and reads a batch ahead.
 
     Raises:
         OptionError: accelerate's DataLoader is the one that reads.

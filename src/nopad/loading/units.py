@@ -69,7 +69,7 @@ class Units:
 
     @property
     def sequences(self) -> int:
-        """Number of sequences in all units."""
+        """Number of sequences in the data, whether or not this epoch has all of them."""
         return self.seq_lengths.size
 
     @property

@@ -1,7 +1,8 @@
 """Flat arrays as a source of tokens: a mapped folder of ``.npy`` files, or arrays in memory.
 
 Sequence i is ``ids[offsets[i]:offsets[i + 1]]``. Gathering copies the tokens once, in the type in which they are
-stored. It is two to three times as fast as NumPy's indexing, and apart from tokens reads only two offsets per sequence.
+stored or as int64. It is two to three times as fast as NumPy's indexing, and apart from tokens reads only two offsets
+per sequence.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from nopad.sequences import Sequences
 
 __all__ = ["ArrayTokens", "folder_tokens", "lengths_of", "memory_tokens"]
 
-_AT_ONCE = 1 << 20  # offsets
+_AT_ONCE = 1 << 20  # offsets that are checked at a time
 IDS = "input_ids"
 
 

@@ -1,9 +1,9 @@
 """Arrow tables as a source of tokens: a `datasets.Dataset`, or uncompressed Arrow files, without a copy of them.
 
-A table on disk is mapped by Arrow, in thousands of chunks. Only the sequences that are gathered are copied. For this,
-the addresses of each column's chunks are listed once (about 20 µs per chunk and column), and a compiled loop copies
-runs from any chunk through one flat view over all of them. Only per-sequence booleans are copied as a whole: they are
-unpacked to one byte each.
+A table on disk is mapped by Arrow, in thousands of chunks (pieces of consecutive rows). Only the sequences that are
+gathered are copied. For this, the addresses of each column's chunks are listed once (about 20 µs per chunk and column),
+and a compiled loop copies runs from any chunk through one flat view over all chunks. Only per-sequence booleans are
+copied as a whole: they are unpacked to one byte each.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class ArrowTokens(TokenSource):
         *,
         empty: str = "refuse",
     ) -> None:
-        """Choose the columns, and read the offsets of all lists; a worker calls `opening` again."""
+        """Choose the columns, and read the offsets of all lists; `opening` returns the table, again in each worker."""
         self._opening, self._options = opening, options
         self.name = name
         files = [MappedFile(path) for path in paths]
@@ -193,7 +193,7 @@ class _Numbers:
     def __init__(self, column: pa.ChunkedArray, name: str, place: str) -> None:
         chunks = _whole(column, name, place)
         self._bounds = _bounds(chunks)
-        if pa.types.is_boolean(column.type):  # as bits; few enough to unpack
+        if pa.types.is_boolean(column.type):  # stored as bits; one per row, so unpacking all is cheap
             parts = [np.empty(0, bool), *(chunk.to_numpy(zero_copy_only=False) for chunk in chunks)]
             self._flat, self._at = np.concatenate(parts), self._bounds[:-1]
         else:
@@ -208,7 +208,7 @@ class _Numbers:
 
 
 class _Lists:
-    """A column of lists; `flat` is a view over the values of all chunks, and more: only runs within them are read."""
+    """A column of lists; `flat` is a view from the first to the last chunk's values, and only those values are read."""
 
     def __init__(self, column: pa.ChunkedArray, name: str, place: str) -> None:
         self.name, self._place = name, place
@@ -266,7 +266,7 @@ def _whole(column: pa.ChunkedArray, name: str, place: str) -> list[pa.Array]:
 
 
 class _Memory:
-    """Memory that Arrow holds, as NumPy asks for it; the array keeps `owner` alive."""
+    """Memory that Arrow owns, with the interface from which NumPy makes an array; the array keeps `owner` alive."""
 
     def __init__(self, owner: Any, address: int, dtype: np.dtype[Any], count: int) -> None:
         self.owner = owner

@@ -1,4 +1,4 @@
-"""Ready-made ids that `nopad.corpus` reads (Parquet, JSON Lines, lists, dicts) as a source of tokens by number.
+"""Ready-made ids that `nopad.corpus` reads (Parquet, JSON Lines, lists, dicts) as a `TokenSource`.
 
 Records are decoded and validated once, as for packing: ids must be integers, the per-token lists of a record must be
 equally long, and tokens whose ``attention_mask`` is 0 are removed. The result is copied
@@ -63,7 +63,10 @@ def corpus_tokens(
 
 
 def _with_empty(found: Sequences, first: int, records: int, left_out: tuple[str, ...]) -> Sequences:
-    """Return all `records` from number `first` on, those without a token too, so that numbers are record numbers."""
+    """Return a group with an empty sequence for each record without a token, so that sequence i is record i.
+
+    The group covers `records` records, from number `first` on.
+    """
     at = found.values["seq_index"] - first
     lengths = np.zeros(records, np.int32)
     lengths[at] = found.seq_lengths

@@ -128,7 +128,7 @@ def _at_path(given: str | os.PathLike[str], options: ReaderOptions, empty: str, 
 
 
 def _arrow_files(path: Path) -> list[Path]:
-    """Return the Arrow files of a saved dataset, or the file itself if it is one; none for anything else."""
+    """Return the Arrow files of a saved dataset, or the file itself if it is one; [] for anything else."""
     if path.suffix in _ARROW and path.is_file():
         return [path]
     state = path / BESIDE[0]
@@ -143,7 +143,7 @@ def _arrow_files(path: Path) -> list[Path]:
 
 
 def _refuse(what: str, given: Mapping[str, Any], *used: str) -> None:
-    """Refuse options that this kind of input would pass over."""
+    """Refuse options that this kind of input would ignore."""
     for name, value in given.items():
         if value is not None and name not in used:
             raise OptionError(f"{name} is {value!r}, and is not for {what}; leave it out")

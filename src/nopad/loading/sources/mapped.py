@@ -31,7 +31,7 @@ _AGAIN = "open it again when nothing writes to it"
 
 
 class _Descriptor:
-    """An open file, closed with its last owner."""
+    """A file descriptor, closed when this object is freed."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -62,7 +62,7 @@ class MappedFile:
 
     @cached_property
     def _file(self) -> _Descriptor:
-        """The open file, by which `prove` looks at what is mapped, whatever has its name by now."""
+        """The opened file; `prove` checks this one, even if the path names another file by now."""
         with reading(self.path):
             file = _Descriptor(os.open(self.path, os.O_RDONLY))
             self._compare(os.fstat(file.number), inode=True)
@@ -126,7 +126,7 @@ class MappedArray:
         self.file, self.dtype, self.begin, self.size = file, dtype, begin, size
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the description alone."""
+        """Return the attributes without the mapped `values`."""
         return {name: value for name, value in vars(self).items() if name != "values"}
 
     @cached_property

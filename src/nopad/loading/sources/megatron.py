@@ -37,7 +37,7 @@ _OTHER = 'count sequences instead, with unit="sequences"'
 def megatron_prefix(path: Path) -> Path | None:
     """Return the path without ``.bin`` or ``.idx`` if it names a Megatron pair, else None.
 
-    The path names a pair if it ends in one of these, or if there is only a file of this name with ``.idx`` added.
+    The path names a pair if it ends in one of these, or if there is no such path, but a file with ``.idx`` added.
     """
     stem = path.with_suffix("") if path.suffix in (".bin", ".idx") else path
     idx = stem.with_name(stem.name + ".idx")
@@ -47,7 +47,7 @@ def megatron_prefix(path: Path) -> Path | None:
 class MegatronTokens(TokenSource):
     """The sequences of a Megatron pair, or its documents: the sequences from one bound to the next, concatenated.
 
-    A multimodal pair has a per-sequence column ``mode``; it is left out if each document is one sequence.
+    A multimodal pair has a per-sequence column ``mode``; it is left out if `unit` is "documents".
 
     Raises:
         FormatError: ``.idx`` has a wrong magic, version, type or size, or does not fit ``.bin``.
@@ -56,7 +56,7 @@ class MegatronTokens(TokenSource):
     """
 
     def __init__(self, prefix: Path, *, unit: str = "sequences", empty: str = "refuse") -> None:
-        """Map both files, and check every length, place and document bound, O(n)."""
+        """Map both files, and check every length and place, and with `unit` "documents" every document bound; O(n)."""
         self._documents = UNIT.check("unit", unit) == "documents"
         paths = [prefix.with_name(prefix.name + suffix) for suffix in (".idx", ".bin")]
         idx, tokens = (MappedFile(path) for path in paths)
@@ -99,7 +99,7 @@ class MegatronTokens(TokenSource):
         return np.dtype(_DTYPES[code]), n, bounds
 
     def _check(self) -> None:
-        """Refuse an index that does not fit itself or the ``.bin``."""
+        """Refuse an index that contradicts itself or does not match the ``.bin``."""
         lengths, width = self._lengths_in.values, self._ids.dtype.itemsize
         total, held = int(lengths.sum(dtype=np.int64)) * width, self._ids.file.size
         if total != held:
@@ -121,7 +121,7 @@ class MegatronTokens(TokenSource):
             self._check_documents()
 
     def _ends(self, here: slice) -> NDArray[np.int64]:
-        """Return where some sequences end in the ``.bin``, in bytes."""
+        """Return where the sequences of a slice end in the ``.bin``, in bytes."""
         width = np.int64(self._ids.dtype.itemsize)
         ends: NDArray[np.int64] = self._places.values[here] + self._lengths_in.values[here] * width
         return ends

@@ -90,7 +90,7 @@ class IndexTokens(TokenSource):
                 "give the source that it was made for"
             )
         ends = lengths + (np.int64(0) if index.start is None else index.start)
-        # Where records were used as they are, their lengths are those of the index
+        # Without a `selection`, no record was changed, so the records must have exactly these lengths.
         bad = ends > held[records] if index.packs.selection else ends != held[records]
         if bad.any():
             at = int(np.argmax(bad))

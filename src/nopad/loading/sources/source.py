@@ -2,7 +2,7 @@
 
 `gather` checks what every source promises: sequence numbers are in range, files did not change before or during the
 read, no sequence is empty, runs lie within their columns, ids are from 0 to 2^31 - 1, and there is no padding. A
-subclass says only where its sequences lie; tokens are copied here, once, in the type in which they are stored.
+subclass says only where its sequences lie; tokens are copied here, once, in their stored type or as int64.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ __all__ = ["EMPTY", "Bits", "Located", "TokenSource"]
 
 EMPTY = Option(default="refuse", choices=("refuse", "skip"), help="what to do with sequences that have no token")
 
-_SAMPLED_TOKENS = 1 << 22  # of a fingerprint
-_SAMPLED = 4096  # sequences of a fingerprint
+_SAMPLED_TOKENS = 1 << 22  # most tokens that a fingerprint covers
+_SAMPLED = 4096  # most sequences that it covers of a source with more tokens than that
 _BLOCK = 1 << 14  # sequences that are hashed at once
 
 _Held = tuple[NDArray[np.int64] | None, NDArray[np.int32]]
@@ -80,7 +80,7 @@ class Located(NamedTuple):
         made: dict[str, NDArray[Any]] = {}
         lengths, total, checked = np.empty(self.lengths.size, np.int32), 0, (-1, -1)
         for column, (flat, begins) in self.tokens.items():
-            if checked != (id(begins), flat.size):  # columns may share where sequences begin
+            if checked != (id(begins), flat.size):  # columns may share the array `begins`
                 total = _loading_kernels.total_of_runs(begins, self.lengths, flat.size, lengths)
                 checked = id(begins), flat.size
             if total < 0:
@@ -116,7 +116,7 @@ class TokenSource(ABC):
     left_out: tuple[str, ...] = ()
 
     def __init__(self, name: str, *, empty: str = "refuse", files: Sequence[MappedFile] = ()) -> None:
-        """Take the lengths of all sequences, O(n); `files` are proven to be unchanged at every gathering.
+        """Take the lengths of all sequences, O(n); `files` are checked for changes at every `gather`.
 
         Raises:
             LengthError: a sequence has no token, and `empty` is "refuse".
@@ -139,14 +139,14 @@ class TokenSource(ABC):
         self._prove()
 
     def _numbered(self, lengths: NDArray[np.int32]) -> _Held:
-        """Return which of the stored sequences are numbered, where empty ones are skipped, and the lengths."""
+        """Return the indices of the stored sequences that are not empty (None: all), and their lengths."""
         kept = np.flatnonzero(lengths) if self.skipped else None
         lengths = lengths if kept is None else lengths[kept]
         lengths.flags.writeable = False
         return kept, lengths
 
     def _arrays(self) -> _Held:
-        """Return the arrays of n values: in one look, since another thread may free them meanwhile."""
+        """Return the result of `_numbered`, computed again if it was freed; another thread may free it at any time."""
         held = self._held
         if held is None:
             self._held = held = self._numbered(self.stored_lengths())
@@ -228,7 +228,7 @@ class TokenSource(ABC):
         return self._without_mask(found, chosen) if MASK in found.tokens else found
 
     def _chosen(self, numbers: ArrayLike) -> NDArray[np.int64]:
-        """Return the numbers as those of the stored sequences."""
+        """Return these sequence numbers, checked, as indices among all stored sequences; int64 ``[k]``."""
         wanted = np.asarray(numbers)
         if wanted.ndim != 1 or (wanted.dtype.kind not in "iu" and wanted.size):
             raise OptionError(f"numbers of sequences are integers [k], got {wanted.dtype} {list(wanted.shape)}")
@@ -271,7 +271,7 @@ class TokenSource(ABC):
     def located(self, numbers: NDArray[np.int64]) -> Located:
         """Return where the stored sequences with these numbers lie; `numbers` is int64 ``[k]``.
 
-        They are in range, and are counted over all stored sequences, including empty ones that `gather` leaves out.
+        The numbers are in range, and count all stored sequences, including empty ones that `gather` leaves out.
         """
 
 

@@ -39,7 +39,7 @@ __all__ = ["IN_MEMORY", "Parts", "spooled"]
 IN_MEMORY = 1 << 22  # tokens
 FORMAT = 1
 _NARROW = 1 << 16
-_BLOCK = 1 << 22  # tokens that are widened at once
+_BLOCK = 1 << 22  # ids that are widened to 32 bits at once
 _IDS = ("token", "input_ids")
 DESCRIPTION = "spool.json"
 
@@ -59,8 +59,8 @@ def spooled(
     """Return all sequences of `parts` as a source: in memory, or copied to a folder and mapped.
 
     Args:
-        parts: a function that yields all sequences, in order, concatenated; columns are NumPy arrays of numbers, the
-            same in each part. It is called only if there is no copy yet.
+        parts: a function that yields all sequences in order, in parts; columns are NumPy arrays of numbers, the same
+            in each part. It is called only if there is no copy yet.
         identity: a description of what is copied, as JSON values, by which a later process finds the copy; None: the
             tokens stay in memory.
         name: the source's name in messages.
@@ -105,7 +105,7 @@ def _default_root() -> Path:
 
 
 def _taken(parts: Iterator[Sequences]) -> list[Sequences]:
-    """Take parts until they have more than `IN_MEMORY` tokens; with no more, they are all."""
+    """Take parts until they have more than `IN_MEMORY` tokens, or until there are no more."""
     taken, tokens = [], 0
     for part in parts:
         taken.append(part)
@@ -190,7 +190,7 @@ class _Column:
 
 
 def _opened(place: Path, name: str, empty: str, left_out: tuple[str, ...]) -> ArrayTokens:
-    """Map a copy, after comparing its fingerprint."""
+    """Map a copy as a source, after checking that its tokens still have the fingerprint that was written with it."""
     path = place / DESCRIPTION
     try:
         with reading(path):
@@ -208,7 +208,7 @@ def _opened(place: Path, name: str, empty: str, left_out: tuple[str, ...]) -> Ar
 def _described(
     place: Path, columns: list[dict[str, Any]], name: str, left_out: tuple[str, ...] = (), empty: str = "skip"
 ) -> ArrayTokens:
-    """Map the columns of a copy."""
+    """Map the files of a copy in folder `place` as a source; `columns` is from `_write_columns`."""
     arrays: dict[str, dict[str, MappedArray]] = {"offsets": {}, "token": {}, "sequence": {}}
     for column in columns:
         file, dtype = MappedFile(place / column["file"]), np.dtype(column["dtype"])

@@ -18,11 +18,11 @@ __all__ = ["Deal", "Left"]
 
 @dataclass(frozen=True, kw_only=True)
 class Left:
-    """How an earlier deal went on from some record, and how far its ranks had read.
+    """An earlier deal of records to ranks, and how far each of its ranks had read.
 
     Attributes:
         world_size: number of ranks of that deal.
-        count: the rank to which it would give the next record.
+        count: the rank to which that deal gives the next record.
         reached: for each rank, the number of the first record that it had not read; `world_size` integers.
     """
 
@@ -38,7 +38,7 @@ class Deal:
     Attributes:
         world_size, rank: the number of ranks, and the one whose records `take` returns.
         count: the rank to which the next record goes.
-        before: earlier deals whose ranks had read further than this record, the oldest first.
+        before: earlier deals in which some rank had read beyond the next record, the oldest first.
 
     >>> deal = Deal(world_size=2, rank=1)
     >>> mine, deal = deal.take(0, 5)
@@ -52,7 +52,7 @@ class Deal:
     before: tuple[Left, ...] = ()
 
     def take(self, first: int, records: int) -> tuple[NDArray[np.int64], Deal]:
-        """Return this rank's share of the next `records` records, from number `first` on, and the deal after these.
+        """Return which of the next `records` records, from number `first` on, are this rank's, and the deal after them.
 
         Records are returned as offsets from `first`: 0 is record `first`; int64 ``[k]``, ascending.
         """
@@ -69,7 +69,7 @@ class Deal:
         return mine - first, replace(self, count=count, before=tuple(before))
 
     def again(self, reached: tuple[int, ...], world_size: int, rank: int) -> Deal:
-        """Return the deal of the unread records to rank `rank` of `world_size` new ranks.
+        """Return the deal by which rank `rank` of `world_size` new ranks gets unread records of this deal.
 
         ``reached[r]`` is the number of the first record that rank r of this deal had not read. Call this method on the
         deal whose next record is ``min(reached)``: the returned deal begins with the same record, and skips those that

@@ -24,7 +24,7 @@ class Flow:
     """The units (packs or single sequences) of one rank from a place on, in order."""
 
     def __init__(self, place: StreamPlace, reader: Reader, packing: Packing, shuffling: Shuffling) -> None:
-        """Stand at `place`; reading, and tokenising ahead, begin with the first call of `take`."""
+        """Begin at `place`; reading and tokenising start with the first call of `take`, and then run ahead."""
         self._place, self._shuffling = place, shuffling
         self._ready = deque(place.ready)
         self._groups = cast(Generator[Read, None, None], reader.groups(place.cursor))
@@ -54,7 +54,7 @@ class Flow:
         return [self._ready.popleft() for _ in range(min(units, len(self._ready)))]
 
     def _read(self) -> bool:
-        """Read one more group, or at the end take what still waits; return whether there was anything."""
+        """Read one more group, or at the end pack the sequences that still wait; return False if nothing was left."""
         read = next(self._groups, None)
         if read is None:
             waited = self._let_on(NOTHING, 0)
@@ -74,10 +74,11 @@ class Flow:
         return True
 
     def _let_on(self, found: Sequences, wait: int) -> int:
-        """Let sequences join those that wait, and all but `wait` of them go on to the packer; return how many did."""
+        """Add `found` to the sequences that wait, and send all but `wait` of them to the packer; return how many."""
         place, deal = self._place, self._place.cursor.deal
         found, buffer = place.buffer.after(found, wait, self._shuffling.seed, deal.world_size, deal.rank)
-        self._ready.extend(self._packer.push(found.seq_lengths))  # of none at first, which loads compiled loops
+        # The first group is empty, so the first push only loads the compiled loops.
+        self._ready.extend(self._packer.push(found.seq_lengths))
         self._place = replace(
             place,
             buffer=buffer,

@@ -1,4 +1,4 @@
-"""Where a loader over a stream stands: how far the source is read, and every sequence that is in no batch yet.
+"""Where a loader over a stream stands: how far the source is read, and every sequence that is in no finished step.
 
 A place is the beginning of a step, and the number of its micro-steps that were taken already. If a run goes on with
 another number of ranks, a step that was not finished is taken again, since its gradient was never applied.
@@ -60,7 +60,7 @@ class Held:
         return Held(self.sequences.take(kept).gathered(), self.numbers[kept], np.ones(kept.size, dtype=np.bool_))
 
     def and_also(self, more: Sequences, first: int) -> Held:
-        """Return these sequences, and those in `more`, which get the numbers from `first` on; O(tokens)."""
+        """Return an instance that also holds the sequences in `more`, numbered from `first` on; O(tokens)."""
         if not len(more):
             return self
         here = self.compact()

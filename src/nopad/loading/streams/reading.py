@@ -38,7 +38,7 @@ __all__ = ["Cursor", "Read", "Reader"]
 GROUP_BYTES = 128 << 10  # of this rank's records; small, so that the first batch comes soon
 READ_BYTES = 16 << 20  # of all ranks' records, after which a group ends too
 AHEAD = 4  # groups
-AT_FIRST = 3  # groups; the first batch waits for no more
+AT_FIRST = 3  # groups that are read before the first is yielded, so that the first batch comes soon
 _THREADS = 4
 _CHANGED = "changed since the state was saved; begin anew without it"
 
@@ -135,7 +135,7 @@ class Reader:
                 pool.shutdown(wait=False, cancel_futures=True)
 
     def _gathered(self, cursor: Cursor, pool: Executor) -> Iterator[_Started | Exception]:
-        """Yield decoded groups that are being tokenised; at the end an error, if there is one, in its turn."""
+        """Yield decoded groups that are being tokenised; if reading fails, the last item is the error."""
         kinds: dict[bool, str] = {}
         try:
             while not cursor.ended:
@@ -205,7 +205,7 @@ class _Pass:
                 for run in in_columns(block.records(), self._reader.options):
                     yield from self._run(run, first)
                     first += _size(run)
-            if first < self._cursor.record:  # read before, in a block that had more records
+            if first < self._cursor.record:  # the cursor is beyond the end of its block, which had more records
                 raise SourceError(f"{block.path or block.name}: {_CHANGED}")
             self._all_bytes += len(block.data) if isinstance(block.data, bytes) else block.data.nbytes
             if self._all_bytes >= READ_BYTES:
@@ -227,7 +227,7 @@ class _Pass:
             raise SourceError("the source ends before the place of the state: it changed; begin anew without the state")
 
     def _theirs(self, block: Block, first: int) -> bool:
-        """Return whether this block is a whole document of another rank; if so, pass over it without decoding it."""
+        """Return whether this block is a whole document of another rank; if so, skip it without decoding it."""
         if not block.whole or first < self._cursor.record:
             return False
         mine, deal = self._cursor.deal.take(self._cursor.reached, 1)
@@ -252,7 +252,10 @@ class _Pass:
         self._cursor = replace(self._cursor, record=end, deal=deal)
 
     def _run(self, run: Records | BadRecord, first: int) -> Iterator[tuple[Gathered, Cursor]]:
-        """Add this rank's records of a run that begins with number `first`; yield the groups that this fills."""
+        """Add this rank's records of a run; yield the groups that this fills.
+
+        A run is consecutive records that were decoded together, or one bad record; its first has number `first`.
+        """
         end, begin = first + _size(run), max(first, self._cursor.record)
         if end <= begin:
             return
@@ -263,7 +266,7 @@ class _Pass:
     def _fill(
         self, run: Records | BadRecord, mine: NDArray[np.int64], numbers: NDArray[np.int64]
     ) -> Iterator[tuple[Gathered, Cursor]]:
-        """Add the records at places `mine` of a run, which have these numbers; yield the groups that this fills."""
+        """Add the records at places `mine` of a run; `numbers` are theirs in the pass. Yield filled groups."""
         sizes = np.cumsum(_bytes_of(run, mine))
         at = 0
         while at < mine.size:
@@ -291,14 +294,14 @@ class _Pass:
         self._cursor = replace(cursor, record=record, deal=deal)
 
     def _ended_group(self) -> tuple[Gathered, Cursor]:
-        """Return the group, and the cursor after it; begin another one."""
+        """Return the group and the cursor after it, and begin a new group."""
         self._cursor = replace(self._cursor, mark=self._cursor.mark or _mark(self._block))
         group = self._group
         self._begin()
         return group, self._cursor
 
     def _next_pass(self, records: int) -> Cursor:
-        """Return the cursor after the last record."""
+        """Return the cursor after the last of the pass's `records`: the next pass, or the end of the stream."""
         cursor = self._cursor
         if not records:
             raise SourceError("the source has no record; give one that has")
@@ -325,7 +328,7 @@ def _bytes_of(run: Records | BadRecord, mine: NDArray[np.int64]) -> NDArray[np.i
 
 
 def _mark(block: Block) -> str:
-    """Return a digest of a block: 0.6 ms per MB, once for each block in which a group ends."""
+    """Return a digest of a block, in hex. It takes 0.6 ms per MB, for each block in which a group ends."""
     return hashlib.sha256(block.name.encode("utf-8", "surrogateescape") + b"\0" + block.digest()).hexdigest()[:32]
 
 

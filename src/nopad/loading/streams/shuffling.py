@@ -25,8 +25,8 @@ __all__ = ["NOTHING", "SHUFFLE", "Buffer", "Shuffling"]
 
 SHUFFLE = Option(default=None, none=True, high=1 << 24, help="sequences that wait for a random turn")
 NOTHING = Sequences(seq_lengths=np.zeros(0, dtype=np.int32))
-_EPOCHS, _DRAWS = 1 << 22, 1 << 40  # so many epochs differ, with so many draws each
-_SLACK = 2  # how many times the tokens that wait may be in memory
+_EPOCHS, _DRAWS = 1 << 22, 1 << 40  # epochs that have draws of their own, and draws of each epoch
+_SLACK = 2  # most tokens in memory, as a multiple of the tokens that wait
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ class Buffer:
         parts: the sequences in memory, in the parts in which they arrived; some of them have gone on already.
         waiting: the sequences that wait, as indices counted over all parts; int64 ``[n]``. A draw picks an index into
             this array.
-        drawn: number of the next draw. An epoch's draws begin at a number of its own, and each adds 1.
+        drawn: number of the next draw. Each draw adds 1, and each epoch begins with a number of its own.
     """
 
     parts: tuple[Sequences, ...] = ()
@@ -89,7 +89,7 @@ class Buffer:
     def after(self, more: Sequences, size: int, *where: int) -> tuple[Sequences, Buffer]:
         """Add the sequences `more`, and let all but `size` of those that wait go on, drawn at random.
 
-        Returns the sequences that go on, in the order in which they were drawn, and the buffer after that. The result
+        Return the sequences that go on, in the order in which they were drawn, and the buffer after that. The result
         does not depend on how many sequences are added at once. `where` is (seed, number of ranks, rank).
         """
         if not size and not len(self):
@@ -108,7 +108,7 @@ class Buffer:
                 waiting[at], waiting[-1] = waiting[-1], waiting[at]
                 gone.append(waiting.pop())
 
-        shrink()  # after ranks have changed there may be more
+        shrink()  # after a change of ranks, more than `size` may wait
         for number in range(end - len(more), end):
             waiting.append(number)
             shrink()
@@ -116,7 +116,7 @@ class Buffer:
         return _taken(parts, np.array(gone, dtype=np.int64)), kept._compact()
 
     def _compact(self) -> Buffer:
-        """Return the same without the sequences that have gone on, if they take too much memory."""
+        """Return a buffer without the sequences that have gone on, if these take more memory than those that wait."""
         lengths = _lengths(self.parts)
         if int(lengths.sum(dtype=np.int64)) <= _SLACK * int(lengths[self.waiting].sum(dtype=np.int64)):
             return self

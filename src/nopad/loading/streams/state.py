@@ -1,4 +1,4 @@
-"""The state of a rank that loads from a stream, as JSON: a few integers, and the sequences that are in no batch yet.
+"""The state of a rank that loads from a stream, as JSON: a few integers, and the sequences in no finished step.
 
 Tokens are base64 of the smallest integers that hold them: about 2.7 bytes per token if all ids are below 65,536, else
 5.3. A packer holds at most `buffer` sequences; up to `shuffle_buffer` more wait for a random turn.
@@ -54,7 +54,7 @@ _NAMES = {
 
 
 def written(place: StreamPlace, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a place and `facts` as a state."""
+    """Return a place and `facts` as a state, which is plain JSON."""
     deal = place.cursor.deal
     cursor = {one.name: getattr(place.cursor, one.name) for one in fields(Cursor)}
     return {
@@ -135,7 +135,7 @@ def read_state(state: Any, packing: Packing) -> tuple[StreamPlace, dict[str, Any
 
 
 def _check(place: StreamPlace, packing: Packing) -> None:
-    """Refuse a place that cannot be."""
+    """Refuse a place whose numbers contradict one another or `packing`."""
     held, numbers = place.held, [number for pack in place.ready for number in pack]
     deal = place.cursor.deal
     fits = deal.rank < deal.world_size and deal.count < deal.world_size

@@ -39,7 +39,12 @@ Exhausted = Literal["repeat", "stop"]
 
 
 class _Begun(NamedTuple):
-    """A step that begins: how many units this rank has for it, and what it would leave out if there were no more."""
+    """The start of a step.
+
+    Attributes:
+        units: number of units that this rank has for the step.
+        left: the place where the pass ends if this step is not taken; the sequences held there are left out.
+    """
 
     units: int
     left: StreamPlace
@@ -54,7 +59,7 @@ class _Made(NamedTuple):
 
 @dataclass(frozen=True)
 class StreamSupply(Supply):
-    """The batches of one rank of a stream; the places of this supply are `StreamPlace`s.
+    """The batches of one rank of a stream; a place, which says where a loader stands, is a `StreamPlace` here.
 
     Attributes:
         reader: reads and tokenises the source.
@@ -290,7 +295,7 @@ class StreamSupply(Supply):
                 yield _Made(flow.place(), batch)
 
     def _batch(self, flow: Flow, packs: Sequence[Pack], epoch: int) -> PackedBatch:
-        """Build a batch of these units in a step that began in this pass; of none, a stand-in."""
+        """Build a batch of these units, in a step that began in pass `epoch`; without units, a batch of weight 0."""
         if not packs:
             return self.serving.batch(self._nothing(), np.ones(1, dtype=np.int64), epoch).as_stand_in()
         return self.serving.batch(*flow.sequences(packs), epoch)
@@ -314,7 +319,7 @@ _TYPES = {"float": "float32", "double": "float64", "halffloat": "float16", "bool
 
 
 def _in_order(places: Sequence[StreamPlace], rank: int, world_size: int) -> list[StreamPlace]:
-    """Return the places in the order of their ranks; one is enough if it is that of this rank.
+    """Return the places in the order of their ranks; the place of this rank alone is enough.
 
     Raises:
         FormatError: ranks are missing, or there twice.
