@@ -1,4 +1,4 @@
-"""`Search`: the search for a plan at one depth limit. Its "exact program" is the linear program of unrounded lengths."""
+"""`Search`: the search for a plan at one depth limit. Its "exact program" is a linear program of unrounded lengths."""
 
 from __future__ import annotations
 
