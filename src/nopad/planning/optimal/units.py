@@ -67,9 +67,10 @@ class Units:
 
 
 def patterns_of(packing: Packing, before: Units, units: Units) -> Iterator[Pattern]:
-    """Yield the patterns of a packing in the units `before` as patterns in `units`, if all their sizes occur there.
+    """Yield those patterns of a packing in the units `before` whose sizes all occur in `units`.
 
-    The item numbers are converted. Nothing is yielded if a pack has different numbers of units in the two.
+    The item numbers are converted to those of `units`. Nothing is yielded if a pack has different numbers of units in
+    the two.
     """
     number = {size: item for item, size in enumerate(units.items.sizes.tolist())}
     sizes = before.items.sizes.tolist()

@@ -28,7 +28,7 @@ from nopad.planning.several.task import Packing, Task
 
 __all__ = ["MOST_DEALT", "dealing", "follow", "pack_both"]
 
-MOST_DEALT = 2**22  # sequences that are dealt out one by one
+MOST_DEALT = 2**22  # most sequences that are dealt out one by one
 _DEALING, _LISTING = 1000, 800  # operations per sequence, to deal it out and mend its pack; and to list it
 _LOOKS = 2 * 10**7  # limit on the steps of each kernel call, and roughly on those of all swaps
 _PASSES = 3  # most passes of swaps

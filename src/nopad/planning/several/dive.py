@@ -117,7 +117,7 @@ def every_column(task: Task) -> list[Column] | None:
         if len(found) + len(waiting) > _MOST_COLUMNS:
             return None
     fits = zip(task.capacity_of(found).tolist(), found, strict=True)
-    return [(j, pack) for j, pack in fits if j >= 0]  # -1: within the largest limits, which no one capacity has
+    return [(j, pack) for j, pack in fits if j >= 0]  # -1: within the largest limit of each size, but in no capacity
 
 
 def choose(task: Task, columns: list[Column], budget: Budget) -> Packing | None:

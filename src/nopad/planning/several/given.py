@@ -200,7 +200,7 @@ def task_of(
     own = sizes
     if (
         depth is not None and len(sizes) and depth * int(sizes[:, 0].min()) < limits[:, 0].max()
-    ):  # else it limits nothing
+    ):  # otherwise the depth limits no pack
         limits[:, 1] = depth
         own = np.stack([sizes[:, 0], np.ones(len(sizes), dtype=np.int64)], axis=1)
     whole, unit = whole_prices(prices)
