@@ -5,13 +5,14 @@ full, one pack leaves: it begins with one of the longest sequences held, and pre
 several such lengths, it prefers those held most often. So common lengths are used up, rare lengths wait for the packs
 that only they complete, and the buffer stays varied. `finish` packs all sequences still held; no sequence is lost.
 
-A sequence of the full capacity leaves immediately, as a pack by itself. When `patience` sequences have arrived after
-one that still waits, that one begins the next pack. The packs depend on the lengths and their order alone, not on how
-they are divided among calls of `push`, and a packer restored by `load_state_dict` gives identical packs.
+A sequence of the full capacity leaves immediately, as a pack by itself. When `patience` sequences have arrived after a
+sequence that still waits, the waiting sequence begins the next pack. The packs depend on the lengths and their order
+alone, not on how they are divided among calls of `push`, and a packer restored by `load_state_dict` gives identical
+packs.
 
 The cost is O(1 + capacity / 64) time per sequence; memory is about 12 bytes per token of capacity and 40 bytes per
-sequence of the buffer. If few lengths fit together (SQuAD), a plan of the whole corpus has fewer packs;
-`docs/streaming.md` compares both.
+sequence of the buffer. If few combinations of lengths fill a pack (as in SQuAD), a plan of the whole corpus has fewer
+packs; `docs/streaming.md` compares both.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ __all__ = ["StreamPacker", "stream_pack"]
 MAX_CAPACITY = 2**24
 MAX_BUFFER = 2**24
 _FORMAT, _VERSION = "nopad.stream", 1
-_PATIENCE = 64  # buffers
+_PATIENCE = 64  # default of `patience`, times `buffer`
 _CHUNK = 256  # items that `stream_pack` reads at once
 
 Item = TypeVar("Item")
@@ -51,7 +52,7 @@ class StreamPacker:
         depth: most sequences a pack may hold; None: unlimited.
         buffer: most sequences held back, up to 2^24; a larger buffer gives fuller packs, up to a point.
         patience: a sequence leaves at the latest when this many have arrived after it; None: 64 times `buffer`.
-        buffer_tokens: a second limit on the buffer: it always holds fewer tokens than this; None: no limit on tokens.
+        buffer_tokens: a second limit: the sequences held back have fewer tokens than this in total; None: no limit.
 
     Raises:
         OptionError: an option has an invalid value.
@@ -141,9 +142,9 @@ class StreamPacker:
     def state_dict(self) -> dict[str, Any]:
         """Return the packer's state, which can be stored as JSON.
 
-        ``arrived`` is the number of sequences pushed so far: resume the source there. ``numbers`` and ``lengths`` list
-        the numbers and lengths of the sequences held back, in order of arrival: store the contents of these sequences
-        too, or read them again.
+        ``arrived`` is the number of sequences pushed so far: after a restart, read the source from there on.
+        ``numbers`` and ``lengths`` list the numbers and lengths of the sequences held back, in order of arrival: store
+        the contents of these sequences too, or read them again.
         """
         numbers, lengths = [], []
         state, slots = self._held[:2]

@@ -17,9 +17,9 @@ __all__ = ["charts_of", "efficiency_chart", "packs_chart", "slots_chart", "sourc
 LIMIT = "proven limit"
 DASHES = ([1, 0], [7, 4], [2, 3])
 WIDTHS = (5, 3, 2)
-EMPTY = "#f0b48a"  # padding, where tokens are what counts
+EMPTY = "#f0b48a"  # colour of padding in `slots_chart`
 PACK_HEIGHT = 15
-CROWDED = 150  # sequences in a pack
+CROWDED = 150  # if a pack has more sequences than this, bars have no outlines
 
 
 def efficiency_chart(subject: Subject) -> Any:
@@ -58,7 +58,7 @@ def efficiency_chart(subject: Subject) -> Any:
         color=alt.Color("algorithm:N", scale=_scale(alt, names, COLOURS, "#888888"), **shown),
         tooltip=tooltip,
     )
-    # Each line is thinner than those below it, and dashed otherwise: where several are equal, all are seen
+    # Each line is thinner than those below it and has other dashes, so that all are visible where they are equal
     lines = base.transform_filter(f"datum.algorithm != '{LIMIT}'").mark_line(aria=False)
     lines = lines.encode(
         strokeDash=alt.StrokeDash("algorithm:N", scale=_scale(alt, names, DASHES, [1, 0]), **shown),
@@ -111,7 +111,7 @@ def packs_chart(subject: Subject) -> Any:
 
 
 def source_chart(subject: Subject) -> Any:
-    """Return a chart of what became of the tokens of each named source."""
+    """Return a chart of the tokens of each named source: packed, held out, and cut off or dropped."""
     alt = load_altair()
     fates = {
         "packed": "tokens",

@@ -24,7 +24,7 @@ _DEFAULTS: dict[str, Any] = {
 
 
 def pack_command(manifest: Manifest, out: str) -> str:
-    """Return the command as one line for a shell, with every option that differs from its default; `out` is its folder.
+    """Return the command as one line for a shell, with every option that differs from its default and the folder `out`.
 
     INPUT stands for the source, and TOKENIZER for the tokenizer. Datasets store no paths, so that the same input gives
     the same bytes on any machine; the report shows the SHA-256 of the source and of the tokenizer instead.

@@ -48,7 +48,7 @@ class Composition:
     """
 
     def __init__(self, plan: Plan) -> None:
-        """Take the strategies of a plan."""
+        """Count the sequences in the packs of a plan."""
         self._sizes = np.diff(plan.indptr)
         shared = self._sizes > 1
         self._packs = plan.counts.astype(np.float64)
@@ -91,7 +91,7 @@ class Composition:
 
     @cached_property
     def steps(self) -> list[Step]:
-        """The `Step` for each of the differences 0, 1, 2, 4, 8, ...; an empty list if all lengths are equal."""
+        """The `Step` of each difference 0, 1, 2, 4, 8, ..., and the largest; an empty list if all lengths are equal."""
         lengths, _ = self._pool
         if lengths.size < 2:
             return []
@@ -109,7 +109,7 @@ class Composition:
         return lengths.astype(np.float64), counts.astype(np.float64)
 
     def _together(self, differences: list[int]) -> list[float]:
-        """Return the share of pairs of one pack that differ by at most this much."""
+        """Return, for each difference, the share of pairs of one pack that differ by at most this many tokens."""
         span = 2 * int(self._lengths.max()) + 2  # so that no difference reaches into the next strategy
         keys = self._strategy * span + self._lengths
         order = np.argsort(keys, kind="stable")
@@ -119,7 +119,7 @@ class Composition:
         return [float((np.searchsorted(keys, keys + d, side="right") - after) @ weights) for d in differences]
 
     def _at_random(self, differences: list[int]) -> list[float]:
-        """Return the share of pairs of all sequences that differ by at most this much."""
+        """Return, for each difference, the share of pairs drawn at random that differ by at most this many tokens."""
         lengths, counts = self._pool
         upto = np.cumsum(counts)
         shares = []

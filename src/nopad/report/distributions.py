@@ -21,7 +21,7 @@ __all__ = ["alike_chart", "depth_chart", "fill_chart", "length_chart"]
 
 HEIGHT = 220
 FILLS = (0, 50, 75, 90, 95, 100)  # percent of the capacity; the last range is of packs that are full
-WIDEST = 46  # of a bar, in pixels
+WIDEST = 46  # width of a bar in pixels, if there are few bars
 
 
 def length_chart(subject: Subject) -> Any | None:
@@ -99,7 +99,7 @@ def depth_chart(subject: Subject) -> Any | None:
 
 
 def fill_chart(subject: Subject) -> Any | None:
-    """Return a chart of how full packs are, one bar for each range of fills that occurs; None if only one does."""
+    """Return a chart of how full packs are, a bar for each range that occurs; None if all packs are in one range."""
     alt = load_altair()
     sums, counts = subject.fills()
     percents = sums * 100 // subject.plan.capacity
@@ -157,7 +157,7 @@ def alike_chart(subject: Subject) -> Any | None:
         for kind, share in zip(kinds, (step.together, step.at_random), strict=True)
     ]
     names = [f"{step.difference:,}" for step in found.steps]
-    # Dashes over a wider line: where the two are equal, both are still seen
+    # The dashed line lies over a wider one, so that both are visible where they are equal
     return (
         alt.Chart(alt.Data(values=rows))
         .mark_line(aria=False)
@@ -207,7 +207,7 @@ def _slanted(alt: Any, names: list[str]) -> Any:
 
 
 def _narrow(bars: int) -> dict[str, Any]:
-    """Return the option that keeps one or two bars from filling the whole chart."""
+    """Return the option that keeps a few bars (under 8) from filling the whole chart."""
     return {"size": WIDEST} if bars < 8 else {}
 
 

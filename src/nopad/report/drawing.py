@@ -27,7 +27,7 @@ __all__ = [
 
 CHART_KINDS = (".html", ".svg", ".png", ".json")
 BLUE, ORANGE, SKY = "#0072b2", "#d55e00", "#56b4e9"
-INK, SOFT, GRID = "#1d2125", "#565e66", "#e8eaec"  # of pictures, which are on white
+INK, SOFT, GRID = "#1d2125", "#565e66", "#e8eaec"  # colours of text and grid in pictures, which have a white background
 COLOURS = (BLUE, "#e69f00", "#009e73", "#cc79a7", SKY, ORANGE, "#f0e442")  # Okabe and Ito, without black
 
 

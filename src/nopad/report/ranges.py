@@ -7,7 +7,7 @@ from itertools import count, takewhile
 __all__ = ["in_ranges"]
 
 MOST = 24
-SEVERAL = 12  # so many different numbers get a bar each, however far apart
+SEVERAL = 12  # up to this many different numbers, each has its own bar, however far apart they are
 
 
 def in_ranges(counts: dict[int, int]) -> list[tuple[int, int]]:

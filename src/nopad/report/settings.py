@@ -23,7 +23,7 @@ LOW, HIGH = 1e-9, 1e15  # so that quotients and products stay finite
 class Settings:
     """Title of a report, and the rates from which it computes what an epoch takes.
 
-    What cannot be computed, because its rate is None, is not shown.
+    A number that needs a rate which is None is not shown.
 
     Attributes:
         title: heading of the page; None: the names of its subjects.

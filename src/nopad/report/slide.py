@@ -1,4 +1,4 @@
-"""Save a picture of a subject, 1920 x 1080 pixels: the answer, slots with and without packing, packs, and lengths."""
+"""Save a picture of a subject, 1920 x 1080 pixels: title, `Subject.answer`, and charts of slots, packs and lengths."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _drawn(subject: Subject, settings: Settings, *, wider: int) -> tuple[str, fl
 
 
 def _board(subject: Subject, settings: Settings, wider: int) -> Any:
-    """Return the four charts of the picture, each `wider` than its least width."""
+    """Return the charts of the picture, at most four, each `wider` points wider than its least width."""
     alt = load_altair()
     few = dataclasses.replace(subject, packs=subject.packs[:: max(len(subject.packs) // SHOWN_PACKS, 1)][:SHOWN_PACKS])
     lower = [
@@ -70,7 +70,7 @@ def _board(subject: Subject, settings: Settings, wider: int) -> Any:
         (depth_chart(subject), RIGHT, LOWER, "Sequences per pack", 37),
     ]
     upper = UPPER if any(chart is not None for chart, *_ in lower) else UPPER + 2 * LOWER
-    # Titles stand in line: the offset is larger where there is no legend below, or an axis
+    # Offsets that align the titles of a row: larger for a chart with only an axis below its title, or with nothing
     rows = [
         [
             (slots_chart(subject, settings), LEFT, upper, "Slots of an epoch", 8),

@@ -1,8 +1,8 @@
 """`Subject`: a histogram, a plan, or a packed dataset, in the form that a report shows.
 
 For a histogram, the default plan is shown. The packs shown are an evenly spaced sample: for a dataset, real packs with
-record numbers; otherwise, strategies of the plan. O(lengths) time; of a dataset with labels, up to 2^26 slots are read
-too.
+record numbers; otherwise, strategies of the plan. Most of the time goes into `compare`, which plans the histogram with
+several algorithms and depths. If a dataset has labels, up to 2^26 of its slots are read too.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Count the tokens of a dataset on which a loss is computed, if labels or a mask are stored with the tokens.
 
-Up to 2^26 slots are read; of a larger dataset, evenly spaced row groups with that many slots in total.
+Up to 2^26 slots are read; of a larger dataset, only evenly spaced row groups with about that many slots in total.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Supervised:
     """The number of tokens that have a label.
 
     Attributes:
-        column: name of the column that was counted: one of labels, or a mask.
+        column: name of the column that was counted: "labels", or one of `MASKS`.
         learned: number of tokens with a label (for labels, other than -100; for a mask, other than 0).
         tokens: number of tokens that were counted.
         packs: number of packs that were counted, spaced evenly over the dataset; None: all packs.
@@ -51,7 +51,7 @@ class Supervised:
 
 
 def supervised(path: Path, manifest: Manifest) -> Supervised | None:
-    """Count the tokens with a label in the dataset at `path`; return None if it stores no label or mask per token.
+    """Count the tokens with a label in the dataset at `path`; return None if it stores no label or mask for each token.
 
     A column of labels has integers; a mask has booleans or integers. If there are both, the labels are counted.
 

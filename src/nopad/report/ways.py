@@ -12,7 +12,7 @@ from nopad.wording import counted
 
 __all__ = ["Way", "formulas", "money", "savings", "ways_of"]
 
-_LEAST = 0.0001  # of money, as of hours and energy
+_LEAST = 0.0001  # a smaller amount of money is shown as "under" this amount, as `quantity` does for hours and energy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +130,7 @@ def money(amount: float, currency: str) -> str:
 
 
 def _apart(a: float | None, b: float | None) -> str:
-    """Return the difference of two quantities that are given; all ways are computed with the same settings."""
+    """Return the difference of two amounts as text; neither is None, since all ways have the same settings."""
     assert a is not None
     assert b is not None
     return quantity(abs(a - b))

@@ -4,12 +4,13 @@ Packing a histogram is the cutting-stock problem. Heuristics are tried first (mi
 with a depth limit `spread`, which opens all packs at the start. A plan with no more packs than a cheap lower bound is
 optimal. Otherwise column generation (`search`) solves a linear program over all patterns (multisets of lengths that fit
 into a pack). Its dual values prove a better bound, and its fractional solution is rounded to whole packs (`rounding`).
-Its items are the distinct lengths if the budget allows this; otherwise, lengths are rounded to a few hundred sizes
-(`units`). `gathering` then collects the free space of all packs in a few packs, until these can be emptied. The last
-packs above the bound are removed by an integer program (`closing`).
+The items of the program are the distinct lengths if the budget allows this; otherwise, lengths are rounded to a few
+hundred sizes (`units`). `gathering` then collects the free space of all packs in a few packs, until these can be
+emptied. The last packs above the bound are removed by an integer program (`closing`).
 
 The budget is counted in operations, so the plan is the same on every machine, unless a limit in seconds is set. `auto`
-stops at the first plan within one pack of the bound; `optimal` goes on until the bound is met or the budget is spent.
+ends its main search at the first plan within one pack of the bound; `optimal` goes on until the bound is met or the
+budget is spent.
 
 Source: Gilmore and Gomory 1961; Farley 1990; Wascher and Gau, "Heuristics for the integer one-dimensional cutting stock
 problem", 1996.
@@ -24,8 +25,8 @@ from nopad.planning.optimal.depth import Search, shallower
 
 __all__ = ["auto", "nearly", "optimal"]
 
-_SHORT = 3  # effort of a first search, and of those at smaller depths after it, where the budget is over twice as large
-_OTHER_DEPTHS = 5 * 10**8  # operations for other depths at most, where no depth was given and the plan is good enough
+_SHORT = 3  # effort of the first search, and of smaller depths after it; only if the budget is more than twice as large
+_OTHER_DEPTHS = 5 * 10**8  # most operations for smaller depths if no depth was given (see `_planned` and `_run`)
 
 
 def optimal(
@@ -39,7 +40,8 @@ def optimal(
 ) -> Planned:
     """Return the best plan found, with a certificate if a linear program proved more than the cheap lower bounds.
 
-    The result's facts give the number of linear programs that the budget has counted, including those of other steps.
+    The result's facts give the number of linear programs that the budget has counted, including those of other steps
+    of planning that share this budget.
 
     Args:
         histogram: the sequences, by length.
@@ -65,9 +67,10 @@ def auto(
     seconds: int | None = None,
     budget: Budget | None = None,
 ) -> Planned:
-    """Return the first plan found within one pack of its lower bound, or the best one when the budget is spent.
+    """Return a plan as `optimal` does, but end the main search at the first plan within one pack of its lower bound.
 
-    `effort`, `seconds` and `budget` are those of `optimal`.
+    With what is left of the budget, smaller depths and an integer program may still remove that pack. `effort`,
+    `seconds` and `budget` are those of `optimal`.
 
     >>> made = auto(Histogram.from_lengths([5, 5, 4, 4, 3, 3, 3, 3, 2]), 10, None)
     >>> sum(count for count, _ in made.strategies), made.facts
@@ -77,11 +80,11 @@ def auto(
 
 
 def nearly(histogram: Histogram, capacity: int, depth: int | None, *, budget: Budget, share: float) -> Strategies:
-    """Return the first plan found that is near its lower bound, or the best one when the budget is spent.
+    """Return the first plan found that is near its lower bound, or the best plan found if none is near.
 
     A plan is near if it is at most one pack, or at most this `share` (0 to 1) of the cheap lower bound, above the
-    bound. Unlike in `optimal`, smaller depths are not tried, so a larger depth may need a few more packs, and no
-    separate linear program is solved to prove a bound.
+    bound. Unlike in `optimal`, smaller depths are not tried, so a larger depth may need a few more packs. If the
+    linear program over the exact lengths is too slow, rounded lengths are tried first (`Search.guided`).
     """
     search = Search(histogram, capacity, depth, budget, within=1, less=False)
     search.within = max(1, int(share * search.bound))
@@ -96,7 +99,7 @@ def nearly(histogram: Histogram, capacity: int, depth: int | None, *, budget: Bu
 def _planned(
     histogram: Histogram, capacity: int, depth: int | None, budget: Budget, effort: float, *, within: int
 ) -> Planned:
-    """Return the best plan of a search at the depth given and, where it is above its bound, at smaller depths."""
+    """Return the best plan found at the given depth and, if that plan is above its bound, at smaller depths."""
     search = Search(histogram, capacity, depth, budget, within)
     _run(search)
     if search.best.packs > search.bound:
@@ -113,7 +116,10 @@ def _planned(
 
 
 def _run(search: Search, *, less: bool = True) -> None:
-    """Run a search; with a large budget first on a part of it (`_SHORT`), for `less` at smaller depths, then whole."""
+    """Run a search; if the budget is large, first with a part of it (`_SHORT`), then with all that is left.
+
+    Between the two, smaller depths are searched if `less` and the plan is not good yet.
+    """
     budget, short = search.budget, _SHORT * 10**9
     if budget.left <= 2 * short:
         search.run()
@@ -128,9 +134,10 @@ def _run(search: Search, *, less: bool = True) -> None:
 
 
 def _at_less(search: Search, effort: float) -> None:
-    """Search at smaller depths as if these had been asked for; a plan of a smaller depth keeps the depth too.
+    """Search at smaller depths, each as if it had been asked for; such a plan also satisfies the depth of `search`.
 
-    So a larger depth needs no more packs than one of 2, 3, 4, 8, 16, ..., as far as the budget allows these searches.
+    So a plan needs no more packs than the plan of a smaller depth of 2, 3, 4, 8, 16, ..., as far as the budget allows
+    these searches.
     """
     for depth in shallower(search.histogram, search.capacity, search.depth, search.best.packs):
         packs = search.best.packs

@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from nopad import _bit_kernels as bits
 
-_ENTRIES = 8  # members of one list that are looked at
-_STEPS = 64  # free tokens that an exchange may leave in the other pack: 0 up to this (exclusive)
+_ENTRIES = 8  # most members of one list that are looked at
+_STEPS = 64  # an exchange leaves fewer free tokens than this in the other pack
 _MOVE = 100  # steps counted for one move or exchange
-_IDLE = 2  # the search ends when more sweeps than this in a row are idle:
-_SLOW = 0.98  # idle: no pack was emptied, and more than this share of the packs with free space is left
+_IDLE = 2  # the search ends after more than this many idle sweeps in a row
+_SLOW = 0.98  # a sweep is idle if it emptied no pack, and left more than this share of the packs with free space
 
 
 class Lists(NamedTuple):
@@ -214,9 +214,9 @@ def _shake(s: State, seed: int) -> int:
 
 @njit(cache=True, nogil=True)
 def _sweep(s: State, packs: int, goal: int, depth: int, most: int) -> int:
-    """Try to empty one pack after another, most free space first; return how many packs are left that hold something.
+    """Try to empty one pack after another, most free space first; return the number of packs that are not empty.
 
-    Before, `packs` packs hold something. Ends early when `goal` of them are left, or after `most` steps.
+    `packs` is this number at the start. The sweep ends early when it has come down to `goal`, or after `most` steps.
     """
     order = np.argsort(-s.free.astype(np.int64), kind="mergesort")
     for p in order:

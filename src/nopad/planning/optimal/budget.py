@@ -8,9 +8,9 @@ from contextlib import contextmanager
 
 __all__ = ["NEAR", "Budget"]
 
-NEAR = 64  # packs above the bound, up to which packs are packed again
+NEAR = 64  # a plan at most this many packs above the bound is near it: some of its packs are packed again (`closing`)
 
-_PER_SECOND = 10**9  # operations; one is about a nanosecond of an ordinary core, by which the steps were measured
+_PER_SECOND = 10**9  # operations per second of effort: one takes an ordinary core about a nanosecond
 
 
 class Budget:

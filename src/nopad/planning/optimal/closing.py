@@ -31,18 +31,18 @@ from nopad.planning.optimal.solver import columns_of, new_model, run
 
 __all__ = ["close", "pack_again", "patterns_above", "residuals"]
 
-_MOST_PATTERNS = 20_000  # the most that are listed
-_MOST_ITEMS = 2**22  # the most in all listed patterns together
+_MOST_PATTERNS = 20_000  # most patterns that are listed
+_MOST_ITEMS = 2**22  # most items in all listed patterns together
 _SEARCHED = 2 * 10**7  # most steps of listing patterns
-_SEARCH_STEP = 13  # operations for each of them
+_SEARCH_STEP = 13  # operations of such a step
 _NODES = 2_000  # most nodes of the branch-and-bound tree: a limit that does not depend on the machine
 _BEGIN_ITERATIONS = 10_000  # the integer program is not begun where the budget allows fewer simplex iterations
 _NODE_ITERATIONS = 100  # simplex iterations that a node is expected to take
 _ENTRY_STEPS = 50  # operations of a simplex iteration, for each pattern and for each item
 _OPEN = 30  # most packs with free space that are packed again together
-_FULL = (10, 20, 40, 80, 20, 40, 80)  # full packs that are packed again with them, in one attempt after the other
+_FULL = (10, 20, 40, 80, 20, 40, 80)  # full packs that are packed again with these: one number for each attempt
 _ROW_STEPS = 100  # operations per entry of a `Listed`, to divide it in two and to join the parts again
-_WHOLE = 400  # a plan of at most so many packs is at last packed again as a whole
+_WHOLE = 400  # a plan of at most this many packs is packed again as a whole, in the last attempt
 
 
 def close(items: Items, target: int, budget: Budget) -> Packing | None:
@@ -104,7 +104,8 @@ def patterns_above(items: Items, values: NDArray[np.int64], least: int, budget: 
 def _integer_program(patterns: list[Pattern], items: Items, target: int, budget: Budget) -> Packing | None:
     """Return a packing of all items by these patterns, in at most `target` packs; None if HiGHS finds none.
 
-    None also if the budget allows fewer than `_BEGIN_ITERATIONS` simplex iterations. Those taken are charged.
+    The result is also None if the budget allows fewer than `_BEGIN_ITERATIONS` simplex iterations. The iterations taken
+    are charged to the budget.
     """
     step = _ENTRY_STEPS * (len(patterns) + items.sizes.size)  # operations of a simplex iteration
     if budget.most < step * _BEGIN_ITERATIONS:

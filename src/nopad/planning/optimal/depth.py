@@ -1,4 +1,4 @@
-"""`Search`: the search for a plan at one depth limit, as described in `nopad.planning.optimal`."""
+"""`Search`: the search for a plan at one depth limit. Its "exact program" is a linear program of unrounded lengths."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ if TYPE_CHECKING:
 
 __all__ = ["Search", "shallower"]
 
-_MOST_TABLE = 2**27  # entries, 8 bytes each, of the table of pricing; no exact program where it would be larger
+_MOST_TABLE = 2**27  # most entries of the pricing table, 8 bytes each; beyond that, the exact program is not tried
 _MOST_SEEDS = 4_000  # strategies of the best plan that are added to the exact program
-_LAST = 4 * 10**8  # operations for the pack that `auto` may leave above the bound
+_LAST = 4 * 10**8  # operations to remove the last pack above the bound (`last_pack`)
 _BEGINNING = 0.4  # share of the budget for a first attempt at the exact program
-_MOST_BEGINNING = 0.9  # that share where even a bad case (`_LENGTH_STEPS`) takes less than half of the budget
+_MOST_BEGINNING = 0.9  # the same share if even a bad case (`_LENGTH_STEPS`) takes less than half of the budget
 _LENGTH_STEPS = 1_700  # times (distinct lengths)^2: operations of the simplex iterations in a bad case
 _UNLIKE = 1e-2  # a plan above the bound by more than this share is not improved by gathering free space
 _PARTS = (10, 25, 5, 60, 15, 40, 8, 100)  # `parts` of `dive_through`, one value for each dive from the exact program
-_FINER = 16  # a program in twice as many units is begun if so many times the operations of the last one are left
+_FINER = 16  # a program in twice as many units is begun if this many times the operations of the last one are left
 _GATHERING = 0.5  # share of the budget to gather free space before the exact program
-_SMALL = 400  # packs of a plan that is packed again as a whole (`residuals`), which often finds the last pack
+_SMALL = 400  # a plan of at most this many packs is packed again as a whole (`residuals`), which often helps
 _CLOSING = 0.25  # share of the budget to pack some packs again before the other steps
 _CONTINUING = 0.8  # share of the budget for the exact program after the one in units; the rest is to gather free space
 _RELAXING = 0.7  # share of the budget for solving the linear program; the rest is for rounding it
-_MOST_LEFT = 500  # sequences left at a stage of a dive, up to which the integer program is tried on them
+_MOST_LEFT = 500  # the integer program is tried on what a stage of a dive leaves if that is at most this many sequences
 _MOST_CAPACITY = 2**24  # no linear programs above this: `units.fill` takes 40 bytes per token of capacity
 _STREAMING = 0.1  # share of the budget that may be put aside for `streamed`
-_MOST_STREAMED = 2**20  # sequences up to which `streamed` is tried for the last pack
-_MOST_FIRST = 2**18  # sequences up to which it is tried before all linear programs, where a depth is given
+_MOST_STREAMED = 2**20  # sequences up to which `streamed` is tried for the last pack above the bound
+_MOST_FIRST = 2**18  # sequences up to which `streamed` is tried before all linear programs, if a depth is given
 _ENTRY_STEPS = 1_200  # operations for each entry of the plan: its strategies are listed and checked in the end
 _QUICK_STEPS = 8_000  # operations for each distinct length, of the heuristics at one depth
 
@@ -76,9 +76,9 @@ class Search:
         notes: sentences for the user.
         master: the linear program over the exact lengths; None before it is first tried.
         solved: whether the exact program was solved to optimality.
-        dived: number of dives from the exact program so far.
-        dives: number of dives that may still follow in this round of all steps.
-        gathered: the plan that the last search for fewer packs (`nopad.planning.optimal.gathering`) returned.
+        dived: number of dives (see `nopad.planning.optimal.rounding`) from the solved exact program so far.
+        dives: number of further dives that the current call of `_steps` allows.
+        gathered: the best plan right after the last `_gather`, which need not be gathered again.
         streamed: whether the packs of `streamed` were offered already.
     """
 
@@ -203,9 +203,9 @@ class Search:
     def _steps(self) -> None:
         """Take the steps of the search in their order, until a plan is good or the budget is spent.
 
-        The exact program is tried before that in units only where the plan is near the bound, or where the budget is
-        enough for twice the estimated work of a hard input. Until a dive from the exact program was finished, one is
-        allowed; a later call allows one for each of `_PARTS` that is left.
+        The exact program is tried before the program in units only if the plan is near the bound, or if the budget is
+        enough for twice the estimated work of a hard input. One dive from the exact program is allowed, or, if an
+        earlier call made some, one for each value of `_PARTS` that is left.
         """
         self.dives = 1 if not self.dived else len(_PARTS) - self.dived
         close, gather, first = self._close_in_part, self._gather, self._gather_in_part
@@ -219,9 +219,9 @@ class Search:
             step()
 
     def _round(self) -> None:
-        """Run `_steps` and `_streamed`, and go on from the packs of a stream if they are fewer.
+        """Run `_steps`, then `_streamed`; if the latter finds fewer packs, try to improve its plan.
 
-        The operations of the stream are put aside before, if they are few.
+        The operations of `_streamed` are put aside beforehand if they are few (`_stream_steps`).
         """
         if self.best.packs <= self.bound or self._hopeless():
             return
@@ -236,16 +236,16 @@ class Search:
                     step()
 
     def _stream_steps(self) -> int:
-        """Return the operations of packing the sequences as a stream; 0 if they are too many for this budget."""
+        """Return the number of operations of `streamed`; 0 if they are too many for this budget."""
         from nopad.planning.optimal.streamed import streaming
 
         steps = streaming(self.histogram, self.capacity)
         return steps if steps <= self.budget.left * _STREAMING else 0
 
     def _streamed(self, steps: int) -> None:
-        """Offer the packs of a stream of the sequences, unless that was done before; `steps` are its operations.
+        """Offer the packs of `streamed`, unless that was done before; `steps` is its number of operations (0: skip it).
 
-        For the last pack above the bound, only where there are not too many sequences to pack all of them.
+        It is skipped too if the plan is good, unless the plan is one pack above the bound and sequences are not many.
         """
         above = self.best.packs - self.bound
         few = above == 1 and self.histogram.sequences <= _MOST_STREAMED
@@ -346,7 +346,7 @@ class Search:
                 self.offer(Listed.of(_named(taken, lengths) + _named(packing, lengths[present])))
 
     def _gather_in_part(self) -> None:
-        """Do as `_gather` does, but leave some budget for the exact program if that may get far with it."""
+        """Run `_gather`, but leave half of the budget for the exact program if the program may get far with it."""
         bad = _LENGTH_STEPS * self.histogram.lengths.size**2
         with self.budget.part(_GATHERING if bad < 3 * self.budget.left else 1):
             self._gather()
@@ -365,9 +365,9 @@ class Search:
             self.gathered = self.best
 
     def _in_units(self) -> None:
-        """Plan with lengths rounded to few sizes (see `units`), and to more of them where that takes little.
+        """Plan with lengths rounded to few sizes (see `units`), then to more sizes as long as this takes little budget.
 
-        If the plan is not good then, also try to prove a bound from the first linear program that was solved.
+        If the plan is not good then, also try to prove a bound from the last program that `plan_in_units` returned.
         """
         if self.solved:
             return
@@ -389,7 +389,7 @@ class Search:
                 self._prove(certificate)
 
     def _close_in_part(self) -> None:
-        """Do as `_close` does, but leave most of the budget to the steps after it, unless the plan is small."""
+        """Run `_close`, but leave most of the budget to the steps after it, unless the plan is small."""
         with self.budget.part(1 if self.best.packs <= _SMALL else _CLOSING):
             self._close()
 

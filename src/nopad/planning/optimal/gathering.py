@@ -1,9 +1,9 @@
 """A local search on finished packs, which gathers the free space of many packs in a few, until these can be emptied.
 
-A pack with much free space exchanges a sequence for a shorter one from another pack, which makes the other pack full;
-or it gives a sequence to a pack that has room. When no such step is possible, free space is moved between packs at
-random, and the search begins again. The depth limit stays satisfied: exchanges are one for one, and a pack at the limit
-gets no further sequence.
+A pack with much free space exchanges a sequence for a shorter one from another pack, so that the other pack is full or
+nearly full; or it gives a sequence to a pack that has room. When no such step is possible, free space is moved between
+packs at random, and the search begins again. The depth limit stays satisfied: exchanges are one for one, and a pack at
+the limit gets no further sequence.
 
 A plan made with rounded lengths (`nopad.planning.optimal.units`) leaves a few tokens free in every pack. From such
 plans the search removes nearly all packs above the bound, at any capacity, in about ten microseconds per pack. It
@@ -24,11 +24,11 @@ __all__ = ["gather"]
 _MOST = 2**21  # sequences that are searched at a time, about 40 bytes each
 _SHARE, _LAST_SHARE = 0.3, 0.6  # shares of the budget left, for one level with c > 1 (see `gather`), and with c = 1
 _PROGRESS = 0.3  # a level that removes less than this share of its packs above its goal is the last one
-_LEVEL = 8  # c of one level, divided by that of the next
-_HELPERS, _LEAST_HELPERS = 8, 2_000  # full packs that are searched too: for each pack with free space; at least
-_MOST_HELPERS = 2**18  # sequences in these full packs, at most
-_ALIKE = 4  # full packs of one kind, at most
-_SWEEPS, _SWEEP_SHARE = 12, 10**8  # most sweeps over all packs; one more for so many operations left, up to six times
+_LEVEL = 8  # c of one level, divided by c of the next
+_HELPERS, _LEAST_HELPERS = 8, 2_000  # full packs that are searched too: for each pack with free space; and at least
+_MOST_HELPERS = 2**18  # most sequences in these full packs
+_ALIKE = 4  # most copies of the same full pack
+_SWEEPS, _SWEEP_SHARE = 12, 10**8  # most sweeps: 12, and one more for each 10^8 operations left, but 72 at most
 _STEPS = 1_000  # most steps per sequence
 _STEP = 25  # operations per step
 _LISTING = 300  # operations per sequence, to set up the search and to read its result
@@ -84,7 +84,7 @@ def _chosen(packs: Listed, capacity: int, level: int) -> NDArray[np.int64]:
 
 
 def _shuffled(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Shuffle `numbers` in place, in every run alike, and return them."""
+    """Shuffle `numbers` in place with a fixed seed, and return them."""
     from nopad import _kernels
 
     _kernels.shuffle(numbers, np.uint64(random.key(0, random.STREAM_WITHIN_LENGTH)))

@@ -37,10 +37,10 @@ OPTIONS = {
 
 _DUAL, _PRIMAL = 1, 4  # values of HiGHS' option simplex_strategy
 _ITERATION_STEPS = 12_000  # operations of a simplex iteration
-_FEW, _MANY, _MORE = 12, 48, 26  # for each row besides: where the basis is sparse; where it is not; and above `_ROWS`
+_FEW, _MANY, _MORE = 12, 48, 26  # further operations per row: sparse basis; dense basis, the first `_ROWS` rows; others
 _ROWS = 1_000
-_PAIRS, _TRIPLETS = 2.2, 3.1  # mean items of a full pack up to which a new basis is sparse, and from which on it is not
-_FILLED = 5  # iterations per row until no basis is sparse
+_PAIRS, _TRIPLETS = 2.2, 3.1  # mean items per full pack: a new basis is sparse up to the first, dense from the second
+_FILLED = 5  # iterations per row after which any basis is dense
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class Master:
         return len(new)
 
     def improve(self, values: NDArray[np.int64], most: int, budget: Budget, *, strict: bool = True) -> tuple[int, int]:
-        """Add up to `most` patterns whose value is above that of one pack; return ``(highest value, number added)``.
+        """Add up to `most` patterns worth more than the cost of a pack; return ``(highest value, number added)``.
 
         `values` are the dual values of the items as integers (`as_values`); int64 ``[k]``. No pattern has more than the
         highest value returned, so this value proves a bound.
@@ -148,7 +148,7 @@ class Master:
             return None
         info, solution = self._highs.getInfo(), self._highs.getSolution()
         self._iterations += int(info.simplex_iteration_count)
-        # A tolerance may leave a value just below 0; scaled up, that would be packs to be taken away
+        # The solver's tolerance may leave a value just below 0; scaled up, that would be a negative number of packs
         times = np.array(solution.col_value)[self._exchanges :].clip(0) / self._scale
         return Optimum(float(info.objective_function_value) / self._scale, times, np.array(solution.row_dual))
 

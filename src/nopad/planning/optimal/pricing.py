@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 __all__ = ["SCALE", "Items", "Pattern", "price"]
 
-SCALE = 2**40  # the integer for a dual value of 1, that of a full pack; sums in a pack stay far below 2^63
+SCALE = 2**40  # the integer for a dual value of 1, which is the cost of a pack; sums in a pack stay far below 2^63
 
 Pattern = tuple[int, ...]
 
@@ -71,7 +71,7 @@ def price(items: Items, values: NDArray[np.int64], most: int, *, loose: bool = F
     table = np.empty((2 if loose else items.depth + 1, items.capacity + 1), dtype=np.int64)
     _kernels.knapsack(items.sizes, values, loose, table)
     best = int(table[-1, -1])
-    around = values + table[-2, items.capacity - items.sizes]  # best pattern with item i
+    around = values + table[-2, items.capacity - items.sizes]  # value of the best pattern with item i
     candidates = np.flatnonzero(around > SCALE)
     candidates = candidates[np.argsort(-around[candidates], kind="stable")][: 4 * most]
     out = np.empty((candidates.size, deepest + 1), dtype=np.int64)

@@ -25,7 +25,7 @@ __all__ = ["Relaxed", "Solved", "relax", "round_off", "solve"]
 
 
 _SLACK = 0.002  # unused patterns with a reduced cost above this are dropped before rounding
-_RELAXING, _ROUNDING = 0.6, 0.35  # share of the budget for a linear program; of what is left then, for rounding it
+_RELAXING, _ROUNDING = 0.6, 0.35  # share of the budget to solve a linear program; share of the rest to round it
 _COLUMNS = 60  # patterns added per round
 
 
@@ -90,8 +90,8 @@ def round_off(master: Master, relaxed: Relaxed, goal: int, budget: Budget, *, pa
 def relax(master: Master, budget: Budget, *, enough: int = 0, rounds: int | None = None) -> Relaxed | None:
     """Solve the linear program by column generation; None if the budget is too small to solve it even once.
 
-    This ends when the program needs no more packs than its bound or `enough`, when no pattern improves it, when the
-    budget is spent, or after `rounds` rounds (None: no limit).
+    Column generation ends when the program needs no more packs than its bound or `enough`, when no pattern improves the
+    program, when the budget is spent, or after `rounds` rounds (None: no limit).
     """
     demand = master.items.demand.tolist()
     best: Relaxed | None = None

@@ -20,7 +20,7 @@ from nopad.planning.optimal.budget import Budget
 __all__ = ["SolverError", "columns_of", "new_model", "run", "solve_linear"]
 
 _ITERATIONS = 200  # simplex iterations that are always allowed: about what a small change of a solved program takes
-_STALLED, _STALLED_EACH = 1_000, 3  # iterations after which a program counts as stalled; more per row and column
+_STALLED, _STALLED_EACH = 1_000, 3  # a program has stalled after so many iterations, plus so many per row and column
 _PERTURBATIONS = ("dual_simplex_cost_perturbation_multiplier", "primal_simplex_bound_perturbation_multiplier")
 
 
@@ -76,7 +76,7 @@ def solve_linear(model: highspy.Highs, budget: Budget, per_iteration: int) -> bo
 
 
 def _solved_within(model: highspy.Highs, budget: Budget, per_iteration: int, most: int | None) -> bool:
-    """Solve on, by at most `most` iterations (None: no limit) and what the budget allows; whether the optimum is found.
+    """Go on solving for at most `most` iterations (None: no limit) within the budget; return whether it is optimal.
 
     Raises:
         SolverError: HiGHS ended for another reason.

@@ -1,8 +1,9 @@
 """Plan with the packer of streams, which holds back a bounded number of sequences to fill packs exactly.
 
-Best-fit decreasing uses up the short lengths that a good ending needs; a packer of streams keeps what it holds varied.
-With a depth limit it reaches plans that rounding a linear program misses. It is one pass over the sequences, in the
-order that a fixed seed gives; it proves no bound. It takes 40 bytes per sequence, and 12 bytes per token of capacity.
+Best-fit decreasing uses up the short lengths that the last packs need; the packer of streams keeps a varied set of
+lengths. With a depth limit, it finds plans that rounding a linear program misses. It makes one pass over the sequences,
+in an order drawn with a fixed seed, and proves no bound. It takes 40 bytes per sequence, and 12 bytes per token of
+capacity.
 
 Source: the packer is that of `nopad.online.stream`.
 """
@@ -21,7 +22,7 @@ from nopad.planning.optimal.units import divide
 __all__ = ["streamed", "streaming"]
 
 _HELD = 4_096  # sequences held back
-_STEPS, _WORD_STEPS = 300, 2  # operations per sequence; and for every 64 tokens of capacity
+_STEPS, _WORD_STEPS = 300, 2  # operations per sequence; and further ones for every 64 tokens of capacity
 
 
 def streaming(histogram: Histogram, capacity: int) -> int:
@@ -32,8 +33,8 @@ def streaming(histogram: Histogram, capacity: int) -> int:
 def streamed(histogram: Histogram, capacity: int, depth: int | None) -> Listed:
     """Return packs of all sequences, packed in a random order with a fixed seed.
 
-    A large histogram is divided into equal parts (`divide`); one part is packed, and its packs are used for all of
-    them.
+    A large histogram is divided into equal copies and a remainder (`divide`). One copy is packed, and its packs are
+    used for all copies; the remainder is packed in the same way.
     """
     packed = [(copies, _packed(part, capacity, depth)) for copies, part in _parts(histogram)]
     return Listed.joined(packs.take(np.arange(packs.copies.size), copies) for copies, packs in packed)

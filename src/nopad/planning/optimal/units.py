@@ -2,8 +2,8 @@
 
 A pack has 128 to 2,048 units. Lengths are rounded to the nearest unit, up or down, so that rounding errors cancel
 instead of adding up. The patterns found are only a guide: their items are slots for real lengths, and the last slot of
-each pack takes the longest length that still fits. Sequences without a slot are packed by best-fit. So plans are exact,
-and have nearly as few packs as the plan in units.
+each pack takes the longest length that still fits. Sequences without a slot are packed by best-fit. So every pack holds
+real lengths within the capacity, and there are nearly as few packs as in the plan in units.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from nopad.planning.optimal.search import Solved, relax, solve
 __all__ = ["MOST_CELLS", "RESOLUTIONS", "Units", "certify", "divide", "fill", "patterns_of", "plan_in_units"]
 
 _MOST_SIZES = 700  # distinct sizes that a linear program can have and still be quick
-MOST_CELLS = 2**25  # most of distinct sizes x units x depth, which is what pricing costs
+MOST_CELLS = 2**25  # limit on distinct sizes x units x depth, to which the time of pricing is proportional
 RESOLUTIONS = (2048, 1024, 512, 256, 128)  # units per pack
-_REST = 10  # one sequence in so many of each length goes into the rest
+_REST = 10  # `divide` puts about one in this many sequences of each length into the remainder
 _MOST_FILLED = 2**18  # most sequences that are put into slots at a time
 _ROUNDS, _LEAST_ROUNDS = 20, 2  # rounds of pricing in tokens: the most, and the fewest that the budget must allow
-_WITHIN = 1e-4  # a rounded program is solved to this share of its bound; filling its slots changes more than that
+_WITHIN = 1e-4  # a packing in units may exceed its bound by this share: filling its slots changes the plan by more
 _MOST_TABLE = 2**26  # entries of the table of pricing in tokens, 8 bytes each
 
 
@@ -67,9 +67,10 @@ class Units:
 
 
 def patterns_of(packing: Packing, before: Units, units: Units) -> Iterator[Pattern]:
-    """Yield the patterns of a packing in the units `before` as patterns in `units`, if all their sizes occur there.
+    """Yield those patterns of a packing in the units `before` whose sizes all occur in `units`.
 
-    The item numbers are converted. Nothing is yielded if a pack has different numbers of units in the two.
+    The item numbers are converted to those of `units`. Nothing is yielded if a pack has different numbers of units in
+    the two.
     """
     number = {size: item for item, size in enumerate(units.items.sizes.tolist())}
     sizes = before.items.sizes.tolist()
@@ -135,7 +136,7 @@ def fill(packing: Packing, units: Units, histogram: Histogram, capacity: int, de
 def plan_in_units(
     histogram: Histogram, capacity: int, depth: int | None, budget: Budget, finest: int
 ) -> tuple[Listed, tuple[Solved, Units] | None]:
-    """Plan in units; return packs of real lengths, and the first linear program solved with its units, for `certify`.
+    """Plan in units; return packs of real lengths, and the first solved linear program and its `Units`, for `certify`.
 
     A pack has at most `finest` units.
 
@@ -160,10 +161,10 @@ def plan_in_units(
 
 
 def certify(solved: Solved, units: Units, capacity: int, depth: int | None, budget: Budget) -> Certificate | None:
-    """Return a certificate from a linear program in tokens; each item has the shortest length that it stands for.
+    """Return a certificate from a linear program in tokens, in which an item has the shortest length it stands for.
 
-    `solved` is the packing of `units`, whose patterns the program begins with. The result is None if pricing in tokens
-    would take too long or too much memory, or if the budget is spent.
+    The program begins with the patterns of `solved`, the linear program in `units`. The result is None if pricing in
+    tokens would take too long or too much memory, or if the budget is spent.
     """
     items = Items.of(units.edges[:-1], units.items.demand, capacity, depth)
     table = capacity * (2 if items.unlimited else items.depth + 1)

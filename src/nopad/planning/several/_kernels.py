@@ -1,4 +1,4 @@
-"""Compiled pricing: find the most valuable contents of a pack, for all capacities, with one table."""
+"""Compiled loops: pricing for all capacities with one table, raising values (`lift`), and swaps between packs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def knapsack(sizes: NDArray[Any], values: NDArray[Any], table: NDArray[Any]) -> 
         while fitting < sizes.shape[0] and sizes[fitting, 0] <= r:
             fitting += 1
         own = table[r]
-        for i in range(fitting - 1, -1, -1):  # those of size 0 last: they build on this very row
+        for i in range(fitting - 1, -1, -1):  # classes whose first size is 0 come last: they build on this row itself
             rest, place, value = table[r - sizes[i, 0]], sizes[i, 1], values[i]
             for q in range(place, places):
                 own[q] = max(own[q], rest[q - place] + value)
@@ -43,7 +43,7 @@ def knapsack(sizes: NDArray[Any], values: NDArray[Any], table: NDArray[Any]) -> 
 def lift(
     sizes: NDArray[Any], values: NDArray[Any], table: NDArray[Any], slack: NDArray[Any], limits: NDArray[Any]
 ) -> None:
-    """Raise the values, one size after the other, until the contents of a capacity j would exceed ``slack[j]``.
+    """Raise the values, one size after the other, as far as no contents of any capacity j are worth over ``slack[j]``.
 
     `table` is that of `knapsack`, and is updated with each value that was raised; ``limits[j]`` are the two limits of
     capacity j.
@@ -77,8 +77,7 @@ def patterns_with(
 ) -> None:
     """For each p, write to ``out[p, :used[p]]`` the best pattern within ``limits[p]`` that contains class ``first[p]``.
 
-    If ``first[p]`` is negative, the pattern need not contain any certain class. A pattern longer than a row of `out` is
-    cut off.
+    If ``first[p]`` is negative, the best pattern of all is written. A pattern longer than a row of `out` is cut off.
     """
     for p in range(first.shape[0]):
         room, place, at = limits[p, 0], limits[p, 1], 0
@@ -110,9 +109,10 @@ def swap_over(
 
     Returns how many of the packs in `over` fit in the end.
 
-    Pack p holds ``items[begins[p]:begins[p + 1]]``, and has ``free[p]`` left of both limits (negative: too much is in
-    it). For each pack in `over`, up to `looks` packs of `roomy` are tried, beginning where the search for the pack
-    before ended. A swap must leave the other pack within its limits, and this one nearer to them.
+    Pack p holds ``items[begins[p]:begins[p + 1]]``, and has ``free[p]`` left of both limits (negative: it is above a
+    limit). For each pack in `over`, up to `looks` packs of `roomy` are tried, beginning where the search for the
+    previous pack ended. A swap must keep the pack of `roomy` within its limits, and bring the pack of `over` nearer to
+    its own.
     """
     mended, at = 0, 0
     for p in over:

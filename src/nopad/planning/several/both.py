@@ -1,10 +1,11 @@
 """Packs for two kinds of size: deal sequences to the slots of patterns evenly, then repair packs that are over a limit.
 
-Patterns come from a plan for the tighter kind of size alone, with a slot for each size of that kind, or from the linear
-program, with a slot for each class. Of the sequences that fit a slot, the largest go to the packs that are furthest
-below what was planned for them. Packs that are then over a limit swap sequences with other packs, or give sequences
-away. Sequences that were given away, or had no slot, go to the fullest or the emptiest pack that has room for them.
-`nopad.planning.costs.spread`, which considers both kinds from the start, is tried too.
+Patterns come from a plan for the tighter kind of size alone, or from the linear program. A slot has a label, and takes
+sequences with the same label: a size of the tighter kind, or a class of the program. Of the sequences with one label,
+the largest go to the packs that are furthest below what was planned for them. Packs that are then over a limit swap
+sequences with other packs, or give sequences away. Sequences that were given away, or had no slot, go to the fullest or
+the emptiest pack that has room for them. `nopad.planning.costs.spread`, which considers both kinds from the start, is
+tried too.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from nopad.planning.several.task import Packing, Task
 
 __all__ = ["MOST_DEALT", "dealing", "follow", "pack_both"]
 
-MOST_DEALT = 2**22  # sequences that are dealt out one by one
+MOST_DEALT = 2**22  # most sequences that are dealt out one by one
 _DEALING, _LISTING = 1000, 800  # operations per sequence, to deal it out and mend its pack; and to list it
-_LOOKS = 2 * 10**7
-_PASSES = 3  # of swaps
-_NEAR = 1e-4
+_LOOKS = 2 * 10**7  # limit on the steps of each kernel call, and roughly on those of all swaps
+_PASSES = 3  # most passes of swaps
+_NEAR = 1e-4  # a plan above its bound by at most this share is good enough
 
 
 def dealing(task: Task) -> int:
@@ -40,11 +41,13 @@ def dealing(task: Task) -> int:
 
 
 def pack_both(task: Task, j: int, budget: Budget) -> Packing:
-    """Return packs of capacity j for all sequences of `task`: the better of two ways.
+    """Return packs of capacity j for all sequences of `task`: the better result of two ways.
 
-    The second way is tried only if the first is not near the bound and the budget is not spent.
+    The first way deals sequences out to a plan for the tighter kind of size (`_by_one`). The second, `_spread`, is
+    tried only if there are too many sequences for the first, or if the first is not near the bound and the budget is
+    not spent.
     """
-    limits = task.capacities[j].clip(1)  # a limit of 0 holds sizes of 0, and nobody divides by it
+    limits = task.capacities[j].clip(1)  # a limit of 0 becomes 1, since limits are divided by
     loads = [load / limit for load, limit in zip(task.loads, limits.tolist(), strict=True)]
     bound = max(1, -(-task.loads[0] // int(limits[0])), -(-task.loads[1] // int(limits[1])))
     found: list[tuple[Packed, NDArray[np.int64]]] = []
@@ -56,7 +59,7 @@ def pack_both(task: Task, j: int, budget: Budget) -> Packing:
 
 
 def _spread(task: Task, limits: NDArray[np.int64], bound: int, budget: Budget) -> tuple[Packed, NDArray[np.int64]]:
-    """Deal out with both kinds in sight; return packs, and the size that each item of theirs is."""
+    """Pack by `nopad.planning.costs.spread`; return ``(packs, order)``: item i of these packs has size ``order[i]``."""
     parts = task.sizes / limits
     order = np.lexsort((parts.sum(axis=1), parts.max(axis=1)))
     return spread(_load(task, limits, order), bound, bound, budget), order
@@ -69,7 +72,7 @@ def _load(task: Task, limits: NDArray[np.int64], order: NDArray[np.int64]) -> Lo
 
 
 def _packing(task: Task, made: Packed, order: NDArray[np.int64], budget: Budget) -> Packing:
-    """List packs whose item i is the size ``order[i]``."""
+    """Return packs as a `Packing`; their item i is the size ``order[i]``."""
     budget.charge(_LISTING * min(task.sequences, made.links.shape[0]))
     packing: Packing = Counter()
     for count, held in made.strategies(order):
@@ -78,12 +81,15 @@ def _packing(task: Task, made: Packed, order: NDArray[np.int64], budget: Budget)
 
 
 def _by_one(task: Task, limits: NDArray[np.int64], tight: int, budget: Budget) -> tuple[Packed, NDArray[np.int64]]:
-    """Plan the tight kind, deal out the other, and mend."""
+    """Plan the tight kind alone, deal out sequences evenly by the other kind, and mend packs over a limit.
+
+    `tight` is the index of the tight kind. Returns ``(packs, order)`` as `_spread` does.
+    """
     own, other = task.sizes[:, tight], task.sizes[:, 1 - tight].astype(np.float64)
     lengths, label = np.unique(own, return_inverse=True)
     totals = np.zeros(lengths.size, dtype=np.int64)
     np.add.at(totals, label.ravel(), task.counts)
-    begin = int(lengths[0] == 0)  # the tight kind has sizes above 0
+    begin = int(lengths[0] == 0)  # a histogram has no length 0; the tight kind has sizes above 0 too
     histogram = Histogram(lengths[begin:], totals[begin:])
     with budget.part(0.5):
         made = nearly(histogram, int(limits[tight]), None, budget=budget, share=_NEAR)
@@ -110,11 +116,11 @@ def follow(task: Task, classes: Classes, columns: list[Column], relaxed: Relaxed
 
 @dataclass(frozen=True, eq=False)
 class _Slots:
-    """Packs one by one, and what each of their slots asks for.
+    """The slots of all packs, one by one.
 
     Attributes:
         pack: the pack of each slot, ascending; int64 ``[n]``.
-        label: the label of the sequences that each slot may take; int64 ``[n]``.
+        label: the label of the sequences that each slot may take (see the module); int64 ``[n]``.
         packs: number of packs.
     """
 
@@ -124,7 +130,7 @@ class _Slots:
 
     @classmethod
     def of(cls, patterns: list[tuple[int, tuple[int, ...]]]) -> _Slots:
-        """Return the slots of ``(count, labels)``."""
+        """Return the slots of ``count`` packs for each pattern ``(count, labels)``."""
         held = np.array([len(labels) for _, labels in patterns], dtype=np.int64)
         counts = np.array([count for count, _ in patterns], dtype=np.int64)
         each = [np.tile(np.array(labels, dtype=np.int64), count) for count, labels in patterns]
@@ -139,17 +145,19 @@ class _Slots:
         measure: NDArray[np.float64],
         planned: NDArray[np.float64],
     ) -> NDArray[np.int64]:
-        """Return the size that each slot gets, -1 for none, where sizes have these labels (negative: no slot).
+        """Return the index of the size that each slot gets, -1 for none; int64 ``[n]``.
 
-        Labels are dealt out from the last down. Of each, the sizes of highest `measure` go to the packs whose sum of
-        them is least, compared with the `planned` measure of their slots so far.
+        Size i has the label ``label[i]`` (negative: no slot takes it), ``counts[i]`` sequences, and ``measure[i]``. A
+        slot of label l is planned for a measure of ``planned[l]``. Labels are dealt out from the last to the first. Of
+        each label, the sequences with the highest measure go to the packs whose total measure is furthest below what
+        was planned for their slots so far.
         """
         queue = np.lexsort((-measure, label))
         queue = queue[label[queue] >= 0]
         waiting = np.repeat(queue, counts[queue])
         kinds = np.arange(planned.size + 1)
         begins = np.searchsorted(label[waiting], kinds)
-        # A pack with several slots of one label gets them in turns
+        # If a pack has several slots of one label, each of them is dealt out in another turn
         order = np.lexsort((self.pack, self.label))
         first = np.ones(order.size, dtype=bool)
         first[1:] = (self.pack[order][1:] != self.pack[order][:-1]) | (self.label[order][1:] != self.label[order][:-1])
@@ -161,7 +169,7 @@ class _Slots:
         items, load = np.full(order.size, -1, dtype=np.int64), np.zeros(self.packs)
         for one in range(planned.size - 1, -1, -1):
             slots, here = order[ends[one] : ends[one + 1]], waiting[begins[one] : begins[one + 1]]
-            if here.size > slots.size:  # the others find their own place
+            if here.size > slots.size:  # sequences without a slot are packed by `_completed`
                 here = here[np.linspace(0, here.size - 1, slots.size).astype(np.int64)]
             for turn, part in _turns(slots, again, here):
                 emptiest = turn[np.argsort(load[self.pack[turn]], kind="stable")][: part.size]
@@ -173,7 +181,11 @@ class _Slots:
 def _turns(
     slots: NDArray[np.int64], again: NDArray[np.int64], here: NDArray[np.int64]
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Yield the slots of each turn with its sequences: every turn gets its share of large and small ones."""
+    """Yield ``(slots, sequences)`` of each turn, so that every turn gets its share of large and small sequences.
+
+    `slots` are those of one label, and ``again[s]`` is the turn of slot s; `here` are the sizes of the sequences to
+    deal out, those with the highest measure first.
+    """
     if not slots.size or not here.size:
         return
     turns = np.split(slots, np.flatnonzero(np.diff(again[slots])) + 1)
@@ -192,9 +204,9 @@ def _turns(
 def _finished(
     task: Task, slots: _Slots, items: NDArray[np.int64], limits: NDArray[np.int64]
 ) -> tuple[Packed, NDArray[np.int64]]:
-    """Mend packs with these limits ``[packs, 2]`` and items in their slots, and pack what has no place.
+    """Mend packs with these limits ``[packs, 2]`` and sizes `items` in their slots, then pack all sequences left.
 
-    Returns packs, and the size that each item of theirs is.
+    Returns ``(packs, order)`` as `_spread` does.
     """
     used = items >= 0
     items, pack = items[used], slots.pack[used]
@@ -209,7 +221,7 @@ def _finished(
 def _swapped(
     task: Task, limits: NDArray[np.int64], items: NDArray[np.int64], pack: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Return what slots hold after swaps between packs above a limit and packs with much room."""
+    """Return the size in each slot after swaps between packs above a limit and packs with much room; int64 ``[n]``."""
     from nopad.planning.several import _kernels
 
     free = limits.copy()
@@ -219,7 +231,7 @@ def _swapped(
         return items
     most = task.capacities.max(axis=0).clip(1)
     over = over[np.argsort((free[over] / most).min(axis=1), kind="stable")]
-    tight = int(np.argmin((free[over] / most).sum(axis=0)))  # where they are above most
+    tight = int(np.argmin((free[over] / most).sum(axis=0)))  # the kind of size with the largest excess in all
     roomy = np.argsort(-free[:, tight], kind="stable")
     roomy = roomy[: max(1, roomy.size // 2)]
     begins = np.searchsorted(pack, np.arange(len(limits) + 1))
@@ -238,7 +250,7 @@ def _swapped(
 def _mended(
     task: Task, limits: NDArray[np.int64], items: NDArray[np.int64], pack: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
-    """Take out of packs what is above a limit; return which slots stay."""
+    """Choose sequences to take out of packs above a limit; return which slots keep their sequence; bool ``[n]``."""
     kept = np.ones(items.size, dtype=bool)
     sums = np.zeros_like(limits)
     np.add.at(sums, pack, task.sizes[items])
@@ -250,7 +262,7 @@ def _mended(
         while (excess > 0).any():
             own = task.sizes[items[slots]]
             relief = np.minimum(own, excess.clip(0)) / task.capacities.max(axis=0).clip(1)
-            # What relieves most, and of that the least in all
+            # The size that reduces the excess most; of several such sizes, the smallest
             best = np.lexsort((own.sum(axis=1), -relief.sum(axis=1)))[0]
             kept[slots[best]] = False
             excess -= own[best]
@@ -267,9 +279,10 @@ def _completed(
     *,
     evenly: bool = False,
 ) -> tuple[Packed, NDArray[np.int64]]:
-    """Put what is left over into the fullest packs with room (`evenly`: the emptiest), and the rest into new ones.
+    """Put ``left[i]`` sequences of each size into the fullest packs with room (`evenly`: the emptiest), or new packs.
 
-    Returns packs, and the size that each item of theirs is. New packs have the largest limits of any capacity.
+    Returns ``(packs, order)`` as `_spread` does. For each kind of size, new packs have the largest limit of any
+    capacity.
     """
     from nopad.planning.costs import _kernels
 
@@ -302,7 +315,7 @@ def _completed(
 
 
 def _within_one(task: Task, packing: Packing, budget: Budget) -> Packing:
-    """Pack again what no capacity holds, where the largest limits are those of different ones."""
+    """Pack again those packs that no capacity holds, since their two limits were those of different capacities."""
     packs = list(packing)
     outside = np.flatnonzero(task.capacity_of(packs) < 0).tolist()
     if not outside:
@@ -314,7 +327,7 @@ def _within_one(task: Task, packing: Packing, budget: Budget) -> Packing:
 
 
 def _alone(task: Task, counts: NDArray[np.int64], budget: Budget) -> Packing:
-    """Pack these sequences by best-fit, each into the cheapest capacity that holds it."""
+    """Pack ``counts[i]`` sequences of each size by best-fit, each into the cheapest capacity that holds it."""
     packing: Packing = Counter()
     used = task.cheapest(task.sizes)
     for j in task.by_price:
@@ -330,5 +343,5 @@ def _alone(task: Task, counts: NDArray[np.int64], budget: Budget) -> Packing:
 
 
 def _only(task: Task, j: int) -> Task:
-    """Return the same task with one capacity."""
+    """Return the same task with capacity j alone."""
     return replace(task, capacities=task.capacities[j : j + 1], prices=task.prices[j : j + 1])

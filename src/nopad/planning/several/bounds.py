@@ -1,7 +1,8 @@
 """Lower bounds on the total price of all packs, in exact integers.
 
-* sizes: if ``rates . capacity <= price`` for every capacity, a plan costs at least ``rates . (sum of sizes)``;
-  the best rates are at a corner of the region that these inequalities allow, and every corner is tried
+* sizes: let rates be two values, one for each unit of the first and of the second size. If ``rates . capacity <=
+  price`` for every capacity, a plan costs at least ``rates . (sum of sizes)``. The best rates are at a corner of the
+  region that these inequalities allow, and every corner is tried
 * big sequences: sequences above half of every capacity never share a pack, so each costs at least the price of the
   cheapest capacity that holds it
 * one capacity and one kind of size: the bounds of `nopad.planning.bounds`, times the price of a pack
@@ -62,13 +63,13 @@ def _limits(task: Task) -> list[tuple[int, int]]:
 
 
 def best_rates(task: Task) -> tuple[Fraction, Fraction]:
-    """Return the rates, one per kind of size, that prove the highest bound "sizes" of the module; exact fractions."""
+    """Return the two rates that prove the highest bound of the kind "sizes" (see the module), as exact fractions."""
     one, other = task.loads
     return max(_corners(task), key=lambda rates: rates[0] * one + rates[1] * other)
 
 
 def _corners(task: Task) -> Iterator[tuple[Fraction, Fraction]]:
-    """Yield all rates that no capacity's price is below, at the corners of that region."""
+    """Yield the corners of the region of rates for which ``rates . capacity <= price`` holds for every capacity."""
     rows = [(*task.capacities[j].tolist(), task.prices[j]) for j in task.by_price]
     zero = Fraction(0)
     yield min(Fraction(price, a) for a, _, price in rows), zero
@@ -85,7 +86,10 @@ def _corners(task: Task) -> Iterator[tuple[Fraction, Fraction]]:
 
 
 def _big(task: Task) -> int:
-    """Return the price of packs for all sequences above half of the largest limit of a kind: no two share one."""
+    """Return the bound "big sequences": for each kind of size, the price of packs for all sizes above half its limits.
+
+    No two such sequences share a pack. The result is the higher of the two kinds' prices.
+    """
     most = task.capacities.max(axis=0)
     prices: list[int] = []
     for kind in (0, 1):

@@ -80,7 +80,7 @@ class PriceCertificate:
             raise ValueError(f"price certificate: sizes of extras must rise, with values from 1 to {MAX_VALUE}")
 
     def _table(self, capacities: Sequence[tuple[int, int]]) -> tuple[list[tuple[int, int, int]], int, int]:
-        """Return the extras that fit into any pack, in units, and both limits of the table."""
+        """Return the extras that fit into at least one capacity, and the largest limit of each size; all in units."""
         one, other = self.units
         rooms, places = max(c[0] for c in capacities) // one, max(c[1] for c in capacities) // other
         fitting = [

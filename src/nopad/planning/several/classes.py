@@ -4,8 +4,8 @@ A class stands for all sizes from its corner (its smallest size) up to the next 
 the corner counts as *sand*, which may be divided and put into any pack; sequences below the smallest corner are sand
 entirely. If every distinct size is a class of its own, there is no sand, and the linear program is that of Gilmore and
 Gomory. With fewer classes, the program requires less than any real plan, so its bounds hold for every plan. Corners are
-placed where fewer sequences begin to fit into a capacity (just above its half, third and so on), and between these at
-even ratios.
+placed where fewer sequences begin to fit into a capacity (just above its half, third and so on), and between these the
+more densely the more sequences there are. An *edge* is one of the two coordinates of corners.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from nopad.planning.several.task import Task
 __all__ = ["Classes"]
 
 _PARTS = 12  # corners just above 1/1, 1/2, ... of every capacity
-_BESIDE = (0.0, 0.03, 0.15, 0.4)  # of all sequences: there is an edge where only these fit beside
-_SAND = 16  # sizes below this part of the smallest capacity are sand
-_MOST_TABLE = 2**24
-_FEW = 1.3  # times the square root of the number of classes: second sizes that all get an edge
-_EVENLY = 0.1  # of what a token is worth: edges where extras do not rise
-_BINS = 2000  # that sizes are counted in, to place edges
+_BESIDE = (0.0, 0.03, 0.15, 0.4)  # edges are where only these shares of all sequences, the smallest, still fit beside
+_SAND = 16  # sizes below 1/16 of the smallest capacity are sand
+_MOST_TABLE = 2**24  # most numbers in the pricing table
+_FEW = 1.3  # second sizes all get an edge if there are at most this times the square root of the number of classes
+_EVENLY = 0.1  # share of a token's value that counts as a rise, so that edges also lie where extras do not rise
+_BINS = 2000  # bins in which sizes are counted to place edges
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +34,8 @@ class Classes:
     """Groups of sizes for the linear program; see the module.
 
     Attributes:
-        corners: the sizes that classes begin at, in lexicographic order; int64 ``[m, 2]``.
+        corners: the sizes at which classes begin, in lexicographic order, or (`along`, `of` with `middle`) the mean
+            sizes of classes; int64 ``[m, 2]``.
         of_size: the class of each distinct size of the task; -1: sand; int64 ``[k]``.
         demand: number of sequences of each class; float64 ``[m]``.
         sand: total sand, in each of the two kinds of size.
@@ -60,8 +61,8 @@ class Classes:
     def of(cls, task: Task, most: int, cells: int, *, kinds: tuple[int, ...] = (0, 1), middle: bool = False) -> Classes:
         """Return about `most` classes by these `kinds` of size, for a pricing table of at most `cells` numbers.
 
-        With `middle`, the corner of a class is the mean of its sizes; such classes lead to good plans, but prove no
-        bound.
+        `kinds` are indices: 0 the first size, 1 the second. With `middle`, the corner of a class is the mean of its
+        sizes; such classes lead to good plans, but prove no bound.
         """
         limits = task.capacities.max(axis=0)
         units = _units(limits, min(cells, _MOST_TABLE))
@@ -88,7 +89,7 @@ class Classes:
 
     @classmethod
     def along(cls, task: Task, most: int, cells: int, proof: PriceCertificate) -> Classes:
-        """Return about `most` classes by one kind of size, divided where the values of `proof` rise most.
+        """Return about `most` classes by the first size alone, divided where the values of `proof` rise most.
 
         The corner of a class is the mean of its sizes. Such classes lead to good plans, but prove no bound.
         """
@@ -109,7 +110,7 @@ class Classes:
     def _middle(
         cls, task: Task, of_size: NDArray[np.int64], demand: NDArray[np.float64], units: NDArray[np.int64]
     ) -> Classes:
-        """Return the same classes, each at the mean of its sizes, rounded to units."""
+        """Return classes of these sizes, the corner of each at the mean of its sizes, rounded to units."""
         inside = of_size >= 0
         loads = task.sizes * task.counts[:, None].astype(np.float64)
         sums = [np.bincount(of_size[inside], loads[inside, kind], minlength=demand.size) for kind in (0, 1)]
@@ -134,7 +135,10 @@ class Classes:
 
 
 def _second_edges(task: Task, unit: int, most: int, alone: bool) -> NDArray[np.int64]:
-    """Return the edges of the second size: all that it takes, if they are few; as many as there may be if `alone`."""
+    """Return the edges of the second size, multiples of `unit`: at every value if these are few, else a part of `most`.
+
+    With `alone`, classes are divided by the second size only, so up to `most` edges are allowed.
+    """
     values = np.unique(np.append(0, task.sizes[:, 1] // unit * unit))
     if values.size <= max(1, most if alone else most**0.5 * _FEW):
         return values
@@ -142,7 +146,10 @@ def _second_edges(task: Task, unit: int, most: int, alone: bool) -> NDArray[np.i
 
 
 def _units(limits: NDArray[np.int64], cells: int) -> NDArray[np.int64]:
-    """Return units that make a table of at most `cells` numbers, of both limits alike where both are large."""
+    """Return units (powers of two) for which a table up to both limits has at most `cells` numbers; int64 ``[2]``.
+
+    The limit that has more units is counted in larger units first.
+    """
     units = np.ones(2, dtype=np.int64)
     while np.prod(limits // units + 1.0) > cells:
         units[np.argmax(limits // units)] *= 2
@@ -150,9 +157,9 @@ def _units(limits: NDArray[np.int64], cells: int) -> NDArray[np.int64]:
 
 
 def _edges(task: Task, kind: int, most: int, unit: int, *, fine: bool = False) -> NDArray[np.int64]:
-    """Return 0 and about `most` edges of one size: multiples of `unit`, from where sand ends, or from `unit` if `fine`.
+    """Return 0 and about `most` edges of the first (`kind` 0) or second size (1), ascending multiples of `unit`.
 
-    The smallest sizes are then told apart too.
+    Edges begin where sand ends; with `fine`, they begin at `unit`, so that the smallest sizes are told apart too.
     """
     limits = np.unique(task.capacities[:, kind])
     limits = limits[limits > 0]
@@ -167,7 +174,7 @@ def _edges(task: Task, kind: int, most: int, unit: int, *, fine: bool = False) -
 
 
 def _small(own: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return some of the smallest sizes."""
+    """Return the sizes `own` at which the shares `_BESIDE` of all sequences are reached, counted from the smallest."""
     order = np.argsort(own, kind="stable")
     upto = np.cumsum(counts[order].astype(np.float64))
     found: NDArray[np.int64] = own[order][np.searchsorted(upto, np.array(_BESIDE) * upto[-1])]
@@ -175,9 +182,10 @@ def _small(own: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int6
 
 
 def _even(own: NDArray[np.int64], counts: NDArray[np.int64], least: int, most: int) -> NDArray[np.int64]:
-    """Return at most `most` edges, denser where there are more sequences: as the square root of how many there are.
+    """Return at most `most` edges from `least` on, denser where there are more sequences.
 
-    So chosen, the sum over all sequences of what lies beyond their edge is least.
+    The density of edges is proportional to the square root of the density of sequences. This minimises the sum, over
+    all sequences, of the part of their size beyond the edge below.
     """
     own, counts = own[own >= least], counts[own >= least]
     if most < 2 or not own.size:

@@ -1,4 +1,4 @@
-"""Assign sequences to the packs of a plan for several capacities; O(n)."""
+"""Assign sequences to the packs of a plan for several capacities; O(n log n)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["deal"]
 
 
 def deal(plan: SeveralPlan, sizes: ArrayLike, seed: int) -> list[Packs]:
-    """Return the packs of each capacity of `plan`, in the order of its `capacities`.
+    """Return the packs of each capacity of `plan`, in the order of its `capacities`; packs hold indices into `sizes`.
 
     Raises:
         PlanMismatchError, LengthError, OptionError: as for `SeveralPlan.assign`.
@@ -78,10 +78,10 @@ def _check_cover(plan: SeveralPlan, sizes: NDArray[np.int64], counts: NDArray[np
 
 
 def _check_dealt(plan: SeveralPlan, every: list[Packs], sizes: NDArray[np.int64]) -> None:
-    """Check that every sequence is in one pack, and no pack above its limits.
+    """Check that every sequence is in exactly one pack, and that no pack is above its limits.
 
     Raises:
-        RuntimeError: it is not so, which is a mistake of nopad.
+        RuntimeError: this check fails, which is a mistake of nopad.
     """
     dealt = np.concatenate([packs.sequence for packs in every])
     right = dealt.size == len(sizes) and (np.bincount(dealt, minlength=len(sizes)) == 1).all()

@@ -1,8 +1,9 @@
 """Round the linear program in which every size is a class to whole packs: by diving, then by an integer program.
 
-Each step of a dive takes the whole part of every column; if all whole parts are 0, it takes the columns with the
-largest fractions once. Then the program is solved again for the sequences left. After each step these are also packed
-by best-fit, and the cheapest plan so far is kept. In the end an integer program chooses among all columns found.
+Each step of a dive uses every column as often as the whole part of its number of uses; if all whole parts are 0, it
+uses the columns with the largest fractions once. Then the program is solved again for the sequences left. After each
+step these are also packed by best-fit, and the cheapest plan so far is kept. In the end an integer program chooses
+among all columns found.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ from nopad.planning.several.task import Pack, Packing, Task
 
 __all__ = ["choose", "dive", "pack_rest"]
 
-_WHOLE = 1e-6
-_ROUNDS = 6  # of pricing for each rest
-_PARTS = 10
-_MOST_COLUMNS = 1500
-_MOST_CELLS = 5 * 10**4  # columns x rows of an integer program
-_MOST_CHOSEN = 5000  # sequences of an integer program
-_NODES = 400  # of the branch-and-bound tree: a budget that does not depend on the machine
-_NODE_CELLS = 10**6  # rows x columns, of all nodes together
-_NODE_STEPS = 300  # operations per row and column, of each node
+_WHOLE = 1e-6  # a number this close to an integer counts as one
+_ROUNDS = 6  # rounds of pricing after each step
+_PARTS = 10  # of n columns with fractions, a step uses the 1 + n // _PARTS largest
+_MOST_COLUMNS = 1500  # most columns of an integer program
+_MOST_CELLS = 5 * 10**4  # most columns x rows of an integer program
+_MOST_CHOSEN = 5000  # most sequences of an integer program
+_NODES = 400  # most nodes of the branch-and-bound tree: a limit that does not depend on the machine
+_NODE_CELLS = 10**6  # most rows x columns of all nodes together
+_NODE_STEPS = 300  # operations of each node, per row and column
 
 
 def pack_rest(task: Task, left: NDArray[np.int64]) -> Packing:
@@ -80,7 +81,10 @@ def dive(task: Task, master: Master, relaxed: Relaxed, goal: int, budget: Budget
 
 
 def _take(columns: list[Column], times: NDArray[np.int64], left: NDArray[np.int64], taken: Packing) -> bool:
-    """Move packs of these columns from `left` to `taken`; a pack may lack what has run out. Whether any was moved."""
+    """Move ``times[c]`` packs of each column c from `left` to `taken`; return whether any was moved.
+
+    A pack may lack sequences that have run out.
+    """
     before = taken.total()
     for at in np.flatnonzero(times).tolist():
         copies = int(times[at])
@@ -98,7 +102,7 @@ def _take(columns: list[Column], times: NDArray[np.int64], left: NDArray[np.int6
 
 
 def every_column(task: Task) -> list[Column] | None:
-    """Return each set of sequences that fits into a pack, with its cheapest capacity; None if there are too many."""
+    """Return each multiset of sizes that fits into a pack, with its cheapest capacity; None if there are too many."""
     most = task.capacities.max(axis=0).tolist()
     sizes, counts = task.sizes.tolist(), task.counts.tolist()
     found: list[Pack] = []
@@ -113,11 +117,13 @@ def every_column(task: Task) -> list[Column] | None:
         if len(found) + len(waiting) > _MOST_COLUMNS:
             return None
     fits = zip(task.capacity_of(found).tolist(), found, strict=True)
-    return [(j, pack) for j, pack in fits if j >= 0]  # limits of different capacities
+    return [(j, pack) for j, pack in fits if j >= 0]  # -1: within the largest limit of each size, but in no capacity
 
 
 def choose(task: Task, columns: list[Column], budget: Budget) -> Packing | None:
-    """Choose among `columns` by an integer program so that every sequence is covered; None if it finds no packing.
+    """Return a cheap packing of all sequences, chosen among `columns` by an integer program.
+
+    The result is None if the program would be too large, if it finds no packing, or if the budget is spent.
 
     If `every_column` lists all possible columns, the program chooses among these instead.
     """

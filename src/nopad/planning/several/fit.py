@@ -1,8 +1,9 @@
-"""Best-fit decreasing into several capacities at once, for a few thousand sequences: used to start and to end a dive.
+"""Best-fit decreasing into several capacities at once, for a few thousand sequences; each step of a dive uses it.
 
 Sequences come largest first. Each goes to the fullest open pack that has room for both of its sizes. If there is none,
-it opens a pack of the preferred capacity, or if it is too large for that, of the cheapest capacity that holds it. Every
-capacity is preferred once. In the end each pack gets the cheapest capacity that holds it. O(n x packs) in NumPy.
+it opens a pack of the preferred capacity, or if it is too large for that, of the cheapest capacity that holds it. In
+the end each pack gets the cheapest capacity that holds it. This is done once for each preferred capacity, and the
+cheapest result is kept. O(n x packs) in NumPy.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from nopad.planning.several.task import Packing, Task
 
 __all__ = ["MOST_FITTED", "best_fit"]
 
-MOST_FITTED = 3000  # sequences
+MOST_FITTED = 3000  # sequences for which this is fast enough
 
 
 def best_fit(task: Task, counts: NDArray[np.int64]) -> Packing:

@@ -103,7 +103,7 @@ def plan_several(
     if len(own) and kinds != len(limits[0]):
         raise OptionError(_MISMATCH[kinds].format(shown(limits[0]), limits[0][0]))
     task = task_of(own, number, limits, costs, depth)
-    from nopad.planning.several.search import search  # the solver comes in with it
+    from nopad.planning.several.search import search  # this imports the solver
 
     plan = _plan_of(task, limits, costs, depth, search(task, effort))
     _check_made(plan, task)
@@ -165,7 +165,7 @@ def _plan_of(
     depth: int | None,
     found: Found,
 ) -> SeveralPlan:
-    """Return the plan of a packing, sorted: by capacity, then by size."""
+    """Return the plan of a packing, with its strategies sorted by capacity, then by size."""
     packs = list(found.packing)
     used = task.capacity_of(packs).tolist()
     order = sorted(range(len(packs)), key=lambda p: packs[p][::-1], reverse=True)
@@ -185,7 +185,7 @@ def _plan_of(
 
 
 def _check_made(plan: SeveralPlan, task: Task) -> None:
-    """Check a plan before anybody sees it: every sequence once, every pack within its limits, no price below the bound.
+    """Check a plan before it is returned: every sequence once, every pack within its limits, no price below the bound.
 
     Raises:
         RuntimeError: the plan fails this check, which is a mistake of the search.

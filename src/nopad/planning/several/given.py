@@ -33,8 +33,8 @@ Price = int | float
 
 MOST_CAPACITIES = 64
 MOST_SEQUENCES = 2**62
-MOST_DISTINCT = 2**20  # sizes
-MOST_RATIO = 10**9  # of prices
+MOST_DISTINCT = 2**20  # distinct sizes
+MOST_RATIO = 10**9  # highest price / lowest price
 LEAST_PRICE, MOST_PRICE = 1e-100, 1e100  # so that the price of any plan is in the range of a float
 EFFORT = Option(default=3, low=0, help="budget, in seconds of an ordinary core, counted in operations")
 
@@ -81,7 +81,7 @@ def distinct(sizes: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.in
 
 
 def _listed(values: Any, name: str) -> list[Any]:
-    """Return what is given for an option as a list of plain Python values: an array's elements, or one value alone.
+    """Return the value of an option as a list of plain Python values; a single value becomes a list of one.
 
     Raises:
         OptionError: it is an array with masked values.
@@ -200,7 +200,7 @@ def task_of(
     own = sizes
     if (
         depth is not None and len(sizes) and depth * int(sizes[:, 0].min()) < limits[:, 0].max()
-    ):  # else it limits nothing
+    ):  # otherwise the depth limits no pack
         limits[:, 1] = depth
         own = np.stack([sizes[:, 0], np.ones(len(sizes), dtype=np.int64)], axis=1)
     whole, unit = whole_prices(prices)

@@ -1,10 +1,10 @@
 """Improve the certificate of a linear program: raise the values of single sizes as far as packs allow.
 
-The program has only one value for each class. A sequence above its class's corner leaves less room for others, so it
-may be worth more: as much as, in every capacity, the price of a pack less the most valuable content of the remaining
-room. The values of sizes are raised one after the other, the most common size first, and each raised value counts when
-the next one is raised. Dual feasible functions are made maximal in the same way; here each size takes a pass over one
-table.
+The program has only one value for each class. A sequence above its class's corner leaves less room for others, so its
+value may be raised. The limit is, in every capacity, the price of a pack less the value of the best contents for the
+room that the sequence leaves. The values of sizes are raised one after the other, the most common size first, and each
+raised value counts when the next one is raised. Dual feasible functions are made maximal in the same way; here each
+size takes a pass over one table.
 
 Source: Alves, Clautiaux, Valério de Carvalho and Rietz, "Dual-Feasible Functions for Integer Programming and
 Combinatorial Optimization", 2016 (maximality).
@@ -22,7 +22,7 @@ from nopad.planning.several.task import Task
 
 __all__ = ["lifted", "lifting"]
 
-_MOST = {1: 2000, 2: 500}  # sizes that are raised, where the table has one column, and where it has more
+_MOST = {1: 2000, 2: 500}  # most sizes whose values are raised: if the table has one column, and if it has more
 
 
 def lifting(cells: int, places: int) -> int:
@@ -49,7 +49,7 @@ def lifted(task: Task, proof: PriceCertificate) -> PriceCertificate:
     _kernels.knapsack(extras[:, :2] // units, extras[:, 2].copy(), table)
     rates = [proof.rates[0] * a + proof.rates[1] * b for a, b in task.capacities.tolist()]
     inside = [int(table[a, b]) for a, b in limits.tolist()]
-    # The dearest of all values per price: as much may every pack be worth, and the bound stays
+    # The highest ratio of value to price of any capacity: if no pack exceeds it, the bound stays the same
     ratio = max(Fraction(rate + best, price) for rate, best, price in zip(rates, inside, task.prices, strict=True))
     room = [ratio * price // 1 - rate for rate, price in zip(rates, task.prices, strict=True)]
     slack = np.array([min(one, MAX_VALUE) for one in room], dtype=np.int64)
@@ -72,7 +72,7 @@ def lifted(task: Task, proof: PriceCertificate) -> PriceCertificate:
 def _sizes(
     task: Task, proof: PriceCertificate, units: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
-    """Return the distinct sizes in units ``[n, 2]`` that take any room, the extra of each, and its sequences."""
+    """Return the distinct sizes above 0 in units ``[n, 2]``, the extra of each, and its number of sequences."""
     sizes, at = np.unique(task.sizes // units, axis=0, return_inverse=True)
     counts = np.bincount(at.ravel(), task.counts.astype(np.float64), minlength=len(sizes))
     room = sizes.any(axis=1)
@@ -88,7 +88,10 @@ def _picked(
     slack: NDArray[np.int64],
     limits: NDArray[np.int64],
 ) -> NDArray[np.int64]:
-    """Return the numbers of the sizes to raise: all whose value can rise, or a few where most is to be gained."""
+    """Return the indices of the sizes to raise: all whose value can rise if these are few, otherwise a selection.
+
+    The selection is denser where more can be gained: where many sequences can rise much.
+    """
     most = np.full(len(sizes), MAX_VALUE, dtype=np.int64)
     for j, limit in enumerate(limits):
         fits = (sizes <= limit).all(axis=1)
@@ -104,7 +107,7 @@ def _picked(
 
 
 def _needed(extras: dict[tuple[int, int], int]) -> tuple[tuple[int, int, int], ...]:
-    """Return extras in rising order, without those that are no higher than one before them in both sizes."""
+    """Return extras in ascending order of size; if only first sizes matter, without those no higher than one before."""
     kept: list[tuple[int, int, int]] = []
     alone = not any(b for _, b in extras)
     highest = 0

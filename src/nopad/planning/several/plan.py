@@ -115,7 +115,7 @@ class SeveralPlan:
 
     @cached_property
     def _packs(self) -> tuple[int, ...]:
-        """Number of packs of each capacity, in their order."""
+        """Number of packs of each capacity, in the order of `capacities`."""
         return tuple(exact_sum(self.counts[self.used == j]) for j in range(len(self.capacities)))
 
     @property
@@ -275,12 +275,13 @@ class SeveralPlan:
         """Assign each sequence to a pack: return ``{capacity: Packs}``, where packs hold indices into `sizes`.
 
         `sizes` are the sizes that were planned, integers ``[n]`` or ``[n, 2]``, in any order. Every sequence is in
-        exactly one pack over all capacities. The places of sequences of equal size, and the order of the packs of each
-        capacity, are random choices by `seed`.
+        exactly one pack over all capacities. Which pack each of several sequences of equal size goes to, and the order
+        of the packs of each capacity, are drawn at random with `seed`.
 
         Raises:
             PlanMismatchError: the plan does not cover exactly these sizes.
-            LengthError: a size is not an integer or is out of range, or the sizes are not of the plan's kinds.
+            LengthError: a size is not an integer or is out of range, or sequences have one size each and the plan two,
+                or the reverse.
             OptionError: `seed` is not an integer from 0 to 2^64 - 1.
 
         >>> import nopad

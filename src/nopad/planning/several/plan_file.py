@@ -133,7 +133,7 @@ def _fields(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _number(capacity: Any, capacities: tuple[tuple[int, ...], ...]) -> int:
-    """Return the number of a strategy's capacity."""
+    """Return the index of a strategy's capacity in `capacities`."""
     limits = capacity if type(capacity) is list else [capacity]
     if any(type(limit) is not int for limit in limits) or tuple(limits) not in capacities:
         raise ValueError(f"a strategy has the capacity {capacity!r}, which is none of the plan's")

@@ -31,12 +31,12 @@ __all__ = ["Column", "Master", "Relaxed"]
 
 Column = tuple[int, tuple[int, ...]]  # number of the capacity, classes (ascending)
 
-_SCALE = 2.0**40  # the dearest price, in a table of pricing
-_COLUMNS = 60  # of each round
-_DEMAND = 1e4  # what demands are scaled to add up to: tolerances are absolute
+_SCALE = 2.0**40  # the integer that stands for the highest price in the pricing table
+_COLUMNS = 60  # most columns added in a round
+_DEMAND = 1e4  # demands with a larger sum are scaled down to this sum, since the solver's tolerances are absolute
 _ROW_STEPS = 36  # operations per row and simplex iteration
-_CELL_STEPS = (1.5, 0.4)  # operations per class and cell of the table, for one kind and for two
-_LONGEST = 4096  # classes of one pattern
+_CELL_STEPS = (1.5, 0.4)  # operations per class and cell of the table, for one kind of size and for two
+_LONGEST = 4096  # most classes in one pattern
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Master:
 
     @property
     def cells(self) -> tuple[int, int]:
-        """Number of cells of the pricing table, and number of its columns."""
+        """Number of cells of the pricing table, and its width, which is 1 if only the first size is limited."""
         return self._table.size, self._table.shape[1]
 
     @property
@@ -90,7 +90,7 @@ class Master:
         return int(self._table.size * len(self._corners) * _CELL_STEPS[self._table.shape[1] > 1]) + 10**5
 
     def _first(self) -> list[Column]:
-        """Return a column for sand in each capacity, and each class alone and as often as it fits, in each."""
+        """Return the columns to begin with: for each capacity, sand alone, each class once, and as often as it fits."""
         found: list[Column] = []
         corners = self.classes.corners
         for j in self.task.by_price:
@@ -182,7 +182,7 @@ class Master:
         return price, times, np.array(solution.row_dual)
 
     def _price(self, rates: NDArray[np.float64], extras: NDArray[np.float64]) -> tuple[float, list[Column]]:
-        """Return the most that a pack is worth, as a share of its price, and columns worth more than their price."""
+        """Return the highest ratio of a pack's value to its price, and columns whose value is above their price."""
         from nopad.planning.several import _kernels
 
         chosen = self._order[extras[self._order] > 0]
@@ -215,7 +215,10 @@ class Master:
         corners: NDArray[np.int64],
         values: NDArray[np.int64],
     ) -> list[Column]:
-        """Return the best columns of these capacities that contain these classes (-1: any)."""
+        """Return the best column for each ``(gain, capacity, class)`` of `found`, without those that stay empty.
+
+        The column has this capacity and contains this class, an index into `chosen` (-1: it need not contain any).
+        """
         from nopad.planning.several import _kernels
 
         if not found or not chosen.size:
@@ -229,7 +232,7 @@ class Master:
         return [(j, tuple(sorted(chosen[row[:n]].tolist()))) for (_, j, _), row, n in rows if n]
 
     def _longest(self, corners: NDArray[np.int64]) -> int:
-        """Return the most classes that a pattern can hold."""
+        """Return the largest number of classes that a pattern can hold."""
         limits = self.limits.max(axis=0)
         first = corners[corners[:, 0] > 0, 0].min(initial=limits[0] + 1)
         second = corners[corners[:, 0] == 0, 1].min(initial=limits[1] + 1)

@@ -4,7 +4,8 @@
 2. Two quick divisions are tried: every sequence goes to the cheapest capacity that holds it, or all go to one capacity.
 3. With few distinct sizes: column generation with every size as a class, then a dive, then an integer program.
 4. With more, sizes are grouped into classes. The linear program over their corners proves a bound; the program over
-   their means says which sequences go to which capacity. Each capacity is then packed by itself.
+   their means says which sequences go to which capacity. Each capacity is then packed by itself. With two kinds of
+   size, packs are also made from the patterns of that program.
 5. The packs that waste most are packed again, by step 3, as long as that lowers the price.
 
 The budget is counted in operations, so the result is the same on every machine.
@@ -34,26 +35,26 @@ from nopad.planning.several.task import Packing, Task
 
 __all__ = ["Found", "search"]
 
-_MOST_EXACT = 400  # distinct sizes
-_EXACT_CELLS = 3 * 10**7  # classes x cells of the table, with every size as a class
-_PROGRAM = 0.2  # of the budget, for a program of so many classes as take about that:
-_CLASS_STEPS = (0.37, 0.06)  # operations per cell of a table of one column, of several, and square of the classes
-_MOST_CLASSES, _MOST_GUIDING = 500, 300  # to prove a bound; to guide plans, for which more do not pay
-_CELLS = 2**17
-_PROVING, _SHARING = 0.4, 0.5  # of the budget that is left, for either program
-_EASING, _PACKING = 0.2, 0.8  # of the budget that is left, for trials and for packs
-_BEGINNING = 0.2  # of the budget: a first plan of two kinds that takes less is made before any linear program
-_QUICKLY = 0.33  # of the budget, for it
-_FAR = 1.05  # times the bound: where a plan is still beyond that, the first plan is made in the end
-_NEAR = 1e-5  # of the optimum of a program, where it ends
-_SLACK = 1e-3  # of the dearest price: a kind of which a full pack is worth less is not tight
-_EASES = (0.5, 0.1, 0.0)  # of the room of a kind that is not tight, kept free for what sequences differ from means
-_HARDER = 1.003  # a program that needs so much more for it is not followed
-_GOOD = 20_000  # one part of the price in so many above the bound is near enough
-_CLOSING = 40  # packs that are packed again at a time
-_MOST_CLOSED = 2**17  # different packs that are looked at
-_TURNS = 6
-_LOOSE = 1e-6  # of what a sequence is worth
+_MOST_EXACT = 400  # most distinct sizes in step 3
+_EXACT_CELLS = 3 * 10**7  # most classes x cells of the pricing table in step 3
+_PROGRAM = 0.2  # share of the budget for a program over classes; the number of classes is chosen so that it suffices
+_CLASS_STEPS = (0.37, 0.06)  # operations of that program per cell and (classes)^2: table one cell wide; wider
+_MOST_CLASSES, _MOST_GUIDING = 500, 300  # most classes to prove a bound; most to guide plans, where more do not pay
+_CELLS = 2**17  # most cells of the pricing table in step 4
+_PROVING, _SHARING = 0.4, 0.5  # shares of the budget left: for the program that proves a bound; for one over means
+_EASING, _PACKING = 0.2, 0.8  # shares of the budget left: for `ease`; for `pack_each`
+_BEGINNING = 0.2  # with two kinds of size, step 2 comes first if it takes less than this share of the budget
+_QUICKLY = 0.33  # share of the budget for step 2
+_FAR = 1.05  # if step 2 did not come first, it is done in the end if the price is above this many times the bound
+_NEAR = 1e-5  # a linear program ends when its bound is within this share of its optimum
+_SLACK = 1e-3  # a kind of size is tight if a full pack of it is worth at least this share of the highest price
+_EASES = (0.5, 0.1, 0.0)  # shares of the unused room of a kind that is not tight: kept free, as means are not exact
+_HARDER = 1.003  # a program with room kept free is followed only below this many times the bound
+_GOOD = 20_000  # a price is good if it is above the bound by at most one part in this many
+_CLOSING = 40  # packs that are packed again at a time, twice as many in every second turn
+_MOST_CLOSED = 2**17  # most different packs of a plan for step 5
+_TURNS = 6  # most turns of step 5
+_LOOSE = 1e-6  # see `_loose`: extras up to this share of a sequence's value count as 0
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ def search(task: Task, effort: float) -> Found:
 
 
 def _one(task: Task, effort: float) -> Found:
-    """Plan one kind for the only capacity that is worth using."""
+    """Plan one kind of size for the only capacity that is worth using."""
     capacity = int(task.capacities[task.by_price[0], 0])
     made = auto(Histogram(task.sizes[:, 0], task.counts), capacity, task.depth, effort=effort)
     number = dict(zip(task.sizes[:, 0].tolist(), range(task.counts.size), strict=True))
@@ -83,7 +84,7 @@ def _one(task: Task, effort: float) -> Found:
     for count, held in made.strategies:
         packing[tuple(sorted(number[length] for length in held))] += count
     steps = made.certificate.steps if made.certificate is not None else ()
-    places = int(task.capacities[task.by_price[0], 1] > 0)  # where a depth counts, each sequence takes one
+    places = int(task.capacities[task.by_price[0], 1] > 0)  # second size of each sequence: 1 if a depth limits packs
     extras = tuple((length, places, value) for length, value in steps if value)
     proof = PriceCertificate((0, 0), extras) if extras else None
     if proof is not None and proof.problem([(a, b) for a, b in task.capacities.tolist()]) is not None:
@@ -142,7 +143,7 @@ class _Search:
             self.best, self.price = packing, price
 
     def _prove(self, master: Master, relaxed: Relaxed) -> None:
-        """Keep the duals of a linear program, if they prove more than what is known."""
+        """Keep the values of sequences that the program's duals give, and a certificate if it proves a better bound."""
         rates, classes = relaxed.rates * master.dearest, master.classes
         inside = classes.of_size >= 0
         self.extra = np.zeros(self.task.counts.size)
@@ -154,7 +155,7 @@ class _Search:
             self._take(lifted(self.task, proof))
 
     def _take(self, proof: PriceCertificate) -> bool:
-        """Keep a certificate if it proves more than what is known; return whether it can be checked."""
+        """Keep a certificate if it proves a better bound than the best so far; return whether it can be checked."""
         if proof.problem([(a, b) for a, b in self.task.capacities.tolist()]) is not None:
             return False
         proven = price_bound(self.task, proof)
@@ -163,14 +164,14 @@ class _Search:
         return True
 
     def _loose(self) -> NDArray[np.bool_]:
-        """Return which sizes are worth no more than their room: any capacity may hold them at no loss."""
+        """Return which sizes have no extra: any capacity may hold them at no loss; bool ``[k]``."""
         if self.worth is None:
             return np.ones(self.task.counts.size, dtype=bool)
         found: NDArray[np.bool_] = self.extra <= _LOOSE * self.worth
         return found
 
     def _quick(self) -> None:
-        """Try simple splits by best-fit."""
+        """Try the two quick divisions among capacities (step 2 of the module)."""
         task = self.task
         one = len(task.by_price) == 1
         with self.budget.part(_QUICKLY):
@@ -196,13 +197,13 @@ class _Search:
         self._offer(_whole_packs(self.task, master, relaxed, self.bound, self.budget, self.best))
 
     def _listed(self) -> None:
-        """Choose among all packs there can be, if they are few: a table may be large where sequences are few."""
+        """Choose among all possible packs if these are few; this also works where the pricing table is too large."""
         made = choose(self.task, [], self.budget)
         if made is not None:
             self._offer(made)
 
     def _most_classes(self) -> int:
-        """Return for how many classes there is time."""
+        """Return the number of classes that the effort allows."""
         rooms, places = (self.task.capacities.max(axis=0) + 1.0).tolist()
         cells = min(rooms * places, _CELLS) * _CLASS_STEPS[places > 1]
         steps = max(self.effort, 0.1) * 1e9 * _PROGRAM
@@ -255,7 +256,7 @@ class _Search:
                 self._offer(pack_each(task, counts, self.budget))
 
     def _close(self) -> None:
-        """Pack the packs that waste most again, a few at a time."""
+        """Pack again the packs that waste most, a few at a time."""
         task = self.task
         for turn in range(_TURNS):
             if self._good() or self.budget.spent() or len(self.best) > _MOST_CLOSED:
@@ -282,7 +283,7 @@ class _Search:
 
 
 def _used(task: Task, master: Master, relaxed: Relaxed) -> NDArray[np.float64]:
-    """Return how much of the packs of a program each kind takes; 1 for a kind that is tight."""
+    """Return the share of all packs' room that each size fills in a program, 1 for a tight kind; float64 ``[2]``."""
     room = np.zeros(2)
     for (j, _), time in zip(master.columns, relaxed.times.tolist(), strict=False):
         room += time * task.capacities[j]
@@ -304,7 +305,7 @@ def _whole_packs(
 
 
 def _wasteful(task: Task, packing: Packing, worth: NDArray[np.float64] | None, most: int) -> Packing:
-    """Return about `most` packs that cost most beyond what their sequences are worth."""
+    """Return the `most` packs whose prices are furthest above the values of their sequences."""
     packs = list(packing)
     prices = np.array(task.prices, dtype=np.float64)[task.capacity_of(packs)]
     own = worth if worth is not None else (task.sizes / task.capacities.max(axis=0).clip(1)).max(axis=1) * prices.max()

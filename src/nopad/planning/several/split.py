@@ -1,8 +1,8 @@
 """Turn a solved linear program into packs: divide sequences among capacities, then pack each capacity by itself.
 
 The program says how many places for each class, and how much room for sand, every capacity offers. Sequences of every
-size are divided among capacities in these proportions. Then each capacity is packed by itself: `auto` does this nearly
-without loss for one kind of size, `nopad.planning.costs.spread` for two.
+size are divided among capacities in these proportions. Then each capacity is packed by itself: for one kind of size,
+`nopad.planning.optimal.nearly` does this nearly without loss; for two, `pack_both` does it.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from nopad.planning.several.task import Pack, Packing, Task
 
 __all__ = ["ease", "pack_each", "shares", "split_alone"]
 
-_SMALL = 8  # of the smallest capacity, that a sequence is at most so large a part of
-_FINE = (0.0, 0.01, 0.03)  # of the tokens of a capacity, in small sequences
-_FEW = 4  # capacities, for which each of these is tried
-_MANY = 10_000  # packs of a capacity, from which the shares of the linear program are left alone
-_SLACK = 5e-4
-_QUICK_STEPS = 5_000  # operations for each distinct length, of best-fit
-_NEAR = 2e-5  # of the packs of a capacity, above their bound
+_SMALL = 8  # a sequence is small if it is at most 1/8 of the smallest capacity
+_FINE = (0.0, 0.01, 0.03)  # shares of a capacity's tokens that `ease` puts into small sequences, each tried in turn
+_FEW = 4  # with more capacities than this, only one of these shares is tried
+_MANY = 10_000  # a capacity with at least this many packs keeps the division of the linear program
+_SLACK = 5e-4  # share of the room in whole packs that `ease` leaves free
+_QUICK_STEPS = 5_000  # operations of best-fit for each distinct length
+_NEAR = 2e-5  # the plan of one capacity may be above its bound by this share
 
 
 def split_alone(task: Task) -> NDArray[np.int64]:
@@ -62,7 +62,7 @@ def shares(task: Task, classes: Classes, columns: list[Column], times: NDArray[n
 
 
 def _of_classes(places: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the share of each class that goes to each capacity."""
+    """Return the share of each class that goes to each capacity; float64 ``[m, K]``."""
     total = places.sum(axis=1, keepdims=True)
     return np.where(total > 0, places / np.where(total > 0, total, 1.0), 0.0)
 
@@ -75,7 +75,7 @@ def _whole(task: Task, share: NDArray[np.float64]) -> NDArray[np.int64]:
     alone[np.arange(len(share)), task.cheapest(task.sizes)] = 1.0
     total = share.sum(axis=1, keepdims=True)
     share = np.where(total > 1e-12, share / np.where(total > 1e-12, total, 1.0), alone)
-    # Rounded as running sums over sizes and capacities, so that nothing adds up
+    # Running sums over sizes and capacities are rounded, so that rounding errors do not add up
     upto = np.cumsum(share, axis=1)
     running = np.floor(np.cumsum(upto * task.counts[:, None].astype(np.float64), axis=0) + 0.5)
     taken = np.diff(running, axis=0, prepend=0.0).astype(np.int64)
@@ -119,7 +119,7 @@ def ease(task: Task, counts: NDArray[np.int64], loose: NDArray[np.bool_], budget
 
 
 def _given(task: Task, counts: NDArray[np.int64], j: int) -> Task:
-    """Return the task of packing what capacity j is given."""
+    """Return the task of packing the sequences that capacity j is given, ``counts[:, j]``."""
     chosen = np.flatnonzero(counts[:, j])
     return task.part(chosen, counts[chosen, j])
 
@@ -127,7 +127,10 @@ def _given(task: Task, counts: NDArray[np.int64], j: int) -> Task:
 def _moved(
     task: Task, counts: NDArray[np.int64], j: int, giver: int, loose: NDArray[np.bool_], fine: float
 ) -> NDArray[np.int64]:
-    """Return counts where small sequences make up a share `fine` of what capacity j has, out of what `giver` has."""
+    """Return `counts` after an exchange: capacity j gets small sequences from `giver`, and gives it larger ones.
+
+    Small sequences then make up a share `fine` of the tokens in capacity j, if `giver` has enough of them.
+    """
     counts = counts.copy()
     lengths = task.sizes[:, 0].astype(np.float64)
     small = loose & (task.sizes[:, 0] * _SMALL <= int(task.capacities[:, 0].min()))
@@ -146,7 +149,7 @@ def _moved(
 
 
 def _part(counts: NDArray[np.int64], chosen: NDArray[np.bool_], share: float) -> NDArray[np.int64]:
-    """Return about this share of the chosen counts, rounded as a running sum."""
+    """Return about this share of the chosen counts, as whole numbers; their running sum is rounded; int64 ``[k]``."""
     running = np.floor(np.cumsum(np.where(chosen, counts, 0) * share) + 0.5).astype(np.int64)
     return np.clip(np.diff(running, prepend=0), 0, np.where(chosen, counts, 0))
 
@@ -154,10 +157,9 @@ def _part(counts: NDArray[np.int64], chosen: NDArray[np.bool_], share: float) ->
 def pack_each(task: Task, counts: NDArray[np.int64], budget: Budget, *, quick: bool = False) -> Packing:
     """Pack ``counts[:, j]`` sequences of each size into packs of capacity j, for every j.
 
-    With `quick`, all packs are made by best-fit.
-
     Each capacity may take an equal part of the budget that is left. Capacities with the highest price per token come
-    first; the room left in their packs is filled with sequences that were given to the others.
+    first. With one kind of size, the room left in their packs is filled with sequences that were given to the others,
+    and with `quick` all packs are made by best-fit.
     """
     counts, packing = counts.copy(), Counter[Pack]()
     rates = [price / limit for price, limit in zip(task.prices, task.capacities[:, 0].tolist(), strict=True)]
@@ -210,7 +212,7 @@ def _filled(task: Task, j: int, packing: Packing, counts: NDArray[np.int64], oth
 
 
 def _by_lengths(task: Task, j: int, budget: Budget, quick: bool = False) -> Packing:
-    """Pack one kind into capacity j."""
+    """Pack sequences of one kind of size into packs of capacity j."""
     capacity, lengths = int(task.capacities[j, 0]), task.sizes[:, 0]
     histogram = Histogram(lengths, task.counts)
     if quick:

@@ -1,10 +1,10 @@
 """`Task`: the sequences to pack, the capacities and their prices, in exact integers.
 
 In this package every sequence has two sizes, and every capacity two limits. With two kinds of size, the second size is
-the second kind (images, edges). With one kind, it is 1 for every sequence if there is a depth limit, which is then the
-second limit; without a depth limit it is 0. Prices are decimal numbers: a float stands for the decimal that Python
-prints, 4.3 for exactly 43/10. They are converted to whole numbers without a common divisor, so that the price of a
-plan, and a lower bound on it, are whole numbers too.
+the second kind (images, edges). With one kind, the second size is 1 for every sequence if a depth limit can restrict
+any pack, and the depth is the second limit; otherwise both are 0. Prices are decimal numbers: a float stands for the
+decimal that Python prints, 4.3 for exactly 43/10. They are converted to whole numbers without a common divisor, so that
+the price of a plan, and a lower bound on it, are whole numbers too.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from nopad.histogram import exact_dot
 
 __all__ = ["Pack", "Packing", "Task", "number", "whole_prices"]
 
-Pack = tuple[int, ...]  # numbers of sizes, ascending
+Pack = tuple[int, ...]  # indices into `Task.sizes`, ascending
 Packing = Counter[Pack]
 
 
@@ -75,7 +75,10 @@ class Task:
         return kept
 
     def cheapest(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the index of the cheapest capacity that holds each of these sizes ``[m, 2]``; -1 if none does."""
+        """Return the index of the cheapest capacity that holds each of these sizes ``[m, 2]``, -1 if none does.
+
+        The result is int64 ``[m]``.
+        """
         found = np.full(len(sizes), -1, dtype=np.int64)
         for j in reversed(self.by_price):
             found[(sizes <= self.capacities[j]).all(axis=1)] = j
