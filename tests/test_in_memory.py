@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import os
 import pickle
@@ -168,6 +169,18 @@ def test_pairs_of_texts():
         [(ids, label)] = sequences_of(dataset, "label")[number]
         assert (ids, label) == (tok(record["a"], record["b"])["input_ids"], record["label"])
     assert dataset[0]["token_type_ids"].size == dataset[0].input_ids.size
+
+
+def test_a_pair_without_a_token_is_an_empty_record():
+    tok = copy.deepcopy(tokenizer())
+    tok.backend_tokenizer.post_processor = None  # no special tokens
+    records = [{"a": "is it", "b": "no"}, {"a": "", "b": ""}, {"a": "why", "b": ""}]
+    with pytest.warns(UserWarning, match="1 of 3 records have no token and are left out"):
+        dataset = nopad.pack_dataset(records, 32, tokenizer=tok, text_pair=("a", "b"))
+    assert (dataset.manifest.counts["records"], dataset.manifest.counts["empty_skipped"]) == (3, 1)
+    assert sorted(sequences_of(dataset)) == [0, 2]
+    with pytest.raises(RecordError, match=r"record 2.*empty"):
+        nopad.pack_dataset(records, 32, tokenizer=tok, text_pair=("a", "b"), empty="error")
 
 
 def test_columns_that_a_task_does_not_read_are_named():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from nopad.corpus import CHAIN_START, LengthsFile, chain
-from nopad.errors import FormatError
+from nopad.errors import FormatError, OptionError
 
 
 @pytest.fixture
@@ -71,6 +71,11 @@ def test_what_is_no_array_file(tmp_path, content, why):
     with pytest.raises(FormatError) as caught:
         LengthsFile(path)
     assert str(caught.value).startswith(f"cannot read lengths from {path}: {why}")
+
+
+def test_no_file_at_all():
+    with pytest.raises(OptionError, match="no file of lengths; give at least one"):
+        LengthsFile([])
 
 
 def test_no_pickle_is_ever_loaded(save):

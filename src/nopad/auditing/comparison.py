@@ -167,6 +167,9 @@ def _gradients(
     out = Found(notes=list(notes))
     if sound is None:
         return out
+    if truth is None and dtype != torch.float64:  # which gradients are zero, and how far rounding goes, is not known
+        out.note(f"gradients in {named(dtype)} are not compared: there are none in float64 to judge them by")
+        return out
     if sound is not alone:
         batch, places = sound.trial.batch(form, sound.trial.sequences)
         together = per_sequence(sound.trial.run(batch, f"packed, {form}"), places, alone.kinds)

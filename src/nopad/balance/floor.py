@@ -33,7 +33,7 @@ class Report:
         waste: ``costliest / mean - 1``: the fraction by which a step takes longer than if all ranks had equal costs.
         abr: ``1 - mean / costliest``: the fraction of all ranks' time that is spent waiting. It is the attention
             balance ratio of "Hierarchical Balance Packing" (arXiv 2503.07680), for any cost model.
-        floor: the lowest waste that these units allow, however they are dealt; None if the units are not known.
+        floor: a lower bound on the waste, however the units are dealt; None if the units are not known.
 
     >>> import numpy as np
     >>> from nopad.balance import Report
@@ -52,7 +52,7 @@ class Report:
 
 
 def floor(costs: ArrayLike, world_size: int) -> float:
-    """Return the lowest waste with which these units could be dealt to `world_size` ranks.
+    """Return a lower bound on the waste of a step, however its units are dealt to `world_size` ranks.
 
     It is ``max(cost of the costliest unit, mean cost of a rank) / mean cost of a rank - 1``, where the mean in the
     numerator is rounded up, since costs are integers.

@@ -45,7 +45,7 @@ app = typer.Typer(
     name="nopad",
     cls=HelpedGroup,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Pack sequences for transformers with almost no padding, and prove how little is possible.",
+    help="Pack sequences for transformers with almost no padding, and prove how little padding is possible.",
     epilog=(
         "Exit codes: 0 fine; 1 a check failed; 2 wrong use or bad input; 3 the disk is full or a file cannot be read "
         "or written; 4 a bug in nopad; 130 interrupted. Any command takes --debug: show the traceback of an error."
@@ -80,7 +80,7 @@ def _options(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
-    """Pack sequences for transformers with almost no padding, and prove how little is possible."""
+    """Pack sequences for transformers with almost no padding, and prove how little padding is possible."""
     if config is None and Path(CONFIG).is_file():
         config = Path(CONFIG)
     if config is None or context.resilient_parsing:

@@ -46,22 +46,24 @@ def tokenised(
     *,
     max_length: int | None = None,
     over_long: OverLong = "error",
+    allow_empty: bool = False,
 ) -> Tokenised:
     """Tokenise texts, each together with its pair if `pairs` is given, and add the tokenizer's special tokens.
 
     Texts of more than `max_length` tokens (None: unlimited) are truncated, dropped or an error, as `over_long` says.
-    Truncation removes tokens one by one from the end of the longer of the two texts ("longest_first").
+    Truncation removes tokens one by one from the end of the longer of the two texts ("longest_first"). With
+    `allow_empty`, a text may have no tokens.
 
     Raises:
-        LengthError: a text has more than `max_length` tokens, and `over_long` is "error"; a text has no tokens; or
-            `max_length` leaves no room beside the special tokens.
+        LengthError: a text has more than `max_length` tokens, and `over_long` is "error"; a text has no tokens, and
+            `allow_empty` is False; or `max_length` leaves no room beside the special tokens.
     """
     found = Tokenised()
     for first in range(0, len(texts), _AT_ONCE):
         span = slice(first, first + _AT_ONCE)
         part = [*_tokenise(tokenizer, texts[span], None if pairs is None else pairs[span])]
         for number, (ids, types) in enumerate(part, first):
-            if not ids:
+            if not ids and not allow_empty:
                 raise LengthError(f"record {number} has no token: its text is {texts[number]!r}; leave it out")
             if max_length is not None and len(ids) > max_length:
                 if over_long == "error":
@@ -78,7 +80,7 @@ def tokenised(
                 if len(ids) > max_length:
                     raise LengthError(f"record {number} cannot be cut to {max_length} tokens: it has special tokens")
             found.ids.append(ids)
-            if types:
+            if types or not ids:
                 found.types.append(types)
             found.kept.append(number)
     return found

@@ -1,8 +1,7 @@
 """Read a JSON file with one array of objects as runs of records, without holding all objects in memory.
 
 The standard library parses objects one by one from a window of the text, at 50 MB/s. Memory: a few MiB, or one larger
-object or line, so an array on a single line is held in memory as text. A file that holds one object per line is read by
-`nopad.corpus.runs.jsonl_runs` instead.
+object. A file that holds one object per line is read by `nopad.corpus.runs.jsonl_runs` instead.
 """
 
 from __future__ import annotations

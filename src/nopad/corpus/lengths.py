@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from nopad.corpus.npy import NpyFile
 from nopad.corpus.records import BadRecord, Record
 from nopad.corpus.source import Block, Source
-from nopad.errors import FormatError, SourceError
+from nopad.errors import FormatError, OptionError, SourceError
 
 __all__ = ["LengthsFile"]
 
@@ -30,6 +30,7 @@ class LengthsFile(Source):
 
     Raises:
         FormatError: a file is missing, not an ``.npy`` file, or not a one-dimensional array.
+        OptionError: no file is given.
 
     >>> import numpy as np, pathlib, tempfile
     >>> from nopad.corpus import LengthsFile
@@ -42,6 +43,8 @@ class LengthsFile(Source):
     def __init__(self, path: str | Path | Sequence[str | Path]) -> None:
         """Read the header of each file."""
         given = [path] if isinstance(path, str | Path) else path
+        if not given:
+            raise OptionError("no file of lengths; give at least one")
         self._files = [_opened(Path(one)) for one in given]
         self.path = self._files[0].path
         self.total_bytes = sum(file.size * file.dtype.itemsize for file in self._files)
