@@ -7,6 +7,18 @@
 from nopad.auditing.run import audit
 from nopad.auditing.samples import audit_samples
 from nopad.auditing.steps import Finding, Step, StepVerdict, audit_step
+from nopad.auditing.traces import Trace, trace
 from nopad.auditing.verdict import Check, Verdict
 
-__all__ = ["Check", "Finding", "Step", "StepVerdict", "Verdict", "audit", "audit_samples", "audit_step"]
+__all__ = [
+    "Check",
+    "Finding",
+    "Step",
+    "StepVerdict",
+    "Trace",
+    "Verdict",
+    "audit",
+    "audit_samples",
+    "audit_step",
+    "trace",
+]

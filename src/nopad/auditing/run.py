@@ -31,7 +31,7 @@ from nopad.model.families import FRONTS
 from nopad.model.safety import bare, is_packed, state_of
 from nopad.options import BOOLEAN, Option
 
-__all__ = ["audit"]
+__all__ = ["audit", "how_of", "refuse_front"]
 
 
 OPTIONS = {
@@ -99,7 +99,7 @@ def audit(
             f"this model is pack-safe by backend {state_of(model).backend!r}, and {backend!r} is asked; leave it "
             "out, or undo it first with nopad.unpacked(model)"
         )
-    _refuse_front(inner)
+    refuse_front(inner)
     notes = []
     if layers is not None:
         notes.append(f"the first {layers} of {layer_count(inner.config)} layers only{missing_kinds(inner, layers)}")
@@ -120,13 +120,13 @@ def audit(
         max_abs_diff=found.worst,
         first_difference=None if isolated else found.first,
         model=type(inner).__name__,
-        how=_how(model, collator, backend),
+        how=how_of(model, collator, backend),
         checks=tuple(found.checks),
         notes=tuple(notes),
     )
 
 
-def _refuse_front(model: Any) -> None:
+def refuse_front(model: Any) -> None:
     """Refuse a model that takes images, since this audit draws token ids.
 
     Raises:
@@ -139,7 +139,7 @@ def _refuse_front(model: Any) -> None:
         )
 
 
-def _how(model: Any, collator: Collator | None, backend: str) -> str:
+def how_of(model: Any, collator: Collator | None, backend: str) -> str:
     """Return in words what keeps sequences apart."""
     if collator is not None:
         return f"as it is, with {getattr(collator, '__name__', type(collator).__name__)}"
