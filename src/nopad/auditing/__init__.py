@@ -4,6 +4,7 @@
 `audit_step` checks one real training step: collator, loss, denominator and gradients.
 """
 
+from nopad.auditing.fixes import Change, Fix, find_fix, find_step_fix
 from nopad.auditing.run import audit
 from nopad.auditing.samples import audit_samples
 from nopad.auditing.steps import Finding, Step, StepVerdict, audit_step
@@ -11,8 +12,10 @@ from nopad.auditing.traces import Trace, trace
 from nopad.auditing.verdict import Check, Verdict
 
 __all__ = [
+    "Change",
     "Check",
     "Finding",
+    "Fix",
     "Step",
     "StepVerdict",
     "Trace",
@@ -20,5 +23,7 @@ __all__ = [
     "audit",
     "audit_samples",
     "audit_step",
+    "find_fix",
+    "find_step_fix",
     "trace",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -14,12 +14,13 @@ from nopad.auditing.failure import ModelFailedError
 from nopad.auditing.forms import MAY_REFUSE
 from nopad.auditing.gradients import Truth, compare_gradients
 from nopad.auditing.limits import apart, largest_finite, limit_of, named
+from nopad.auditing.probes import Places
 from nopad.auditing.tracing import first_difference
 from nopad.auditing.trial import per_sequence
 from nopad.auditing.verdict import Check
 from nopad.model.attention import watched
 
-__all__ = ["Found", "compare"]
+__all__ = ["Found", "compare", "same_outputs"]
 
 
 @dataclass
@@ -105,13 +106,10 @@ def _compare_form(alone: Alone, form: str, dtype: torch.dtype, truth: Truth | No
 
     with torch.set_grad_enabled(with_gradients), watched(attended):
         given = trial.run(batch, f"packed, {form}")
-    together = per_sequence(given, places, alone.kinds)
+    together, check, worst = _judged(alone, given, places, dtype)
     out.names, out.row = tuple(together), places.shape[1]
-    of_rows = [name for name in given if name in alone.kinds and name not in together]
-    if trial.collator is not None and "pooler_output" in of_rows and together:
-        of_rows.remove("pooler_output")  # a base model's; its hidden states are compared
+    if _left_out(alone, given, together):
         out.note("pooler_output is not compared: it is a row's, and no sequence's")
-    check, worst = _outputs(alone, together, of_rows, [n for n in alone.kinds if n not in given], dtype)
     out.worst = worst if dtype == torch.float64 else 0.0
     out.checks.append(replace(check, name=f"{named(dtype)} outputs, {form}{label}"))
     if not check.passed:
@@ -122,6 +120,42 @@ def _compare_form(alone: Alone, form: str, dtype: torch.dtype, truth: Truth | No
             partial(_gradients, alone, together, form, dtype, truth, f"{form}{label}"),
         )
     return out
+
+
+def same_outputs(alone: Alone, dtype: torch.dtype) -> bool:
+    """Return whether the sequences get the outputs packed that they get alone, in every form of the trial.
+
+    Raises:
+        ModelFailedError: the model raised an exception.
+        BatchError: the collator failed, or cut, dropped, changed or added tokens.
+    """
+    for form in alone.trial.forms:
+        batch, places = alone.trial.batch(form, alone.trial.sequences)
+        with torch.no_grad():
+            given = alone.trial.run(batch, f"packed, {form}")
+        together, check, _ = _judged(alone, given, places, dtype)
+        if not check.passed or not together:
+            return False
+    return True
+
+
+def _judged(
+    alone: Alone, given: Mapping[str, Tensor], places: Places, dtype: torch.dtype
+) -> tuple[dict[str, list[Tensor]], Check, float]:
+    """Return (outputs of a batch by sequence, their comparison with those alone, the largest difference)."""
+    together = per_sequence(given, places, alone.kinds)
+    of_rows = [name for name in given if name in alone.kinds and name not in together]
+    if _left_out(alone, given, together):
+        of_rows.remove("pooler_output")  # a base model's; its hidden states are compared
+    check, worst = _outputs(alone, together, of_rows, [n for n in alone.kinds if n not in given], dtype)
+    return together, check, worst
+
+
+def _left_out(alone: Alone, given: Mapping[str, Tensor], together: Mapping[str, list[Tensor]]) -> bool:
+    """Return whether a foreign collator's batch gives a pooler_output that is a row's, beside other outputs."""
+    pooled = "pooler_output"
+    foreign = alone.trial.collator is not None
+    return foreign and pooled in given and pooled in alone.kinds and pooled not in together and bool(together)
 
 
 def _outputs(

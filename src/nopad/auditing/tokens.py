@@ -68,6 +68,11 @@ class Tokens:
         """Return a copy that also draws these special tokens, at any place."""
         return replace(self, inside=tuple(dict.fromkeys(self.special[name] for name in names)))
 
+    def for_collators(self) -> Tokens:
+        """Return a copy whose sequences are bordered, or these tokens if there is no eos, or it is the pad too."""
+        eos, pad = (self.special.get(name) for name in ("eos", "pad"))
+        return self if eos is None or eos == pad else self.bordered()
+
     def bordered(self) -> Tokens:
         """Return a copy that draws sequences as in a corpus: eos last, and bos first unless it equals pad or eos."""
         pad, bos, eos = (self.special.get(name) for name in ("pad", "bos", "eos"))

@@ -97,20 +97,14 @@ def trace(
         for dtype in dict.fromkeys((torch.float64, own)):
             try:
                 with subject_of(model, dtype, collator is None, backend) as subject:
-                    tokens = _tokens(subject, collator)
+                    tokens = Tokens.of(inner.config.get_text_config())
+                    tokens = tokens if collator is None else tokens.for_collators()
                     trial = Trial.drawn(subject, collator, capacity, seed, tokens)
                     trial = replace(_changed(trial, tokens), partly=steady(trial))
                     return _Traced(trial, dtype, how_of(model, collator, backend)).trace(poisoned)
             except ModelFailedError as error:  # some kernels run in one dtype only
                 failed = error
     raise OptionError(f"{type(inner).__name__} cannot be traced: {failed}") from failed
-
-
-def _tokens(subject: Any, collator: Collator | None) -> Tokens:
-    """Return the tokens to draw; for a collator, sequences end with eos, as in `nopad.audit`, unless it is the pad."""
-    tokens = Tokens.of(bare(subject).config.get_text_config())
-    eos, pad = (tokens.special.get(name) for name in ("eos", "pad"))
-    return tokens if collator is None or eos is None or eos == pad else tokens.bordered()
 
 
 def _changed(trial: Trial, tokens: Tokens) -> Trial:
