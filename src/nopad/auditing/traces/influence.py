@@ -101,17 +101,17 @@ class Trace:
         """Numbers of the sequences that a poisoned token of another sequence moves in some module, ascending."""
         return [int(number) for number in np.unique(self.sequences[self.leaks.any(0)])]
 
-    def summary(self) -> str:
-        """Return what was poisoned and what it reached, as one sentence."""
+    def summary(self, named: bool = True) -> str:
+        """Return what was poisoned and what it reached, as one sentence; `named`: with the model, and how it is run."""
         tokens = [f"token {self.positions[at]} of sequence {self.sequences[at]}" for at in self.poisoned]
         said = tokens[0] if len(tokens) == 1 else f"{len(tokens)} tokens, one at a time,"
-        head = f"{self.model}, {self.how}: {said} replaced"
+        head = f"{self.model}, {self.how}: {said} replaced" if named else f"{said} replaced"
         if self.first_leak is None:
             return f"{head}; only its own sequence moves" if len(tokens) == 1 else f"{head}; none leaves its sequence"
         numbers = self.reached
-        named = f"sequence{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
+        into = f"sequence{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
         most = self.leaks.max()
-        tail = f"; LEAKS into {named} from {self.first_leak} on, by up to {most:.1e}"
+        tail = f"; LEAKS into {into} from {self.first_leak} on, by up to {most:.1e}"
         return head + (tail if not self.isolated else tail.replace("LEAKS", "moves") + ", but no result shows it")
 
     def draw(self, width: int | None = None, colour: bool = False) -> str:
