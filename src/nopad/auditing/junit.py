@@ -43,7 +43,8 @@ def junit(suite: str, checks: Sequence[Check], said: str, others: Sequence[tuple
         ElementTree.SubElement(case, "failure", given).text = _plain(message)
     ElementTree.SubElement(inside, "system-out").text = _plain(said)
     ElementTree.indent(top)
-    return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(top, encoding="unicode") + "\n"
+    made: bytes = ElementTree.tostring(top, encoding="utf-8", xml_declaration=True)
+    return made.decode() + "\n"
 
 
 def _plain(text: str) -> str:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from html import escape
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -37,21 +38,20 @@ def picture(trace: Trace) -> str:
     right = across[-1] + STEP
     panel = HEAD + len(names) * STEP + 14
     width, height = max(left + right + 10, 560), 10 + panel * len(trace.poisoned) + LEGEND
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="trace" width="{width}" height="{height}" '
-        f'viewBox="0 0 {width} {height}" role="img" aria-label="{escape(trace.summary())}">',
-        f"<style>{STYLE}</style>",
-        f'<rect class="paper" width="{width}" height="{height}"/>',
-    ]
+    parts = [_tag("style", STYLE), _tag("rect", class_="paper", width=width, height=height)]
     for number in range(len(trace.poisoned)):
-        parts += [
-            f'<g transform="translate({left},{10 + number * panel})">',
-            *_panel(trace, number, names, across),
-            "</g>",
-        ]
+        panels = _panel(trace, number, names, across)
+        parts.append(_tag("g", *panels, transform=f"translate({left},{10 + number * panel})"))
     legend = _legend(trace.source < len(trace.sequences))
-    parts += [f'<g transform="translate({left},{10 + panel * len(trace.poisoned)})">', *legend, "</g>", "</svg>"]
-    return "\n".join(parts)
+    parts.append(_tag("g", *legend, transform=f"translate({left},{10 + panel * len(trace.poisoned)})"))
+    seen = {"role": "img", "aria_label": trace.summary(), "viewBox": f"0 0 {width} {height}"}
+    return _tag("svg", *parts, xmlns="http://www.w3.org/2000/svg", class_="trace", width=width, height=height, **seen)
+
+
+def _tag(name: str, *inside: str, **given: Any) -> str:
+    """Return an element; ``text_anchor`` is its attribute text-anchor, and ``class_`` its class."""
+    said = "".join(f' {key.rstrip("_").replace("_", "-")}="{escape(str(value))}"' for key, value in given.items())
+    return f"<{name}{said}>" + "\n".join(inside) + f"</{name}>" if inside else f"<{name}{said}/>"
 
 
 def _across(trace: Trace) -> list[int]:
@@ -72,33 +72,34 @@ def _panel(trace: Trace, number: int, names: list[str], across: list[int]) -> It
     for begin, end in _sequences(trace):
         x, after = across[begin], across[end - 1] + CELL
         said = f"{'t' if begin >= trace.source else ''}{trace.sequences[begin]}"
-        yield f'<text class="soft" x="{(x + after) / 2:g}" y="9" text-anchor="middle">{said}</text>'
-        yield f'<path class="brace" d="M{x + 0.5} 18v-4h{after - x - 1}v4"/>'
-    x = across[column]
-    shape = f"M{x} 22h{CELL}l-{CELL / 2} 9z"
-    yield f'<path class="mark" d="{shape}"><title>{_where(trace, column)}, poisoned</title></path>'
-    yield '<text class="soft" x="-8" y="9" text-anchor="end">sequence</text>'
-    yield '<text class="soft" x="-8" y="30" text-anchor="end">poisoned token</text>'
+        yield _tag("text", said, class_="soft", x=f"{(x + after) / 2:g}", y=9, text_anchor="middle")
+        yield _tag("path", class_="brace", d=f"M{x + 0.5} 18v-4h{after - x - 1}v4")
+    poisoned = _tag("title", f"{_where(trace, column)}, poisoned")
+    yield _tag("path", poisoned, class_="mark", d=f"M{across[column]} 22h{CELL}l-{CELL / 2} 9z")
+    yield _tag("text", "sequence", class_="soft", x=-8, y=9, text_anchor="end")
+    yield _tag("text", "poisoned token", class_="soft", x=-8, y=30, text_anchor="end")
     for down, (name, row) in enumerate(zip(names, trace.drawn, strict=True)):
         y = HEAD + down * STEP
-        leaks = ' class="leak"' if trace.leaks[row].any() else ""
-        yield f'<text{leaks} x="-8" y="{y + 11}" text-anchor="end">{escape(name)}</text>'
+        kind = "leak" if trace.leaks[row].any() else "mark"
+        yield _tag("text", escape(name), class_=kind, x=-8, y=y + 11, text_anchor="end")
+        there = [x for x, value in zip(across, trace.influence[number, row], strict=True) if not math.isnan(value)]
+        yield _tag("path", class_="still", d="".join(f"M{x} {y}h{CELL}v{CELL}h-{CELL}" for x in there))
         for at, x in enumerate(across):
             yield from _cell(trace, number, int(row), at, x, y, name)
 
 
 def _cell(trace: Trace, number: int, row: int, at: int, x: int, y: int, name: str) -> Iterator[str]:
+    """Yield the element for a token that moves in a module, if it does."""
     value = float(trace.influence[number, row, at])
-    if math.isnan(value):
-        return
-    box = f'x="{x}" y="{y}" width="{CELL}" height="{CELL}" rx="2"'
-    yield f'<rect class="still" {box}/>'
     leak = trace.leaking[number, row, at] > 0
     own = trace.sequences[at] == trace.sequences[trace.poisoned[number]]
     if value > 0 and (own or leak):
-        kind = "leak" if leak else "own"
-        said = f"{escape(name)}: {_where(trace, at)} moves by {value:.1e}"
-        yield f'<rect class="{kind}" {box} fill-opacity="{_opacity(value):.2f}"><title>{said}</title></rect>'
+        title = _tag("title", f"{escape(name)}: {_where(trace, at)} moves by {value:.1e}")
+        yield _box("leak" if leak else "own", x, y, title, fill_opacity=_opacity(value))
+
+
+def _box(kind: str, x: int, y: int, *inside: str, **given: Any) -> str:
+    return _tag("rect", *inside, class_=kind, x=x, y=y, width=CELL, height=CELL, **given)
 
 
 def _sequences(trace: Trace) -> Iterator[tuple[int, int]]:
@@ -114,19 +115,18 @@ def _where(trace: Trace, at: int) -> str:
     return f"token {trace.positions[at]} of {target}sequence {trace.sequences[at]}"
 
 
-def _opacity(value: float) -> float:
+def _opacity(value: float) -> str:
     """Return the opacity of a change: the larger, the fuller, on a logarithmic scale."""
-    if not math.isfinite(value):
-        return 1.0
-    return min(max(1 + math.log10(value) / DECADES * (1 - FAINT), FAINT), 1.0)
+    decades = math.log10(value) if math.isfinite(value) else 0.0
+    return f"{min(max(1 + decades / DECADES * (1 - FAINT), FAINT), 1.0):.2f}"
 
 
 def _legend(targets: bool) -> Iterator[str]:
     for line, (kind, said) in enumerate((("own", "its own sequence"), ("leak", "another sequence: a leak"))):
         y = 4 + line * 18
         for step, value in enumerate((1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)):
-            box = f'x="{step * STEP}" y="{y}" width="{CELL}" height="{CELL}" rx="2"'
-            yield f'<rect class="still" {box}/><rect class="{kind}" {box} fill-opacity="{_opacity(value):.2f}"/>'
+            yield _box("still", step * STEP, y)
+            yield _box(kind, step * STEP, y, fill_opacity=_opacity(value))
         tail = "" if line else ", by 1e-5 of the largest value and below, to 1"
         tail += "; t0 is the target of sequence 0" if line and targets else ""
-        yield f'<text x="{6 * STEP + 8}" y="{y + 11}">{said}{tail}</text>'
+        yield _tag("text", said + tail, x=6 * STEP + 8, y=y + 11)
