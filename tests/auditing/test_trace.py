@@ -87,6 +87,11 @@ class TestSound:
         config = t.MixtralConfig(**sizes, vocab_size=99, num_key_value_heads=2, num_local_experts=4)
         assert trace(t.MixtralForCausalLM(config), poisoned="each").isolated
 
+    @pytest.mark.parametrize("kind", ["kimi_linear", "qwen3_moe", "aria_text"])
+    def test_experts_whose_tokens_are_as_many_as_sequences(self, kind):
+        found = trace(test_families.build(tiny(kind), "base"), poisoned="each")
+        assert (found.isolated, found.first_leak) == (True, None)
+
     @pytest.mark.parametrize("kind", ["mamba2", "lfm2"])
     def test_hybrids(self, kind):
         found = trace(test_families.build(tiny(kind), "base"), poisoned="each")
@@ -122,7 +127,7 @@ class TestPlanted:
         model = build("llama", "causal LM")
         model.model.layers[0].register_forward_hook(from_the_left(4e-3))
         found = trace(model)
-        assert found.positions[found.poisoned].tolist() == [7]  # the last but the border reaches the next sequence most
+        assert found.positions[found.poisoned].tolist() == [8]  # the last one reaches the next sequence most
         assert (found.first_leak, found.reached[0]) == ("model.layers.0", 3)
 
     def test_only_sequences_that_leak_are_named(self):

@@ -55,10 +55,11 @@ class Columns:
     def __len__(self) -> int:
         return len(self.sequences)
 
-    def spread(self, value: Tensor) -> tuple[slice, Tensor] | None:
+    def spread(self, value: Tensor, pooled: bool) -> tuple[slice, Tensor] | None:
         """Return which columns a module's output belongs to, and its values for each of them, ``[n, values]``.
 
-        A result per sequence belongs to every token of its sequence. None: it cannot be divided among tokens.
+        A result per sequence belongs to every token of its sequence; `pooled`: whether the module may give such
+        results. None: the output cannot be divided among tokens.
         """
         target = self.places.target
         if target is not None and tuple(value.shape[:2]) == target.shape:
@@ -66,12 +67,20 @@ class Columns:
         shape = self.places.shape
         if tuple(value.shape[:2]) == shape:
             return slice(0, self.source), _taken(value, self.places)
-        if value.dim() == 2 and value.shape[0] == shape[0] * shape[1]:  # rows that were laid end to end, for experts
+        if self.flat(value):
             return slice(0, self.source), _taken(value.reshape(*shape, -1), self.places)
-        parts = self.places.split(value, "sequence") if value.dim() == 2 else None
+        parts = self.places.split(value, "sequence") if pooled and value.dim() == 2 else None
         if parts is None:
             return None
         return slice(0, self.source), _repeated(parts, self.places)
+
+    def flat(self, value: Tensor) -> bool:
+        """Return whether an output may be of the rows laid end to end, as a router of experts gets them.
+
+        An expert that gets all tokens has the same shape. It gets each of them once, in order.
+        """
+        shape = self.places.shape
+        return value.dim() == 2 and tuple(value.shape) != shape and value.shape[0] == shape[0] * shape[1]
 
     def joined(self, parts: list[Tensor], kind: str) -> tuple[slice, Tensor]:
         """Return which columns the parts of an output belong to, one per sequence, and values ``[n, values]``.
@@ -116,11 +125,11 @@ def moved_by(before: Tensor, after: Tensor) -> NDArray[np.float64]:
 
 
 @contextmanager
-def recorded(model: Any, keep: Callable[[str, Tensor], None]) -> Iterator[None]:
-    """Inside this context, call ``keep(name, output)`` each time that a module of the model finishes.
+def recorded(model: Any, keep: Callable[[str, int, Tensor], None]) -> Iterator[None]:
+    """Inside this context, call ``keep(name, number, output)`` each time that a module of the model finishes.
 
-    `output` is the first tensor of its output, if it is of floating point and has at least 2 dimensions. The name of a
-    module's second call ends with ", call 2", and so on.
+    `output` is the first tensor of its output, if it is of floating point and has at least 2 dimensions. `number`
+    counts the calls of this module, from 1.
     """
     calls: dict[str, int] = {}
     handles = []
@@ -130,7 +139,7 @@ def recorded(model: Any, keep: Callable[[str, Tensor], None]) -> Iterator[None]:
             value = output[0] if isinstance(output, tuple | list) and output else output
             if isinstance(value, Tensor) and value.is_floating_point() and value.dim() >= 2:
                 calls[name] = calls.get(name, 0) + 1
-                keep(name if calls[name] == 1 else f"{name}, call {calls[name]}", value.detach())
+                keep(name, calls[name], value.detach())
 
         return after
 

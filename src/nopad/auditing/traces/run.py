@@ -6,7 +6,7 @@ tried where none is named: first, middle and last.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -59,7 +59,8 @@ def trace(
             then run unchanged, with batches of this collator.
         poisoned: the tokens to replace, one after the other, as pairs (sequence, token), both from 0. "each": one token
             of every sequence. None: one token of one sequence. Where the token is left open, it is the first, middle
-            or last one between the sequence's borders: whichever changes other sequences most; else the middle one.
+            or last one (for a collator, between the first and the last): whichever changes other sequences most, or
+            the middle one if none does.
         capacity: length of the longest sequence, and most tokens of a row.
         backend: attention backend with which the copies are made pack-safe, as in `nopad.packed`.
         layers: trace a copy with only the first `layers` layers; None: all layers.
@@ -143,6 +144,7 @@ class _Traced:
     def __post_init__(self) -> None:
         with torch.no_grad():
             self.kinds = kinds_of([self.trial.alone(number) for number in range(len(self.trial.sequences))], self.trial)
+        self.layers = _layers(bare(self.trial.model))
         self.form = FORM if FORM in self.trial.forms else self.trial.forms[-1]
         self.clean = self._run(self._poisoned(None, None), self.trial.sequences)
 
@@ -181,8 +183,9 @@ class _Traced:
         lengths = [len(sequence) for sequence in self.trial.sequences]
         if asked is None or asked == "each":
             numbers = range(len(lengths)) if asked == "each" else [self._poisoned(None, None).victim]
-            # The borders are left as they are if there are any besides: collators may find sequences by them
-            inside = {n: range(1, length - 1) if length > 3 else range(length) for n, length in enumerate(lengths)}
+            # A collator may find sequences by the tokens at their borders
+            spare = 1 if self.trial.collator is not None else 0
+            inside = {n: range(spare, size - spare) if size > 3 else range(size) for n, size in enumerate(lengths)}
             return [(n, sorted({inside[n][len(inside[n]) // 2], inside[n][0], inside[n][-1]})) for n in numbers]
         pairs = list(asked) if isinstance(asked, Sequence) and not isinstance(asked, str) else []
         if not pairs or not all(isinstance(one, Sequence) and len(one) == 2 for one in pairs):
@@ -217,14 +220,21 @@ class _Traced:
         """Run the batch, and keep what each module and the model give for each token."""
         at: list[Columns] = []
         values: dict[str, tuple[slice, Tensor]] = {}
+        flat: set[str] = set()
 
         def watch(places: Places) -> AbstractContextManager[None]:
             at.append(Columns.of(places))
 
-            def keep(name: str, value: Tensor) -> None:
-                spread = at[-1].spread(value)
-                if spread is not None:
-                    values[name] = spread
+            def keep(name: str, call: int, value: Tensor) -> None:
+                if call > 1 and name in flat:
+                    values.pop(name, None)
+                # In a layer, as many rows as there are sequences are an expert's tokens
+                spread = at[-1].spread(value, pooled=not _within(name, self.layers))
+                if spread is None or (at[-1].flat(value) and call > 1):
+                    return
+                if at[-1].flat(value):
+                    flat.add(name)
+                values[name if call == 1 else f"{name}, call {call}"] = spread
 
             return recorded(self.trial.model, keep)
 
@@ -262,16 +272,20 @@ class _Traced:
 def _drawn(trace: Trace, model: nn.Module) -> NDArray[np.int64]:
     """Return the modules to draw: the embeddings, each layer, the first that leaks, and the model's outputs."""
     layers = _layers(model)
-    belongs: Callable[[str], bool] = lambda name: any(name == one or name.startswith(f"{one}.") for one in layers)  # noqa: E731
     modules = len(trace.modules) - trace.outputs
     names = [name.partition(", call ")[0] for name in trace.modules[:modules]]
-    rows = [at for at, name in enumerate(names) if name in layers]
+    moves: NDArray[np.bool_] = np.any(np.nan_to_num(trace.matrix, nan=0.0) > 0, axis=1)
+    rows = [at for at, name in enumerate(names) if name in layers and moves[at]]  # tables of positions do not move
     if not rows:
         return np.arange(len(trace.modules))
-    before = [at for at in range(modules) if at < rows[0] and not belongs(names[at])]
-    moved = [at for at in before if np.nan_to_num(trace.matrix[at], nan=0.0).any()]
+    moved = [at for at in range(rows[0]) if moves[at] and not _within(names[at], layers)]
     first = np.flatnonzero(trace.leaks[:modules].any(1))[:1].tolist()
     return np.array(sorted({*moved[-1:], *rows, *first, *range(modules, len(trace.modules))}), dtype=np.int64)
+
+
+def _within(name: str, layers: set[str]) -> bool:
+    """Return whether a module is one of the layers, or inside one."""
+    return any(name == layer or name.startswith(f"{layer}.") for layer in layers)
 
 
 def _layers(model: nn.Module) -> set[str]:
