@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import xml.etree.ElementTree as ElementTree
+from functools import cache
 
 import numpy as np
 import pytest
 import test_families
 import torch
 import transformers as t
+from hypothesis import given
+from hypothesis import strategies as st
 from kinds import tiny
 from zoo import build
 
@@ -20,6 +24,11 @@ from nopad.errors import BatchError, OptionError, UnsupportedModelError
 
 LENGTHS = [16, 1, 9, 4, 1, 7]
 FLATTENING = t.DataCollatorWithFlattening(return_tensors="pt")
+
+
+@cache
+def small():
+    return build("bert", num_hidden_layers=1)
 
 
 def from_the_left(share):
@@ -87,7 +96,7 @@ class TestSound:
         config = t.MixtralConfig(**sizes, vocab_size=99, num_key_value_heads=2, num_local_experts=4)
         assert trace(t.MixtralForCausalLM(config), poisoned="each").isolated
 
-    @pytest.mark.parametrize("kind", ["kimi_linear", "qwen3_moe", "aria_text"])
+    @pytest.mark.parametrize("kind", ["qwen3_moe", "aria_text"])
     def test_experts_whose_tokens_are_as_many_as_sequences(self, kind):
         found = trace(test_families.build(tiny(kind), "base"), poisoned="each")
         assert (found.isolated, found.first_leak) == (True, None)
@@ -289,6 +298,34 @@ def test_the_model_is_left_as_it_was():
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert not any(module._forward_hooks for module in model.modules())
     assert not nopad.model.is_packed(model)
+
+
+def test_a_model_that_is_pack_safe_keeps_its_backend():
+    model = nopad.packed(build("bert"), backend="mask")
+    found = trace(model)
+    assert found.isolated
+    assert found.how == "nopad, backend 'mask'"
+    assert nopad.model.is_packed(model)
+    with pytest.raises(OptionError, match="this model is pack-safe by backend 'mask', and 'segments' is asked"):
+        trace(model, backend="segments")
+
+
+@given(st.data())
+def test_any_token_moves_its_own_sequence_only(data):
+    sequence = data.draw(st.sampled_from(range(6)))
+    pair = sequence, data.draw(st.integers(0, LENGTHS[sequence] - 1))
+    found = trace(small(), poisoned=[pair], seed=data.draw(st.integers(0, 9)))
+    assert np.flatnonzero((np.nan_to_num(found.matrix) > 0).any(0)).tolist() == columns_of(found, sequence)
+    assert (found.sequences[found.poisoned[0]], found.positions[found.poisoned[0]]) == pair
+
+
+@given(st.integers(0, 5), st.sampled_from([1e-9, 4e-3, 1.0]))
+def test_a_leak_of_any_size_reaches_the_next_sequence(sequence, share):
+    model = copy.deepcopy(small())
+    model.encoder.layer[0].register_forward_hook(from_the_left(share))
+    found = trace(model, poisoned=[(sequence, LENGTHS[sequence] - 1)])
+    assert found.reached == ([sequence + 1] if sequence < 5 else [])
+    assert found.isolated == (sequence == 5)
 
 
 def test_layers_and_seed():

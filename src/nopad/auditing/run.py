@@ -31,7 +31,7 @@ from nopad.model.families import FRONTS
 from nopad.model.safety import bare, is_packed, state_of
 from nopad.options import BOOLEAN, Option
 
-__all__ = ["audit", "how_of", "refuse_front"]
+__all__ = ["audit", "backend_for", "check_model", "how_of"]
 
 
 OPTIONS = {
@@ -94,12 +94,7 @@ def audit(
     for name, value in given.items():
         OPTIONS[name].check(name, value)
     inner = bare(model)
-    if is_packed(model) and backend not in ("auto", state_of(model).backend):
-        raise OptionError(
-            f"this model is pack-safe by backend {state_of(model).backend!r}, and {backend!r} is asked; leave it "
-            "out, or undo it first with nopad.unpacked(model)"
-        )
-    refuse_front(inner)
+    check_model(model, backend)
     notes = []
     if layers is not None:
         notes.append(f"the first {layers} of {layer_count(inner.config)} layers only{missing_kinds(inner, layers)}")
@@ -126,17 +121,34 @@ def audit(
     )
 
 
-def refuse_front(model: Any) -> None:
-    """Refuse a model that takes images, since this audit draws token ids.
+def check_model(model: Any, backend: str) -> None:
+    """Refuse a model that takes images, since this audit draws token ids, or that is pack-safe with another backend.
 
     Raises:
-        OptionError: the model takes images.
+        OptionError: the model is of this kind.
     """
+    if is_packed(model) and backend not in ("auto", state_of(model).backend):
+        raise OptionError(
+            f"this model is pack-safe by backend {state_of(model).backend!r}, and {backend!r} is asked; leave it "
+            "out, or undo it first with nopad.unpacked(model)"
+        )
+    model = bare(model)
     if getattr(model.config, "model_type", "") in FRONTS:
         raise OptionError(
             f"{type(model).__name__} takes images and no tokens, which this audit would draw; give nopad.audit_samples "
             "some images, and how they are run alone and packed"
         )
+
+
+def backend_for(model: Any, backend: str, dtype: torch.dtype) -> str:
+    """Return the backend to audit in `dtype`: `EXACT_BACKEND` if the kernel does not support it.
+
+    `backend` is the one that is asked for; the model's own if it is pack-safe.
+    """
+    asked = state_of(model).backend if is_packed(model) else backend
+    on_gpu = next(bare(model).parameters()).device.type != "cpu"
+    lacks = asked == "varlen" or (asked == "flex" and on_gpu)
+    return EXACT_BACKEND if lacks and dtype == torch.float64 else asked
 
 
 def how_of(model: Any, collator: Collator | None, backend: str) -> str:
@@ -224,11 +236,7 @@ class _Task:
         found.attempt(f"{named(dtype)} outputs, alone{label}", lent)
 
     def _backend(self, dtype: torch.dtype) -> str:
-        """Return the backend to audit in `dtype`: `EXACT_BACKEND` if the requested kernel does not support it."""
-        asked = state_of(self.model).backend if is_packed(self.model) else self.backend
-        on_gpu = next(bare(self.model).parameters()).device.type != "cpu"
-        lacks = asked == "varlen" or (asked == "flex" and on_gpu)
-        return EXACT_BACKEND if lacks and dtype == torch.float64 else asked
+        return backend_for(self.model, self.backend, dtype)
 
     def _drawn(self, subject: Any, tokens: Tokens, capacity: int | None = None, partly: bool = False) -> Trial:
         """Return a trial with 6 random sequences for packs of `capacity`.

@@ -124,6 +124,7 @@ def audit(
         same: dict[str, Any] = {"capacity": capacity, "layers": layers, "gradients": gradients, "seed": seed}
         verdict = run(loaded, collator=collate, backend=backend, **same)
         of_model: dict[str, Any] = {"collator": collate, "backend": backend, "layers": layers, "seed": seed}
+        of_model |= {} if capacity is None else {"capacity": capacity}
         path = more.traced(loaded, monitor, **of_model)
         mended = more.found(lambda: find_fix(loaded, collator=collate, **same), monitor)
     more.say(verdict, as_json, verdict.isolated, path, mended)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from nopad.auditing.failure import ModelFailedError
 from nopad.auditing.poison import Poisoned
 from nopad.auditing.probes import Places
-from nopad.auditing.run import OPTIONS, how_of, refuse_front
+from nopad.auditing.run import OPTIONS, backend_for, check_model, how_of
 from nopad.auditing.shortened import shortened
 from nopad.auditing.steadiness import steady
 from nopad.auditing.subject import subject_of
@@ -72,8 +72,8 @@ def trace(
     Raises:
         UnsupportedModelError: nopad refuses this model; the message gives the reason.
         BatchError: the collator fails, or cuts, drops or changes sequences, or adds tokens.
-        OptionError: an option is out of range, there is no such token, or the model takes images, is random in
-            evaluation mode, or raises an exception on the batch.
+        OptionError: an option is out of range, there is no such token, or the model takes images, is pack-safe with
+            another backend, is random in evaluation mode, or raises an exception on the batch.
 
     >>> import nopad.auditing
     >>> from transformers import BertConfig, BertModel, DataCollatorWithFlattening
@@ -89,7 +89,7 @@ def trace(
     for name, value in given.items():
         OPTIONS[name].check(name, value)
     inner = bare(model)
-    refuse_front(inner)
+    check_model(model, backend)
     if layers is not None:
         model = inner = shortened(model, layers)
     own = next(inner.parameters()).dtype
@@ -97,7 +97,7 @@ def trace(
     with torch.random.fork_rng(devices=[]):
         for dtype in dict.fromkeys((torch.float64, own)):
             try:
-                with subject_of(model, dtype, collator is None, backend) as subject:
+                with subject_of(model, dtype, collator is None, backend_for(model, backend, dtype)) as subject:
                     tokens = Tokens.of(inner.config.get_text_config())
                     tokens = tokens if collator is None else tokens.for_collators()
                     trial = Trial.drawn(subject, collator, capacity, seed, tokens)
