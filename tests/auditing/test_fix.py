@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from textwrap import indent
 
 import pytest
+import test_families
 import torch
 import transformers as t
 from collators import blocks
-from stepped import texts
+from kinds import tiny
+from stepped import classified, texts
 from test_traps import block, flat
 from zoo import build
 
@@ -168,6 +171,14 @@ class TestEncoders:
         assert names(fix) == ["one sequence per row"]
 
 
+class TestModels:
+    @pytest.mark.parametrize("kind", ["lfm2", "mamba2"])
+    def test_that_mix_tokens_besides_attention(self, kind):
+        """No mask and no position keeps a convolution or a state inside its sequence."""
+        fix = fixed(test_families.build(tiny(kind), "base"), laid("position_ids"))
+        assert names(fix) == ["nopad's own batches"]
+
+
 class TestNothingToMend:
     def test_a_sound_collator(self):
         fix = find_fix(build("bert"), collator=blocks(), capacity=32)
@@ -231,6 +242,18 @@ class TestSteps:
 
         fix = find_step_fix(build("llama", "causal LM"), self.EXAMPLES, collate)
         assert names(fix) == ["labels of first tokens"]
+
+    def test_a_head_that_is_fed_rows(self):
+        def collate(features):
+            return {**blocks()(features), "labels": torch.tensor([one["labels"] for one in features][:1])}
+
+        model = build("bert", "sequence classification", num_labels=3)
+        fix = find_step_fix(model, classified(), collate)
+        assert names(fix) == ["nopad's own batches", "denominator, summed by hand"]  # BERT's head takes no denominator
+        assert "causal" not in fix.code
+        made = {"torch": torch}
+        exec(f"def loss(model, batch, step):\n{indent(fix.changes[1].code, '    ')}", made)
+        assert nopad.audit_step(nopad.packed(model), classified(), loss=made["loss"]).passed
 
     def test_a_trainer(self, tmp_path):
         def collate(features):

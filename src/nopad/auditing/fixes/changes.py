@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, product
+from textwrap import indent
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,10 @@ __all__ = [
     "LOSS",
     "OURS",
     "PADDED",
+    "SUMMED",
     "Changed",
     "Layout",
+    "changed_loss",
     "changed_model",
     "groups_for",
     "nopads_own",
@@ -73,10 +76,21 @@ PADDED = Change(
     'batch["attention_mask"] = pad(real, batch_first=True)',
     "instead",
 )
+_DENOMINATOR = "a step has one denominator: its labelled items, on all ranks"
 LOSS = Change(
     "denominator",
-    "a step has one denominator: its labelled items, on all ranks",
+    _DENOMINATOR,
     "return model(**batch, num_items_in_batch=step.num_items_in_batch).loss * step.ranks",
+    "loss",
+)
+SUMMED = Change(
+    "denominator, summed by hand",
+    f"{_DENOMINATOR}, and this head takes none",
+    "logits = model(**batch).logits\n"
+    "sum_of = torch.nn.functional.cross_entropy(\n"
+    '    logits.flatten(0, -2), batch["labels"].flatten(), reduction="sum"\n'
+    ")\n"
+    "return sum_of / step.num_items_in_batch * step.ranks",
     "loss",
 )
 
@@ -143,6 +157,16 @@ class Changed:
                 told["number"] = _numbers(batch, features)
             exec(change.code, told)
         return told["batch"]
+
+
+def changed_loss(changes: Sequence[Change]) -> Any:
+    """Return the loss function that the changes give, ``(model, batch, step)`` to a scalar; None: they give none."""
+    for change in changes:
+        if change.where == "loss":
+            told: dict[str, Any] = {"torch": torch}
+            exec(f"def loss(model, batch, step):\n{indent(change.code, '    ')}", told)
+            return told["loss"]
+    return None
 
 
 def changed_model(model: Any, changes: Sequence[Change]) -> None:

@@ -15,8 +15,10 @@ import torch
 from nopad.auditing.fixes.changes import (
     LOSS,
     OURS,
+    SUMMED,
     Changed,
     Layout,
+    changed_loss,
     changed_model,
     groups_for,
     nopads_own,
@@ -27,7 +29,7 @@ from nopad.auditing.fixes.fix import Change, Fix
 from nopad.auditing.probes import find
 from nopad.auditing.steps import StepVerdict, audit_step
 from nopad.auditing.steps.examples import examples_of, shifts_labels
-from nopad.auditing.steps.loop import Collate, Loss, as_trainer
+from nopad.auditing.steps.loop import Collate, Loss
 from nopad.auditing.steps.quiet import inner
 from nopad.batch import PackedBatch
 from nopad.errors import NopadError
@@ -114,7 +116,7 @@ class _Step:
                 return audit_step(trainer=self.trainer, **self.options)
         if not changes:
             return audit_step(self.model, self.sequences, self.collate, self.loss, **self.options)
-        loss = None if LOSS in changes else self.loss
+        loss = changed_loss(changes) or self.loss
         if any(change.name == OURS for change in changes):
             safe = self.model if is_packed(self.model) else packed(copy.deepcopy(self.model))
             return audit_step(safe, self.sequences, None, loss, **self.options)
@@ -140,17 +142,17 @@ class _Step:
                 groups += groups_for(model, batch, layout, shifts_labels(model))
             if kinds & {*ACROSS, *SEEN} and isinstance(batch.get("labels"), torch.Tensor) and shifts_labels(model):
                 groups.append([without_first_labels(layout)])
-        own_loss = self.trainer is None and self.loss is not None and self.loss is not as_trainer
-        if own_loss and kinds & {*COUNTED, *SEEN}:
-            groups.insert(0, [LOSS])
+        losses: list[Change] = []
+        if self.trainer is None and kinds & {*COUNTED, *SEEN}:
+            losses = [LOSS] * (self.loss is not None) + [SUMMED] * (not shifts_labels(model))
+            groups = [losses, *groups] if losses else groups
         if self.trainer is not None:
             groups = [kept for group in groups if (kept := [change for change in group if change.where == "collator"])]
         yield from sets_of(groups, MOST)
         if self.trainer is None:
             ours = nopads_own(shifts_labels(model), is_packed(model))
             yield (ours,)
-            if own_loss:
-                yield (ours, LOSS)
+            yield from ((ours, loss) for loss in losses)
 
     def _sample(self) -> tuple[Mapping[str, Any], Layout] | None:
         """Return a batch of a few sequences and its layout; None: it cannot be had, or nopad made it."""
