@@ -13,9 +13,10 @@ from typing import Annotated, Any
 
 import typer
 
-from nopad.cli.audit_more import FixOption, HtmlOption, JunitOption, More, PoisonedOption, TraceOption
+from nopad.cli.audit_more import Extras, FixOption, HtmlOption, JunitOption, More, PoisonedOption, TraceOption
 from nopad.cli.monitor import Bars
 from nopad.cli.options import Overwrite
+from nopad.cli.render import console
 from nopad.cli.step import audited
 from nopad.errors import FormatError, MissingExtraError, OptionError, install
 
@@ -103,7 +104,7 @@ def audit(
         with Bars() as monitor:
             monitor.stage("auditing", None, "")
             found, mended = audited(step, more, monitor, ranks=ranks, accumulation=accumulation, per=per, seed=seed)
-        more.say(found, as_json, found.passed, fix=mended)
+        _say(found, as_json, found.passed, Extras(more, fix=mended))
         return
     _refuse({"--ranks": ranks != 2, "--accumulation": accumulation, "--per": per != "token"}, "is of --step FILE.py")
     if model is None:
@@ -127,7 +128,7 @@ def audit(
         of_model |= {} if capacity is None else {"capacity": capacity}
         path = more.traced(loaded, monitor, **of_model)
         mended = more.found(lambda: find_fix(loaded, collator=collate, **same), monitor)
-    more.say(verdict, as_json, verdict.isolated, path, mended)
+    _say(verdict, as_json, verdict.isolated, Extras(more, path, mended))
 
 
 def _refuse(given: dict[str, Any], why: str) -> None:
@@ -135,6 +136,20 @@ def _refuse(given: dict[str, Any], why: str) -> None:
     odd = [name for name, value in given.items() if value]
     if odd:
         raise OptionError(f"{odd[0]} {why}; leave it out")
+
+
+def _say(verdict: Any, as_json: bool, passed: bool, extras: Extras | None = None) -> None:
+    """Print a verdict, and what was found besides; the exit code is 1 if it did not pass."""
+    if extras is not None:
+        extras.write(verdict)
+    if as_json:
+        print(verdict.to_json() if extras is None else extras.to_json(verdict))
+    else:
+        console().print(str(verdict), style=None, markup=False, soft_wrap=True)
+        if extras is not None:
+            extras.print()
+    if not passed:
+        raise typer.Exit(1)
 
 
 @contextmanager

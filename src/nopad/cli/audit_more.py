@@ -16,7 +16,7 @@ from nopad.cli.render import console
 from nopad.errors import OptionError
 from nopad.files import write_atomic
 
-__all__ = ["FixOption", "HtmlOption", "JunitOption", "More", "PoisonedOption", "TraceOption"]
+__all__ = ["Extras", "FixOption", "HtmlOption", "JunitOption", "More", "PoisonedOption", "TraceOption"]
 
 TraceOption = Annotated[
     bool,
@@ -97,28 +97,54 @@ class More:
                 raise
             return f"no trace: {error}"  # the verdict says the same of this model, in its own way
 
-    def say(self, verdict: Any, as_json: bool, passed: bool, trace: Any = None, fix: Any = None) -> None:
-        """Write the files, and print verdict, trace and fix; the exit code is 1 if the audit did not pass."""
-        if self.junit is not None:
-            write_atomic(self.junit, verdict.to_junit().encode())
-        drawable = None if isinstance(trace, str) else trace
-        if self.html is not None:
+
+@dataclass(frozen=True)
+class Extras:
+    """What was found besides a verdict.
+
+    Attributes:
+        more: what was asked for.
+        trace: the `nopad.auditing.Trace`, or why there is none as a string; None: not asked for.
+        fix: the `nopad.auditing.Fix`; None: not asked for.
+    """
+
+    more: More
+    trace: Any = None
+    fix: Any = None
+
+    @property
+    def _drawable(self) -> Any:
+        return None if isinstance(self.trace, str) else self.trace
+
+    def write(self, verdict: Any) -> None:
+        """Write the files that are asked for.
+
+        Raises:
+            StorageError: a file cannot be written.
+        """
+        if self.more.junit is not None:
+            write_atomic(self.more.junit, verdict.to_junit().encode())
+        if self.more.html is not None:
             from nopad.report.audited import audit_page
 
-            write_atomic(self.html, audit_page(verdict, drawable, fix).encode())
-        if as_json:
-            print(_json(verdict, drawable, fix))
-        else:
-            screen = console()
-            screen.print(str(verdict), style=None, markup=False, soft_wrap=True)
-            for part in (trace if isinstance(trace, str) else _drawn(drawable, screen), fix and str(fix)):
-                if part:
-                    print(f"\n{part}", file=screen.file)
-            for path in (self.html, self.junit):
-                if path is not None:
-                    screen.print(f"saved {path}", markup=False, soft_wrap=True)
-        if not passed:
-            raise typer.Exit(1)
+            write_atomic(self.more.html, audit_page(verdict, self._drawable, self.fix).encode())
+
+    def print(self) -> None:
+        """Print trace and fix, and the names of the files."""
+        screen = console()
+        drawn = self.trace if isinstance(self.trace, str) else _drawn(self.trace, screen)
+        for part in (drawn, self.fix and str(self.fix)):
+            if part:
+                print(f"\n{part}", file=screen.file)
+        for path in (self.more.html, self.more.junit):
+            if path is not None:
+                screen.print(f"saved {path}", markup=False, soft_wrap=True)
+
+    def to_json(self, verdict: Any) -> str:
+        """Return the verdict as JSON, with trace and fix as parts of the object."""
+        parts = {"trace": self._drawable, "fix": self.fix}
+        whole = json.loads(verdict.to_json()) | {n: part.to_dict() for n, part in parts.items() if part is not None}
+        return json.dumps(whole, indent=1 if self._drawable is None else None)
 
 
 def _places(poisoned: str) -> Any:
@@ -143,12 +169,3 @@ def _drawn(trace: Any, screen: Any) -> str:
         return str(trace.draw(screen.width, colour))
     except OptionError:
         return f"{trace.summary()}\nthe terminal is too narrow to draw this trace; --html FILE draws it"
-
-
-def _json(verdict: Any, trace: Any, fix: Any) -> str:
-    whole = json.loads(verdict.to_json())
-    if trace is not None:
-        whole["trace"] = trace.to_dict()
-    if fix is not None:
-        whole["fix"] = fix.to_dict()
-    return json.dumps(whole, indent=1) if trace is None else json.dumps(whole)
