@@ -86,6 +86,15 @@ class TestCausal:
     def test_a_cache(self):
         assert names(fixed(build("llama", "causal LM"), FLATTENING)) == ["use_cache"]
 
+    def test_a_collator_that_empties_what_it_is_given(self):
+        def collate(features):
+            batch = laid()(features)
+            for one in features:
+                one.clear()
+            return batch
+
+        assert names(find_fix(build("llama", "causal LM"), collator=collate, capacity=32)) == ["position_ids"]
+
     def test_no_positions(self):
         assert names(fixed(build("llama", "causal LM"), laid())) == ["position_ids"]
 

@@ -148,13 +148,14 @@ class Changed:
 
     def __call__(self, features: Sequence[Mapping[str, Any]]) -> Any:
         """Return the collator's batch with the changes."""
+        given = [dict(one) for one in features]  # a collator may take columns out of them
         batch = self.collate(features)
         if isinstance(batch, PackedBatch) or not isinstance(batch, Mapping):
             return batch
-        told: dict[str, Any] = {"batch": dict(batch), "features": features, "model": bare(self.model), "torch": torch}
+        told: dict[str, Any] = {"batch": dict(batch), "features": given, "model": bare(self.model), "torch": torch}
         for change in self.changes:
             if _GIVEN in change.code:
-                told["number"] = _numbers(batch, features)
+                told["number"] = _numbers(batch, given)
             exec(change.code, told)
         return told["batch"]
 
