@@ -68,6 +68,7 @@ FIELDS = {
     },
     **{name: f"packing.options.{name}" for name in ("even", "granularity", "max_squares", "pack_multiple")},
     **{name: f"model.{name}" for name in ("backend", "tokenizer")},
+    "text_unit": "data.text_unit",
     **{name: f"trainer.{name}" for name in ("bf16", "gradient_checkpointing", "max_steps")},
     "gradient_accumulation_steps": "packing.accumulation",
     "num_labels": "model.config.num_labels",

@@ -25,7 +25,7 @@ from nopad.corpus.tokenizer import load_tokenizer
 from nopad.errors import LengthError, OptionError
 from nopad.loading.supply import Collate
 from nopad.losses.means import Per
-from nopad.options import BOOLEAN, Option, check_choice
+from nopad.options import BOOLEAN, Option
 from nopad.tasks.examples import Examples, field_of, numbered, stacked
 from nopad.tasks.masked import filled
 from nopad.tasks.masking import Masking
@@ -45,8 +45,6 @@ class Pretraining(Task):
         tokenizer: the model's tokenizer, with ``[CLS]``, ``[SEP]`` and ``[MASK]``.
         text: column that holds a document; for predictions, the column of a pair's first text.
         pair: column of a pair's second text; used by predictions only.
-        text_unit: what counts as a document in a text file: each "paragraph" (between empty lines), each "line", or the
-            whole "file".
         sentences: how documents are split into sentences: by "rules" (`nopad.corpus.sentences`), or with "line" at line
             ends.
         copies: how many times pairs are made from each document; the pairs differ each time.
@@ -84,6 +82,7 @@ class Pretraining(Task):
     texts_by: ClassVar[tuple[str, ...]] = ("text", "pair")
     policies: ClassVar[tuple[OverLong, ...]] = ("error", "truncate", "drop", "split")
     fewest = 512
+    text_unit: ClassVar[TextUnit] = "paragraph"
 
     def __init__(
         self,
@@ -91,7 +90,6 @@ class Pretraining(Task):
         *,
         text: str = "text",
         pair: str = "pair",
-        text_unit: TextUnit = "paragraph",
         sentences: SentenceUnit = "rules",
         copies: int = 1,
         short: float = 0.1,
@@ -108,7 +106,6 @@ class Pretraining(Task):
     ) -> None:
         super().__init__(tokenizer, **options)
         self.text, self.pair = text, pair
-        self.text_unit = check_choice("text_unit", text_unit, TextUnit)
         self.top: int = _TOP.check("top", top)
         self._how: dict[str, Any] = {
             "sentences": sentences,
@@ -129,11 +126,6 @@ class Pretraining(Task):
         self.masking = Masking(self.tokenizer, seed=seed, marked=True, **masks)
         _ = self._words  # a vocabulary that lacks a token is refused now
         self.objective = OfPretraining(per, next_sentence=_NEXT_SENTENCE.check("next_sentence", next_sentence))
-
-    @classmethod
-    def reading(cls, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the `text_unit` for reading text files: "paragraph", unless `options` has another."""
-        return {"text_unit": options.get("text_unit", "paragraph")}
 
     @property
     def collate(self) -> Collate:

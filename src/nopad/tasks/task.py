@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from nopad.batch import PackedBatch
-from nopad.corpus.options import OverLong
+from nopad.corpus.options import OverLong, TextUnit
 from nopad.corpus.record_stream import RecordStream
 from nopad.errors import LengthError, OptionError
 from nopad.loading import PackedLoader
@@ -67,6 +67,8 @@ class Task(ABC):
         texts_always: names of text columns that no option changes.
         fewest: smallest number of records that `encode` should get in one call (if there are so many); above 1 for
             tasks that combine records at random.
+        text_unit: what a training record of a text file is, unless the user says otherwise: a "line", a "paragraph", or
+            the whole "file".
         dtypes: dtypes (NumPy's names) in which files store the numbers of a prediction, by the prediction's key; such
             as ``{"embedding": "float32"}``. Other keys are stored as int64 or float64.
     """
@@ -78,6 +80,7 @@ class Task(ABC):
     texts_always: ClassVar[tuple[str, ...]] = ()
     dtypes: ClassVar[Mapping[str, str]] = {}
     fewest: ClassVar[int] = 1
+    text_unit: ClassVar[TextUnit] = "line"
     objective: Objective
     options: dict[str, Any]
 
@@ -150,11 +153,6 @@ class Task(ABC):
     @classmethod
     def found_options(cls, folder: Path) -> dict[str, Any]:
         """Return options of this task that a model's folder states outside ``config.json``; {} unless overridden."""
-        return {}
-
-    @classmethod
-    def reading(cls, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return options of `nopad.corpus.open_records` for reading training records, given the task's `options`."""
         return {}
 
     def text_columns(self) -> tuple[str, ...]:

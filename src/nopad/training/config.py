@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
 
+from nopad.corpus.options import TextUnit
 from nopad.errors import MissingExtraError, OptionError, SourceError, install
 from nopad.files import local_path
 from nopad.loading.groups import Together
@@ -80,12 +81,15 @@ class Data:
         train: files or folders of records (with a task), or one place where tokens are stored: a packed dataset, a
             folder of arrays, or another source that `nopad.loading.sources.open_tokens` reads.
         eval: the same for evaluation data.
+        text_unit: what a record of a text file is: each "line", each "paragraph" (between empty lines), or the whole
+            "file"; None: a line, or a paragraph for the task ``pretrain``.
         held_out: share of the training records, from 0 to below 1, that is used for evaluation instead of training;
             drawn with ``trainer.data_seed``, or ``trainer.seed`` without it.
     """
 
     train: tuple[str, ...] | str = ()
     eval: tuple[str, ...] | str = ()
+    text_unit: TextUnit | None = None
     held_out: float = 0.0
 
     def __post_init__(self) -> None:

@@ -60,7 +60,11 @@ def _opened(inputs: tuple[str, ...], name: str, config: TrainConfig) -> Any:
             return str(path)
     if config.task.name is None:
         raise OptionError("without a task, it is one place where tokens are stored; name a task for files of records")
-    return open_records(list(inputs), **task_class(config.task.name).reading(config.task.options))
+    unit = config.data.text_unit
+    records = open_records(list(inputs), text_unit=unit or task_class(config.task.name).text_unit)
+    if unit is not None and records.kind != "text":
+        raise OptionError(f"data.text_unit is {unit!r}, and these records are {records.kind}, not text; leave it out")
+    return records
 
 
 def has_evaluation(config: TrainConfig) -> bool:

@@ -68,9 +68,7 @@ def material(capacity: int, vocabulary: int, documents: int | None = None) -> Ma
     found = [found[at] for at in order[:documents]]
     if len(found) < 100:
         raise LengthError(f"the standard library here has {len(found)} texts of 40 characters; at least 100 are needed")
-    task = Pretraining(
-        reduced([text for text, _ in found], vocabulary), max_length=capacity, over_long="truncate", text_unit="file"
-    )
+    task = Pretraining(reduced([text for text, _ in found], vocabulary), max_length=capacity, over_long="truncate")
     last = len(found) // HELD_OUT
     held_out, train = (
         task.encode([{"text": text} for text, _ in part]).sequences for part in (found[:last], found[last:])
