@@ -352,7 +352,7 @@ def test_counts_do_not_wrap(refuses, document):
         from_document(document | {"depth": None, "sequences": 0, "tokens": 0, "packs": 2**62})
 
 
-@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity"])
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "-1e400"])
 def test_what_is_no_number_of_json(number):
     text = plan([5, 3], 8).to_json().replace('"seconds": null', f'"seconds": {number}')
     with pytest.raises(FormatError, match=f"{number} is no number of JSON"):
