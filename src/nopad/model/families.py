@@ -1,7 +1,7 @@
 """Facts about each model type: how to reach its attention, where its positions begin, and how its heads pool.
 
 A model type that is not listed, or is listed in `REFUSED` with a reason, raises an error, since a wrong result looks
-like a right one. These tables hold data only; `nopad.audit` and the equality tests check every line.
+like a right one. `nopad.audit` and the equality tests check what these tables say.
 """
 
 from __future__ import annotations
@@ -310,7 +310,8 @@ def family_of(config: Any) -> Family:
     """Return the `Family` (facts about the model type) of a model with this configuration.
 
     Raises:
-        UnsupportedModelError: nopad cannot keep the sequences of this model apart, or does not know its type.
+        UnsupportedModelError: nopad cannot keep the sequences of this model apart, does not know its type, or needs a
+            newer transformers for it.
     """
     kind = getattr(config, "model_type", "") or type(config).__name__
     if kind in REFUSED:

@@ -198,8 +198,8 @@ class State:
         """Begin a call: check that batch and model fit, and turn the batch into the model's own arguments.
 
         Returns the new ``(args, kwargs)``, or None for a call that goes on unchanged: a call with static shapes
-        (`nopad.model.static_inputs`), or an ordinary call. An ordinary call with tensors of a packed batch is refused.
-        `frame` is the frame that calls the module; None while compiling.
+        (`nopad.model.static_inputs`), or an ordinary call. An ordinary call with tensors of a packed batch is refused,
+        unless it runs inside another packed call. `frame` is the frame that calls the module; None while compiling.
         """
         if torch.compiler.is_compiling():
             arguments = bound(module, args, kwargs)
@@ -252,7 +252,7 @@ class State:
         return (), named
 
     def leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-        """End a packed call: check that all hooks and layers ran, and return the output with results per sequence.
+        """End a packed call: check that hooks and layers ran as they must, and return the output, pooled per sequence.
 
         `leave_static` ends a call with static shapes. The output of an ordinary call, or of a call that raised, does
         not change.
