@@ -48,7 +48,7 @@ def answer(given: Given, without: Padded, rows: Sequence[Mapping[str, Any]]) -> 
 
 
 def _from_least(given: Given, rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return how far the best plan is from the fewest packs that are possible, in words."""
+    """Return in words how far the best plan is from the proven minimum, in general or at the plan's depth."""
     best, least = best_of(rows), least_packs(given, rows)
     if best["depth"] is None or best["packs"] == least:
         above = best["packs"] - least
