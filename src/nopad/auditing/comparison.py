@@ -184,7 +184,10 @@ def _gradients(
 
 
 def _distance(packed_value: Tensor, wanted: Tensor) -> float:
-    """Return the largest difference of a sequence's output packed, cut to its length, and alone; inf: other shapes."""
+    """Return the largest difference between a sequence's output packed and alone (`wanted`); infinity: other shapes.
+
+    A packed output that is longer is cut to the length of `wanted` first.
+    """
     got = packed_value
     if got.shape != wanted.shape:
         got = got[: wanted.shape[0]] if got.dim() == wanted.dim() else got

@@ -168,8 +168,9 @@ class _Task:
     def run_best(self) -> Found:
         """Run the audit and return its results; with a collator, sequences begin with bos and end with eos.
 
-        Some collators find the borders of sequences by these two tokens. If eos has the same id as pad, other collators
-        take eos for padding; so if the audit fails with such an eos, it is repeated on sequences without eos.
+        This is so if the configuration has an eos, since some collators find the borders of sequences by these tokens.
+        If eos has the same id as pad, other collators take eos for padding; so if the audit fails with such an eos, it
+        is repeated on sequences without eos.
         """
         eos, pad = (self.tokens.special.get(name) for name in ("eos", "pad"))
         if self.collator is None or eos is None:

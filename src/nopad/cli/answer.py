@@ -17,7 +17,7 @@ NEAR = 1.01  # a depth counts as free if it needs at most this multiple of the p
 
 
 def best_of(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return the row with the fewest packs; among equals, the row without a depth limit or with the largest depth."""
+    """Return the row with the fewest packs; of several such rows, the one without a depth limit or the deepest one."""
     return min(rows, key=lambda row: (row["packs"], 0 if row["depth"] is None else 1, -(row["depth"] or 0)))
 
 

@@ -165,7 +165,7 @@ def _failed(message: str, code: int, debug: bool) -> int:
 
 
 def _usage(error: Any) -> str:
-    """Return what is wrong with the arguments, and which --help describes them; empty if help was shown instead."""
+    """Return a message on what is wrong with the arguments and which --help to read; "" if help was shown instead."""
     if not (message := error.format_message().rstrip(".").replace("Value error, ", "")):
         return ""
     command = error.ctx.command_path if error.ctx else "nopad"

@@ -208,7 +208,7 @@ def _loaded(
 
 
 def _lowered(loaded: Any, precision: str | None) -> tuple[Any, float | None]:
-    """Return the model in this precision, and the least cosine of its outputs and the given model's (`agreement`).
+    """Return the model in this precision, and how alike its outputs are to those of the given model (`agreement`).
 
     With `precision` None, return the given model and None.
     """

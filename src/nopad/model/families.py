@@ -38,14 +38,14 @@ class Family:
         after_padding: whether positions are counted as in RoBERTa: from `padding_idx + 1` on, and pad ids are not
             counted (`nopad.model.positions`). Otherwise they count from 0.
         mask: for "encoder mask": whether its mask is "bool", or "additive" (numbers that are added to scores).
-        head: name of the sequence classification head's module that gets the pooled states, and their number of
-            dimensions: 3 for ``[S, 1, H]``, 2 for ``[S, H]``; 0: the module scores every token, and the score of one
+        head: (name of the module of a sequence classification head that gets the pooled states, number of dimensions of
+            these states): 3 for ``[S, 1, H]``, 2 for ``[S, H]``; 0: the module scores every token, and the score of one
             token is read.
         pooled: the token from which a sequence's result is read: "first"; "last"; "config": as the configuration's
             `classifier_pooling` says; "eos": the first end-of-sequence token (CLIP).
         pads_inside: whether a sequence that is classified may have pad ids inside; False if versions of transformers
             would then read different tokens.
-        pooler: name of the base model's pooler and its input's number of dimensions: 3 for ``[S, 1, H]``, 2 for
+        pooler: (name of the base model's pooler, number of dimensions of its input): 3 for ``[S, 1, H]``, 2 for
             ``[S, H]``; None: there is no pooler.
         mask_at: name of the base model's part that gets the mask; "": the base model itself. A part is named where the
             base model itself uses the mask (ESM, MPNet, DeBERTa), or a head calls the part directly (OPT).

@@ -48,7 +48,7 @@ class Head:
 
     @property
     def one_row(self) -> bool:
-        """Whether a call of the model can have only one row."""
+        """Whether the model accepts only calls with one row."""
         return False
 
     @property
@@ -62,7 +62,7 @@ class Head:
         return getattr(self.model, self.model.base_model_prefix, self.model)
 
     def hooks(self, cell: Cell) -> Iterator[tuple[nn.Module, Hook]]:
-        """Yield the modules that this head needs hooks on, each with its hook.
+        """Yield (module, hook) pairs: the hooks that this head needs, and the modules on which it needs them.
 
         Raises:
             UnsupportedModelError: a module was replaced by one that nopad does not know.

@@ -351,7 +351,7 @@ class OnlinePacker:
         return batch
 
     def _wake(self) -> int | None:
-        """Return the earliest time at which a request times out, must leave or expires; None if there is none."""
+        """Return the time at which a request times out, must leave or expires next, or an earlier time; None: never."""
         head, tail, _, due, deadline, _ = self._state.tolist()
         if head == tail:
             return None

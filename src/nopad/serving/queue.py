@@ -44,8 +44,8 @@ class RunnerStatistics:
             batch had been padded to its longest one.
         counts: number of requests that were truncated or left out by the task, by reason.
         us_per_token: running average of the time per token in recent batches, in microseconds; None: no batch has run.
-        p50_ms, p99_ms: time from `submit` to the answer that half, and 99 %, of the last 1,000 answered requests took
-            at most, in milliseconds; None: none was answered.
+        p50_ms, p99_ms: half, and 99 %, of the last 1,000 answered requests took at most this time from `submit` to the
+            answer, in milliseconds; None: no request was answered.
     """
 
     packer: PackerStatistics
@@ -123,7 +123,9 @@ class RequestQueue:
         self._process = os.getpid()
 
     def add(self, requests: Iterable[Waiting], deadline: int | None, priority: int) -> None:
-        """Add requests, each with all its sequences or not at all; wait for room if the queue is full.
+        """Add requests, each with all its sequences or not at all.
+
+        If the queue is full and `when_full` is "block", wait for room.
 
         Raises:
             LengthError, OptionError: a sequence is too long for a batch, or the priority is not valid.

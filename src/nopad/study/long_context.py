@@ -291,7 +291,7 @@ def _worst_fit_decreasing(lengths: NDArray[np.int32], costs: NDArray[np.int64], 
 
 
 def _open_packs(lengths: NDArray[np.int32], costs: NDArray[np.int64], capacity: int, shape: Shape) -> _Dealt:
-    """Let each rank pack its own share of the sequences; its k-th pack is its part of micro-step k."""
+    """Let each rank pack its own share of the sequences; in the k-th micro-step, a rank gets the k-th pack it made."""
     from nopad.study._kernels import first_fit_in_bins
 
     ranks = []
