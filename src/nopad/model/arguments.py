@@ -158,7 +158,7 @@ def check_range(name: str, value: Tensor, most: int, what: str, layout: Layout) 
     In the message, `name` is the argument, and `what` a word for what the model has `most` of, such as "tokens".
 
     Raises:
-        BatchError: a value is out of range; the message names the first such value and its sequence.
+        BatchError: a value is out of range; the message names the first such value, and its sequence or the padding.
     """
     if value.device.type != "cpu":
         return

@@ -209,7 +209,10 @@ def tell(module: nn.Module) -> None:
 
 
 def inside() -> Call | None:
-    """Return the current packed call, whose layout attention modules must get; None if there is none, or compiling."""
+    """Return the current packed call, whose layout attention modules must get.
+
+    The result is None outside of a packed call, and while compiling.
+    """
     if torch.compiler.is_compiling():
         return None
     call = known = _inside.get()

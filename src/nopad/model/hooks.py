@@ -116,7 +116,7 @@ class Swap(Hook):
 class Count(Hook):
     """Passes the batch's positions to the base model, in case the class around it does not pass them on.
 
-    Other positions raise an error. `use_cache` becomes False if it is not given.
+    Other positions raise an error. If the base model takes `use_cache` and it is not given, it becomes False.
     """
 
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:

@@ -57,7 +57,7 @@ def fast_linear(model: nn.Module) -> Iterator[None]:
 
 
 def is_worth_it(model: nn.Module) -> bool:
-    """Return whether oneDNN is at least 1.15 times as fast for this model on this CPU; may time both kernels first."""
+    """Return whether oneDNN is at least 1.15 times as fast for this model on this CPU; this may time both kernels."""
     parameter = next(model.parameters(), None)
     if parameter is None or parameter.device.type != "cpu" or parameter.dtype != torch.float32:
         return False

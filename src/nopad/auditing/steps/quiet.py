@@ -196,7 +196,7 @@ def let_go(made: Any) -> None:
 
 
 def inner(model: Any) -> Any:
-    """Return the module inside the wrappers of DDP and torch.compile; PEFT's wrapper stays, since training calls it."""
+    """Return the module inside the wrappers of (Distributed)DataParallel and torch.compile; PEFT's wrapper stays."""
     while True:
         if hasattr(model, "_orig_mod"):
             model = model._orig_mod
