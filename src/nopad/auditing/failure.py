@@ -19,7 +19,8 @@ class ModelFailedError(Exception):
 
     Attributes:
         kind: name of the exception's class.
-        reason: the exception's message in one line, and where it was raised (if `refused`, only the message).
+        reason: the exception's message in one line, cut to 200 characters, and where it was raised; if `refused`, the
+            whole message alone.
         refused: whether nopad refused the batch for this model, which is not a wrong result.
     """
 

@@ -29,9 +29,9 @@ def arranged(
     """Build a batch of one `form` in `FORMS`, with targets for a decoder if they are given.
 
     In the form "rows", each row has room for `capacity` tokens, and a sequence and its target are in the same row;
-    "flat" is one stream; "end to end" has rows of the width that `crossing` returns. Rows of targets and rows of
-    sequences differ in width, so the shape of an output shows whether it belongs to targets or sequences. `pad_id`
-    fills the padding, and `start_id` is the first id of each decoder input.
+    "flat" is one stream; "end to end" has rows of the width that `crossing` returns. In the form "rows", rows of
+    targets and rows of sequences differ in width, so the shape of an output shows whether it belongs to targets or
+    sequences. `pad_id` fills the padding, and `start_id` is the first id of each decoder input.
     """
     lengths = [len(sequence) for sequence in sequences]
     rows = _rows(lengths, capacity)

@@ -17,7 +17,7 @@ NEAR = 1.01  # a depth counts as free if it needs at most this multiple of the p
 
 
 def best_of(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return the row with the fewest packs; among equals, the row without a depth limit or with the largest depth."""
+    """Return the row with the fewest packs; of several such rows, the one without a depth limit or the deepest one."""
     return min(rows, key=lambda row: (row["packs"], 0 if row["depth"] is None else 1, -(row["depth"] or 0)))
 
 
@@ -48,7 +48,7 @@ def answer(given: Given, without: Padded, rows: Sequence[Mapping[str, Any]]) -> 
 
 
 def _from_least(given: Given, rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return how far the best plan is from the fewest packs that are possible, in words."""
+    """Return in words how far the best plan is from the proven minimum, in general or at the plan's depth."""
     best, least = best_of(rows), least_packs(given, rows)
     if best["depth"] is None or best["packs"] == least:
         above = best["packs"] - least

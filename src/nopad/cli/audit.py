@@ -121,7 +121,7 @@ def audit(
 
 
 def _refuse(given: dict[str, Any], why: str) -> None:
-    """Refuse options, by name, that were given."""
+    """Raise an error if one of these options, by name, was given; `why` is the second half of the message."""
     odd = [name for name, value in given.items() if value]
     if odd:
         raise OptionError(f"{odd[0]} {why}; leave it out")
@@ -211,7 +211,7 @@ def _imported(name: str) -> Any:
 
 
 def load_model(spec: str, attention: str | None = None) -> Any:
-    """Load a transformers model in its own dtype, with the head that its configuration names.
+    """Load a transformers model in its own dtype, with the head that its configuration names, or without one.
 
     `spec` is a folder or a name on the hub. `attention` is passed as transformers' `attn_implementation`; None:
     transformers chooses.

@@ -158,7 +158,7 @@ def read_pairs(
     Raises:
         OptionError: an input is no ``.npy`` file, corpus options are given, or `validation` is not 0.
         FormatError: a file holds an array of another shape.
-        SourceError: there is no such file, or they hold no sequences.
+        SourceError: there is no such file, or the files hold no sequences.
     """
     arrays = []
     for file in inputs:

@@ -238,7 +238,7 @@ class Wanted:
 
     @property
     def _one_row(self) -> bool:
-        """Whether one algorithm is enough, unless the user asks for more."""
+        """Whether "auto" is enough if the user names no algorithm: a plan is saved, or no depth is given."""
         return self.output is not None or not self.depth
 
     @property

@@ -208,7 +208,7 @@ def _loaded(
 
 
 def _lowered(loaded: Any, precision: str | None) -> tuple[Any, float | None]:
-    """Return the model in this precision, and the least cosine of its outputs and the given model's (`agreement`).
+    """Return the model in this precision, and how alike its outputs are to those of the given model (`agreement`).
 
     With `precision` None, return the given model and None.
     """
@@ -235,7 +235,13 @@ def _placed(loaded: Any, device: str | None) -> Any:
 
 
 def _as_trained(task: str | None, model: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return name and options of the task: those given, completed by those stored in the model's folder in training."""
+    """Return name and options of the task: those given, completed by those that training stored in the model's folder.
+
+    If another task than the stored one is given, nothing is completed.
+
+    Raises:
+        OptionError: no task is given, and none is stored.
+    """
     from nopad.tasks.settings import stored_task
 
     stored = stored_task(model)

@@ -28,10 +28,9 @@ _SPARK = 24
 
 
 def redone_table(table: Table, rows: Sequence[Redone], width: int) -> Group:
-    """Return a published table beside ours, at most `width` characters wide.
+    """Return a published table beside ours; up to three columns are left out if it is wider than `width` characters.
 
-    A row has three lines: the published figure, ours, and the difference. A row that the paper does not have has one
-    line, ours.
+    A row has up to three lines: the published figures, ours, and the differences. Lines without figures are left out.
     """
 
     def make(left_out: Sequence[str]) -> Grid:

@@ -139,7 +139,10 @@ def _shown(found: re.Match[str], verb: str) -> str:
 
 
 def _field(field: str, value: str | None) -> str:
-    """Return a field with its value as TOML; None: only the field's name; "None": that it is left out."""
+    """Return a field with its value as TOML.
+
+    A `value` of None gives the field's name alone; "None" gives "no" and the field's name.
+    """
     if value is None:
         return field
     if value == "None":

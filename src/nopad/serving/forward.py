@@ -182,9 +182,10 @@ class Tensors(Core):
         self.run_batch(batch)
 
     def results_of(self, batch: PackedBatch) -> list[Any]:
-        """Return the outputs of each sequence, by name; see `Core.results_of`.
+        """Return, for each sequence, a dict of its outputs by name; see `Core.results_of`.
 
-        Outputs per token are ``[length, ...]``; other outputs are the values of the sequence.
+        Outputs per token are ``[length, ...]``; other outputs are the values of the sequence. A sequence with NaN in an
+        output gets a RequestError in place of the dict.
 
         Raises:
             RequestError: the model returns no named outputs.
@@ -243,7 +244,7 @@ def check_batching(core: Core, batching: Batching) -> None:
     """Check that a core's model can run batches as `batching` describes them.
 
     Raises:
-        OptionError: the model cannot.
+        OptionError: the model cannot, or `batching` has a separator, which is of no use here.
     """
     state, inner = state_of(core.model), bare(core.model)
     if batching.separator:

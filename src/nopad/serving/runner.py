@@ -2,7 +2,7 @@
 
 Requests are tokenised in the thread that submits them, so tokenising overlaps the forward pass. Whenever the model is
 free, one worker thread asks the packer (`nopad.serving.packer`) for the next batch, runs it, and sets the results of
-the futures. No other thread runs the model, and runners that share a model take turns.
+the futures. Only this thread runs the model, and runners that share a model take turns.
 
 A request on which the model fails does not affect the others in its batch (`nopad.serving.forward`). If the worker ends
 for any reason, every waiting request gets an error, and `submit` raises one: no caller waits for ever. The number of
@@ -255,10 +255,10 @@ class PackRunner:
         return self._queue.drain(timeout_s)
 
     def close(self, *, drain: bool = True) -> None:
-        """Accept no more requests, and wait until the worker ends.
+        """Accept no more requests, and wait until the worker ends (in a callback of the runner: without waiting).
 
         Requests that still wait are answered first; with ``drain=False``, their futures raise RunnerClosedError
-        instead.
+        instead. In a process that was forked after the runner was started, this does nothing.
         """
         if os.getpid() != self._process:
             return

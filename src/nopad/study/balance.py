@@ -175,7 +175,8 @@ def balance_rows(
 
     Raises:
         OptionError: a number is out of range, or `node` does not divide a number of GPUs.
-        BalanceError: the histogram holds fewer sequences, or gives fewer packs, than one step takes.
+        BalanceError: the histogram holds fewer sequences, or gives fewer packs, than one step of a method that is not
+            stratified takes.
 
     >>> histogram = Histogram.from_counts({n: 50 for n in range(1, 65)})
     >>> rows = balance_rows(histogram, [8], steps=20, methods=[Studied(name="ours", balance=Balance())])
@@ -242,7 +243,10 @@ class Pool:
 
 
 def _strata(method: Studied, histogram: Histogram, cost: CostModel) -> Balance:
-    """Return the method's `Balance`; strata are four equal ranges of lengths, whatever the cost model."""
+    """Return the method's `Balance`; its strata, if it has any, become four equal ranges of lengths.
+
+    Strata are given as costs, so `cost` converts the lengths at which they end.
+    """
     if method.balance.draw != "stratified":
         return method.balance
     edges = [histogram.max_length * part // 4 for part in (1, 2, 3)]
@@ -321,7 +325,10 @@ def _shuffled(counts: NDArray[np.int64], stream: int) -> NDArray[np.int32]:
 
 
 def published_range(row: BalanceRow, histogram: Histogram) -> tuple[int, int] | None:
-    """Return the least and most tokens per GPU that Table 5 prints for the setting of `row`; None: it prints none."""
+    """Return the least and most tokens per GPU that Table 5 prints for the setting of `row`.
+
+    The result is None if it prints none, or if the histogram is not the paper's.
+    """
     same = (row.gpus, row.node, row.batch) == TOKENS_PER_GPU_ARE_OF
     known = any(table.name == FIGURES_ARE_OF for table in tables_for(histogram, histogram.max_length))
     return TOKENS_PER_GPU.get(row.method) if same and known else None

@@ -141,7 +141,7 @@ def _size(values: Array) -> float:
 
 
 def _normal(count: int, *parts: int) -> Array:
-    """Return draws from a normal distribution."""
+    """Return `count` draws from the standard normal distribution; the same `parts` give the same draws."""
     from scipy.special import ndtri
 
     bits = random.keys(np.arange(count), SEED, random.STREAM_LEG, *parts)

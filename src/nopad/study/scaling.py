@@ -2,9 +2,10 @@
 
 The supplement fits a Gumbel distribution to the speed-up of un-padding on 8 GPUs, deduces the distribution on one
 device from it, and takes minima over several devices. Its single-device scale, 0.108, does not satisfy its own
-equations 19 and 20. With ``z(p) = -ln(-ln(1 - p))`` these equations are linear, and give 0.318:
+equations 19 and 20. With ``z(s) = -ln(-ln(1 - s))``, the value that a standard Gumbel variable exceeds with probability
+s, these equations are linear, and give 0.318:
 
-* ``beta_1 = -beta_8 ln(ln 2) / (z(0.5^(1/8)) - z((1 - 1/e)^(1/8)))``, where z is taken at the survival probability
+* ``beta_1 = -beta_8 ln(ln 2) / (z(0.5^(1/8)) - z((1 - 1/e)^(1/8)))``
 * ``alpha_1 = alpha_8 - beta_1 z((1 - 1/e)^(1/8))``
 
 Besides, the minimum of such speed-ups is not Gumbel-distributed. But if times are Gumbel-distributed, so is the time of

@@ -73,8 +73,9 @@ class Example:
     def inputs(self, model: Any) -> dict[str, Tensor | bool]:
         """Return the arguments for running this sequence alone: the columns that the model's forward method takes.
 
-        Each gets a batch dimension: ``[1, length]`` per token, else ``[1, ...]``. They are on the model's device, and
-        floats have the dtype of its parameters. If the model takes ``use_cache``, it is False.
+        Each column gets a batch dimension: ``[1, length]`` per token, else ``[1, ...]``. The columns are on the device
+        of the model's first parameter, and floats have its dtype. ``use_cache`` is False if model and configuration
+        have it.
         """
         forward = inspect.signature(type(_named(model)).forward).parameters
         takes = set(forward)

@@ -249,7 +249,7 @@ def _longest(wanted: NDArray[Any], flat: NDArray[Any], free: NDArray[np.bool_], 
 
 
 def _lost(micro: Micro) -> None:
-    """Add findings for sequences that are dropped or cut, and a suspect for tokens that belong to no sequence."""
+    """Add findings for dropped or cut sequences; if there are none, a suspect for tokens that are in no sequence."""
     for number, (example, at) in enumerate(zip(micro.examples, micro.places, strict=True)):
         name = f"sequence {micro.first + number} of {len(example.ids)} tokens"
         if at is None:

@@ -202,7 +202,11 @@ def _own_dtype(plan: Plan, wanted: list[Example], truth: Truth, found: list[Find
 def _in_own_dtype(
     plan: Plan, right: tuple[Truth, Truth], step: tuple[list[float], list[ModuleGradients]], exact: Exact
 ) -> None:
-    """Add the checks in the model's own dtype; `right` is the truth in float64 and in that dtype."""
+    """Add the checks in the model's own dtype.
+
+    `right` is the truth in float64 and in that dtype. `step` has the losses of the micro-batches and the differences of
+    the modules' gradients, and `exact` is the mode in which the step ran.
+    """
     truth, single = right
     losses, modules = step
     dtype = next(plan.model.parameters()).dtype

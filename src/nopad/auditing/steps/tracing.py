@@ -95,9 +95,10 @@ def _why(name: str) -> str:
 
 @contextmanager
 def _traced(model: nn.Module, trace: dict[str, Tensor]) -> Iterator[None]:
-    """Inside this context, store each module's first output in `trace`, in the order in which modules finish.
+    """Inside this context, store outputs of the modules in `trace` by name, in the order in which modules finish.
 
-    The output of the model itself is stored under the name `RESULTS`.
+    Of each module's first call, the output, or its first entry, is stored if it is a tensor of floating point with at
+    least 2 dimensions. For the model itself, the logits are stored under the name `RESULTS`.
     """
     handles = []
 

@@ -59,7 +59,8 @@ def material(capacity: int, vocabulary: int, documents: int | None = None) -> Ma
         documents: number of texts to use, drawn at random; None: all.
 
     Raises:
-        LengthError: fewer than 100 texts were found, for example if the standard library was installed without sources.
+        LengthError: fewer than 100 texts were asked for (`documents`), or found, as in a standard library without
+            sources.
     """
     found = [(entry["text"], entry["file"].split("/")[0].removesuffix(".py")) for entry in stdlib_texts()]
     found = [(text, topic) for text, topic in found if len(sentences_of(text)) > 1]

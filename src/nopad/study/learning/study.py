@@ -102,9 +102,10 @@ class Learning:
         return None if None in values else Spread.of(values)
 
     def reached(self, recipe: str, accuracy: float, what: str) -> float | None:
-        """Return how long a recipe took to reach an accuracy, as `what`: an attribute of `Point`, such as "seconds".
+        """Return the value of `what` (an attribute of `Point`, such as "seconds") at which a recipe reaches `accuracy`.
 
-        This is the mean over seeds, interpolated linearly between points; None if any seed's run never reached it.
+        This is the mean over seeds, interpolated linearly between points. It is None if for any seed the accuracy never
+        rises from below `accuracy` to at least `accuracy`.
         """
         found = [_crossing(one.points, accuracy, what) for one in self.of(recipe)]
         return None if None in found else statistics.fmean(one for one in found if one is not None)
