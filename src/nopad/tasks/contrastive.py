@@ -3,8 +3,8 @@
 A record is an anchor and a positive, and may have hard negatives. Each text is a sequence of its own, and the sequences
 of a record stay together (`Examples.group`). The candidates of an anchor are all positives and hard negatives of the
 micro-step on all ranks (`nopad.losses.contrast`), so packing only changes which records share a micro-step. With
-gradient accumulation, each micro-step sees only its own negatives, as in any library; for more negatives, take more
-rows per rank, not more micro-steps.
+gradient accumulation, each micro-step sees only its own negatives (gradients are not cached, as GradCache does); for
+more negatives, take more rows per rank, not more micro-steps.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class InBatch(Vectors):
         return super().nothing({**outputs, "gathered": vectors}, batch)
 
     def meter(self) -> Meter:
-        """Return a meter of the positives' accuracy at 1 and mean reciprocal rank among all candidates."""
+        """Return a meter of each positive's rank among all candidates: accuracy at 1 and mean reciprocal rank."""
         return _Nearness(self)
 
     def _rank(self) -> int:

@@ -33,7 +33,7 @@ def table_of(
 
     Args:
         first: number of the first record; the others follow.
-        predictions: one dict per record; None gives a null in every column.
+        predictions: one dict per record; None gives a null in every column of the predictions.
         kept: columns of the input to keep, by their names in the table; one value per record.
         dtypes: NumPy's dtype names for columns whose numbers are not int64 or float64, as in `Task.dtypes`.
 

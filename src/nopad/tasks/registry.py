@@ -26,7 +26,7 @@ _UNNAMED = "LABEL_"  # how transformers calls classes that nobody named
 
 
 def tasks_by_name() -> dict[str, type[Task]]:
-    """Return every task of `nopad.tasks` by its name, sorted.
+    """Return the class of every task of `nopad.tasks` by the task's name, sorted.
 
     >>> from nopad.tasks.registry import tasks_by_name
     >>> tasks_by_name()["classify"]
@@ -92,8 +92,8 @@ def load_task(name: str, spec: str | Path, options: Mapping[str, Any], **how: An
 
     Raises:
         FormatError: there is no such model, transformers cannot read it, or it has no weights for the task's head.
-        OptionError: there is no such task or option, an option has an invalid value, or labels are given in another
-            order or number than the model has them.
+        OptionError: there is no such task or option, an option has an invalid value, `max_length` exceeds the model's
+            positions, or labels are given in another order or number than the model has them.
     """
     path, kind = Path(spec), task_class(name)
     here = path.exists() or str(spec).startswith((".", "/", "~"))
@@ -132,7 +132,7 @@ def load_task(name: str, spec: str | Path, options: Mapping[str, Any], **how: An
 
 
 def task_class(name: str) -> type[Task]:
-    """Return the task with this name.
+    """Return the class of the task with this name.
 
     Raises:
         OptionError: there is no such task; the message names the tasks that there are.

@@ -80,7 +80,8 @@ class TaskSource(Source):
 
         Raises:
             SourceError: the records are an iterator that was read before.
-            RecordError, LengthError: the task cannot encode a record.
+            RecordError, LengthError: the task cannot encode a record, a record lacks a column of `carry`, or records
+                give other columns than those before.
         """
         if not self._read:
             self._read = True
