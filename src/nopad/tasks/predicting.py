@@ -404,7 +404,7 @@ def _refuse_nan(results: Sequence[Any], record: NDArray[np.int64]) -> None:
 
 @contextmanager
 def numbered_from(first: int) -> Iterator[None]:
-    """In a ``with`` block, add `first` to the record number that a RecordError or LengthError names, or name `first`."""
+    """In a ``with`` block, add `first` to the record number in a RecordError or LengthError; if it has none, a note."""
     try:
         yield
     except (RecordError, LengthError) as error:

@@ -69,7 +69,11 @@ class Longer(TrainerCallback):
         lr_scheduler: Any = None,
         **_: Any,
     ) -> None:
-        """Set and report the learning rate, if the run now has more steps than were planned at the checkpoint."""
+        """Set and report the learning rate, if the run is now longer than was planned at the checkpoint.
+
+        Longer means more steps, or another length of a `CountedLR`. A `CountedLR` has set its rates already, and the
+        rate of a schedule that depends on evaluations is not changed; both are only reported.
+        """
         now, step = state.max_steps, state.global_step
         schedule = getattr(lr_scheduler, "scheduler", lr_scheduler)
         counted = schedule if isinstance(schedule, CountedLR) else None
