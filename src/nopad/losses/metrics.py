@@ -120,9 +120,8 @@ class Confusion(_Counts):
     def matthews(self) -> float:
         """Matthews correlation of predictions and labels, for any number of classes.
 
-        It is 0 if all predictions are equal, all labels are equal, or nothing was counted.
-
-        It is Gorodkin's correlation coefficient R_K (2004), which for two classes is the usual Matthews correlation.
+        The formula is Gorodkin's correlation coefficient R_K (2004), which for two classes is the usual Matthews
+        correlation. It is 0 if all predictions are equal, all labels are equal, or nothing was counted.
         """
         found = self.counts
         total, right = found.sum(), found.trace()

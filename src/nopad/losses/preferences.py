@@ -3,6 +3,7 @@
 These losses take one number per sequence, for the chosen and the rejected answers in the same order, so packing does
 not change them. Like all losses here, they are sums divided by a denominator: the number of pairs, or a number that the
 caller gives.
+
 The definitions are those of TRL 1.16: Bradley-Terry with a margin and centred rewards (arXiv 2307.09288, 2312.09244);
 DPO (arXiv 2305.18290), IPO per token (arXiv 2310.12036), robust DPO (arXiv 2403.00409). With "sigmoid",
 ``label_smoothing`` gives conservative DPO, as in earlier versions of TRL; TRL 1.16 ignores it.

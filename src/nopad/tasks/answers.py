@@ -42,7 +42,7 @@ class _OfAnswers(OfSpans):
     """`OfSpans` for batches with the column ``context``, which the model does not get."""
 
     def outputs(self, model: Any, batch: PackedBatch) -> Any:
-        """Return what the model gives for the batch without its targets."""
+        """Run the model on the batch without its targets and ``context``, and return the model's outputs."""
         return model(**{name: batch[name] for name in batch if name not in (*self.targets, _CONTEXT)})
 
 

@@ -79,7 +79,7 @@ class Core(ABC):
 
     @abstractmethod
     def prepare(self, requests: Sequence[Any], **how: Any) -> tuple[list[Prepared], Mapping[str, int]]:
-        """Turn requests into sequences; return them with the number of requests cut or left out, by reason.
+        """Turn requests into sequences; return them with counts by name, such as of requests cut or left out.
 
         `how` are the subclass's options for these requests. Threads may call this at the same time.
 

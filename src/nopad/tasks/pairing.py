@@ -28,8 +28,8 @@ def pairs_in(batch: PackedBatch) -> tuple[Tensor, Tensor]:
     """Return the indices of a batch's chosen and rejected sequences, in the order of pair numbers; int64 ``[P]`` each.
 
     Raises:
-        BatchError: the batch has only one answer of a pair, or two pairs with the same number; or ``pair`` and
-            ``chosen`` do not have one value per sequence, ``chosen`` 1 or 0.
+        BatchError: the batch has only one answer of a pair, or two pairs with the same number; ``pair`` or ``chosen``
+            does not have one value per sequence; or a value of ``chosen`` is not 0 or 1.
 
     >>> import nopad
     >>> from nopad.tasks.pairing import pairs_in

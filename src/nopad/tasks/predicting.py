@@ -244,7 +244,7 @@ class Predictor(Core):
         return dict(zip(columns, texts, strict=True))
 
     def _odd(self, outputs: Any, batch: PackedBatch) -> dict[int, RequestError]:
-        """Return a RequestError for each sequence with NaN in its outputs, by index; the argmax of NaN is arbitrary."""
+        """Return a RequestError for each sequence with NaN in its outputs, by the sequence's index in the batch."""
         objective, found = self.task.objective, dict[int, RequestError]()
         for name in objective.reads:
             value = outputs.get(name)
@@ -404,7 +404,7 @@ def _refuse_nan(results: Sequence[Any], record: NDArray[np.int64]) -> None:
 
 @contextmanager
 def numbered_from(first: int) -> Iterator[None]:
-    """In a ``with`` block, add `first` to the record number in a RecordError or LengthError; if it has none, a note."""
+    """In a ``with`` block, make RecordError and LengthError count records from `first`, a chunk's first number."""
     try:
         yield
     except (RecordError, LengthError) as error:

@@ -1,8 +1,8 @@
 """Tasks on preference pairs (a chosen and a rejected answer): reward models, and DPO.
 
 A record has ``chosen`` and ``rejected``, both strings or both lists of messages, with or without a ``prompt``
-(`nopad.corpus.conversations.pair_of`). Pair k becomes sequences 2k and 2k + 1, which stay together in every step
-(``Examples.group`` is 2). Two per-sequence values, ``pair`` and ``chosen``, say which sequences are a pair
+(`nopad.corpus.conversations.pair_of`). A pair becomes two sequences, the chosen answer first, which stay together in
+every step (``Examples.group`` is 2). Two per-sequence values, ``pair`` and ``chosen``, say which sequences are a pair
 (`nopad.tasks.pairing`).
 """
 

@@ -1,8 +1,8 @@
 """Pre-training like BERT's, from raw documents: masked language modelling and next-sentence prediction.
 
 `Pretraining` turns documents into pairs of texts, some with a random second text (`nopad.corpus.pairs`). Masks are
-drawn anew in every epoch, or once. Packed datasets of ``nopad pack --pretrain bert`` hold the same pairs. The
-objective, `OfPretraining`, is the sum of two means, each with a denominator of its own.
+drawn anew in every epoch, or once. Packed datasets of ``nopad pack --pretrain bert`` hold pairs that are made by the
+same rules. The objective, `OfPretraining`, is the sum of two means, each with a denominator of its own.
 """
 
 from __future__ import annotations

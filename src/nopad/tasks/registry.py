@@ -57,7 +57,8 @@ def task_named(name: str, tokenizer: Any, options: Mapping[str, Any]) -> Task:
     """Make the task of this name.
 
     Raises:
-        OptionError: there is no such task, it has no such option, or an option has an invalid value.
+        OptionError: there is no such task, it has no such option, an option that it needs is missing, or an option has
+            an invalid value.
 
     >>> from nopad.tasks.registry import task_named
     >>> task_named("classify", tokenizer, {"labels": ["no", "yes"], "text": "question"}).text
@@ -144,10 +145,10 @@ def task_class(name: str) -> type[Task]:
 
 
 def _labels(given: Any, config: Any, spec: Any) -> Any:
-    """Return the names of the classes: those given, or those of the model's configuration.
+    """Return the names of the classes: those given, or (if none or only a number is given) those of the model.
 
     Raises:
-        OptionError: they contradict each other.
+        OptionError: `given` contradicts the model's configuration in the number of classes or their order.
     """
     by_number = {int(number): str(label) for number, label in (config.id2label or {}).items()}
     names = [by_number[number] for number in sorted(by_number)]

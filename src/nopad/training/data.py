@@ -49,7 +49,7 @@ def loader_of(
             `open_tokens` reads.
         capacity: most tokens per pack; not needed for a loader; None: the rows of a packed dataset as stored.
         task: what turns records into sequences; None: `data` are tokens.
-        objective: computes the loss; if it is that of a causal language model, the loader's `collate` is
+        objective: computes the loss; if it is that of a causal language model, the loader's default `collate` is
             `nopad.loading.causal`, which makes labels of the tokens if there are none.
         options: further options of `nopad.PackedLoader`.
 

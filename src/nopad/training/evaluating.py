@@ -34,12 +34,12 @@ class EvaluatingMixin(PreparingMixin):
     _evaluated: list[tuple[Any, str | None, PackedLoader]]  # data, their fingerprint then, their loader
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        """Return a DataLoader of an evaluation dataset's packs; the Trainer's own DataLoader if it is not packed."""
+        """Return a DataLoader of an evaluation dataset's packs, or the Trainer's own if the dataset is not packed."""
         named = self.eval_dataset[eval_dataset] if isinstance(eval_dataset, str) else eval_dataset
         return self._packs_of(named) or super().get_eval_dataloader(eval_dataset)
 
     def get_test_dataloader(self, test_dataset: Any) -> Any:
-        """Return a DataLoader of a dataset's packs; the Trainer's own DataLoader if it is not packed."""
+        """Return a DataLoader of a dataset's packs, or the Trainer's own if the dataset is not packed."""
         return self._packs_of(test_dataset) or super().get_test_dataloader(test_dataset)
 
     def _packs_of(self, data: Any) -> FedLoader | None:

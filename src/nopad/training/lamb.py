@@ -326,7 +326,7 @@ def _check_eps(eps: float, dtype: torch.dtype, group: int) -> None:
 
 
 def _check_parameter(param: Tensor, group: int, at: int) -> None:
-    """Refuse a parameter that is not dense and of real floats, or is only a piece of a tensor (FSDP1)."""
+    """Refuse a parameter that is not a dense tensor of real floats, or is only a piece of a tensor (FSDP1)."""
     if not param.is_floating_point() or param.layout != torch.strided:
         kind = param.dtype if param.layout == torch.strided else param.layout
         raise OptionError(

@@ -2,7 +2,8 @@
 
 Data, packs and batches do not depend on the number of steps, so a longer run begins with the steps of the shorter one.
 Learning rates may depend on that number: with a schedule that ends (linear, cosine), every step's rate does. From the
-checkpoint on, a longer run has the rates that it would have had if it had always been that long.
+checkpoint on, a longer run has the rates that it would have had if it had always been that long; only a schedule that
+depends on evaluations goes on as it stands.
 """
 
 from __future__ import annotations

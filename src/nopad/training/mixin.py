@@ -10,8 +10,8 @@ support for packs, and overrides public methods only:
   (`get_batch_samples`);
 * **evaluation and prediction**: over packs too, with the same loss and metrics as without packs, and predictions in
   input order;
-* **checkpoints**: each holds the loader's state (``nopad_loader.json``), from which training resumes. It may resume on
-  another number of ranks, and then takes exactly the sequences that the epoch has not seen;
+* **checkpoints**: each holds the loader's state (``nopad_loader.json``), from which training resumes. Training may
+  resume on another number of ranks, and then takes exactly the sequences that the epoch has not seen;
 * **trouble**: a loss that is NaN or infinite stops all ranks before the optimiser steps, and its batch is saved.
 
 The mix-in does not change training on data that are not packed.

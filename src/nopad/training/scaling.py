@@ -251,7 +251,7 @@ def _get(hparams: Any, name: str) -> Any:
 
 
 def _with(hparams: Any, changed: Mapping[str, tuple[Any, Any]]) -> Any:
-    """Return a copy with the changes."""
+    """Return a copy of `hparams` in which each value named in `changed` is the new one."""
     new = {name: after for name, (_, after) in changed.items()}
     if isinstance(hparams, Mapping):
         return {**hparams, **new}
