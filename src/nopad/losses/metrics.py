@@ -196,7 +196,7 @@ class Spans(_Counts):
 
 
 def best_spans(start_logits: Tensor, end_logits: Tensor, longest: int = 30) -> tuple[Tensor, Tensor]:
-    """Return each sequence's most likely answer of 1 to `longest` tokens: the largest sum of start and end logit.
+    """Return each sequence's best answer of 1 to `longest` tokens, by the sum of its start and end logits.
 
     Args:
         start_logits: ``[S, L]``, minus infinity after a sequence's end.

@@ -83,8 +83,8 @@ def longest(model: Any) -> int | None:
 def check_positions(table: Model, shape: Any) -> None:
     """Refuse a checkpoint with fewer learned positions than the model, such as one of pre-training's first phase.
 
-    `shape` is the model without weights, from `outline`. Without both ``model.init_from`` and ``model.name``, or if the
-    model learns no positions, nothing is checked.
+    `shape` is the model without weights, from `outline`. Nothing is checked if ``model.init_from`` or ``model.name`` is
+    not given, or if the model learns no positions.
 
     Raises:
         OptionError: the checkpoint has fewer positions.
