@@ -1,8 +1,8 @@
 """Draw masks for masked language models anew in every epoch, when batches are made.
 
-`nopad.corpus.masks` has the rules by which tokens are chosen. Masks depend only on the seed, the epoch and the
-sequence's ``seq_index`` (and, if the data have these columns, on its source and where it begins in its record). So
-ranks, rows, worker processes and resuming do not change them.
+`nopad.corpus.masks` has the rules by which tokens are chosen. Besides a sequence's tokens and the options, its masks
+depend only on the seed, the epoch and the sequence's ``seq_index`` (and, if the data have these columns, on its source
+and where it begins in its record). So ranks, rows, worker processes and resuming do not change masks.
 """
 
 from __future__ import annotations

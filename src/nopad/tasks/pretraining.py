@@ -1,8 +1,8 @@
 """Pre-training like BERT's, from raw documents: masked language modelling and next-sentence prediction.
 
 `Pretraining` turns documents into pairs of texts, some with a random second text (`nopad.corpus.pairs`). Masks are
-drawn anew in every epoch, or once. Packed datasets of ``nopad pack --pretrain bert`` hold the same pairs. The
-objective, `OfPretraining`, is the sum of two means, each with a denominator of its own.
+drawn anew in every epoch, or once. Packed datasets of ``nopad pack --pretrain bert`` hold pairs that are made by the
+same rules. The objective, `OfPretraining`, is the sum of two means, each with a denominator of its own.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ class Pretraining(Task):
         pair: column of a pair's second text; used by predictions only.
         sentences: how documents are split into sentences: by "rules" (`nopad.corpus.sentences`), or with "line" at line
             ends.
-        copies: how many times pairs are made from each document; the pairs differ each time.
-        short: share of the documents, from 0 to 1, whose pairs are made shorter than `max_length`.
-        random_next: share of the pairs, from 0 to 1, whose second side comes from another document
-            (`nopad.corpus.pairs`).
+        copies: how many times pairs are made from each document, with other random choices each time.
+        short: share of the documents, from 0 to 1, whose pairs get a random target length of at most `max_length`.
+        random_next: share of the pairs, from 0 to 1, whose second side comes from another document; pairs with only one
+            sentence of their document always get such a side (`nopad.corpus.pairs`).
         static: draw masks once and keep them; if False, they are drawn anew in every epoch.
         rate: share of a sequence's tokens that are predicted, above 0 and at most 1 (`nopad.corpus.masks`).
         max_predictions: most predicted tokens per sequence. None: 20, 56 or 76 if `max_length` is 128, 384 or 512, else
             15 % of `max_length`.
-        whole_words: all tokens of a word are masked, or none.
+        whole_words: choose all tokens of a word to be predicted, or none of them.
         per: how the loss of masked tokens is averaged: over all masked tokens of a step ("token"), or first within
             each sequence and then over sequences ("sequence"), as in the packing paper.
         next_sentence: whether next-sentence prediction is learned too.
@@ -146,7 +146,7 @@ class Pretraining(Task):
         return Vocabulary.of(load_tokenizer(given), options, names)
 
     def encode(self, records: Iterable[Mapping[str, Any]], *, labels: bool = True) -> Examples:
-        """Turn documents into pairs of sentences for training; see `Task.encode`.
+        """Turn documents into pairs of texts, of one or more sentences each, for training; see `Task.encode`.
 
         If `labels` is False, the records are pairs of texts instead, and each becomes one sequence for predictions.
 

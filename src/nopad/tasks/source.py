@@ -80,7 +80,8 @@ class TaskSource(Source):
 
         Raises:
             SourceError: the records are an iterator that was read before.
-            RecordError, LengthError: the task cannot encode a record.
+            RecordError, LengthError: the task cannot encode a record, a record lacks a column of `carry`, or records
+                give other columns than those before.
         """
         if not self._read:
             self._read = True
@@ -235,7 +236,7 @@ def _told(schema: pa.Schema) -> str:
 
 
 def _decode(data: pa.RecordBatch, first_line: int, *, of: int, truncated: int) -> Iterator[Records]:
-    """Yield the sequences of a block as one `Records`; they come from `of` records, of which some were truncated."""
+    """Yield the sequences of a block as one `Records`; they come from `of` records, `truncated` of them truncated."""
     record = data.column(_NUMBER).to_numpy()
     lists = {field.name: list_parts(data.column(field.name)) for field in data.schema if is_list(field.type)}
     offsets = lists["input_ids"][0] if lists else np.zeros(1, np.int64)

@@ -70,7 +70,7 @@ class Task(ABC):
         text_unit: what a training record of a text file is, unless the user says otherwise: a "line", a "paragraph", or
             the whole "file".
         dtypes: dtypes (NumPy's names) in which files store the numbers of a prediction, by the prediction's key; such
-            as ``{"embedding": "float32"}``. Other keys are stored as int64 or float64.
+            as ``{"embedding": "float32"}``. Numbers of other keys are stored as int64 or float64.
     """
 
     name: ClassVar[str]
@@ -113,7 +113,8 @@ class Task(ABC):
 
         Raises:
             RecordError: a record lacks a column, or has a value that the task cannot use; the message gives its number.
-            LengthError: a sequence is longer than `max_length`, and `over_long` is "error"; or there is no record.
+            LengthError: a sequence is longer than `max_length`, and `over_long` is "error"; a sequence has no token; or
+                there is no record.
         """
 
     @abstractmethod
@@ -123,7 +124,8 @@ class Task(ABC):
     def merged(self, results: Sequence[dict[str, Any]], examples: Examples) -> list[dict[str, Any] | None]:
         """Combine `results`, one per sequence of `examples`, into one prediction per record.
 
-        The prediction is None if the task left the record out.
+        The prediction is None if the task left the record out. A task overrides this method if a record can have
+        several sequences; here, the result of the last one is taken.
         """
         found: list[dict[str, Any] | None] = [None] * examples.records
         for record, result in zip(examples.record.tolist(), results, strict=True):

@@ -2,8 +2,8 @@
 
 Each table is a frozen dataclass with the same fields as in the file; ``[trainer]`` has the fields of
 `transformers.TrainingArguments`, ``[task]`` the options of the task that it names. A field that is unknown or has a
-wrong type is refused by an error that names file and field. Fields given on the command line
-(``--set TABLE.FIELD=VALUE``) replace those of the file; a value that is not TOML is taken as text.
+wrong type is refused by an error that names the field, and the file or ``--set`` that gives it. Fields given on the
+command line (``--set TABLE.FIELD=VALUE``) replace those of the file; a value that is not TOML is taken as text.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ class Packing:
         complete_options(self.algorithm, self.options)
 
     def plan_options(self) -> dict[str, Any]:
-        """Return the options of `nopad.plan` that differ from its defaults."""
+        """Return the options of `nopad.plan` that this table gives, without a `depth` or `algorithm` at its default."""
         made = dict(self.options)
         if self.depth is not None:
             made["depth"] = self.depth
@@ -242,7 +242,7 @@ class TrainConfig:
                 raise OptionError(f"trainer.{name} and [schedule] both say what the learning rate does; leave one out")
 
     def document(self) -> dict[str, dict[str, Any]]:
-        """Return the tables as a dict, as in a configuration file, without fields that have their default value."""
+        """Return the tables as a dict, as in a file, without default values and tables that have only these."""
         made: dict[str, dict[str, Any]] = {}
         for table in fields(self):
             value = getattr(self, table.name)
@@ -277,10 +277,10 @@ def read_config(path: str | Path, overrides: Sequence[str] = (), *, init_from: s
         init_from: replaces ``model.init_from``.
 
     Raises:
-        SourceError: there is no such file.
-        OptionError: the file is not TOML; or a table or field, in the file or in `overrides`, is unknown, missing or of
-            a wrong type.
-        MissingExtraError: transformers is not installed.
+        SourceError: there is no such file, or it cannot be read.
+        OptionError: the file is not TOML; or a table or field, in the file or in `overrides`, is unknown, missing, of a
+            wrong type, out of range, or contradicts another one.
+        MissingExtraError: a table is for transformers, which is not installed.
     """
     document: dict[str, dict[str, Any]] = {}
     for name, table in _parsed(Path(path)).items():
@@ -368,7 +368,7 @@ def _toml_value(text: str) -> Any:
 
 
 def _table(name: str, given: Mapping[str, Any], path: str | None, task: str | None = None) -> dict[str, Any]:
-    """Return the fields of a table, each converted to its type; an unknown field raises an `OptionError`."""
+    """Return a table's fields, each converted to its type; refuse unknown fields, wrong types, and `_ELSEWHERE`."""
     made = {}
     for key, value in given.items():
         try:
@@ -404,7 +404,7 @@ def _task(made: dict[str, Any]) -> TaskTable:
 
 @cache
 def _trainer_fields() -> Mapping[str, Any]:
-    """Return the fields of transformers' arguments, with their types."""
+    """Return the fields that ``[trainer]`` may have (of `transformers.TrainingArguments`), with their types."""
     try:
         from transformers import TrainingArguments
     except ImportError as error:

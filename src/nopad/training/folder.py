@@ -77,7 +77,7 @@ _FREE_TRAINER = (
 
 
 class RunFolder:
-    """The output folder of a run. Only the first rank locks it, writes to it, and unlocks it."""
+    """The output folder of a run. Only the first rank may call the methods that lock it, write to it, or unlock it."""
 
     def __init__(self, folder: str | Path) -> None:
         self.path = local_path(folder)
@@ -92,8 +92,9 @@ class RunFolder:
 
         Raises:
             OutputExistsError: without `resume`: the folder holds a run, or other files.
-            ResumeError: there is no run to resume, or it has another configuration; the message names the field that
-                differs.
+            ResumeError: there is no run to resume, or it has another configuration, or would become shorter; the
+                message names the field that differs.
+            StorageError: the folder cannot be made or locked.
             OutputBusyError: another process trains in the folder.
         """
         known = (self.path / CONFIG_FILE).is_file()
@@ -119,7 +120,10 @@ class RunFolder:
         write_atomic(self.path / CONFIG_FILE, to_toml(config.document()).encode())  # last: it makes this a run
 
     def undo(self) -> None:
-        """Remove the traces of a run that failed before its first step, so that a run can begin in this folder."""
+        """Remove configuration, facts and metrics of a run that failed before its first step.
+
+        Another run can then begin in this folder.
+        """
         for name in (CONFIG_FILE, RUN_FILE, METRICS_FILE):
             (self.path / name).unlink(missing_ok=True)
 
@@ -175,7 +179,13 @@ class RunFolder:
             )
 
     def _check_same(self, config: TrainConfig) -> None:
-        """Refuse another configuration than the one that the run began with, unless it only makes the run longer."""
+        """Refuse another configuration than the one that the run began with.
+
+        Fields that do not change what is learned may differ, and the run may become longer.
+
+        Raises:
+            ResumeError: another field differs, or the run would become shorter.
+        """
         began, mine = self._began(), tomllib.loads(to_toml(config.document()))
         odd = [
             f"{table}.{name} is {_shown(mine, table, name)} and was {_shown(began, table, name)}"
@@ -269,7 +279,7 @@ def last_checkpoint(folder: Path) -> Path | None:
     """Return the last complete checkpoint of a run; None: there is none.
 
     Raises:
-        ResumeError: checkpoints were saved without the optimiser's state.
+        ResumeError: no checkpoint is complete, and one was saved without the optimiser's state.
     """
     found = _checkpoints(folder)
     for _, path in found:
@@ -327,7 +337,7 @@ def append_line(path: Path, document: Mapping[str, Any]) -> None:
 
 
 def kept_lines(path: Path, step: int) -> None:
-    """Keep the lines of a metrics file up to this step; remove later lines, and an incomplete last line.
+    """Keep the lines of a metrics file up to this step; remove later lines, and lines that are no whole JSON object.
 
     Raises:
         StorageError: the file cannot be written.

@@ -29,6 +29,9 @@ def find_data(config: TrainConfig) -> dict[str, Any]:
 
     Each is a stream of records, or the place where tokens are stored. "eval" is None without an evaluation, and the
     same stream as "train" with ``data.held_out``.
+
+    Raises:
+        InputError: the data cannot be opened, or do not fit the configuration; the message names the field.
     """
     found: dict[str, Any] = {"eval": None}
     for name in ("train", "eval"):
@@ -141,7 +144,10 @@ class Loaders:
 
 
 def _fingerprint(tokenizer: Any) -> str:
-    """Return the SHA-256 of all that a tokenizer's results depend on."""
+    """Return the SHA-256, in hex, of a tokenizer's class, chat template, special tokens, vocabulary and rules.
+
+    Rules are not known of a slow tokenizer (one written in Python).
+    """
     inner = getattr(tokenizer, "backend_tokenizer", None)
     facts = [type(tokenizer).__name__, getattr(tokenizer, "chat_template", None)]
     facts += [inner.to_str()] if inner is not None else [sorted(tokenizer.get_vocab().items())]
@@ -163,8 +169,8 @@ def widest(loader: PackedLoader) -> int:
 def about(field: str, why: str = "") -> Iterator[None]:
     """In a ``with`` block, begin messages of errors with `field`, the part of the configuration that they are about.
 
-    The messages also name options as in the configuration file. `why` is added to messages about sequences that are
-    longer than ``max_length``. Messages that begin with "packing." stay as they are.
+    In the messages, ``over_long=`` becomes ``task.over_long =``, as in the configuration file. `why` is added to
+    messages about sequences that are longer than ``max_length``. Messages that begin with "packing." stay as they are.
     """
     try:
         yield

@@ -83,7 +83,8 @@ def longest(model: Any) -> int | None:
 def check_positions(table: Model, shape: Any) -> None:
     """Refuse a checkpoint with fewer learned positions than the model, such as one of pre-training's first phase.
 
-    `shape` is the model without weights, from `outline`.
+    `shape` is the model without weights, from `outline`. Nothing is checked if ``model.init_from`` or ``model.name`` is
+    not given, or if the model learns no positions.
 
     Raises:
         OptionError: the checkpoint has fewer positions.
@@ -280,7 +281,7 @@ def _head(table: Model, config: Any, auto: str | None) -> Iterator[None]:
 
 @contextmanager
 def _reading(name: str, what: str) -> Iterator[None]:
-    """In a ``with`` block, turn any error of transformers into a `FormatError` of one line; `what` is what it reads."""
+    """In a ``with`` block, turn transformers' errors into a `FormatError` of one line; `what` is what is read."""
     if name.startswith((".", "/", "~")) and not Path(name).exists():
         raise FormatError(f"{name}: there is no such folder; give a folder with a model, or a name on the hub")
     try:

@@ -108,7 +108,7 @@ def prepare(config: TrainConfig, cache: Path) -> Prepared:
         cache: folder for encoded data.
 
     Raises:
-        NopadError: an error in data, model or options; the message names the field.
+        NopadError: an error in data, model or options; if it is that of a field, the message names the field.
     """
     _quiet()
     args = arguments(config)
@@ -252,7 +252,8 @@ def _task(config: TrainConfig, kind: type[Task], tokenizer: Any) -> Task:
 def _with_length(config: TrainConfig, task: Task, positions: int | None) -> tuple[TrainConfig, Task]:
     """Return configuration and task with a `max_length`.
 
-    If the task has none, it is the least of ``packing.capacity``, ``packing.tokens`` and the model's positions.
+    If the task has none, it becomes the least of those that are known: ``packing.capacity``, ``packing.tokens`` and the
+    model's positions. A `max_length` above the model's positions raises an `OptionError`.
     """
     most = [one for one in (config.packing.capacity, config.packing.tokens, positions) if one is not None]
     if task.max_length is not None:
@@ -276,7 +277,7 @@ def train(
     tell: Callable[[Logged], None],
     step: Callable[[int, int], None] = lambda step, steps: None,
 ) -> dict[str, float]:
-    """Train, evaluate, and save; return the metrics of the last evaluation.
+    """Train, evaluate, and save; return the metrics of the last evaluation, or {} without evaluation data.
 
     Args:
         prepared: what `prepare` returned.

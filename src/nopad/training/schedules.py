@@ -26,8 +26,8 @@ Counts = Literal["sequences", "tokens", "steps"]
 class Schedule:
     """A learning-rate schedule by the number of sequences, tokens or steps seen, as a multiple of the optimiser's rate.
 
-    The multiple rises linearly from `initial` to 1 during the warm-up, then falls from 1 to `end` with
-    (1 - progress) ** `power`, and stays at `end`.
+    The multiple rises linearly from `initial` to 1 during the warm-up, then falls from 1 to `end` as
+    (1 - progress) ** `power`, and stays at `end`. Progress is the share of the time after the warm-up.
 
     Attributes:
         counts: the unit that is counted, over all ranks: "sequences", "tokens" or "steps" (of the optimiser).
