@@ -94,7 +94,7 @@ def read_state(state: Any) -> tuple[Position, dict[str, Any]]:
     """Return the position and the facts in a state.
 
     Raises:
-        FormatError: `state` is not a state of a loader, is from a newer version, or has impossible values.
+        FormatError: `state` is not a state of a loader, is of another format version, or has impossible values.
     """
     if not isinstance(state, Mapping) or state.get("format") != _FORMAT:
         raise FormatError("this is no state of a nopad.PackedLoader; give what its state_dict() returned")

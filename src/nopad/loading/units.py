@@ -127,7 +127,7 @@ class Units:
         """Return the cost of each of the chosen units under `model`; int64 ``[chosen]``.
 
         Raises:
-            BalanceError: a cost does not fit into 64 bits, or is not an integer.
+            BalanceError: as in `CostModel.checked` and `CostModel.of_packs`.
         """
         return self.costs_of(*self.members(chosen), model)
 
