@@ -221,7 +221,7 @@ def _seen(data: Any) -> tuple[Any, Mapping[str, Any] | None]:
     """Return (data in a form that can be read as records, the first record, or None if it is not a dict or not known).
 
     Raises:
-        SourceError: the data are a path, there is no record, or the records are numbers.
+        SourceError: the data are a path; or a dataset, list or iterator has no record, or its records are numbers.
     """
     if isinstance(data, Source):
         return data, None

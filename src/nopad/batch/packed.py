@@ -69,7 +69,7 @@ class PackedBatch(MutableMapping[str, Any]):
     """
 
     def __init__(self, fields: Mapping[str, Any]) -> None:
-        """Make a batch from the items of another batch, which may be changed; `from_sequences` builds a new batch.
+        """Make a batch from `fields`, the items of another batch, possibly changed; `from_sequences` builds a new one.
 
         Raises:
             BatchError: `fields` lack the ``attention_mask`` of a packed batch.
@@ -595,10 +595,11 @@ class PackedBatch(MutableMapping[str, Any]):
     def as_grain(self, names: Mapping[str, str] | None = None) -> dict[str, NDArray[Any]]:
         """Return NumPy arrays under the names that Grain's packing gives them, as JAX models read them.
 
-        Each column with a value per token comes with ``<column>_segment_ids``, the number of each token's sequence in
-        its row, from 1, and ``<column>_positions``, its position in the sequence, from 0; both are int32 ``[R, L]`` and
-        0 in padding. Labels lie where their tokens lie, not shifted. Columns per sequence stay ``[S, ...]``. A stand-in
-        (`weight` 0) is all padding. Torch is not imported.
+        Each column ``[R, L]`` comes with ``<column>_segment_ids``, the number of each token's sequence in its row, from
+        1, and ``<column>_positions``, the token's position in its sequence, from 0; both are int32 ``[R, L]`` and 0 in
+        padding. Other columns, such as those per sequence ``[S, ...]``, are returned alone; ``position_ids`` and the
+        mask are left out. Labels lie where their tokens lie, not shifted. In a stand-in (`weight` 0), all segment ids
+        are 0, as in padding. Torch is not imported.
 
         Args:
             names: new names of columns, by their names in the batch, such as ``{"input_ids": "inputs"}``; columns that

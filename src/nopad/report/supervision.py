@@ -53,7 +53,7 @@ class Supervised:
 def supervised(path: Path, manifest: Manifest) -> Supervised | None:
     """Count the tokens with a label in the dataset at `path`; return None if it stores no label or mask for each token.
 
-    A column of labels has integers; a mask has booleans or integers. If there are both, the labels are counted.
+    The column must hold integers or booleans. If there are both labels and a mask, the labels are counted.
 
     Raises:
         CorruptError: a shard is missing or damaged.
