@@ -106,7 +106,7 @@ class Histogram:
         """Return the histogram of a ``{length: count}`` map; zero counts are left out.
 
         Raises:
-            LengthError: a length is not an integer from 1 to 2^31 - 1, or a count not one from 0 to 2^63 - 1.
+            LengthError: a length is not an integer from 1 to 2^31 - 1, or a count not an integer from 0 to 2^63 - 1.
         """
         kept = []
         for length, count in counts.items():

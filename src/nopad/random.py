@@ -79,7 +79,10 @@ def draw(key: int, index: int) -> int:
 
 
 def bounded(u: int, n: int) -> int:
-    """Map a 64-bit draw `u` to an integer from 0 to ``n - 1``; if `u` is uniform, the result is to within n / 2^64."""
+    """Map a 64-bit draw `u` to an integer from 0 to ``n - 1``.
+
+    If `u` is uniform, each integer has the probability ``1 / n``, to within ``1 / 2^64``.
+    """
     return (u * n) >> 64
 
 

@@ -133,7 +133,7 @@ def _stratify_by_quantile(
 def _stratified(
     units: NDArray[Any], costs: NDArray[np.int64], shape: Shape, balance: Balance, key: int
 ) -> NDArray[Any]:
-    """Return the units in an order in which each rank's micro-step has its quota of each stratum; the rest is last."""
+    """Return the units ordered so that each rank's micro-step has its quota of each stratum; units left come last."""
     edges = _edges(costs, balance)
     stratum = np.searchsorted(np.array(edges, dtype=np.int64), costs[units])
     members = [units[stratum == number] for number in range(len(edges) + 1)]

@@ -1,7 +1,8 @@
 """`PackedBatch`: several sequences in rows or in one stream, with the layout by which a model keeps them apart.
 
 A batch is built in NumPy from sequences, rows of a packed dataset, or the features that a Hugging Face collator gets;
-reading an item gives a torch tensor. It is a mapping, so ``model(**batch)`` works. Its ``attention_mask`` is a guard
+reading a column of numbers gives a torch tensor. A batch is a mapping, so ``model(**batch)`` works. Its
+``attention_mask`` is a guard
 (`nopad.batch.guard`): a model that was not made pack-safe raises an error when it uses the mask. Building takes
 O(tokens), without a Python loop over tokens.
 """
@@ -43,8 +44,8 @@ class PackedBatch(MutableMapping[str, Any]):
 
     As a mapping, a batch holds the arguments of ``model(**batch)``: ``input_ids`` and ``position_ids`` ``[R, L]``,
     every column that was given (``[R, L]`` for a value per token, ``[S]`` for a value per sequence), and the guard as
-    ``attention_mask``. Reading an item gives a torch tensor. Values per sequence are in the order in which the
-    sequences were given; for rows of a packed dataset, that is row after row.
+    ``attention_mask``. Reading a column of numbers gives a torch tensor. Values per sequence are in the order in which
+    the sequences were given; for rows of a packed dataset, that is row after row.
 
     Attributes:
         layout: where the tokens lie (`Layout`); in a batch with targets, the layout of the sources.

@@ -272,7 +272,7 @@ class StoredRows(Feed):
         return {"unit": "row", "seed": self.seed, "data": _of_shards(self._dataset)}
 
     def units(self, epoch: int) -> Units:
-        """Return the rows of an epoch in a random order in which each row group is read only once."""
+        """Return the rows of an epoch in a random order in which the rows of a row group follow one another."""
         return Units(seq_lengths=self._lengths, indptr=self._indptr, order=self._dataset.order(self.seed, epoch))
 
     def gather(self, taken: Taken) -> Sequences:

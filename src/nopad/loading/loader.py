@@ -362,7 +362,8 @@ class PackedLoader:
         list of the states of all former ranks.
 
         Raises:
-            FormatError: `state` is not the state of a loader, is from a newer nopad, or lacks the states of some ranks.
+            FormatError: `state` is not the state of a loader, is of another format version, or lacks the states of some
+                ranks.
             PlanMismatchError: the state is for other data, or another plan, cost model, seed or option; the message
                 names what differs.
         """

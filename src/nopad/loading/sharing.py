@@ -121,7 +121,7 @@ def _whole(place: Path) -> bool:
 
 
 def _free(users: int) -> bool:
-    """Return whether no other process has locked this file; if so, this process locks it until it is closed."""
+    """Return whether no other process has locked this open file; if none has, lock the file until it is closed."""
     try:
         fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

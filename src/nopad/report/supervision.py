@@ -1,6 +1,7 @@
 """Count the tokens of a dataset on which a loss is computed, if labels or a mask are stored with the tokens.
 
-Up to 2^26 slots are read; of a larger dataset, only evenly spaced row groups with about that many slots in total.
+Up to about 2^26 slots are read; of a larger dataset, only evenly spaced row groups with that many slots in total, or
+one row group if it has more.
 """
 
 from __future__ import annotations

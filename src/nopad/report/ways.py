@@ -67,7 +67,7 @@ def ways_of(plan: Plan, settings: Settings) -> list[Way]:
 
 
 def formulas(settings: Settings) -> list[str]:
-    """Return sentences on how steps, hours, money and energy are computed: one for each of which the setting is given.
+    """Return a sentence for each of steps, hours, money and energy whose setting is given: how it is computed.
 
     With `tokens_per_second`, one more sentence says what the computation leaves out.
     """

@@ -156,7 +156,7 @@ class TokenSource(ABC):
         return held
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state without the arrays of n values, which a worker computes again if it asks for them."""
+        """Return the state without the arrays of n values, which a worker process computes again at their first use."""
         return {**vars(self), "_held": None}
 
     def __len__(self) -> int:

@@ -1,7 +1,8 @@
 """Supply a loader from a stream: each rank reads, tokenises and packs its own records, ahead of the training loop.
 
-An endless stream needs no communication. If ranks stop at the end of the source, they exchange before every step how
-many units each has left, so that all of them stop together; this happens on the thread of the training loop.
+An endless stream needs no communication while it runs. If ranks stop at the end of the source, they exchange before
+every step how many units each of them has for the step, so that all ranks stop together; this happens on the thread of
+the training loop.
 """
 
 from __future__ import annotations
@@ -262,7 +263,7 @@ class StreamSupply(Supply):
         """Return whether all ranks take one more step, given how many units this rank has for it.
 
         Raises:
-            OptionError: a rank has units, but not all ranks have a whole step's, and `last` is "refuse".
+            OptionError: a rank has units, not every rank has enough for a whole step, and `last` is "refuse".
         """
         every, full = list(exchange(units)), self.serving.accumulation * self.serving.per_rank
         if min(every) == full:
