@@ -4,28 +4,33 @@ NopadError
 ├── InputError              an argument or input cannot be used                    exit 2
 │   ├── LengthError         a length is 0, negative, not an integer, above capacity
 │   ├── OptionError         an option has an invalid value: unknown algorithm, depth < 1, ...
-│   ├── FormatError         a file or saved state is not what it claims to be: histogram, plan, packs, tokenizer, ...
+│   ├── FormatError         a file or saved state is not what it claims to be: histogram, plan, packs, ...
 │   ├── PlanMismatchError   a plan, packs or a saved state are for other lengths, data or settings
 │   ├── SourceError         an input is missing, unreadable, was changed, or holds nothing usable
 │   ├── RecordError         one record of a corpus is bad: file, line, reason
-│   ├── BalanceError        sequences or packs cannot be divided among ranks (too few, over the cap), or a cost is
-invalid │   ├── BatchError          a packed batch cannot be built, or does not fit the model: columns, device, dtype,
-labels │   └── UnsupportedModelError   sequences of this model cannot be kept apart, or no proof exists that they are
-├── NotPackSafeError        a packed batch was given to a model that is not pack-safe   exit 2 ├── OutputError
-the result cannot be written to this place             exit 2 │   ├── OutputExistsError   the folder already holds
-something else │   ├── OutputBusyError     another process is writing there │   └── ResumeError         the unfinished
-job there was started with other inputs or settings ├── ServingError            a request was not answered
-exit 1 │   ├── QueueFullError      too many tokens wait already │   ├── DeadlineError       its deadline has passed, or
-cannot be met │   ├── RequestError        the model fails for this request, or gives NaN │   └── RunnerClosedError   the
-runner was closed, or its worker died ├── TrainingError           a training step failed
-exit 1 │   ├── LossError           the loss of a micro-batch is NaN or infinite │   └── DeviceMemoryError   a step needs
-more memory than the device has ├── StorageError            the disk is full, or a read or write failed            exit
-3 ├── CorruptError            a packed dataset is damaged or incomplete              exit 1 ├── InterruptedJobError
-stopped by the user; run again to resume               exit 130 └── MissingExtraError       an optional part is not
-installed (also an ImportError)  exit 2
+│   ├── BalanceError        sequences or packs cannot be divided among ranks, or a cost is invalid
+│   ├── BatchError          a packed batch cannot be built, or does not fit the model: columns, device, dtype
+│   └── UnsupportedModelError   sequences of this model cannot be kept apart, or no proof exists that they are
+├── NotPackSafeError        a packed batch was given to a model that is not pack-safe   exit 2
+├── OutputError             the result cannot be written to this place             exit 2
+│   ├── OutputExistsError   the folder already holds something else
+│   ├── OutputBusyError     another process is writing there
+│   └── ResumeError         the unfinished job there was started with other inputs or settings
+├── ServingError            a request was not answered                             exit 1
+│   ├── QueueFullError      too many tokens wait already
+│   ├── DeadlineError       its deadline has passed, or cannot be met
+│   ├── RequestError        the model fails for this request, or gives NaN
+│   └── RunnerClosedError   the runner was closed, or its worker died
+├── TrainingError           a training step failed                                  exit 1
+│   ├── LossError           the loss of a micro-batch is NaN or infinite
+│   └── DeviceMemoryError   a step needs more memory than the device has
+├── StorageError            the disk is full, or a read or write failed            exit 3
+├── CorruptError            a packed dataset is damaged or incomplete              exit 1
+├── InterruptedJobError     stopped by the user; run again to resume               exit 130
+└── MissingExtraError       an optional part is not installed (also an ImportError)  exit 2
 
-Messages say what was wrong (index, value), what is allowed, and what to do. Catch `NopadError` to catch every
-error above. An `InputError` and all its subclasses are also a `ValueError`.
+Messages say what was wrong (index, value), what is allowed, and what to do. Catch `NopadError` to catch every error
+above. An `InputError` and all its subclasses are also a `ValueError`.
 """
 
 from __future__ import annotations

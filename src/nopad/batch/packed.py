@@ -2,9 +2,8 @@
 
 A batch is built in NumPy from sequences, rows of a packed dataset, or the features that a Hugging Face collator gets;
 reading a column of numbers gives a torch tensor. A batch is a mapping, so ``model(**batch)`` works. Its
-``attention_mask`` is a guard
-(`nopad.batch.guard`): a model that was not made pack-safe raises an error when it uses the mask. Building takes
-O(tokens), without a Python loop over tokens.
+``attention_mask`` is a guard (`nopad.batch.guard`): a model that was not made pack-safe raises an error when it uses
+the mask. Building takes O(tokens), without a Python loop over tokens.
 """
 
 from __future__ import annotations
