@@ -1,7 +1,7 @@
 """`PackedMask`, the ``attention_mask`` of a packed batch: only nopad's attention understands it.
 
 A model that ignores where sequences end must not return a result. Stock models silently accept arguments that they do
-not know, so the mask itself is the guard: operations by which a model would use a mask raise an error that says what to
+not know, so the mask itself is the guard: an operation by which a model would use it raises an error that says what to
 do.
 """
 
