@@ -1,7 +1,7 @@
 """Compiled loops that several packages use; loops of a single package are in that package's own modules.
 
 Kernels (compiled loops) take and return plain arrays, release the GIL, and cache their compilation. They do not check
-arguments; their callers do. Tests also run each kernel as plain Python (``kernel.py_func``) and compare the results.
+arguments; their callers do. Tests also run kernels as plain Python (``kernel.py_func``) and compare the results.
 
 Integers that wrap are ``uint64`` throughout, since mixing them with signed integers would silently give float64.
 """
@@ -31,7 +31,7 @@ def mix(x: np.uint64) -> np.uint64:
 
 @njit(cache=True, nogil=True, inline="always")
 def bounded(u: np.uint64, n: np.uint64) -> np.uint64:
-    """Return the high 64 bits of the 128-bit product u * n: a number below n, uniform if u is."""
+    """Return the high 64 bits of the 128-bit product u * n: a number below n, as in `nopad.random.bounded`."""
     u_hi, u_lo, n_hi, n_lo = u >> _32, u & _LOW, n >> _32, n & _LOW
     middle = u_hi * n_lo + ((u_lo * n_lo) >> _32)
     low = (middle & _LOW) + u_lo * n_hi
@@ -133,9 +133,9 @@ def lay_rows(
 ) -> bool:
     """Set ``starts[i]`` to where sequence i begins in concatenated rows, and ``tokens[r]`` to the slots taken in row r.
 
-    A row has `width` slots. The next ``per_row[r]`` sequences lie in row r,
-    each in a multiple of `align` slots. Returns False, and sets nothing, unless `per_row` adds up to the number of
-    sequences.
+    A row has `width` slots. The next ``per_row[r]`` sequences lie in row r, each in a multiple of `align` slots. If a
+    number in `per_row` is negative, or if they do not add up to the number of sequences, nothing is set and False is
+    returned; else True.
     """
     total = 0
     for r in range(per_row.shape[0]):

@@ -1,6 +1,6 @@
 """Assign sequences to the packs of a plan.
 
-This takes O(n) time, and at most 16 bytes per sequence beyond the result. By default, the generator of `nopad.random`
+This takes O(n) time, and about 16 bytes per sequence beyond the result. By default, the generator of `nopad.random`
 decides the order of the packs, and which sequences of equal length go into which packs (training on packs sorted
 longest first is a known bug). ``order="source"`` stays close to the order of arrival instead: the sequence numbers in a
 pack ascend, packs are in the order of their first sequences, and the sequences of any one length are in order of

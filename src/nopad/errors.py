@@ -4,12 +4,12 @@ NopadError
 ├── InputError              an argument or input cannot be used                    exit 2
 │   ├── LengthError         a length is 0, negative, not an integer, above capacity
 │   ├── OptionError         an option has an invalid value: unknown algorithm, depth < 1, ...
-│   ├── FormatError         a file is not what it claims to be: histogram, plan, packs, tokenizer
-│   ├── PlanMismatchError   a plan does not cover exactly these lengths
-│   ├── SourceError         an input path is missing, unreadable, or holds nothing usable
+│   ├── FormatError         a file or saved state is not what it claims to be: histogram, plan, packs, ...
+│   ├── PlanMismatchError   a plan, packs or a saved state are for other lengths, data or settings
+│   ├── SourceError         an input is missing, unreadable, was changed, or holds nothing usable
 │   ├── RecordError         one record of a corpus is bad: file, line, reason
-│   ├── BalanceError        sequences or packs cannot be divided among ranks: too few, an empty stratum, over the cap
-│   ├── BatchError          a packed batch does not fit the model: device, dtype, positions, labels
+│   ├── BalanceError        sequences or packs cannot be divided among ranks, or a cost is invalid
+│   ├── BatchError          a packed batch cannot be built, or does not fit the model: columns, device, dtype
 │   └── UnsupportedModelError   sequences of this model cannot be kept apart, or no proof exists that they are
 ├── NotPackSafeError        a packed batch was given to a model that is not pack-safe   exit 2
 ├── OutputError             the result cannot be written to this place             exit 2
@@ -29,8 +29,8 @@ NopadError
 ├── InterruptedJobError     stopped by the user; run again to resume               exit 130
 └── MissingExtraError       an optional part is not installed (also an ImportError)  exit 2
 
-Every message says what was wrong (index, value), what is allowed, and what to do. Catch `NopadError` to catch every
-error above. An `InputError` and all its subclasses are also a `ValueError`.
+Messages say what was wrong (index, value), what is allowed, and what to do. Catch `NopadError` to catch every error
+above. An `InputError` and all its subclasses are also a `ValueError`.
 """
 
 from __future__ import annotations
@@ -95,15 +95,15 @@ class OptionError(InputError):
 
 
 class FormatError(InputError):
-    """A file is not what it claims to be, such as a histogram, plan, packs or tokenizer file."""
+    """A file (histogram, plan, packs, tokenizer, ...) or a saved state is not what it claims to be, or is damaged."""
 
 
 class PlanMismatchError(InputError):
-    """A plan does not cover exactly the lengths it was applied to."""
+    """A plan, packs or a saved state are for other lengths, data or settings than those they are used with."""
 
 
 class SourceError(InputError):
-    """An input path is missing, unreadable, or holds nothing usable."""
+    """An input is missing, unreadable, was changed while in use, or holds nothing usable."""
 
 
 class RecordError(InputError):
@@ -111,11 +111,11 @@ class RecordError(InputError):
 
 
 class BalanceError(InputError):
-    """Sequences or packs cannot be divided among the ranks: too few, an empty stratum, or a cost over the cap."""
+    """Sequences or packs cannot be divided among the ranks (too few, over the cap), or a cost is invalid."""
 
 
 class BatchError(InputError):
-    """A packed batch does not fit the model that it is given to."""
+    """A packed batch cannot be built from the given data, or does not fit the model that it is given to."""
 
 
 class UnsupportedModelError(InputError):

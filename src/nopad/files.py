@@ -67,7 +67,7 @@ def locked(path: Path) -> Iterator[None]:
     Other processes on this machine that ask for the same lock wait. The operating system frees it if the process ends.
 
     Raises:
-        StorageError: the lock file cannot be written.
+        StorageError: the lock file cannot be written, or the block raises an OSError.
     """
     with storage_errors("locking", path), open(path, "wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -138,8 +138,8 @@ def replacing(path: Path) -> Iterator[Path]:
     """For a ``with`` block, give a temporary path to write to; after the block, fsync the file and rename it to `path`.
 
     Raises:
-        StorageError: the disk is full, or a write in the block failed; `path` is then unchanged, and the temporary file
-            is removed.
+        StorageError: the disk is full, or a write failed. If that happened before the renaming, `path` is unchanged,
+            and the temporary file is removed.
     """
     with storage_errors("writing", path):
         with preparing(path) as partial:
@@ -150,7 +150,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_atomic(path: Path, content: bytes) -> None:
-    """Replace the content of `path` with `content`, or leave it unchanged if that fails.
+    """Replace the content of `path` with `content`; if writing fails, the old content stays.
 
     Raises:
         StorageError: the disk is full, or the write failed.

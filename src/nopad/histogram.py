@@ -71,7 +71,7 @@ class Histogram:
         """Count the lengths in an integer array ``[n]`` of any int dtype, which may be memory-mapped.
 
         Raises:
-            LengthError: a length is < 1, not an integer, or above 2^31 - 1; the message names its index and value.
+            LengthError: a length is < 1, not an integer, or above 2^31 - 1; the message names its value.
         """
         return cls.from_chunks([integers(lengths)])
 
@@ -106,7 +106,7 @@ class Histogram:
         """Return the histogram of a ``{length: count}`` map; zero counts are left out.
 
         Raises:
-            LengthError: a length is not an integer from 1 to 2^31 - 1, or a count not one from 0 to 2^63 - 1.
+            LengthError: a length is not an integer from 1 to 2^31 - 1, or a count not an integer from 0 to 2^63 - 1.
         """
         kept = []
         for length, count in counts.items():
@@ -193,7 +193,7 @@ class Histogram:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the content, in hex: all lengths, then all counts, as little-endian int64."""
+        """SHA-256 of the content, in hex: a fixed prefix, all lengths, then all counts, as little-endian int64."""
         digest = hashlib.sha256(b"nopad.histogram.v1\0")
         digest.update(self.lengths.astype("<i8").tobytes())
         digest.update(self.counts.astype("<i8").tobytes())
@@ -246,7 +246,8 @@ def integers(lengths: ArrayLike, name: str = "lengths") -> NDArray[Any]:
     """Return `lengths` as a 1-D integer array, without a copy if it already is one; error messages call it `name`.
 
     Raises:
-        LengthError: the values are not integers (NaN, fractions, booleans, text), not one-dimensional, or masked.
+        LengthError: the dtype is not an integer type (even if floats are whole), the array is not one-dimensional, or a
+            value is masked. An empty array may have any dtype.
     """
     if isinstance(lengths, np.ma.MaskedArray) and np.ma.is_masked(
         lengths
@@ -277,8 +278,8 @@ def as_lengths(lengths: ArrayLike, capacity: int | None = None) -> NDArray[np.in
     """Return validated lengths as int32 ``[n]``.
 
     Raises:
-        LengthError: a length is < 1, not an integer, or above `capacity` (None: 2^31 - 1); the message gives its index
-            and value.
+        LengthError: a length is < 1, not an integer, or above `capacity` (None: 2^31 - 1); the message gives its value
+            and, for numbers, its index.
     """
     array = integers(lengths)
     if array.size:

@@ -66,11 +66,11 @@ def pack_dataset(
     out, cut or split; `repr` also names the columns that are not packed.
 
     Args:
-        data: a `datasets.Dataset` or `IterableDataset`; a list of dicts, an iterator of them, or a function that
-            returns one; a list of lists of token ids; a list of texts; a table of pandas, polars or pyarrow; a dict
-            that names several of these, whose records are counted by name; or a source from `nopad.open_source`.
-            Records have ``input_ids``, a ``text``, or a chat: ``messages``, ``conversations``, or ``prompt`` and
-            ``completion``.
+        data: a `datasets.Dataset` or `IterableDataset`; a list of dicts, an iterator of dicts, or a function that
+            returns such an iterator; a list of lists of token ids; a list of texts; a table of pandas, polars or
+            pyarrow; a dict that names several of these, whose records are counted by name; or a source from
+            `nopad.open_source`. Records have ``input_ids``, a ``text``, or a chat: ``messages``, ``conversations``, or
+            ``prompt`` and ``completion``.
         capacity: maximum number of tokens in a pack.
         tokenizer: for texts, anything that `nopad.load_tokenizer` takes; for chats and pairs of texts, a tokenizer from
             transformers, or the folder or hub name of one; not needed for ready-made ids.
@@ -207,7 +207,7 @@ def _source(
 
 
 def _of_transformers(tokenizer: Any) -> Any:
-    """Return the tokenizer for chats and pairs (None: none is given); transformers loads it from a folder or name."""
+    """Return the tokenizer for chats and pairs, loaded by transformers from a folder or name; None if none is given."""
     if tokenizer is None:
         return None
     if isinstance(tokenizer, str | os.PathLike):
@@ -218,10 +218,12 @@ def _of_transformers(tokenizer: Any) -> Any:
 
 
 def _seen(data: Any) -> tuple[Any, Mapping[str, Any] | None]:
-    """Return (data in a form that can be read as records, the first record, or None if it is not a dict or not known).
+    """Return (data in a form that can be read as records, the first record).
+
+    The first record is None if it is not a dict, or if it is not known before the data are read.
 
     Raises:
-        SourceError: the data are a path, there is no record, or the records are numbers.
+        SourceError: the data are a path; or a dataset, list or iterator has no record, or its records are numbers.
     """
     if isinstance(data, Source):
         return data, None
@@ -334,7 +336,7 @@ def _limited(task: Task, corpus: CorpusOptions, tokenizer: Any) -> Task:
 
 
 def _refuse(options: CorpusOptions | ReaderOptions, known: set[str], told: str) -> None:
-    """Raise OptionError if an option not in `known` is not at its default: it would be ignored; `told` says why."""
+    """Raise OptionError if an option, unless it is in `known`, differs from its default; `told` says why it may not."""
     for field in fields(options):
         if field.name not in known and getattr(options, field.name) != field.default:
             raise OptionError(f"{field.name} is {told}")

@@ -209,7 +209,7 @@ def deal_capped(
 
 @njit(cache=True, nogil=True)
 def _add_to_emptiest(loads: NDArray[Any], size: int, cap: int) -> bool:
-    """Add `size` to the least of `loads`, a heap with the least first; return False if it would exceed `cap`."""
+    """Add `size` to the least of `loads`, a heap with the least first; return False, unchanged, if above `cap`."""
     if size > cap - loads[0]:
         return False
     load, at, n = loads[0] + size, 0, loads.shape[0]

@@ -142,8 +142,8 @@ class Attention(CostModel):
 
         Args:
             config: the model's config; for a model of several kinds of input, its `text_config` is used.
-            causal: whether tokens attend only to the tokens before them. None: True if the config has `is_decoder`, or
-                an architecture whose name ends in ``CausalLM`` or ``LMHeadModel``.
+            causal: whether tokens attend only to the tokens before them. None: True if the config's `is_decoder` is
+                true, or one of its `architectures` ends in ``CausalLM`` or ``LMHeadModel``.
 
         Raises:
             OptionError: the config has no hidden size.

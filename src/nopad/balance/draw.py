@@ -27,8 +27,8 @@ _STRATA = 4  # number of strata if no edges are given
 def draw(costs: ArrayLike, shape: Shape, balance: Balance, key: int) -> NDArray[Any]:
     """Return the order in which an epoch takes its units: a permutation, int32 ``[n]`` (int64 from 2^31 units on).
 
-    With draw "stratified", one stratum is used up before the others. The units left then follow in random order, after
-    the steps that satisfy the quotas.
+    With draw "stratified", the steps that satisfy the quotas come first, until a stratum has too few units for another
+    step. All units left then follow in random order.
 
     Args:
         costs: cost of each unit, integers; ``[n]``.
@@ -38,8 +38,8 @@ def draw(costs: ArrayLike, shape: Shape, balance: Balance, key: int) -> NDArray[
 
     Raises:
         BalanceError: there are fewer units than ranks; a stratum with a quota is empty; the quotas do not add up to
-            ``shape.per_rank``, or this is too small to give every stratum a quota; a cost is negative; or the sum of
-            all costs does not fit into 64 bits.
+            ``shape.per_rank``; ``shape.per_rank`` is too small to give every stratum that has units a quota; a cost is
+            negative; or the sum of all costs does not fit into 64 bits.
 
     >>> order = draw(range(10), Shape(2, 1, 1, 2), Balance.named("karmarkar_karp"), key=0)
     >>> sorted(order.tolist()) == list(range(10))
@@ -133,7 +133,7 @@ def _stratify_by_quantile(
 def _stratified(
     units: NDArray[Any], costs: NDArray[np.int64], shape: Shape, balance: Balance, key: int
 ) -> NDArray[Any]:
-    """Return the units in an order in which each rank's micro-step has its quota of each stratum; the rest is last."""
+    """Return the units ordered so that each rank's micro-step has its quota of each stratum; units left come last."""
     edges = _edges(costs, balance)
     stratum = np.searchsorted(np.array(edges, dtype=np.int64), costs[units])
     members = [units[stratum == number] for number in range(len(edges) + 1)]

@@ -55,7 +55,7 @@ def floor(costs: ArrayLike, world_size: int) -> float:
     """Return a lower bound on the waste of a step, however its units are dealt to `world_size` ranks.
 
     It is ``max(cost of the costliest unit, mean cost of a rank) / mean cost of a rank - 1``, where the mean in the
-    numerator is rounded up, since costs are integers.
+    numerator is rounded up, since costs are integers. If all costs are 0, it is 0.
 
     Args:
         costs: cost of each unit of a step on all ranks (of a micro-step, if ranks wait for one another there); ``[n]``.
@@ -75,7 +75,7 @@ def floor(costs: ArrayLike, world_size: int) -> float:
 def needs_context_parallelism(costs: ArrayLike, world_size: int, above: float = 0.10) -> NDArray[np.int64]:
     """Return the indices of units that cost more than ``1 + above`` times a rank's mean cost, costliest first.
 
-    The result is int64 ``[k]``. Dealing units in another way does not help: these sequences would have to be split over
+    The result is int64 ``[k]``. Dealing units in another way does not help: these units would have to be split over
     several ranks.
 
     Args:

@@ -201,7 +201,10 @@ def carried_by(mask: Tensor | None) -> Placement | Cross | None:
 
 
 def is_static(mask: Any) -> bool:
-    """Whether a mask comes from `static_inputs`: it holds sequence numbers and has no placement attached."""
+    """Whether a mask is like one from `static_inputs`: int32 with four dimensions, without a placement attached.
+
+    While code is being compiled, a placement is not looked for.
+    """
     if not (isinstance(mask, Tensor) and mask.dtype == torch.int32 and mask.dim() == 4):
         return False
     # A compiler does not trace attributes of tensors, so in a graph dtype and shape decide alone.

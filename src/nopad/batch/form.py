@@ -1,7 +1,7 @@
 """The two forms of a batch: `Flat`, one stream without padding, and `Rows`, padded rows of one width.
 
 Up to 256 sequences, as in one request or one training step, are packed without compiled code; the packs are exactly
-those of ``nopad.pack(..., algorithm="bfd", order="source")``, which packs larger batches.
+those of ``nopad.pack(..., algorithm="bfd", order="source")``, which packs larger batches, and all that are aligned.
 """
 
 from __future__ import annotations

@@ -38,8 +38,8 @@ class Layout:
             them.
         records: where each sequence of a packed dataset comes from, in the order given: ``seq_index``, and
             ``seq_start`` and ``seq_source`` if the dataset has them; ``[S]`` each, or ``[0]`` in a stand-in.
-        row_tokens: number of tokens of each row, int64 ``[R]``, if rows take the sequences in the order given, without
-            gaps between them; else None.
+        row_tokens: number of tokens of each row, int64 ``[R]``, if the layout was made by `rows` and takes the
+            sequences in the order given, without gaps between them; else None.
         stand_in: whether the batch is a stand-in for a rank that has no sequence left (`PackedBatch.weight` is 0).
     """
 

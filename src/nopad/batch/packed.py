@@ -1,9 +1,9 @@
 """`PackedBatch`: several sequences in rows or in one stream, with the layout by which a model keeps them apart.
 
 A batch is built in NumPy from sequences, rows of a packed dataset, or the features that a Hugging Face collator gets;
-reading an item gives a torch tensor. It is a mapping, so ``model(**batch)`` works. Its ``attention_mask`` is a guard
-(`nopad.batch.guard`): a model that was not made pack-safe raises an error when it uses the mask. Building takes
-O(tokens), without a Python loop over tokens.
+reading a column of numbers gives a torch tensor. A batch is a mapping, so ``model(**batch)`` works. Its
+``attention_mask`` is a guard (`nopad.batch.guard`): a model that was not made pack-safe raises an error when it uses
+the mask. Building takes O(tokens), without a Python loop over tokens.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class PackedBatch(MutableMapping[str, Any]):
 
     As a mapping, a batch holds the arguments of ``model(**batch)``: ``input_ids`` and ``position_ids`` ``[R, L]``,
     every column that was given (``[R, L]`` for a value per token, ``[S]`` for a value per sequence), and the guard as
-    ``attention_mask``. Reading an item gives a torch tensor. Values per sequence are in the order in which the
-    sequences were given; for rows of a packed dataset, that is row after row.
+    ``attention_mask``. Reading a column of numbers gives a torch tensor. Values per sequence are in the order in which
+    the sequences were given; for rows of a packed dataset, that is row after row.
 
     Attributes:
         layout: where the tokens lie (`Layout`); in a batch with targets, the layout of the sources.
@@ -69,7 +69,7 @@ class PackedBatch(MutableMapping[str, Any]):
     """
 
     def __init__(self, fields: Mapping[str, Any]) -> None:
-        """Make a batch from the items of another batch, which may be changed; `from_sequences` builds a new batch.
+        """Make a batch from `fields`, the items of another batch, possibly changed; `from_sequences` builds a new one.
 
         Raises:
             BatchError: `fields` lack the ``attention_mask`` of a packed batch.
@@ -595,10 +595,11 @@ class PackedBatch(MutableMapping[str, Any]):
     def as_grain(self, names: Mapping[str, str] | None = None) -> dict[str, NDArray[Any]]:
         """Return NumPy arrays under the names that Grain's packing gives them, as JAX models read them.
 
-        Each column with a value per token comes with ``<column>_segment_ids``, the number of each token's sequence in
-        its row, from 1, and ``<column>_positions``, its position in the sequence, from 0; both are int32 ``[R, L]`` and
-        0 in padding. Labels lie where their tokens lie, not shifted. Columns per sequence stay ``[S, ...]``. A stand-in
-        (`weight` 0) is all padding. Torch is not imported.
+        Each column ``[R, L]`` comes with ``<column>_segment_ids``, the number of each token's sequence in its row, from
+        1, and ``<column>_positions``, the token's position in its sequence, from 0; both are int32 ``[R, L]`` and 0 in
+        padding. Other columns, such as those per sequence ``[S, ...]``, are returned alone; ``position_ids`` and the
+        mask are left out. Labels lie where their tokens lie, not shifted. In a stand-in (`weight` 0), all segment ids
+        are 0, as in padding. Torch is not imported.
 
         Args:
             names: new names of columns, by their names in the batch, such as ``{"input_ids": "inputs"}``; columns that

@@ -81,11 +81,11 @@ class PackCollator:
         self.epoch = _EPOCH.check("epoch", epoch)
 
     def __call__(self, features: Sequence[Any]) -> PackedBatch:
-        """Make a batch of rows.
+        """Make a batch of the rows in `features`.
 
         Raises:
-            BatchError: rows have neither ``seq_lengths`` nor ``position_ids``; masks are to be drawn, and they have no
-                ``seq_index`` or have labels; or as `PackedBatch.from_features`.
+            BatchError: rows have neither ``seq_lengths`` nor ``position_ids``; masks are to be drawn, and the rows have
+                labels, or no ``seq_index``; or there is another reason, as in `PackedBatch.from_features`.
             LengthError: a row has more tokens than the form's capacity.
         """
         sequences, per_row = self._sequences(features)

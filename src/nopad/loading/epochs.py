@@ -1,7 +1,7 @@
 """`Epochs`: the units that a loader deals in an epoch, the current leg, and the position after the next batch.
 
-A leg is the part of an epoch during which the ranks stay the same (`nopad.loading.legs`).
-The next epoch is dealt in the background while the last tenth of the current one is read.
+A leg is a part of an epoch during which ranks, step and balance stay the same (`nopad.loading.legs`). The next epoch is
+dealt in the background while the last tenth of the current one is read (`Epochs.deal_ahead`).
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ class Epochs:
     """
 
     def __init__(self, feed: Feed, cost: CostModel, last: Last, shared: HostArrays | None = None) -> None:
-        """Deal nothing yet; `shared` holds the arrays that the ranks of this host share; None: each rank has its own.
+        """Keep the arguments; nothing is dealt yet.
+
+        `shared` holds the arrays that the ranks of this host share. None: each rank has arrays of its own.
 
         Raises:
             OptionError: `cost` is not a cost model.
@@ -65,7 +67,7 @@ class Epochs:
         self._ahead: tuple[int, int, Future[_Begun]] | None = None  # (process, epoch)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what other processes need; each deals for itself."""
+        """Return the state without what is dealt and without shared arrays: each process deals its own epochs."""
         return {"feed": self.feed, "cost": self.cost, "last": self.last, "_shared": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -99,8 +101,8 @@ class Epochs:
         """Return the `Course` (the steps) of the leg to which this position belongs.
 
         Raises:
-            OptionError: the units left do not make whole steps and `last` is "refuse", or they do not make a single
-                step.
+            OptionError: the units left do not make whole steps and `last` is "refuse"; or, in the first leg of an
+                epoch, they do not make a single step.
         """
         which = _which(at)
         kept = self._course  # a reference of its own, as in `units`
@@ -116,9 +118,9 @@ class Epochs:
         return Course(units, order, at.leg, cost=self.cost, last=self.last, resumed=bool(at.past))
 
     def _begun(self, at: Position) -> _Begun:
-        """Return the units of the epoch that begins at `at`, and the steps of its first leg.
+        """Return the units of the epoch that begins at `at`, and its first leg as a pair (key from `_which`, `Course`).
 
-        The steps are None without a token cap, since they are then quick to compute later.
+        Without a token cap, the second result is None: no steps have to be cut, so the leg is dealt later.
         """
         units = self._made(at.epoch)
         return units, None if at.leg.token_cap is None else (_which(at), self._dealt(units, at))
@@ -169,7 +171,7 @@ class Epochs:
         return at.after_step(*self.course(at).seen(at.leg.steps))
 
     def deal_ahead(self, at: Position) -> None:
-        """Start dealing the next epoch in the background if the last tenth of this one has begun."""
+        """Start dealing the next epoch in the background after about nine tenths of this one, unless it has started."""
         if self._ahead is None and at.leg.steps >= int(_NEARLY * self.course(at).steps):
             pool = ThreadPoolExecutor(1, thread_name_prefix="nopad-deal")
             self._ahead = os.getpid(), at.epoch + 1, pool.submit(self._begun, at.at_start_of(at.epoch + 1))

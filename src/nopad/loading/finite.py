@@ -57,7 +57,7 @@ class EpochSupply(Supply):
         return at.at_start_of(epoch)
 
     def described(self) -> str:
-        """Return a phrase that says what is dealt, and how many units a rank takes in a micro-step."""
+        """Return a phrase that says what is dealt, and what a rank takes in a micro-step."""
         feed = self._epochs.feed
         number = "packs" if feed.packs is None else counted(feed.packs, "pack")
         packs = f" in {number} of at most {feed.capacity:,} tokens" if feed.unit == "pack" else ""
@@ -70,7 +70,7 @@ class EpochSupply(Supply):
         return {**self._serving.facts(), **self._epochs.feed.facts(), "cost": self._cost}
 
     def agreed(self, at: Position) -> dict[str, Any]:
-        """Return what all ranks must agree on: the facts, the units per step, the balance and the position."""
+        """Return what all ranks must agree on, by name: facts, ranks, step, balance, cap, `last`, and the position."""
         leg = at.leg
         return {
             **self.facts(),
@@ -97,7 +97,7 @@ class EpochSupply(Supply):
         return self._epochs.course(at.at_start_of(at.epoch if same else epoch)).steps
 
     def summary(self, at: Position) -> Summary:
-        """Return the summary of the epoch of this position."""
+        """Return the summary of the epoch of this position; after a change of ranks, of what was left of the epoch."""
         epochs = self._epochs
         capacity = epochs.feed.capacity if self._serving.rows else None
         feed, notes = epochs.feed, epochs.feed.notes(at.epoch)
@@ -107,7 +107,7 @@ class EpochSupply(Supply):
     def state(self, at: Position, batches: int) -> dict[str, Any]:
         """Return the state after `batches` more batches of this epoch.
 
-        After the last batch, this is the beginning of the next epoch.
+        After the last batch, the state is that of the beginning of the next epoch.
         """
         for _ in range(batches):
             at = self._epochs.after(at)

@@ -80,7 +80,8 @@ class Course:
             resumed: whether earlier legs took some units; if so, a leg without a step is not an error.
 
         Raises:
-            OptionError: the units do not make whole steps and `last` is "refuse", or not a single step can be made.
+            OptionError: the units do not make whole steps and `last` is "refuse"; or not a single step can be made, and
+                `resumed` is False.
         """
         self._units, self._order, self._cost = units, order, cost
         self.shape, self.balance, self.token_cap = leg.shape, leg.balance, leg.token_cap
@@ -101,7 +102,8 @@ class Course:
     def bounds(self, step: int) -> tuple[int, int]:
         """Return where the units of a step begin and end (exclusive), as places in the order of this leg.
 
-        With `step` equal to the number of steps, "begin" is where the last step ends.
+        With `step` equal to the number of steps, "begin" is where the last step ends. If the last step is filled with
+        empty places, its end lies beyond the last unit.
         """
         if self._cuts is None:
             return step * self.shape.per_step, (step + 1) * self.shape.per_step
@@ -141,7 +143,7 @@ class Course:
     def part(self, step: int, rank: int, micro: int) -> Taken:
         """Return the units and sequences that one rank takes in one micro-step of step number `step`.
 
-        In a last step that was filled with empty rows, a rank may have none.
+        In a last step that was filled with empty places, a rank may have no unit.
         """
         if self.shape.per_step == self.shape.per_rank and not self._units.apart:  # a single rank, without accumulation
             return self.step(step)
@@ -285,7 +287,11 @@ def _taken_by(units: Units, left: NDArray[Any], leg: Leg) -> int:
 
 
 def _drawn(costs: NDArray[np.int64], leg: Leg, key: int, *, resumed: bool) -> NDArray[Any]:
-    """Return the order of a leg, as indices into `costs`; the given order if earlier legs used up a stratum."""
+    """Return the order of a leg, as indices into `costs`.
+
+    If `resumed` is True and draw "stratified" fails, as it does when earlier legs used up a stratum, the order stays as
+    it was given.
+    """
     try:
         return draw(costs, leg.shape, leg.balance, key)
     except BalanceError:

@@ -36,7 +36,7 @@ def open_feed(
     `groups`, `together` and `options` are as in `PackedLoader`.
 
     Raises:
-        OptionError: `data` is not a packed dataset and has neither a capacity nor `unpacked`; options of a plan are
+        OptionError: `data` is not a packed dataset, `capacity` is None, and `unpacked` is False; options of a plan are
             given where nothing is planned; groups cannot stay together in this way; or groups or a plan are given for a
             mixture.
     """

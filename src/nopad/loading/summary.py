@@ -183,7 +183,10 @@ class _Wait(NamedTuple):
 
 
 def _waits(course: Course, units: Units, cost: CostModel, step: int, dealt: NDArray[np.int64]) -> Iterator[_Wait]:
-    """Yield the work of a step, or of each micro-step if ranks wait there; `dealt` is from `Course.dealt`."""
+    """Yield the work of a step, or of each micro-step if ranks wait there, unless it is 0.
+
+    `dealt` is from `Course.dealt`.
+    """
     whole = not (course.empty and step == course.steps - 1)
     world_size, accumulation, per_rank = dealt.shape
     if course.balance.wait == "step":

@@ -39,7 +39,7 @@ class TorchDataset(IterableDataset[PackedBatch]):
     """
 
     def __init__(self, loader: PackedLoader) -> None:
-        """Iterate over `loader`."""
+        """Make a dataset of the batches of `loader`."""
         self.loader = loader
         self.followed = False  # whether the main process counts the batches of worker processes
 

@@ -127,7 +127,7 @@ class Units:
         """Return the cost of each of the chosen units under `model`; int64 ``[chosen]``.
 
         Raises:
-            BalanceError: a cost does not fit into 64 bits, or is not an integer.
+            BalanceError: as in `CostModel.checked` and `CostModel.of_packs`.
         """
         return self.costs_of(*self.members(chosen), model)
 
@@ -148,7 +148,7 @@ def narrow(seq_lengths: NDArray[Any]) -> NDArray[Any]:
 
 
 def _sums(values: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the sum of each run of `sizes` values; a run has at least one."""
+    """Return the sums of consecutive runs of `values`; run i has ``sizes[i]`` values, at least one."""
     if not sizes.size:
         return np.zeros(0, dtype=np.int64)
     sums: NDArray[np.int64] = np.add.reduceat(values, np.cumsum(sizes) - sizes)

@@ -53,7 +53,7 @@ def save_slide(subject: Subject, path: Path, settings: Settings) -> None:
 
 
 def _drawn(subject: Subject, settings: Settings, *, wider: int) -> tuple[str, float, float]:
-    """Return the charts as SVG, and its width and height."""
+    """Return the charts as SVG, and the width and height of this SVG in points; `wider` is as in `_board`."""
     import vl_convert
 
     board: str = vl_convert.vegalite_to_svg(_board(subject, settings, wider).to_json())

@@ -56,7 +56,7 @@ class Subject:
         notes: the notes of the plan (`Plan.notes`).
         sources: the manifest's entries for named sources; empty if sources have no names.
         split: which part of the records the dataset holds, "train" or "validation"; None: no share was held out.
-        supervised: number of tokens with a label; None: no labels are stored per token.
+        supervised: how many tokens have a label (`Supervised`); None: neither labels nor a mask are stored per token.
     """
 
     name: str

@@ -94,7 +94,8 @@ class ArrowTokens(TokenSource):
     """The rows of a table, one sequence each. Columns that hold numbers or lists of numbers are gathered.
 
     Raises:
-        SourceError: there is no column of ids, a column holds nulls, or a list is not as long as its row's ids.
+        SourceError: there is no column of ids, a column that is used holds nulls, a list is not as long as its row's
+            ids, or `options` give a ``pad_id``.
         LengthError: a row has no token, and `empty` is "refuse".
     """
 
@@ -107,7 +108,10 @@ class ArrowTokens(TokenSource):
         *,
         empty: str = "refuse",
     ) -> None:
-        """Choose the columns, and read the offsets of all lists; `opening` returns the table, again in each worker."""
+        """Choose the columns, and read the offsets of all lists.
+
+        `opening` returns the table; each worker process calls it again.
+        """
         self._opening, self._options = opening, options
         self.name = name
         files = [MappedFile(path) for path in paths]
@@ -208,7 +212,11 @@ class _Numbers:
 
 
 class _Lists:
-    """A column of lists; `flat` is a view from the first to the last chunk's values, and only those values are read."""
+    """A column of lists of numbers.
+
+    `flat` is one view of the memory from the first to the last of the chunks' values (`_window`). Memory in between
+    that holds no values of this column is not read.
+    """
 
     def __init__(self, column: pa.ChunkedArray, name: str, place: str) -> None:
         self.name, self._place = name, place

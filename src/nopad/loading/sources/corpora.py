@@ -31,7 +31,7 @@ def corpus_tokens(
 ) -> ArrayTokens:
     """Return the records of a source of ready-made ids, one sequence each; columns of strings are left out.
 
-    The tokens are copied to a file in the folder `spool`, or to memory (see `nopad.loading.sources.spool.spooled`).
+    The tokens are copied to files in the folder `spool`, or to memory (see `nopad.loading.sources.spool.spooled`).
 
     Raises:
         SourceError: `source` holds text, a file is damaged or changes while it is read, or there is no sequence.

@@ -128,7 +128,7 @@ def _at_path(given: str | os.PathLike[str], options: ReaderOptions, empty: str, 
 
 
 def _arrow_files(path: Path) -> list[Path]:
-    """Return the Arrow files of a saved dataset, or the file itself if it is one; [] for anything else."""
+    """Return the Arrow files of a saved dataset, or `path` itself if it is an Arrow file; [] for anything else."""
     if path.suffix in _ARROW and path.is_file():
         return [path]
     state = path / BESIDE[0]

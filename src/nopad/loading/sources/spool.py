@@ -2,12 +2,13 @@
 
 To read one sequence of a Parquet or JSON Lines file, a whole row group or file must be decoded. So their records are
 decoded once, in order, validated by `nopad.corpus` as for packing (padding is cut off, too), and written as flat
-arrays: ids in 2 bytes each if all fit, else in 4. Up to 4 million tokens stay in memory.
+arrays: ids in 2 bytes each if all fit, else in 4. Up to 4 million tokens stay in memory, unless a folder is given.
 
-A copy's folder is named by a digest of the files' paths, sizes and times of writing, and of how they are read. So later
-processes find the folder and map it; processes that start at the same time wait for the first, by a lock on a file
-beside it. The copy gets its name only when it is complete, so a killed process leaves nothing that looks like a copy.
-Its ``spool.json`` holds the fingerprint of the tokens, which is compared when the copy is opened.
+A copy's folder is named by a digest of what is copied: the files' paths, sizes and times of writing, and how they are
+read; or the checksums of a packed dataset. So later processes find the folder and map it; processes that start at the
+same time wait for the first, by a lock on a file beside it. The copy gets its name only when it is complete, so a
+killed process leaves nothing that looks like a copy. Its ``spool.json`` holds the fingerprint of the tokens, which is
+compared when the copy is opened.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class Flow:
     def take(self, units: int) -> list[Pack]:
         """Return the next `units` units, or fewer at the end of a stream.
 
-        Their sequences stay in memory until the method `given` is called with these units.
+        Their sequences stay in memory at least until the method `given` is called with these units.
 
         Raises:
             SourceError: reading fails, or the last passes over the source gave this rank no sequence.
@@ -74,7 +74,7 @@ class Flow:
         return True
 
     def _let_on(self, found: Sequences, wait: int) -> int:
-        """Add `found` to the sequences that wait, and send all but `wait` of them to the packer; return how many."""
+        """Add `found` to the sequences that wait; send all but `wait` of them to the packer, and return how many."""
         place, deal = self._place, self._place.cursor.deal
         found, buffer = place.buffer.after(found, wait, self._shuffling.seed, deal.world_size, deal.rank)
         # The first group is empty, so the first push only loads the compiled loops.
@@ -95,7 +95,7 @@ class Flow:
         return held.sequences.take(held.places(numbers)), np.array([len(pack) for pack in packs], dtype=np.int64)
 
     def given(self, packs: Sequence[Pack]) -> None:
-        """Count one more whole step, which consists of these units, and free the memory of their sequences."""
+        """Count one more whole step, which consists of these units; the memory of their sequences is freed later."""
         place = self._place
         numbers = np.array([number for pack in packs for number in pack], dtype=np.int64)
         held, tokens = place.held, 0

@@ -105,7 +105,7 @@ def read_state(state: Any, packing: Packing) -> tuple[StreamPlace, dict[str, Any
     """Return the place and the facts in a state.
 
     Raises:
-        FormatError: `state` is not a state of a loader over a stream, is from a newer version, or has impossible
+        FormatError: `state` is not a state of a loader over a stream, is of another format version, or has impossible
             values.
     """
     if not isinstance(state, Mapping) or state.get("format") != _FORMAT:
