@@ -42,7 +42,7 @@ class Field:
 
 
 class JsonlFile(Source):
-    """One JSON Lines file; its first objects decide which fields are read if `options` name none.
+    """One JSON Lines file; its first object decides which field is read if `options` name none.
 
     `kind` is None only if `options` name no field and no line of the file is a JSON object.
 
@@ -140,7 +140,7 @@ def _typical(file: InputFile, field: Field) -> Iterator[tuple[int, dict[str, Any
 
 
 def json_objects(file: InputFile) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (line, object) for every line of a file that holds a JSON object."""
+    """Yield (line number, object) for each line that holds a JSON object; all other lines are passed over."""
     for line, raw in enumerate(file.lines(), 1):
         value = _parse(raw, line)
         if isinstance(value, dict):
