@@ -2,9 +2,8 @@
 
 `open_source` finds and opens the input, `load_tokenizer` loads a tokenizer without its truncation and padding,
 `sequences` turns the records of a source into sequences as `CorpusOptions` say, and `chain` fingerprints the blocks
-that were read.
-A new kind of input is a subclass of `Source`. `PretrainingSource` makes sentence pairs from documents for pre-training.
-`open_records` reads records as dicts, for tasks.
+that were read. A new kind of input is a subclass of `Source`. `PretrainingSource` makes sentence pairs from documents
+for pre-training. `open_records` reads records as dicts, for tasks.
 """
 
 from nopad.corpus.arrays import ArrayFolder

@@ -117,9 +117,7 @@ class ReaderOptions:
             raise OptionError("mask_field and pad_id exclude each other; give one of them")
 
     def settings(self) -> dict[str, Any]:
-        """Return the options by name as JSON values, for a manifest; empty `suffixes` and a false `find_labels` are
-        left out.
-        """
+        """Return the options by name as JSON values; `suffixes` and `find_labels` are left out if empty or False."""
         found = {**asdict(self), "carry": self.carry if self.carry == "auto" else list(self.carry)}
         further = {"suffixes": list(found.pop("suffixes")), "find_labels": found.pop("find_labels")}
         return found | {name: value for name, value in further.items() if value}
