@@ -1,8 +1,9 @@
 """The Parquet files of a packed dataset, opened when they are needed and checked against the manifest.
 
-Before a row group is read from a file, the file's size, columns, types and row groups are checked. Page checksums are
-compared while decoding, and a decoded row group must have the right number of rows and lists of matching lengths. So
-reading a file that was changed in any way raises an error that names it, or returns the packs that were written.
+When a file is opened, its size, columns, types and row groups are checked. Page checksums are compared while decoding,
+and a decoded row group must have the right number of rows and lists of matching lengths. So reading a file that was
+damaged, or written anew with another size or layout, raises an error that names the file. (A file that was written anew
+with the same size and layout is only noticed by `nopad.verify`, which compares the SHA-256.)
 
 Scanning caches the footers of 32 files, about 1 MB each with 256 row groups. Each thread that reads packs by number
 keeps 8 files open. Other files are opened again when needed (1 ms). When scanning, Arrow's threads decode a few row
@@ -202,7 +203,7 @@ class ShardFiles:
     def _lists(self, column: pa.Array | pa.ChunkedArray) -> tuple[NDArray[Any], NDArray[Any]]:
         """Return offsets ``[rows + 1]`` and flat values of a list column after Arrow has checked it.
 
-        Raises ValueError for nulls.
+        Raises ValueError for nulls, and Arrow's error for a damaged column.
         """
         import pyarrow as pa
 

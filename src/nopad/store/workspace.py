@@ -61,11 +61,13 @@ class Workspace:
     def finished(self, settings: Mapping[str, Any], fingerprint: str) -> Manifest:
         """Return the manifest of the finished dataset, after checking that this job would write the same dataset.
 
+        The work folder, which a kill may have left, is removed.
+
         `settings` are the manifest fields that the job knows beforehand; `fingerprint` is that of its source.
 
         Raises:
             OutputExistsError: the dataset was made with other settings or from another source.
-            CorruptError: one of its files, such as the plan, is missing or damaged.
+            CorruptError: a file of the dataset, such as the plan, is missing or damaged.
         """
         manifest = Manifest.load(self.out)
         wanted = {name: value for name, value in settings.items() if name != "tool_versions"}
@@ -129,10 +131,10 @@ class Workspace:
             self.out.rmdir()
 
     def note(self, file: str, origin: str, **known: Any) -> None:
-        """Add a line to the journal: a file is finished, and on disk under its final name.
+        """Add a line to the journal that says that a file is finished, and on disk under its final name.
 
-        `file` is its path relative to the work folder, `origin` the fingerprint of the source; `known` are facts about
-        the file, at least its ``sha256``.
+        `file` is the path of the file relative to the work folder, `origin` the fingerprint of the source; `known` are
+        facts about the file, at least its ``sha256``.
         """
         line = sealed_line({"finished": {"file": file, **known}, "origin": origin})
         with storage_errors("writing", self.work), open(self.work / FINISHED, "ab") as journal:
