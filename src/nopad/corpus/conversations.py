@@ -41,8 +41,8 @@ class Conversation:
     """A chat, as its record holds it.
 
     Attributes:
-        messages: dicts with ``content``, a ``role`` (system, developer, user, assistant or tool), and any other keys
-            that the template reads.
+        messages: dicts with a ``role`` (system, developer, user, assistant or tool), ``content`` (which an assistant's
+            message with ``tool_calls`` may lack), and any other keys that the template reads.
         begin: index in `messages` of the first message after the prompt; nothing is learned from the prompt.
         silent: indices in `messages` of the messages that the record excludes from learning.
         tools: the tools that the template receives; None: the chat has no tools.

@@ -39,11 +39,11 @@ class Encoder(ABC):
 
     Attributes:
         content: name of the field that is packed: "text" or "input_ids".
-        columns: Arrow type of each field of the dicts that it makes, by name; `content` comes first.
-        reads: names of the record fields that it may read.
+        columns: Arrow type of each field of the dicts that the encoder makes, by name; `content` comes first.
+        reads: names of the record fields that the encoder may read.
         divisible: whether each record becomes at most one dict, which may still be split into several sequences. Only
             then can records be held out (`Source.divisible`).
-        ways: what can be done with its over-long records, besides an error.
+        ways: what can be done with over-long records, besides an error.
     """
 
     content: str

@@ -90,7 +90,7 @@ class Suffixes:
         return file.suffix in self.read and not beside and not self.is_archive(file)
 
     def named(self, path: Path) -> InputFile:
-        """Return the `InputFile` of a path that the user gave; with an unknown suffix, it is read as text.
+        """Return the `InputFile` of a path that the user gave; the suffix may be known, or unknown (read as text).
 
         Raises:
             SourceError: the file is missing or unreadable, or its suffix is of a format that nopad does not read.

@@ -208,7 +208,7 @@ def _runs(blocks: Iterable[Block], group_bytes: int) -> Iterator[list[Block]]:
 def _gather(blocks: list[Block], first_record: int, options: CorpusOptions) -> Gathered:
     """Decode a group up to the first bad record that is not allowed.
 
-    This failure is stored, not raised: an earlier record may still fail because of its length.
+    The error of this record is stored, not raised: an earlier record may still fail because of its length.
     """
     out = Gathered(blocks)
     for block in blocks:

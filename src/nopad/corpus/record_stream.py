@@ -84,7 +84,7 @@ class RecordStream:
         """Yield the records from number `after` (counted from 0) on; most earlier records are skipped without decoding.
 
         Raises:
-            RecordError: a record is bad; the message names the file and line.
+            RecordError: a record is bad; the message says where it is.
             SourceError: the input cannot be read, changed since it was opened, or has fewer records than `after`.
         """
         passed = 0

@@ -49,7 +49,7 @@ Decoder = Callable[[Any, int], Iterator[Record | Records | BadRecord]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """A run of whole records of one file.
+    """A run of whole records of one file or other input.
 
     Attributes:
         name: name of the file in fingerprints: a POSIX path relative to the input folder, or a bare file name.
@@ -165,10 +165,10 @@ class Source(ABC):
 
     @abstractmethod
     def blocks(self) -> Iterator[Block]:
-        """Yield all blocks in a fixed order, from the first one at every call.
+        """Yield all blocks in a fixed order; every call begins at the first block.
 
         Raises:
-            SourceError: reading fails.
+            SourceError: reading fails, or the input is an iterator that was read before.
         """
 
     def __repr__(self) -> str:

@@ -34,7 +34,7 @@ _NESTABLE = re.compile(r"""\b(?:[ft]r?|r[ft])["']""", re.IGNORECASE)
 
 
 class StdlibText(TypedDict):
-    """One text; `file` is a POSIX path relative to the library, `line` the 1-based line where the text starts."""
+    """One text; `file` is a POSIX path relative to the folder read, `line` the 1-based line where the text starts."""
 
     file: str
     line: int

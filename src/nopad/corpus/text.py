@@ -78,9 +78,9 @@ class TextFile(Source):
 
 
 def _whole_paragraphs(blocks: Iterator[tuple[bytes, int, int]]) -> Iterator[tuple[bytes, int, int]]:
-    """Move the cuts between blocks of whole lines to empty lines, so that no block ends inside a paragraph.
+    """Move the cuts between blocks of whole lines to blank lines, so that no block ends inside a paragraph.
 
-    A block is (data, its offset in bytes, number of its first line), in the input and in the result.
+    A block is (data, offset in bytes, number of the first line), in the input and in the result.
     """
     rest, begin, first = b"", 0, 1
     for data, offset, line in blocks:

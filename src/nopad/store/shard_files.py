@@ -63,7 +63,7 @@ class ShardFiles:
         """Decode row group number `group` of shard number `file`, both counted from 0.
 
         Raises:
-            CorruptError: the file is missing or damaged, or is not the one that the manifest describes.
+            CorruptError: the file is missing or damaged, or has another size or layout than the manifest states.
         """
         with self._reading(file):
             return self._to_row_group(self._reader(file).read_row_group(group, use_threads=False), file, group)
@@ -72,7 +72,7 @@ class ShardFiles:
         """Decode row groups, each given by (file, row group), in this order.
 
         Raises:
-            CorruptError: a file is missing or damaged, or is not the one that the manifest describes.
+            CorruptError: a file is missing or damaged, or has another size or layout than the manifest states.
         """
         left, size = iter(places), _AHEAD  # a small first scan, so that the first row group comes soon
         while chosen := list(islice(left, size)):
@@ -92,7 +92,7 @@ class ShardFiles:
         The offsets are ``[packs + 1]``, the lengths int32 ``[sequences]``.
 
         Raises:
-            CorruptError: the file is missing or damaged, or is not the one that the manifest describes.
+            CorruptError: the file is missing or damaged, or has another size or layout than the manifest states.
         """
         shard = self._manifest.shards[file]
         with self._reading(file):
@@ -148,7 +148,7 @@ class ShardFiles:
         return found
 
     def _check(self, file: int, path: Path, schema: pa.Schema, metadata: Any) -> None:
-        """Raise ValueError if a file is not the one that the manifest describes."""
+        """Raise ValueError if a file's size, columns, types or row groups are not those that the manifest states."""
         m, shard = self._manifest, self._manifest.shards[file]
         size = path.stat().st_size
         if size != shard.bytes:

@@ -1,10 +1,10 @@
 """Write packs and sequences to shards: Parquet files with one row per pack.
 
-Per-token columns are flat lists without padding; ``position_ids``, attention masks and ``cu_seqlens`` are not stored.
-Numbers are byte-stream-split, and all pages compressed by zstd at level 1. All row groups have the same number of
-packs, except the last of a shard. One thread gathers and encodes a shard in O(row group) memory, and another hashes and
-fsyncs it, so that no encoder waits for the disk. Several shards are written at once; the expensive steps release the
-GIL.
+Per-token columns are flat lists without padding; ``position_ids``, attention masks and ``cu_seqlens`` are not stored,
+unless the source has such columns. Numbers are byte-stream-split, and all pages compressed by zstd at level 1. All row
+groups have the same number of packs, except the last of a shard. One thread gathers and encodes a shard in O(row group)
+memory, and another hashes and fsyncs it, so that no encoder waits for the disk. Several shards are written at once; the
+expensive steps release the GIL.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ def write_shards(
 
 
 class _Stopped(Exception):
-    """Another writer failed, so this shard is discarded."""
+    """Another writer failed, or the job was interrupted, so this shard is discarded."""
 
 
 def _write_shard(
@@ -252,5 +252,5 @@ def _check_text(name: str, column: pa.Array, packs: int) -> None:
 
 
 def _encoding(kind: pa.DataType) -> str:
-    """Return the Parquet encoding: byte stream split for numbers, which it shrinks, and plain for all other types."""
+    """Return the Parquet encoding: plain for strings and booleans; byte stream split for numbers, to shrink them."""
     return "PLAIN" if is_string(kind) or pa.types.is_boolean(kind) else "BYTE_STREAM_SPLIT"

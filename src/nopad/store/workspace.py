@@ -1,10 +1,10 @@
 """`Workspace`: the dataset folder of a packing job: which job owns it, which files are finished, and the result.
 
 ``OUT/.work/job.json`` says which job a folder belongs to, by the job's settings and the files of its source. A folder
-that belongs to another job, or has any other content, is refused. A lock keeps two processes from working in one
-folder. When the plan or a shard is finished, a journal line records its checksum; a resumed run uses the finished files
-that have not changed, and makes the others again. ``job.json`` and the lines of the journal include checksums of
-themselves.
+that belongs to another job, or has content and belongs to no job, is refused. A lock keeps two processes from working
+in one folder. When the plan or a shard is finished, a journal line records its checksum; a resumed run uses the
+finished files that have not changed, and makes the others again. ``job.json`` and the lines of the journal include
+checksums of themselves.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Workspace:
         If the folder holds an unfinished job, this must be the same job.
 
         Raises:
-            OutputExistsError: `out` is a file, or holds anything but an unfinished job.
+            OutputExistsError: `out` is a file, or is not empty and holds no unfinished job.
             OutputBusyError: another process works in the folder.
             StorageError: the work folder cannot be created or written to.
             ResumeError: the unfinished job has other settings or source files, or its ``job.json`` is missing.

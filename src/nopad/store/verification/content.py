@@ -263,9 +263,9 @@ def content_problems(content: Content, m: Manifest, plan: Plan) -> list[str]:
     """Return one sentence per problem; at most three each for repeated sequences and for gaps.
 
     Other problems are: sequences other than those that were packed, lengths that the plan does not cover, records that
-    are neither packed nor counted as left out, and numbers in the manifest that contradict these or each other. A gap
-    is where a piece of a record does not begin at the end of the piece before it. If a sequence has no token, nothing
-    is checked, and the list is empty.
+    are neither packed nor counted as left out, and numbers in the manifest that contradict the packs or each other. A
+    gap is where a piece of a record does not begin at the end of the piece before it. If a sequence has no token,
+    nothing is checked, and the list is empty.
     """
     if content.sequences.seq_lengths.min(initial=1) < 1:
         return []
