@@ -1,12 +1,12 @@
 """Draw masks for masked language models: which tokens to predict, and what replaces them, in NumPy without torch.
 
 As in BERT, 15 % of the tokens are chosen by default (`rate`). Of these, 80 % become ``[MASK]``, 10 % become a random
-token that is not special, and 10 % stay unchanged. Special tokens are never chosen. Without `max_predictions`, each
-token (or whole word) is chosen independently, with probability `rate`. With `max_predictions`, each sequence gets a
-fixed number of chosen tokens as in BERT: `rate` times its number of tokens (special ones included), rounded, at least 1
-and at most `max_predictions`. These are taken in random order; a whole word is skipped if it would exceed that number,
-so fewer tokens may be chosen. The random draws depend only on the seed, the epoch, the integers that name a sequence,
-and the index of a token in its sequence.
+token from `ordinary`, and 10 % stay unchanged. Special tokens are never chosen. Without `max_predictions`, each token
+(or whole word) is chosen independently, with probability `rate`. With `max_predictions`, each sequence gets a fixed
+number of chosen tokens as in BERT: `rate` times its number of tokens (special ones included), rounded, at least 1 and
+at most `max_predictions`. These are taken in random order; a whole word is skipped if it would exceed that number, so
+fewer tokens may be chosen. The random draws depend only on the seed, the epoch, the integers that name a sequence, and
+the index of a token in its sequence.
 
 Source: Devlin et al., BERT, 2019, section 3.1, and ``create_pretraining_data.py`` of its repository.
 """

@@ -111,8 +111,8 @@ class Block:
         """Decode the records lazily; a record that cannot be decoded is a `BadRecord`, not an exception.
 
         Raises:
-            RecordError, FormatError: no record of the block can be made, which few sources raise: those of pre-training
-                pairs, and files of lengths.
+            RecordError: no pre-training pairs can be made of the documents in the block (`PretrainingSource`).
+            FormatError: the block is of a file of lengths, which holds no records.
         """
         return self.decoder(self.data, self.first_line)
 
