@@ -49,7 +49,7 @@ def reachable(url: str) -> bool:
 
 @contextmanager
 def hub_in_reach() -> Iterator[bool]:
-    """In a ``with`` block, silence the loggers of the Hugging Face libraries, and use only their caches if offline.
+    """In a ``with`` block, silence the loggers of the Hugging Face libraries, and let them only use caches if offline.
 
     Yields whether the hub can be reached. Both changes are undone at the end of the block.
     """

@@ -6,8 +6,8 @@ two pools, never the corpus, and the pairs of a block depend only on the block a
 or that divides the blocks among processes, makes the same bytes. BERT's own code does the same with its shards. Shuffle
 the documents of a sorted corpus first, or each random side B comes from a document similar to that of side A.
 
-A pool ends only after at least `FEWEST` documents with text. If the last pool of a source has fewer, or less than half
-of `pool_bytes`, it is joined with the pool before it.
+A pool ends when it has `pool_bytes` and at least `FEWEST` documents with text, or where a named source ends. If the
+last pool of a source has fewer documents, or less than half of `pool_bytes`, it is joined with the pool before it.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ PREFIX = "pretrain_"  # in front of the names of `PairOptions` in `PretrainingSo
 class _Pool:
     """Documents of one named source, with the place of each for messages; a bad one is {"bad": reason}, not a text.
 
-    `first` is the number of the first document in the input, from 0; `bytes` counts the characters of all texts, and
-    `filled` the texts that are not blank.
+    `first` is the number of the first document in the input, from 0; `bytes` counts the characters of all texts,
+    `filled` the texts that are not blank, and `read` the bytes by which this pool advances a progress bar.
     """
 
     source: str
@@ -90,7 +90,8 @@ class PretrainingSource(Source):
         options: how pairs are made; None: the defaults of `PairOptions`.
 
     Raises:
-        OptionError: the vocabulary lacks one of these tokens, or lacks word parts that `options` require.
+        OptionError: the vocabulary lacks one of these tokens, has only special tokens, or lacks word parts that
+            `options` require; or ``options.rate`` is invalid.
         SourceError: the source holds ready-made ids, or carries columns.
 
     >>> from nopad import load_tokenizer
@@ -133,7 +134,7 @@ class PretrainingSource(Source):
 
         Raises:
             SourceError: a source has fewer than two documents that are not empty, so side B of a pair cannot come from
-                another document.
+                another document; a record is ready-made ids; or reading fails.
         """
         before: _Pool | None = None
         for pool in self._pools():
@@ -150,7 +151,7 @@ class PretrainingSource(Source):
         return pool.filled < FEWEST or pool.bytes < self.options.pool_bytes / 2
 
     def _pools(self) -> Iterator[_Pool]:
-        """Yield the pools of all sources; the last one of each may be small."""
+        """Yield the pools of all named sources; the last pool of each source may be small."""
         pool, number = None, 0
         read = 0
         for block in self._source.blocks():

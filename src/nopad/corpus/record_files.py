@@ -47,7 +47,8 @@ class RecordFile(Source):
 
     Raises:
         SourceError: a column is missing, or its type cannot be packed.
-        OptionError: an option is given that has no effect together with the encoder.
+        OptionError: an option is given that has no effect together with the encoder, or a column to carry is one that
+            the encoder makes.
     """
 
     def __init__(
@@ -131,7 +132,7 @@ class RecordFile(Source):
 def _chosen(
     found: pa.Schema, options: ReaderOptions, encoder: Encoder | None, place: str
 ) -> tuple[pa.Schema, ReaderOptions]:
-    """Return the schema of what is packed, and the options that choose its columns."""
+    """Return the schema of what is packed, and the options that choose its columns; `found` is that of the records."""
     if encoder is None:
         return found, options
     for name in ("text_field", "ids_field", "mask_field", "pad_id"):
@@ -215,7 +216,7 @@ def _made(
 
 
 def _origin(run: Records) -> Origin | None:
-    """Return the record of each sequence in a run of ids; None if each record is one sequence."""
+    """Return the record of each sequence in a run of ids; None if each record is one sequence, or the run is text."""
     first = np.diff(run.lines, prepend=-1) != 0
     if run.ids is None or first.all():
         return None
@@ -232,7 +233,7 @@ def _in_columns(
 
 
 class _Once:
-    """The runs of an iterator, which can be read only once; `ahead` gives the first run before that.
+    """The runs of an iterator, which can be read only once; `ahead` also gives the first run, without reading on.
 
     Raises:
         SourceError: when called a second time.
@@ -257,7 +258,7 @@ class _Once:
 
 
 def _all(runs: Iterator[Run]) -> Iterator[dict[str, Any]]:
-    """Return all records that are not bad."""
+    """Return an iterator over all records of the runs that are not bad."""
     return (one for run in runs for one in run.each() if not isinstance(one, Bad))
 
 

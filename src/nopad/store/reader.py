@@ -2,10 +2,10 @@
 
 A row group is always decoded as a whole. Iterating reads row groups ahead in Arrow's threads, so a pass runs at the
 speed of Parquet decoding. Random access decodes one row group (about 2^18 tokens), or takes it from a cache. Files are
-opened when they are first needed. Every row group is checked against the manifest before it is returned: if a file is
-missing, damaged, or written by another tool, reading raises `CorruptError` and never returns fewer packs. A row
-consists of flat NumPy arrays. `PackedDataset` works as a map-style dataset (``__len__``, ``__getitem__``, pickling for
-workers) and imports no framework.
+opened when they are first needed. Every row group is checked against the manifest before it is returned (but not by
+`PackedDataset.unchecked_row_groups`): if a file is missing or damaged, or was written anew with another size or layout,
+reading raises `CorruptError` instead of returning fewer packs. A row consists of flat NumPy arrays. `PackedDataset`
+works as a map-style dataset (``__len__``, ``__getitem__``, pickling for workers) and imports no framework.
 """
 
 from __future__ import annotations
@@ -141,9 +141,9 @@ class PackedDataset:
 
         A row is a pack. It has ``seq_lengths``, ``seq_index`` and the other columns with one value per sequence;
         ``input_ids`` and the other columns with one value per token; ``position_ids``, which begin at 0 in each
-        sequence; and, unless `causal` says otherwise, ``labels``. The result takes 8 to 12 bytes of memory per token
-        and no longer needs the folder. Reading rows at random is as fast as reading them in order. Also give the
-        trainer the dataset's `collator` as `data_collator`.
+        sequence; and, unless `causal` says otherwise, ``labels``. The result takes 8 to 12 bytes of memory per token,
+        and the size of all other columns; it does not need the folder any more. Reading rows at random is as fast as
+        reading them in order. Also give the trainer the dataset's `collator` as `data_collator`.
 
         Args:
             causal: True: ``labels`` are for a causal language model: those of the dataset, or a copy of ``input_ids``
@@ -176,8 +176,8 @@ class PackedDataset:
     ) -> PackCollator:
         """Return a function that makes batches of rows; give it as `data_collator` or `collate_fn`.
 
-        It takes lists of rows of this dataset, or of the result of `to_hf`, and returns a `PackedBatch`. ``label``
-        becomes ``labels``, as in transformers' collators.
+        The function takes a list of rows of this dataset, or of the result of `to_hf`, and returns a `PackedBatch`. The
+        column ``label`` becomes ``labels``, as in transformers' collators.
 
         Args:
             causal: whether to make labels for a causal language model: those of the dataset, or the tokens if it has
@@ -258,7 +258,10 @@ class PackedDataset:
         warn_of_random_reads(rows, decoded, self.manifest.rows_per_group)
 
     def __getitems__(self, indices: list[int]) -> list[PackedRow]:
-        """Return the packs with these numbers; torch's `DataLoader` calls this with the numbers of a whole batch."""
+        """Return the packs with these numbers; torch's `DataLoader` calls this with the numbers of a whole batch.
+
+        From then on, torch's default collate function raises OptionError for packs (`refuse_stacking`).
+        """
         refuse_stacking()
         return [self[at] for at in indices]
 
@@ -447,7 +450,7 @@ class PackedDataset:
         return file, number - self._first_of_file[file]
 
     def _checked(self, row_group: RowGroup, number: int) -> RowGroup:
-        """Return a row group after checking it against the manifest."""
+        """Return a row group after checking it against the manifest; CorruptError if it does not agree."""
         file, group = self._place(number)
         first = self._first_pack_of_file[file] + group * self.manifest.rows_per_group
         problems = row_group_problems(row_group, first, self.manifest)
@@ -468,7 +471,10 @@ class PackedDataset:
 
 
 def _odd_total(m: Manifest) -> str:
-    """Return a sentence on a total that is not the sum over the shards of a packed dataset; "" if there is none."""
+    """Return a sentence on the first total in the manifest that is not the sum over the shards; "" if all agree.
+
+    The totals of an index are not compared.
+    """
     for name in ("packs", "sequences", "tokens") if m.kind == "packed" else ():
         total, held = getattr(m, name), sum(getattr(shard, name) for shard in m.shards)
         if total != held:
