@@ -42,7 +42,7 @@ class _Class:
     used: int
 
     def split(self, count: int, *adding: tuple[int, int]) -> _Class:
-        """Take `count` packs out of this class, add ``(length, copies)`` pairs to each; return these packs as a class."""
+        """Take `count` packs out of this class, add ``(length, copies)`` pairs to each; return the packs as a class."""
         part = _Class(self.room, count, self.content, self.used)
         self.count -= count
         for length, copies in adding:

@@ -35,9 +35,10 @@ def lifting(cells: int, places: int) -> int:
 
 
 def lifted(task: Task, proof: PriceCertificate) -> PriceCertificate:
-    """Return a certificate whose bound for `task` is at least that of `proof`, which must be one that can be checked.
+    """Return a certificate whose bound for `task` is at least that of `proof`.
 
-    It keeps those extras of `proof` that still matter, and adds extras at other sizes.
+    It must be possible to check `proof`. The result keeps those extras of `proof` that still matter, and adds extras at
+    other sizes; if no value can rise, the result is `proof`.
     """
     from nopad.planning.several import _kernels
 
@@ -107,7 +108,10 @@ def _picked(
 
 
 def _needed(extras: dict[tuple[int, int], int]) -> tuple[tuple[int, int, int], ...]:
-    """Return extras in ascending order of size; if only first sizes matter, without those no higher than one before."""
+    """Return extras in ascending order of size; `extras` maps each pair of sizes to a value.
+
+    If all second sizes are 0, an extra whose value is not above that of a smaller size is left out.
+    """
     kept: list[tuple[int, int, int]] = []
     alone = not any(b for _, b in extras)
     highest = 0
