@@ -4,9 +4,9 @@ Let A be the packing matrix, x how often each strategy is used, and b the number
 surplus slots, r = A x - b, become separate unknowns that must be at least 0:
 ``min |w (A x - b)|^2 + |W (A x - b - r)|^2`` for x, r >= 0, with w = length and W = 10^6. Since W is so large, every
 length is covered as often as it occurs or more, up to a tiny error and before rounding; under this condition the sum of
-squares of the padding tokens is minimised. The matrix has
-twice the rows of NNLSHP's, and solving takes 3 to 6 times as long. It needs more packs and time than ``optimal``, but
-fewer packs than NNLSHP: 0.11 % above ``optimal`` on Wikipedia-512, 0.2 % on SQuAD-384 at depth 3.
+squares of the padding tokens is minimised. The matrix has twice the rows of NNLSHP's, and solving takes 3 to 6 times as
+long. ENNLSHP needs more packs and time than ``optimal``, but fewer packs than NNLSHP: 0.11 % above ``optimal`` on
+Wikipedia-512, 0.2 % on SQuAD-384, both at depth 3.
 
 The lower right block of the matrix is a negative identity, as in equation 24. The paper's listing 9 has a block of ones
 there, which makes its plans worse than those of SPFHP (an efficiency of 96.96 % instead of 98.61 % on SQuAD-384).

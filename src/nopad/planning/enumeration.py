@@ -2,7 +2,7 @@
 
 A strategy here is a multiset of lengths whose sum is the capacity: a partition of the capacity into at most `depth`
 parts. Their list has O(strategies x depth) numbers. The dense matrix for least squares, ``[capacity, strategies]``,
-limits the size: at capacity 512 and depth 3 it takes 86 MiB (22,102 strategies), at depth 4 it takes 3.7 GiB (959,631).
+limits the size: at capacity 512 the matrix takes 86 MiB at depth 3 (22,102 strategies), 3.7 GiB at depth 4 (959,631).
 
 Source: supplement to arXiv 2107.02027, sections D.4.1 and D.5.1. Its equations 5 and 6 approximate the counts, which
 are exact here.

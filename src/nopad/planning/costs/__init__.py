@@ -54,7 +54,7 @@ def within(
         squares: largest sum of squared lengths of a pack.
         align: every sequence takes a multiple of this many tokens.
         budget: limits the search.
-        exact: whether a plan just above the bound is searched on, as the list above says.
+        exact: whether the search goes on nearer to the bound, as the list above says.
         by_tokens: a function that plans without the limit on squares and then cuts packs to it, which is better if few
             packs need a cut; it charges `budget` itself. None: this is not tried.
 

@@ -2,9 +2,8 @@
 
 The cost of a pack is the sum of its squared lengths; a step of training waits for the pack with the highest cost. The
 search starts from a plan with few packs, and may add one pack for every 1,000 packs. By bisection it looks for the
-smallest limit on cost for which it finds a plan (up to 1/500 of the limit), and then, under that limit, for the
-smallest depth. A limit on cost is proven to be impossible if the lower bound under this limit is more than the packs
-allowed.
+smallest limit on cost for which it finds a plan (to within 1/500), and then, under that limit, for the smallest depth.
+A limit on cost is proven to be impossible if the lower bound under this limit is more than the packs allowed.
 """
 
 from __future__ import annotations
@@ -91,7 +90,7 @@ class _Search:
         self.all = self.budget.left
 
     def attempt(self, most: int, depth: int) -> Strategies | None:
-        """Return a plan of at most `packs` packs, which cost at most `most` and hold at most `depth` sequences.
+        """Return a plan of at most `packs` packs; each costs at most `most`, and holds at most `depth` sequences.
 
         `spread` is tried first, then linear programs if `slow` is not 0. The result is None if no plan is found, or if
         the budget is spent.

@@ -2,11 +2,10 @@
 
 This method is for packs of few sequences each, where it matters most which sequences share a pack. A pack has 128 to
 1,024 units of tokens, and 64 to 256 of cost; lengths and their squares are rounded to the nearest unit, so that errors
-cancel.
-The rounded lengths are the items of a linear program, whose patterns are found by an exact knapsack with both limits
-(and the depth, where it limits packs). The whole parts of the solution are packed, and the linear program is solved
-again for the items left. The patterns are only a guide: each of their items is a slot for a real length, so the plan is
-exact.
+cancel. The rounded lengths are the items of a linear program, whose patterns are found by an exact knapsack with both
+limits (and the depth, where it limits packs). The whole parts of the solution are packed, and the linear program is
+solved again for the items left. The patterns are only a guide: each of their items is a slot for a real length, so the
+plan is exact.
 
 Source: the sources of `nopad.planning.optimal`; the pricing is the two-constraint knapsack of Gilmore and Gomory,
 "Multistage cutting stock problems of two and more dimensions", 1965.

@@ -110,8 +110,8 @@ class Packed:
 def spread(load: Load, bound: int, enough: int, budget: Budget) -> Packed:
     """Return the best plan found; the search ends at a plan of at most `enough` packs, or when the budget is spent.
 
-    It also ends when all tries are made, or when the best of ten or more tries needs more than 1.05 times `bound`
-    packs. `bound` is a lower bound on the number of packs. One plan is made even if the budget is spent.
+    The search also ends when all tries are made, or when the best of ten or more tries needs more than 1.05 times
+    `bound` packs. `bound` is a lower bound on the number of packs. One plan is made even if the budget is spent.
     """
     least = np.cumsum(load.sizes * (load.counts / load.counts.sum()))
     starts = [int(np.searchsorted(least, share * least[-1])) if share else 0 for share in _SHARES]

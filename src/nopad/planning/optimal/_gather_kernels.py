@@ -125,11 +125,10 @@ def _move(s: State, i: int, to: int) -> None:
 
 @njit(cache=True, nogil=True)
 def _give(s: State, p: int, depth: int) -> bool:
-    """Move one sequence of pack `p` to a full pack that has room for it; return whether such a pack was found.
+    """Move one sequence of pack `p` to another pack that has room for it; return whether such a pack was found.
 
-    The first sequence of `p` for which there is one is moved, to the fullest pack found: packs are looked at by their
-    free space, the least first, but only 8 different free spaces and 8 packs of each. Pack `p` must be out of the
-    indices (`_hide`).
+    Of the packs looked at, the sequence goes to the fullest one with room. Packs with less free space are looked at
+    first, but no more than 8 packs of each of 8 different free spaces. Pack `p` must be out of the indices (`_hide`).
     """
     capacity = s.spaces.first.size - 1
     i = s.first[p]

@@ -67,7 +67,7 @@ class Search:
     """The search for a plan at one depth limit: its best plan and lower bound so far, and its budget.
 
     The search ends at a plan that is at most `within` packs above the bound, or when the bound shows that no plan has
-    fewer packs than `fewer` (None: it goes on whatever the bound).
+    fewer packs than `fewer` (None: the search goes on whatever the bound).
 
     Attributes:
         less: whether the heuristics are tried at smaller depths too, as a larger depth should not need more packs.
@@ -204,8 +204,8 @@ class Search:
         """Take the steps of the search in their order, until a plan is good or the budget is spent.
 
         The exact program is tried before the program in units only if the plan is near the bound, or if the budget is
-        enough for twice the estimated work of a hard input. One dive from the exact program is allowed, or, if an
-        earlier call made some, one for each value of `_PARTS` that is left.
+        enough for twice the estimated work of a hard input. One dive from the exact program is allowed; if an earlier
+        call made dives, one is allowed for each value of `_PARTS` that is left.
         """
         self.dives = 1 if not self.dived else len(_PARTS) - self.dived
         close, gather, first = self._close_in_part, self._gather, self._gather_in_part
@@ -279,8 +279,8 @@ class Search:
         """Solve and round the exact program, whose items are the distinct lengths; keep its bound and plan if better.
 
         A later call continues the program of an earlier one. Once the program is solved to optimality, each dive rounds
-        it with the next of `_PARTS`, and `dives` limits their number. If not `whole`, it is rounded only then. Nothing
-        is done if no dive is allowed, or if the pricing table would be too large.
+        it with the next of `_PARTS`, and `dives` limits their number. If not `whole`, an unsolved program is not
+        rounded. Nothing is done if no dive is allowed, or if the pricing table would be too large.
         """
         from nopad.planning.optimal.search import relax, round_off
 
@@ -329,9 +329,9 @@ class Search:
         return self.master
 
     def _close_stages(self, solved: Solved) -> None:
-        """Pack by `close` what was left at each stage of a dive (see `dive_through`), the last stage first.
+        """Pack by `close` what a dive left at each stage (`dive_through`), the last first, if at most 500 sequences.
 
-        The target of `close` is the bound less the packs made by that stage. A stage that left over 500 ends this.
+        The target of `close` is the bound, less the packs that the dive had made before that stage.
         """
         from nopad.planning.optimal.closing import close
 

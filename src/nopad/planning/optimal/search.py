@@ -67,7 +67,7 @@ def solve(items: Items, budget: Budget, *, within: float = 0.0, seeds: Iterable[
     """Return a packing of all items; None if the budget does not allow a single linear program.
 
     The linear program starts from the patterns of a best-fit packing and from `seeds`. Rounding ends early at a packing
-    that exceeds the bound by at most the share `within` of it (0.01: 1 %).
+    that exceeds the bound by at most `within` times the bound (0.01: 1 %).
     """
     master = Master(items)
     master.add(best_fit(items, items.demand))

@@ -54,7 +54,7 @@ class Units:
     def of(cls, histogram: Histogram, capacity: int, depth: int | None, finest: int = RESOLUTIONS[0]) -> Units:
         """Round lengths to units; a pack has as many units as pricing has time for, from 128 to `finest`.
 
-        It also has at most as many units as tokens, except that 128 is always allowed.
+        A pack also has at most as many units as tokens, except that 128 units are always allowed.
         """
         for resolution in [n for n in RESOLUTIONS if n <= max(min(capacity, finest), RESOLUTIONS[-1])]:
             nearest = np.floor(histogram.lengths * (resolution / capacity) + 0.5).astype(np.int64)

@@ -325,7 +325,7 @@ def _completed(
 
 
 def _within_one(task: Task, packing: Packing, budget: Budget) -> Packing:
-    """Return `packing` with its packs that no capacity holds packed again.
+    """Return `packing`, but with those packs packed again that fit into no capacity.
 
     Such packs exist since a new pack may have its two limits from different capacities. `packing` is changed.
     """

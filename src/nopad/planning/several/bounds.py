@@ -1,6 +1,6 @@
 """Lower bounds on the total price of all packs, in exact integers.
 
-* sizes: let rates be two values, one for each unit of the first and of the second size. If ``rates . capacity <=
+* sizes: let rates be two values: of a unit of the first size, and of a unit of the second. If ``rates . capacity <=
   price`` for every capacity, a plan costs at least ``rates . (sum of sizes)``. The best rates are at a corner of the
   region that these inequalities allow, and every corner is tried
 * big sequences: sequences above half of every capacity never share a pack, so each costs at least the price of the

@@ -5,8 +5,8 @@ the corner counts as *sand*, which may be divided and put into any pack; sequenc
 entirely. If every distinct size is a class of its own, there is no sand, and the linear program is that of Gilmore and
 Gomory. With fewer classes, the program requires less than any real plan, so its bounds hold for every plan. (Some
 classes have the mean of their sizes instead of a corner: they lead to better plans, but prove no bound.) Corners are
-placed where fewer sequences begin to fit into a capacity (just above its half, third and so on), and between these the
-more densely the more sequences there are. An *edge* is one of the two coordinates of corners.
+placed where fewer sequences begin to fit into a capacity (just above its half, third and so on), and between these
+places more densely where there are more sequences. An *edge* is one of the two coordinates of corners.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from nopad.planning.several.task import Task
 __all__ = ["Classes"]
 
 _PARTS = 12  # corners just above 1/1, 1/2, ... of every capacity
-_BESIDE = (0.0, 0.03, 0.15, 0.4)  # edges are where only these shares of all sequences, the smallest, still fit beside
+_BESIDE = (0.0, 0.03, 0.15, 0.4)  # at an edge, only this share of all sequences (the smallest) still fits beside
 _SAND = 16  # sizes below 1/16 of the smallest capacity are sand
 _MOST_TABLE = 2**24  # most numbers in the pricing table
 _FEW = 1.3  # second sizes all get an edge if there are at most this times the square root of the number of classes

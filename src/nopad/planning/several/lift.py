@@ -1,10 +1,10 @@
 """Improve the certificate of a linear program: raise the values of single sizes as far as packs allow.
 
 The program has only one value for each class. A sequence above its class's corner leaves less room for others, so its
-value may be raised. The limit is, in every capacity, the price of a pack less the value of the best contents for the
-room that the sequence leaves. The values of sizes are raised one after the other, the most common size first, and each
-raised value counts when the next one is raised. Dual feasible functions are made maximal in the same way; here each
-size takes a pass over one table.
+value may be raised. The limit: in every capacity, this value and the value of the best contents for the room that the
+sequence leaves may add up to the price of a pack at most. The values of sizes are raised one after the other, the most
+common size first, and each raised value counts when the next one is raised. Dual feasible functions are made maximal in
+the same way; here each size takes a pass over one table.
 
 Source: Alves, Clautiaux, Valério de Carvalho and Rietz, "Dual-Feasible Functions for Integer Programming and
 Combinatorial Optimization", 2016 (maximality).

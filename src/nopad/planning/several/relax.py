@@ -155,7 +155,7 @@ class Master:
     def relax(self, budget: Budget, *, near: float = 1e-6, rounds: int = 10_000) -> Relaxed | None:
         """Solve the program by column generation until the bound is near the program's price, or `budget` is spent.
 
-        It is near if it is below the price by at most the share `near`. The search also ends when no new column is
+        The bound is near if it is at least ``1 - near`` times the price. The search also ends when no new column is
         found, or after `rounds` rounds. None is returned if the budget allows no round.
 
         Raises:

@@ -49,7 +49,7 @@ _QUICKLY = 0.33  # share of the budget for step 2
 _FAR = 1.05  # if step 2 did not come first, it is done in the end if the price is above this many times the bound
 _NEAR = 1e-5  # a linear program ends when its bound is within this share of its optimum
 _SLACK = 1e-3  # a kind of size is tight if a full pack of it is worth at least this share of the highest price
-_EASES = (0.5, 0.1, 0.0)  # shares of the unused room of a kind that is not tight: kept free, as means are not exact
+_EASES = (0.5, 0.1, 0.0)  # a kind that is not tight keeps this share of its unused room free, as means are not exact
 _HARDER = 1.003  # a program with room kept free is followed only below this many times the bound
 _GOOD = 20_000  # a price is good if it is above the bound by at most one part in this many
 _CLOSING = 40  # packs that are packed again at a time, twice as many in every second turn
@@ -301,7 +301,10 @@ def _used(task: Task, master: Master, relaxed: Relaxed) -> NDArray[np.float64]:
 def _whole_packs(
     task: Task, master: Master, relaxed: Relaxed, goal: int, budget: Budget, best: Packing | None
 ) -> Packing:
-    """Return the cheapest of a dive, `best`, and an integer program, which is tried only above a price of `goal`."""
+    """Return the cheapest packing found: by a dive, `best`, or by an integer program.
+
+    The integer program is tried only if the other packings cost more than `goal`.
+    """
     found = [dive(task, master, relaxed, goal, budget)] + ([best] if best else [])
     cheapest = min(found, key=task.price)
     if task.price(cheapest) > goal:

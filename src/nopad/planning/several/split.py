@@ -1,8 +1,8 @@
 """Turn a solved linear program into packs: divide sequences among capacities, then pack each capacity by itself.
 
-The program says how many places for each class, and how much room for sand, every capacity offers. Sequences of every
-size are divided among capacities in these proportions. Then each capacity is packed by itself: for one kind of size,
-`nopad.planning.optimal.nearly` does this nearly without loss; for two, `pack_both` does it.
+The program says, for every capacity, how many places for each class and how much room for sand it offers. Sequences of
+every size are divided among capacities in these proportions. Then each capacity is packed by itself: for one kind of
+size, `nopad.planning.optimal.nearly` does this nearly without loss; for two, `pack_both` does it.
 """
 
 from __future__ import annotations
