@@ -32,10 +32,11 @@ def best_fit_classes(
 ) -> tuple[int, int]:
     """Place ``counts[i]`` sequences of each ``lengths[i]`` (descending), each into the fullest pack with room for it.
 
-    Returns how many rows of `classes` and of `contents` are used, as a pair; (-1, -1) if one of these tables is full. A
-    class whose packs all went into other classes keeps its row, with a count of 0. `words` is the set of free rooms
-    (`nopad._bit_kernels`), all 0 at first. `keys` is a hash table of rooms (`slot_of`), and ``tops[slot]`` is the row
-    of the class on top of the stack of the room ``keys[slot]``; both have the same size and are all -1 at first.
+    A pack holds at most `depth` sequences. Returns how many rows of `classes` and of `contents` are used, as a pair;
+    (-1, -1) if one of these tables has too few rows (`classes` needs a spare one). A class whose packs all went into
+    other classes keeps its row, with a count of 0. `words` is the set of free rooms (`nopad._bit_kernels`), all 0 at
+    first. `keys` is a hash table of rooms (`slot_of`), and ``tops[slot]`` is the row of the class on top of the stack
+    of the room ``keys[slot]``; `keys` and `tops` have the same size and are all -1 at first.
     """
     rows, made = 0, 0
     for i in range(lengths.shape[0]):

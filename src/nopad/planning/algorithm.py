@@ -30,7 +30,7 @@ class Planned:
 
     Attributes:
         strategies: ``(count, lengths longest first)`` pairs that cover the histogram exactly.
-        certificate: proof of a lower bound, which the plan stores.
+        certificate: proof of a lower bound; the plan stores it only if no simpler bound is as high.
         facts: figures for `Plan.facts`, by name, as JSON values, such as the number of slots without a sequence.
         notes: sentences that the user should see, for example about a fallback.
     """

@@ -82,7 +82,7 @@ def parsed(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of `Plan` that a plan file's JSON document holds, by name.
 
     Raises:
-        KeyError, TypeError, ValueError, OptionError: a part of the document is missing or malformed.
+        KeyError, TypeError, ValueError, OverflowError, OptionError: a part of the document is missing or malformed.
     """
     for key, kind in _KINDS.items():
         if type(document.get(key, {} if key == "facts" else None)) is not kind:

@@ -1,10 +1,10 @@
-"""LPFHP, longest-pack-first histogram-packing: sequences are placed longest first, each into the fullest pack it fits.
+"""LPFHP, longest-pack-first histogram-packing: sequences are placed longest first, each into the fullest possible pack.
 
-This is exactly best-fit decreasing, run on the histogram: a class of equal packs takes as many copies of the length as
-fit at once, so ten million sequences of one length are one step. O(k log k) for k distinct lengths. It was optimal at
-depth 2 on every input tried, and within 0.04 % of the optimum without a depth limit on Wikipedia-512. At depth 3 it
-needs 12 % more packs than the optimum on Wikipedia-512, because it fills packs with long lengths until they reach the
-depth.
+This is exactly best-fit decreasing, run on the histogram: in one step, all packs of a class of equal packs take as many
+copies of a length as fit, so ten million sequences of one length are one or two steps. A distinct length usually takes
+a few steps, each of about constant time. LPFHP was optimal at depth 2 on every input tried, and within 0.04 % of the
+optimum without a depth limit on Wikipedia-512. At depth 3 it needs 12 % more packs than the optimum on Wikipedia-512,
+because it fills packs with long lengths until they reach the depth.
 
 Source: supplement to arXiv 2107.02027, appendix G ("Fine-tuned longest-pack-first histogram-packing").
 """
@@ -29,8 +29,8 @@ def lpfhp(
     """Return ``(count, lengths longest first)`` pairs, `count` packs of each, that cover `histogram` exactly.
 
     With ``distribute=False``, sequences of equal length are spread over packs: a pack takes only one of them at a time,
-    and a sequence that fits no open pack opens a new pack. This gives fewer strategies and fewer sequences per pack,
-    but more packs: 0.12 % more on Wikipedia-512 without a depth limit.
+    and a sequence that fits no open pack opens a new pack. This usually gives fewer strategies and fewer sequences per
+    pack, but more packs: 0.12 % more on Wikipedia-512 without a depth limit.
 
     >>> histogram = Histogram.from_lengths([4, 4, 3, 3, 1])
     >>> lpfhp(histogram, 8, None)

@@ -52,7 +52,8 @@ def patterns_with(
 ) -> None:
     """For each p, write to ``out[p, :used[p]]`` the items of the most valuable pattern that contains item ``first[p]``.
 
-    `table` is that of `knapsack`. After ``first[p]`` the items are in order of size, largest first.
+    `table` is that of `knapsack`. After ``first[p]`` the items are in order of size, largest first; items without value
+    are left out. A pattern longer than a row of `out` is cut off.
     """
     layers, rooms, money = table.shape
     for p in range(first.shape[0]):
@@ -100,10 +101,11 @@ def fill_slots(
 ) -> tuple[int, int]:
     """Make ``copies[p]`` packs from each pattern p, with real lengths; return (number of packs, number of links).
 
-    Arguments are as in `nopad.planning.optimal._kernels.fill_slots`, but a pack also keeps to `limits`: most tokens
-    (every length is rounded up to a multiple of `align`), largest sum of squares, and most sequences. Packs are written
-    to `packs` and `links`, in the format of `nopad.planning.costs._kernels`: each pack is a class of its own, and links
-    name lengths instead of items.
+    Packs for which no sequence is left are not made. Arguments are as in
+    `nopad.planning.optimal._kernels.fill_slots`, but a pack also keeps to `limits`: most tokens (every length is
+    rounded up to a multiple of `align`), largest sum of squares, and most sequences. Packs are written to `packs` and
+    `links`, in the format of `nopad.planning.costs._kernels`: each pack is a class of its own, and links name lengths
+    instead of items.
     """
     filled, at = 0, 0
     for p in range(copies.shape[0]):

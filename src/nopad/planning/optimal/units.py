@@ -52,7 +52,10 @@ class Units:
 
     @classmethod
     def of(cls, histogram: Histogram, capacity: int, depth: int | None, finest: int = RESOLUTIONS[0]) -> Units:
-        """Round lengths to units; a pack has as many units as pricing has time for, from 128 to `finest`."""
+        """Round lengths to units; a pack has as many units as pricing has time for, from 128 to `finest`.
+
+        A pack also has at most as many units as tokens, except that 128 units are always allowed.
+        """
         for resolution in [n for n in RESOLUTIONS if n <= max(min(capacity, finest), RESOLUTIONS[-1])]:
             nearest = np.floor(histogram.lengths * (resolution / capacity) + 0.5).astype(np.int64)
             sizes, first, item = np.unique(np.maximum(nearest, 1), return_index=True, return_inverse=True)
@@ -69,8 +72,8 @@ class Units:
 def patterns_of(packing: Packing, before: Units, units: Units) -> Iterator[Pattern]:
     """Yield those patterns of a packing in the units `before` whose sizes all occur in `units`.
 
-    The item numbers are converted to those of `units`. Nothing is yielded if a pack has different numbers of units in
-    the two.
+    The item numbers are converted to those of `units`. Nothing is yielded if the number of units of a pack is not the
+    same in `before` and `units`.
     """
     number = {size: item for item, size in enumerate(units.items.sizes.tolist())}
     sizes = before.items.sizes.tolist()
@@ -83,10 +86,10 @@ def patterns_of(packing: Packing, before: Units, units: Units) -> Iterator[Patte
 def divide(histogram: Histogram) -> tuple[int, Histogram, Histogram]:
     """Divide a histogram into copies of a smaller one; return (number of copies, smaller histogram, remainder).
 
-    A copy has at most about 262,144 sequences, or a few of each length, so that its slots can be filled one by
-    one. The remainder has about one in ten sequences of each length, and those left when dividing by the number of
-    copies, so that it packs as well as the full histogram. It has at most half of all sequences, and none if there is
-    one copy.
+    A copy has at most 262,144 sequences, so that its slots can be filled one by one; it has more if most counts are too
+    small to be divided by so many copies. With one copy, the remainder is empty. Otherwise the remainder has about one
+    in ten sequences of each length, and those left when dividing by the number of copies, so that it packs as well as
+    the full histogram; it has at most half of all sequences.
     """
     copies = 1
     while histogram.sequences > copies * _MOST_FILLED:
@@ -142,6 +145,9 @@ def plan_in_units(
 
     A large histogram is planned in parts (`divide`), and each remainder is divided again. Parts for which the budget
     allows no linear program are packed by best-fit; if these are all parts, the second result is None.
+
+    Raises:
+        SolverError: HiGHS did not reach an optimum.
     """
     guide: tuple[Solved, Units] | None = None
     packs: list[Listed] = []

@@ -133,7 +133,11 @@ def pack_several(
 
 
 def _counted(counts: ArrayLike | None, n: int) -> NDArray[np.int64]:
-    """Return the number of sequences of each size given."""
+    """Return the number of sequences of each of n sizes given; without `counts`, 1 each; int64 ``[n]``.
+
+    Raises:
+        LengthError: `counts` are not n integers from 0 to 2^62, or add up to more.
+    """
     if counts is None:
         return np.ones(n, dtype=np.int64)
     checked = integers(counts, "counts")
@@ -185,7 +189,10 @@ def _plan_of(
 
 
 def _check_made(plan: SeveralPlan, task: Task) -> None:
-    """Check a plan before it is returned: every sequence once, every pack within its limits, no price below the bound.
+    """Check a plan before it is returned.
+
+    Every sequence must be packed once, every pack must keep to its limits and the depth, and the price must not be
+    below the bound.
 
     Raises:
         RuntimeError: the plan fails this check, which is a mistake of the search.

@@ -241,7 +241,8 @@ class SeveralPlan:
         """Check every pack against its capacity and the depth, and prove the lower bound again, without the solver.
 
         Returns:
-            One sentence for each problem; an empty list if there is none.
+            One sentence for each problem (at most three for capacities and three for the depth); an empty list if there
+            is none. If the certificate cannot be checked, a sentence says so, and the lower bound is not checked.
         """
         found = []
         held = np.diff(self.indptr)
@@ -268,7 +269,7 @@ class SeveralPlan:
 
     @property
     def certificate(self) -> PriceCertificate | None:
-        """The values of sequences that prove the lower bound; None if a simpler proof gives the same bound."""
+        """The values of sequences that prove the lower bound; None if a simpler proof is as good."""
         return self.bound.certificate
 
     def assign(self, sizes: ArrayLike, *, seed: int = 0) -> dict[Any, Packs]:
