@@ -13,7 +13,6 @@ from nopad.histogram import Histogram
 from nopad.planning.algorithm import Strategies
 from nopad.planning.bounds import lower_bound
 from nopad.planning.certificate import Certificate
-from nopad.planning.lpfhp import lpfhp
 from nopad.planning.optimal.budget import NEAR, Budget
 from nopad.planning.optimal.listed import Listed
 from nopad.planning.optimal.pricing import Items
@@ -100,14 +99,14 @@ class Search:
 
     def __post_init__(self) -> None:
         self.bound = lower_bound(self.histogram, self.capacity, self.depth).packs
-        self.best = Listed.of(lpfhp(self.histogram, self.capacity, self.depth))
+        self.best = Listed.placed(self.histogram, self.capacity, self.depth)
 
     def run(self) -> None:
         """Try the heuristics, then column generation."""
         if not self.good() and self.depth is not None:
             for packs in (self.bound, self.bound + 1):
                 if not self.good():
-                    self.offer(Listed.of(spread(self.histogram, self.capacity, self.depth, packs)))
+                    self.offer(spread(self.histogram, self.capacity, self.depth, packs))
         if self.less and self.best.packs > self.bound:
             self._quick_at_less()
         if self.capacity > _MOST_CAPACITY:
@@ -161,10 +160,10 @@ class Search:
     def _quick_at_less(self) -> None:
         """Offer the plans of the heuristics at smaller depths, which keep the given depth too."""
         for depth in shallower(self.histogram, self.capacity, self.depth, self.best.packs):
-            self.offer(Listed.of(lpfhp(self.histogram, self.capacity, depth)))
+            self.offer(Listed.placed(self.histogram, self.capacity, depth))
             self.budget.charge(_QUICK_STEPS * self.histogram.lengths.size)
             packs = max(self.bound, lower_bound(self.histogram, self.capacity, depth).packs)
-            self.offer(Listed.of(spread(self.histogram, self.capacity, depth, packs)))
+            self.offer(spread(self.histogram, self.capacity, depth, packs))
             if self.best.packs <= self.bound:
                 break
 

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from nopad.histogram import Histogram, exact_sum
 from nopad.planning.certificate import Certificate
-from nopad.planning.lpfhp import lpfhp
 from nopad.planning.optimal.budget import Budget
 from nopad.planning.optimal.listed import Listed
 from nopad.planning.optimal.master import Master
@@ -133,7 +132,7 @@ def fill(packing: Packing, units: Units, histogram: Histogram, capacity: int, de
     )
     filled = Listed(lengths[: bounds[packs]], bounds[: packs + 1], np.ones(packs, dtype=np.int64))
     rest = np.flatnonzero(available)
-    return Listed.joined([filled, Listed.of(lpfhp(Histogram(rest, available[rest]), capacity, depth))])
+    return Listed.joined([filled, Listed.placed(Histogram(rest, available[rest]), capacity, depth)])
 
 
 def plan_in_units(
@@ -158,7 +157,7 @@ def plan_in_units(
         seeds = patterns_of(guide[0].packing, guide[1], units) if guide else ()
         solved = solve(units.items, budget, within=_WITHIN, seeds=seeds)
         if solved is None:
-            filled = Listed.of(lpfhp(part, capacity, depth))
+            filled = Listed.placed(part, capacity, depth)
         else:
             guide = guide or (solved, units)
             filled = fill(solved.packing, units, part, capacity, depth)
