@@ -44,8 +44,8 @@ def within(
     1. `spread`, until it finds a plan of at most ``1 + bound // 10,000`` packs above the lower bound; with `exact`,
        until it finds a plan that meets the bound
     2. `by_tokens`, if the plan is more than ``bound // 100`` packs above the bound
-    3. column generation, if the plan is more than ``bound // 2,000`` packs above the bound (and without `exact`, more
-       than ``1 + bound // 10,000``)
+    3. column generation, if the plan is above the bound (without `exact`: by more than ``bound // 2,000`` and
+       ``1 + bound // 10,000`` packs)
 
     Args:
         histogram: the sequences, by length.
@@ -72,7 +72,7 @@ def within(
     best, packs, method = made.strategies(load.lengths), made.packs, "spread"
     certificate: CostCertificate | None = None
     notes: list[str] = []
-    good = bound + max(near, bound // _GOOD)
+    good = bound if exact else bound + max(near, bound // _GOOD)
     if packs > bound + bound // _FAR and by_tokens is not None and not budget.spent():
         with budget.part(_BY_TOKENS):
             cut = by_tokens()

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from nopad.errors import FormatError
 from nopad.files import write_atomic
 from nopad.histogram import exact_dot, exact_sum
 from nopad.planning.document import text_of
@@ -258,7 +259,10 @@ class SeveralPlan:
         problem = proof.problem([(a, b) for a, b in task.capacities.tolist()]) if proof is not None else None
         if problem is not None:
             return [*found, problem]
-        proven = price_bound(task, proof)
+        try:
+            proven = price_bound(task, proof)
+        except FormatError as error:  # too many extras for this many sizes
+            return [*found, str(error)]
         if proven.price != self.bound.price:
             found.append(
                 f"lower bound is stated as {self.lower_bound}, {number(proven.price * self.unit)} can be proven"
