@@ -96,11 +96,11 @@ def within(
 
 
 def _guided(load: Load, budget: Budget) -> Guide | None:
-    """Return a plan in units (`guide`), or None.
+    """Return a plan in rounded lengths (`guide`), or None.
 
-    The result is None if `guide` finds no plan, or if filling the slots of a plan would take over half of what is left
-    of the budget. The operations of filling are charged here, before the plan is made. If they are too many, all that
-    is left of the budget is charged.
+    The caller fills this plan with the real lengths (`fill`). The operations that filling takes are charged here, before
+    `guide` runs. The result is None if they would be over half of what is left of the budget (then all that is left is
+    charged), or if `guide` finds no plan.
     """
     filling = FILLING * int(load.counts.sum())
     if filling > budget.left // 2:
