@@ -96,6 +96,7 @@ class PackRunner:
     Raises:
         OptionError: the model is not pack-safe or cannot run batches as `batching` describes them, or an option is
             invalid.
+        RunnerClosedError: the worker died while it started.
 
     >>> import nopad
     >>> from transformers import BertConfig, BertModel

@@ -235,7 +235,10 @@ class Pool:
         return _shuffled(self._histogram.counts, 0), lengths, costs
 
     def _packs(self, depth: int | None) -> _Kinds:
-        """Return the `_Kinds` of the packs of a best-fit plan (`lpfhp`) with this depth limit."""
+        """Pack by a best-fit plan (`lpfhp`) with this depth limit, and return the packs.
+
+        The result is (the strategy of each pack, in random order; the tokens of each strategy; the cost of each).
+        """
         made = plan(self._histogram, self._histogram.max_length, depth=depth, algorithm="lpfhp")
         tokens = Tokens().of_packs(made.indptr, made.lengths)
         costs = tokens if isinstance(self.cost, Tokens) else self.cost.of_packs(made.indptr, made.lengths)
@@ -327,7 +330,7 @@ def _shuffled(counts: NDArray[np.int64], stream: int) -> NDArray[np.int32]:
 def published_range(row: BalanceRow, histogram: Histogram) -> tuple[int, int] | None:
     """Return the least and most tokens per GPU that Table 5 prints for the setting of `row`.
 
-    The result is None if it prints none, or if the histogram is not the paper's.
+    The result is None if Table 5 prints none for this setting and method, or if the histogram is not the paper's.
     """
     same = (row.gpus, row.node, row.batch) == TOKENS_PER_GPU_ARE_OF
     known = any(table.name == FIGURES_ARE_OF for table in tables_for(histogram, histogram.max_length))

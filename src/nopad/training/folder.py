@@ -92,8 +92,8 @@ class RunFolder:
 
         Raises:
             OutputExistsError: without `resume`: the folder holds a run, or other files.
-            ResumeError: there is no run to resume, or it has another configuration, or would become shorter; the
-                message names the field that differs.
+            ResumeError: there is no run to resume, its configuration differs (the message names the field) or is
+                damaged, or the run would become shorter.
             StorageError: the folder cannot be made or locked.
             OutputBusyError: another process trains in the folder.
         """
@@ -120,7 +120,7 @@ class RunFolder:
         write_atomic(self.path / CONFIG_FILE, to_toml(config.document()).encode())  # last: it makes this a run
 
     def undo(self) -> None:
-        """Remove configuration, facts and metrics of a run that failed before its first step.
+        """Remove the configuration, ``nopad_run.json`` and the metrics of a run that failed before its first step.
 
         Another run can then begin in this folder.
         """
@@ -184,7 +184,7 @@ class RunFolder:
         Fields that do not change what is learned may differ, and the run may become longer.
 
         Raises:
-            ResumeError: another field differs, or the run would become shorter.
+            ResumeError: another field differs, the run would become shorter, or the stored configuration is damaged.
         """
         began, mine = self._began(), tomllib.loads(to_toml(config.document()))
         odd = [
@@ -218,7 +218,8 @@ class RunFolder:
         """Return whether this configuration gives a resumed run more epochs or steps than it had before.
 
         Raises:
-            ResumeError: it has more, but the run is over and left no checkpoint from which to resume.
+            ResumeError: it has more, but the run is over and left no checkpoint from which to resume; or the stored
+                configuration is damaged.
         """
         if not (self.path / CONFIG_FILE).is_file():
             return False

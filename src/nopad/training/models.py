@@ -66,8 +66,9 @@ def outline(table: Model, config: Any, auto: str | None) -> Any:
         auto: name of the Auto class whose head is wanted; None: the head that `config` names.
 
     Raises:
-        OptionError: this kind of model has no such head.
+        OptionError: this kind of model has no such head, or ``model.lora`` does not fit it.
         UnsupportedModelError: the model cannot keep sequences apart.
+        MissingExtraError: adapters are asked for, and peft is not installed.
     """
     with _head(table, config, auto), torch.device("meta"):
         made = _kind(config, auto)(config)
@@ -116,7 +117,9 @@ def load_model(table: Model, config: Any, auto: str | None) -> tuple[Any, list[s
 
     Raises:
         FormatError: there are no weights, or they cannot be read.
-        OptionError: the checkpoint's weights have other shapes, or none of them belongs to this model.
+        OptionError: the checkpoint's weights have other shapes, or none of them belongs to this model; or adapters do
+            not fit it.
+        MissingExtraError: adapters are asked for, and peft is not installed.
     """
     if table.fresh:
         model = _kind(config, auto)(config).to(getattr(torch, table.dtype))

@@ -302,7 +302,10 @@ def _labels(batch: Mapping[str, Any], slots: int) -> Tensor | None:
 
 
 def _sequence_labels(micro: Micro) -> None:
-    """Take labels per sequence from the batch if examples have none, or else note those missing, changed or moved."""
+    """Take labels per sequence from the batch if examples have none.
+
+    Otherwise add a finding for labels that are missing or changed, or a suspect for labels in another order.
+    """
     labels = micro.batch.get("labels")
     if not isinstance(labels, Tensor) or labels.dim() == 0:
         return

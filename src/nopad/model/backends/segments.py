@@ -23,6 +23,9 @@ def segments(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cros
     """Compute attention sequence by sequence; return ``[R, L, H, D]``, 0 in padding.
 
     `query` is ``[R, H, L, D]``. `key` and `value` may have fewer heads, and in cross attention (`Cross`) other R and L.
+
+    Raises:
+        BatchError: `attend` does not support the settings in `heads`, or a sequence is longer than the position bias.
     """
     queries, keys, pairs = _sides(placed)
     # Split, not sliced: the backward pass of each slice would allocate a gradient of the whole stream.
