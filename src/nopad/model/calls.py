@@ -146,7 +146,7 @@ class Cell:
             self.opened += more
 
     def settle(self) -> None:
-        """End the innermost calls of this thread that Ctrl-C interrupted; PyTorch runs no ending hook for such calls."""
+        """End the innermost calls of this thread that Ctrl-C interrupted; PyTorch runs no ending hook for them."""
         stack = self.calls.stack
         while stack:
             call = stack[-1]

@@ -294,7 +294,11 @@ def _row(method: Studied, shape: Shape, by_tokens: Report, by_cost: Report, seco
 def _steps(
     costs: NDArray[np.int64], shape: Shape, balance: Balance, steps: int
 ) -> Iterator[tuple[NDArray[Any], float]]:
-    """Yield (indices of the units, seconds of drawing) for each of `steps` steps, in as many epochs as needed."""
+    """Yield (indices of the units, seconds of drawing) for each of `steps` steps, in as many epochs as needed.
+
+    Raises:
+        BalanceError: there are too few units for one step.
+    """
     whole = whole_steps(costs, shape, balance)
     if not whole:
         raise BalanceError(

@@ -120,6 +120,10 @@ def _write(task: Task, records: Iterator[tuple[int, Mapping[str, Any]]], place: 
 
     It holds the number of records, the number of sequences that stay together (``group``), the counts of records cut or
     left out, the names of the columns per token, and the length of each array.
+
+    Raises:
+        LengthError: no record gives an example.
+        FormatError: the task makes columns of other dtypes or shapes for some records than for others.
     """
     counts: Counter[str] = Counter()
     group, seen, ends = 1, 0, 0

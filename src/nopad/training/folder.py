@@ -152,7 +152,12 @@ class RunFolder:
             )
 
     def _hold(self) -> None:
-        """Take the folder's lock; if this process is killed, the system releases it."""
+        """Take the folder's lock; if this process is killed, the system releases it.
+
+        Raises:
+            StorageError: the lock file cannot be opened.
+            OutputBusyError: another process has the lock.
+        """
         with storage_errors("locking", self.path):
             self._lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
         try:
@@ -206,7 +211,7 @@ class RunFolder:
         )
 
     def _began(self) -> dict[str, Any]:
-        """Return the configuration that the run began with."""
+        """Return the configuration that the run began with; raise `ResumeError` if the stored file is damaged."""
         try:
             return tomllib.loads((self.path / CONFIG_FILE).read_text(encoding="utf-8"))
         except ValueError as error:

@@ -143,7 +143,7 @@ class Loaders:
         return options | (packing.plan_options() if packing.capacity is not None or packing.tokens is not None else {})
 
     def _settings(self) -> Mapping[str, Any]:
-        """Return the task, its options and the tokenizer's fingerprint; runs in which these agree share encoded files."""
+        """Return the task, its options and the tokenizer's fingerprint; runs in which these agree share files."""
         said = {"task": self.config.task.name, "options": dict(self.config.task.options)}
         return {**said, "tokenizer": _fingerprint(self.tokenizer)}
 

@@ -152,7 +152,7 @@ def _kind(config: Any, auto: str | None) -> Any:
 
 
 def _architecture(config: Any) -> Any:
-    """Return the class of transformers that a configuration names."""
+    """Return the class of transformers that a configuration names; raise `OptionError` if it names none."""
     names = list(config.architectures or ())
     found = [getattr(_lib, name) for name in names if hasattr(_lib, name)]
     if not found:
@@ -192,7 +192,11 @@ def _weights(table: Model) -> Path | str:
 
 
 def _initial(table: Model) -> Path | None:
-    """Return the folder that ``model.init_from`` means: itself, or its last checkpoint; None: it is not given."""
+    """Return the folder that ``model.init_from`` means: itself, or its last checkpoint; None: it is not given.
+
+    Raises:
+        FormatError: the folder does not exist, or has neither a model nor a complete checkpoint.
+    """
     if table.init_from is None:
         return None
     path = Path(table.init_from)
@@ -244,6 +248,11 @@ def _adapted(model: Any, table: Model) -> Any:
     """Return the model with new adapters, or unchanged if neither ``model.lora`` nor saved adapters ask for them.
 
     New adapters get the settings of ``model.lora`` or of the saved ones, whose weights `_load_adapters` loads later.
+
+    Raises:
+        OptionError: ``model.lora`` is given besides saved adapters, or peft refuses its options.
+        FormatError: the settings of saved adapters cannot be read.
+        MissingExtraError: peft is not installed.
     """
     path = _adapters(table)
     if not table.lora and path is None:

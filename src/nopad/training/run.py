@@ -376,7 +376,7 @@ def cache_of(folder: str | Path) -> Path:
 
 @contextmanager
 def _refused(begun: Callable[[], bool] = lambda: False) -> Iterator[None]:
-    """In a ``with`` block, turn errors about options or packages into errors of nopad, unless `begun()` is then true."""
+    """In a ``with`` block, turn errors about options or packages into errors of nopad, until `begun()` is true."""
     try:
         yield
     except NopadError:

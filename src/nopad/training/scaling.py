@@ -156,7 +156,11 @@ def scale_for_packing(hparams: Any, factor: Any, how: How = "accumulation") -> S
 
 
 def _fewer(hparams: Any, p: float) -> tuple[dict[str, tuple[Any, Any]], list[str]]:
-    """Return the change of the number of micro-steps, as `Scaled.changed`, and the lines that describe it."""
+    """Return the change of the number of micro-steps, as `Scaled.changed`, and the lines that describe it.
+
+    Raises:
+        OptionError: there is no valid number of micro-steps or of rows, or a single micro-step cannot be divided.
+    """
     name = _one_of(hparams, _ACCUMULATION)
     before = _get(hparams, name)
     if isinstance(before, bool) or not isinstance(before, int) or before < 1:
@@ -190,7 +194,11 @@ def _fewer(hparams: Any, p: float) -> tuple[dict[str, tuple[Any, Any]], list[str
 
 
 def _forgetting(hparams: Any, p: float) -> tuple[dict[str, tuple[Any, Any]], list[str]]:
-    """Return the change of the betas, as `Scaled.changed`, and the lines that describe it."""
+    """Return the change of the betas, as `Scaled.changed`, and the lines that describe it.
+
+    Raises:
+        OptionError: there are no betas, they are given under two names, or they are not numbers from 0 to below 1.
+    """
     forms = [form for form in _BETAS if all(_has(hparams, name) for name in form)]
     if len(forms) != 1:
         names = " or ".join(" and ".join(form) for form in _BETAS)
