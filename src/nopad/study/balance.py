@@ -71,7 +71,7 @@ class Studied:
 
     Attributes:
         name: the method's name in `nopad.balance.METHODS`; for packs "packs" or "packs_depth_N".
-        balance: how units are drawn and dealt.
+        balance: how the sequences or packs are drawn and dealt to ranks.
         unit: what is dealt: "sequences" or "packs".
         communication: where ranks exchange samples in training: "none" (nowhere), within each "node", or "global".
         published: whether the method is the paper's; False: it is ours.
@@ -117,14 +117,14 @@ class BalanceRow:
         node: ranks per node.
         batch: sequences per rank and step; a pack counts as two sequences, as in the paper.
         method: name of the method.
-        unit: "sequences" or "packs".
+        unit: what is dealt: "sequences" or "packs".
         communication: where ranks exchange samples in training: "none" (nowhere), within each "node", or "global".
         min_tokens: number of tokens on the rank with the fewest, averaged over the steps.
         max_tokens: number of tokens on the rank with the most, averaged over the steps.
         mean_tokens: number of tokens per rank, averaged over ranks and steps.
         waste: how much longer the costliest rank takes than the mean rank: largest / mean cost of a step, minus 1,
             averaged over the steps.
-        floor: a lower bound on the waste, however the units of the same steps are dealt.
+        floor: a lower bound on the waste, however the sequences or packs of the same steps are dealt.
         abr: share of the ranks' time that is spent waiting: 1 - mean / largest cost of a step, averaged over the steps.
         seconds_per_step: seconds to draw and deal a step for all ranks.
         steps: number of steps that were simulated.
@@ -295,6 +295,8 @@ def _steps(
     costs: NDArray[np.int64], shape: Shape, balance: Balance, steps: int
 ) -> Iterator[tuple[NDArray[Any], float]]:
     """Yield (indices of the units, seconds of drawing) for each of `steps` steps, in as many epochs as needed.
+
+    A unit is a sequence or a pack; `costs` has the cost of each unit.
 
     Raises:
         BalanceError: there are too few units for one step.

@@ -309,7 +309,7 @@ def read_config(path: str | Path, overrides: Sequence[str] = (), *, init_from: s
 
 
 def _optional(name: str, made: Mapping[str, Mapping[str, Any]], document: Mapping[str, Any]) -> Any:
-    """Return an optional table as its dataclass; None if it was left out. A missing `_CHOOSES` field is an error."""
+    """Return an optional table as its dataclass; None if it was left out. Its field in `_CHOOSES` must be given."""
     if not made[name] and name not in document:
         return None
     if _CHOOSES[name] not in made[name]:

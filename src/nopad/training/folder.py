@@ -245,7 +245,7 @@ class RunFolder:
         return found if isinstance(found, dict) else {}
 
     def note(self, **facts: Any) -> None:
-        """Add facts to ``nopad_run.json``."""
+        """Add fields to ``nopad_run.json``, or replace them."""
         write_atomic(self.path / RUN_FILE, _json({**self.facts(), **facts}))
 
     def clear_incomplete(self) -> None:

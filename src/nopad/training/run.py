@@ -356,7 +356,7 @@ def _begin(folder: RunFolder, config: TrainConfig, checkpoint: Path | None, begi
 
 
 def _evaluated(trainer: Any) -> dict[str, float]:
-    """Return the metrics of the trained model; evaluate it only if its weights changed since the last evaluation."""
+    """Return the metrics of the last step's evaluation; without one, or with `load_best_model_at_end`, evaluate now."""
     last: dict[str, float] = next((one for one in reversed(trainer.state.log_history) if "eval_loss" in one), {})
     if last.get("step") == trainer.state.global_step and not trainer.args.load_best_model_at_end:
         return {name: value for name, value in last.items() if name != "step"}

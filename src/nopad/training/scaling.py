@@ -260,7 +260,11 @@ def _get(hparams: Any, name: str) -> Any:
 
 
 def _with(hparams: Any, changed: Mapping[str, tuple[Any, Any]]) -> Any:
-    """Return a copy of `hparams` in which each value named in `changed` is the new one."""
+    """Return a copy of `hparams` with new values; `changed` has ``(before, after)`` of each one, by name.
+
+    Raises:
+        OptionError: `hparams` is neither a dataclass nor a dict.
+    """
     new = {name: after for name, (_, after) in changed.items()}
     if isinstance(hparams, Mapping):
         return {**hparams, **new}

@@ -54,7 +54,7 @@ def _split(states: Tensor, placed: Placement) -> tuple[Tensor, ...]:
 
 
 def _keep(placed: Placement | Cross, length: int, device: torch.device, heads: Heads) -> Tensor | None:
-    """Return which tokens each token of a sequence of this length sees; bool ``[length, length]``; None: all tokens."""
+    """Return which tokens each token sees in a sequence of this length, bool ``[length, length]``; None: all tokens."""
     if isinstance(placed, Cross) or length == 1:
         return None
 
