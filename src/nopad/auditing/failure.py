@@ -1,4 +1,4 @@
-"""Turn exceptions in a user's model into `ModelFailedError`, which an audit reports as a failed check."""
+"""Turn exceptions in a user's code into `ModelFailedError`, which an audit reports as a failed check or a finding."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ MOST = 200  # characters kept of the exception's message
 
 
 class ModelFailedError(Exception):
-    """A model raised an exception instead of giving a result; `audit` itself never raises this error.
+    """Code that an audit runs raised an exception: the user's model, collator, loss or trainer, or nopad's check of it.
+
+    The audits report this error and do not raise it.
 
     Attributes:
         kind: name of the exception's class.

@@ -62,6 +62,8 @@ def crossing(lengths: Sequence[int]) -> int | None:
 def shortened_targets(lengths: Sequence[int]) -> list[int]:
     """Return the length of each target: two thirds of the next sequence's length, so that no shapes agree by chance.
 
+    Lengths are rounded down, to at least 1.
+
     >>> shortened_targets([64, 1, 38])
     [1, 25, 42]
     """

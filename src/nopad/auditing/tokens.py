@@ -77,7 +77,7 @@ class Tokens:
 def draw(lengths: Sequence[int], tokens: Tokens, seed: int) -> list[list[int]]:
     """Draw sequences of these lengths; up to a third of each sequence's tokens are from `tokens.inside`.
 
-    The first and last tokens are then those that `tokens` sets (`begins`, `ends`).
+    Then the first and last tokens are replaced by those that `tokens` sets (`begins`, `ends`), if it sets any.
     """
     rng = np.random.default_rng(seed)
     drawn = []

@@ -43,9 +43,10 @@ def check_inputs(model: Any, takes: Sequence[str], stock: bool, named: Mapping[s
         layout: the batch's layout.
 
     Raises:
-        BatchError: ids, embeddings or token types are not a tensor of the right dtype; an argument has a wrong shape or
-            is on another device; a tensor on a CPU has ids or token types outside the model's range; positions are not
-            the layout's; or neither ids nor embeddings, or both, are given for the encoder or the decoder.
+        BatchError: ids, token types or positions are not integer tensors, or embeddings not a tensor; an argument has a
+            wrong shape or is on another device; a tensor on a CPU has ids or token types outside the model's range;
+            positions are not the layout's; neither ids nor embeddings, or both, are given for the encoder or the
+            decoder; or embeddings are given and the model does not take them.
     """
     _check_devices(model, takes, named)
     _check_side(model, takes, named, "", layout)
@@ -207,7 +208,7 @@ def check_labels(model: Any, by_token: bool, named: dict[str, Any]) -> None:
 
 
 def _classes(model: Any) -> int:
-    """Return the number of classes of a head that gives one result per token."""
+    """Return the number of classes of a head that gives one result per token: its labels, or the vocabulary's size."""
     out = getattr(model.get_output_embeddings(), "weight", None)
     return int(model.config.num_labels if out is None else out.shape[0])
 

@@ -71,7 +71,8 @@ def packed_attention(
 
     Raises:
         UnsupportedModelError: the layer does not say whether it is causal, has a sliding window that it does not pass
-            on, passes on tensors that nopad does not know, or gets a mask without the layout in a packed call.
+            on, passes on tensors that nopad does not know, or gets a mask without the layout in a packed call; or, in
+            an ordinary call, a layer with softcap or sinks gets a mask that is not bool.
         BatchError: the batch's backend does not support the batch, or a setting of the layer.
     """
     causal = getattr(module, "is_causal", None) if is_causal is None else is_causal

@@ -39,7 +39,7 @@ class Call:
         as_tuple: whether the caller wants a tuple.
         labels: by name, the labels from which the head computes the loss after the model ran.
         seen: tensors that hooks and the head store during the call, by name.
-        ran: how often each hook ran, by role.
+        ran: how often each hook ran, by the hook's name (`Hook.role`).
         attended: how often each attention module attended, by ``id(module)``.
         kinds: classes of the modules that attended.
         frame: the Python stack frame that calls the module, until the call ends.
@@ -93,7 +93,7 @@ class Static:
 
 
 class Calls(local):
-    """The state of each thread: `stack` has the calls that run now, the innermost last; an ordinary call is None."""
+    """The state of each thread: `stack` has the calls that run now, the innermost last; None is an ordinary call."""
 
     def __init__(self) -> None:
         self.stack: list[Call | None] = []
@@ -146,7 +146,7 @@ class Cell:
             self.opened += more
 
     def settle(self) -> None:
-        """End the innermost calls of this thread that were interrupted (Ctrl-C), so that PyTorch ran no ending hook."""
+        """End the innermost calls of this thread that Ctrl-C interrupted; PyTorch runs no ending hook for them."""
         stack = self.calls.stack
         while stack:
             call = stack[-1]

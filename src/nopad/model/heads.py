@@ -120,10 +120,10 @@ class Head:
     def _feed(
         self, cell: Cell, role: str, module: nn.Module, dims: int, inner: nn.Module
     ) -> Iterator[tuple[nn.Module, Hook]]:
-        """Yield (module, hook) pairs by which `module`, called `role`, gets pooled states, one per sequence.
+        """Yield (module, hook) pairs that give `module`, called `role` in errors, one pooled state per sequence.
 
-        The states come from the input of `module`, ``[S, 1, H]`` (`dims` 3; an error unless its class is transformers'
-        own), or from the output of `inner`, ``[S, H]`` (`dims` 2).
+        With `dims` 3, it gets ``[S, 1, H]``, pooled from its own input; `UnsupportedModelError` is raised unless its
+        class is transformers' own. With `dims` 2, it gets ``[S, H]``, pooled from the output of `inner`.
         """
         reader = class_of(unwrapped(module))
         if dims == 3 and not reader.__module__.startswith("transformers."):
@@ -250,7 +250,7 @@ class Causal(Head):
     name = "causal"
 
     def enter(self, call: Call, named: dict[str, Any]) -> None:
-        """Set the labels of first tokens to -100.
+        """Set the label of each sequence's first token to -100, if labels are given.
 
         Refuse calls whose loss would be wrong, because labels are shifted along rows and not along sequences, or
         because ``num_items_in_batch`` counts labels of first tokens.

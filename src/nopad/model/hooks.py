@@ -2,8 +2,8 @@
 
 A hook refers to the model's `Cell` and to no module, so modules may be copied, replaced and wrapped after
 `nopad.packed`: before each packed call, `State.renew` puts hooks on the modules that the model uses now. Runs are
-counted by role, and a packed call in which a counted hook (`State.roles`) did not run exactly once raises an error
-(`nopad.model.postconditions`).
+counted by role, and a packed call raises an error if a counted hook (`State.roles`) did not run exactly once, or if an
+encoder's hook ran although the caller gave the encoder's states (`nopad.model.postconditions`).
 """
 
 from __future__ import annotations
@@ -192,7 +192,8 @@ class Feed(Hook):
     Attributes:
         dims: number of dimensions of the module's input: 2 for ``[S, H]``, or 3 for ``[S, 1, H]`` if the module itself
             takes the first token.
-        stock: whether the model is one of transformers' own classes; if not, an input ``[S, H]`` is checked.
+        stock: whether the model is one of transformers' own classes. If not, and `dims` is 2, the input that the model
+            gives to the module is checked: it must be the first token's states of each row.
     """
 
     dims: int = 3

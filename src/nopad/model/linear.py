@@ -4,8 +4,8 @@ PyTorch multiplies float32 matrices with MKL. On AVX-512 CPUs that are not made 
 is up to 1.85 times as fast; on CPUs with AVX2 only, MKL is faster. So both kernels are timed on the model's most
 frequent layer size, once per process and size, and the result is logged. Parameters and `state_dict` stay unchanged:
 the reordered copies take as much memory as the linear layers' weights, and are freed at the end of the ``with`` block.
-Do not change weights inside the block: a weight that is changed in place or replaced is reordered again, but a change
-through ``.data`` cannot be noticed.
+Do not change weights inside the block: a weight that is changed in place is reordered again, but a change through
+``.data`` cannot be noticed; a new parameter in a weight's place runs on PyTorch's own kernel.
 """
 
 from __future__ import annotations

@@ -114,7 +114,12 @@ class Cut(Hook):
     family: Family | None = None
 
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Return the module's new arguments, ``(args, kwargs)``; None: leave them as they are."""
+        """Return the module's new arguments, ``(args, kwargs)``; None: leave them as they are.
+
+        Raises:
+            UnsupportedModelError, BatchError: as for `_pieces`; or the module gets no tensor that could carry the other
+                groups.
+        """
         self.cell.refuse_compiling()
         if torch.compiler.is_compiling():
             return None
@@ -303,6 +308,9 @@ def _first(value: Tensor, dim: int | None, rows: int, size: tuple[int, int]) -> 
     """Return the first l entries of a tensor along `dim`, for a group of n sequences; `dim` None: the whole tensor.
 
     `size` is (n, l). A tensor ``[rows * heads, 1, L]`` (ALiBi) becomes ``[n * heads, 1, l]``.
+
+    Raises:
+        BatchError: the tensor has fewer than l entries, since a sequence crosses rows.
     """
     if dim is None:
         return value

@@ -2,7 +2,7 @@
 
 The checks are:
 
-* each counted hook ran once;
+* each counted hook ran once (the encoder's did not run if the caller gave the encoder's states);
 * layers attended as often, in total, as the configuration says (not with compiled layers; LayerDrop may skip layers);
 * output tensors, except those in `FREE`, have one entry per slot or one per sequence, as the head declares.
 
@@ -182,7 +182,7 @@ def _shapes(head: Head, kind: str, name: str, at: Layout, sequences: int, longes
 def _check(model: Any, name: str, value: Tensor, shapes: list[tuple[int, ...]]) -> None:
     """Refuse a tensor whose shape begins with none of `shapes`.
 
-    Where ``[S]`` is wanted, the tensor must have at most two dimensions: a third one means results per token.
+    If the first of `shapes` is ``[S]``, the tensor must have at most two dimensions: a third means results per token.
     """
     fits = any(tuple(value.shape[: len(shape)]) == shape for shape in shapes)
     if fits and (len(shapes[0]) > 1 or value.dim() <= 2):

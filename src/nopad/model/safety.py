@@ -114,6 +114,10 @@ def unpacked(model: M) -> M:
 def is_packed(model: Any) -> bool:
     """Return whether `packed` made this model pack-safe.
 
+    Raises:
+        OptionError: there is no transformers model inside.
+        UnsupportedModelError: PEFT adds tokens to the model's input (prompt or prefix tuning).
+
     >>> import nopad
     >>> from nopad.model import is_packed
     >>> from transformers import BertConfig, BertModel
@@ -129,7 +133,7 @@ def state_of(model: Any) -> State:
     """Return the `State` that makes a model pack-safe.
 
     Raises:
-        OptionError: the model is not pack-safe.
+        OptionError: the model is not pack-safe, or is not a transformers model.
     """
     state: State | None = getattr(bare(model), STATE, None)
     if state is None:

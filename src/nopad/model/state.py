@@ -78,7 +78,7 @@ class State:
         attention.register()  # perhaps in another process
 
     def install(self) -> None:
-        """Register nopad's attention with transformers, and attach all hooks."""
+        """Register nopad's attention, and attach all hooks; raise `UnsupportedModelError` if the model refuses one."""
         attention.register()
         model = self.model
         self.cell.owned = True
@@ -278,7 +278,7 @@ class State:
         return output.to_tuple() if call.as_tuple and hasattr(output, "to_tuple") else output
 
     def _opened(self, guard: PackedMask, named: Mapping[str, Any], module: nn.Module) -> Call:
-        """Return the `Call` for the batch whose `attention_mask` is `guard`."""
+        """Return the `Call` for the batch whose `attention_mask` is `guard`; raise `BatchError` if it does not fit."""
         compiled = any(one._compiled_call_impl is not None or "_orig_mod" in one._modules for one in self.modules)
         if compiled:
             refuse_compiled(module, self.family)

@@ -227,7 +227,12 @@ class RequestQueue:
             )
 
     def drain(self, timeout_s: float | None) -> bool:
-        """Wait until no request waits or runs; return False if that takes longer than `timeout_s` (None: no limit)."""
+        """Wait until no request waits or runs; return False if that takes longer than `timeout_s` (None: no limit).
+
+        Raises:
+            ServingError: the worker itself calls this, in a callback.
+            RunnerClosedError: the runner was started in another process.
+        """
         check_process(self._process)
         if self._is_worker():
             raise ServingError("a callback waits until its own runner has nothing to do, which it has when it returns")

@@ -96,6 +96,7 @@ class PackRunner:
     Raises:
         OptionError: the model is not pack-safe or cannot run batches as `batching` describes them, or an option is
             invalid.
+        RunnerClosedError: the worker died while it started.
 
     >>> import nopad
     >>> from transformers import BertConfig, BertModel
@@ -203,7 +204,7 @@ class PackRunner:
     def _submit(
         self, inputs: list[Any], first: int, *, deadline_s: float | None = None, priority: int = 0, **how: Any
     ) -> list[Answer]:
-        """Submit requests, of which the first one has the number `first` in messages."""
+        """Submit requests, of which the first one has the number `first` in messages; errors as for `submit`."""
         now = self._clock()
         self._queue.check_open()
         if deadline_s is not None and (type(deadline_s) not in (int, float) or not abs(deadline_s) <= LONGEST_S):

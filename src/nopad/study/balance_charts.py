@@ -67,7 +67,10 @@ def ranges_chart(rows: Sequence[BalanceRow]) -> Any:
 
 
 def long_context_chart(rows: Sequence[LongRow]) -> Any:
-    """Return a chart of waste and floor at long context: a panel per workload, a bar per method and kind of wait."""
+    """Return a chart of waste and floor at long context: a panel per workload, a bar per method and kind of wait.
+
+    The two kinds: ranks wait for each other at each optimiser step, or at each micro-step.
+    """
     alt = load_altair()
     methods = list(dict.fromkeys(row.method for row in rows))
     waits, panels = ["optimiser step", "micro-step"], []

@@ -138,6 +138,7 @@ def long_context_rows(
 ) -> Iterator[LongRow]:
     """Simulate each method of packing and dealing on a workload; yield a row for each method and kind of wait.
 
+    The kinds of wait: ranks wait for each other once per optimiser step, or at each micro-step.
     A method that is made for only one kind of wait has only that row. A method for which the drawn sequences do not
     fill one step has no row.
 
@@ -319,7 +320,7 @@ def _in_order(packed: _Packed, shape: Shape) -> _Dealt:
 
 
 def _dealt(packed: _Packed, shape: Shape, balance: Balance) -> _Dealt:
-    """Draw and deal packs as in training."""
+    """Draw and deal packs as in training; return what each rank gets, and the seconds that this takes per step."""
     begin = time.perf_counter()
     order = draw(packed.costs, shape, balance, random.key(SEED, random.STREAM_LEG))
     steps = packed.costs.size // shape.per_step

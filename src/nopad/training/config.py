@@ -1,9 +1,9 @@
 """The configuration of `nopad train`: TOML in tables, checked field by field before any work begins.
 
 Each table is a frozen dataclass with the same fields as in the file; ``[trainer]`` has the fields of
-`transformers.TrainingArguments`, ``[task]`` the options of the task that it names. A field that is unknown or has a
-wrong type is refused by an error that names the field, and the file or ``--set`` that gives it. Fields given on the
-command line (``--set TABLE.FIELD=VALUE``) replace those of the file; a value that is not TOML is taken as text.
+`transformers.TrainingArguments`, ``[task]`` the options of the task that it names. A field that is unknown, invalid or
+of a wrong type is refused by an `OptionError` that names it, and the file or ``--set`` that gives it. Fields given on
+the command line (``--set TABLE.FIELD=VALUE``) replace those of the file; a value that is not TOML is taken as text.
 """
 
 from __future__ import annotations
@@ -309,7 +309,7 @@ def read_config(path: str | Path, overrides: Sequence[str] = (), *, init_from: s
 
 
 def _optional(name: str, made: Mapping[str, Mapping[str, Any]], document: Mapping[str, Any]) -> Any:
-    """Return an optional table as its dataclass; None if it was left out."""
+    """Return an optional table as its dataclass; None if it was left out. Its field in `_CHOOSES` must be given."""
     if not made[name] and name not in document:
         return None
     if _CHOOSES[name] not in made[name]:

@@ -118,7 +118,12 @@ def encoded(
 def _write(task: Task, records: Iterator[tuple[int, Mapping[str, Any]]], place: Path, at_once: int) -> dict[str, Any]:
     """Encode records, each with its number, into files; return what ``examples.json`` holds.
 
-    These are the numbers of records, group size, counts, names of the per-token columns, and length of each array.
+    It holds the number of records, the number of sequences that stay together (``group``), the counts of records cut or
+    left out, the names of the columns per token, and the length of each array.
+
+    Raises:
+        LengthError: no record gives an example.
+        FormatError: the task makes columns of other dtypes or shapes for some records than for others.
     """
     counts: Counter[str] = Counter()
     group, seen, ends = 1, 0, 0

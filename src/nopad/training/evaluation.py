@@ -64,7 +64,8 @@ class Evaluation:
     def run(self, model: Any, batch: PackedBatch) -> Tensor:
         """Run the model on a batch, and add the batch's losses and metrics; return the sum of its losses.
 
-        Of a stand-in (`PackedBatch.as_stand_in`), nothing is added, and the loss is 0.
+        A stand-in (`PackedBatch.as_stand_in`: the batch that a rank without sequences runs) adds nothing, and its loss
+        is 0.
         """
         count = self.objective.count(batch)
         loss, outputs = self.objective.step(model, batch, torch.ones_like(count))

@@ -92,8 +92,8 @@ class RunFolder:
 
         Raises:
             OutputExistsError: without `resume`: the folder holds a run, or other files.
-            ResumeError: there is no run to resume, or it has another configuration, or would become shorter; the
-                message names the field that differs.
+            ResumeError: there is no run to resume, its configuration differs (the message names the field) or is
+                damaged, or the run would become shorter.
             StorageError: the folder cannot be made or locked.
             OutputBusyError: another process trains in the folder.
         """
@@ -120,7 +120,7 @@ class RunFolder:
         write_atomic(self.path / CONFIG_FILE, to_toml(config.document()).encode())  # last: it makes this a run
 
     def undo(self) -> None:
-        """Remove configuration, facts and metrics of a run that failed before its first step.
+        """Remove the configuration, ``nopad_run.json`` and the metrics of a run that failed before its first step.
 
         Another run can then begin in this folder.
         """
@@ -152,7 +152,12 @@ class RunFolder:
             )
 
     def _hold(self) -> None:
-        """Take the folder's lock; if this process is killed, the system releases it."""
+        """Take the folder's lock; if this process is killed, the system releases it.
+
+        Raises:
+            StorageError: the lock file cannot be opened.
+            OutputBusyError: another process has the lock.
+        """
         with storage_errors("locking", self.path):
             self._lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
         try:
@@ -184,7 +189,7 @@ class RunFolder:
         Fields that do not change what is learned may differ, and the run may become longer.
 
         Raises:
-            ResumeError: another field differs, or the run would become shorter.
+            ResumeError: another field differs, the run would become shorter, or the stored configuration is damaged.
         """
         began, mine = self._began(), tomllib.loads(to_toml(config.document()))
         odd = [
@@ -206,7 +211,7 @@ class RunFolder:
         )
 
     def _began(self) -> dict[str, Any]:
-        """Return the configuration that the run began with."""
+        """Return the configuration that the run began with; raise `ResumeError` if the stored file is damaged."""
         try:
             return tomllib.loads((self.path / CONFIG_FILE).read_text(encoding="utf-8"))
         except ValueError as error:
@@ -218,7 +223,8 @@ class RunFolder:
         """Return whether this configuration gives a resumed run more epochs or steps than it had before.
 
         Raises:
-            ResumeError: it has more, but the run is over and left no checkpoint from which to resume.
+            ResumeError: it has more, but the run is over and left no checkpoint from which to resume; or the stored
+                configuration is damaged.
         """
         if not (self.path / CONFIG_FILE).is_file():
             return False
@@ -239,7 +245,7 @@ class RunFolder:
         return found if isinstance(found, dict) else {}
 
     def note(self, **facts: Any) -> None:
-        """Add facts to ``nopad_run.json``."""
+        """Add fields to ``nopad_run.json``, or replace them."""
         write_atomic(self.path / RUN_FILE, _json({**self.facts(), **facts}))
 
     def clear_incomplete(self) -> None:

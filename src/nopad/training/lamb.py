@@ -165,7 +165,11 @@ class Lamb(torch.optim.Optimizer):
         return loss
 
     def _held(self, group: Mapping[str, Any], number: int) -> _Held:
-        """Return the parameters of a group that have gradients, and their gradients."""
+        """Return the parameters of a group that have gradients, and their gradients.
+
+        Raises:
+            OptionError: a gradient is sparse.
+        """
         params: list[Tensor] = []
         for at, param in enumerate(group["params"]):
             if param.grad is None:

@@ -98,7 +98,12 @@ class Loaders:
         return Loaders(config, args, self.task, self.tokenizer, self.objective, self.cache)
 
     def loader(self, data: Any, name: str) -> PackedLoader:
-        """Return the loader of `data`: records, or a place where tokens are stored. `name` is "train" or "eval"."""
+        """Return the loader of `data`: records, or a place where tokens are stored. `name` is "train" or "eval".
+
+        Raises:
+            InputError: records or tokens cannot be read, encoded or packed, or records are to be packed into rows and
+                there is no ``packing.capacity``.
+        """
         options, capacity = self._options(training=name == "train"), self.config.packing.capacity
         if isinstance(data, RecordStream):
             assert self.task is not None
@@ -138,7 +143,7 @@ class Loaders:
         return options | (packing.plan_options() if packing.capacity is not None or packing.tokens is not None else {})
 
     def _settings(self) -> Mapping[str, Any]:
-        """Return the task, its options and the tokenizer's fingerprint: equal ones can use the same files."""
+        """Return the task, its options and the tokenizer's fingerprint; runs in which these agree share files."""
         said = {"task": self.config.task.name, "options": dict(self.config.task.options)}
         return {**said, "tokenizer": _fingerprint(self.tokenizer)}
 
@@ -146,7 +151,7 @@ class Loaders:
 def _fingerprint(tokenizer: Any) -> str:
     """Return the SHA-256, in hex, of a tokenizer's class, chat template, special tokens, vocabulary and rules.
 
-    Rules are not known of a slow tokenizer (one written in Python).
+    For a slow tokenizer (one written in Python), the rules are not part of it.
     """
     inner = getattr(tokenizer, "backend_tokenizer", None)
     facts = [type(tokenizer).__name__, getattr(tokenizer, "chat_template", None)]

@@ -120,7 +120,7 @@ def _changed(step: int, here: float, was: float, last: str) -> str:
 
 
 def _rate(args: Any, steps: int) -> Callable[[int], float]:
-    """Return the function from a step's number to its share of the learning rate, in a run of `steps` steps."""
+    """Return, for a run of `steps` steps, the function from a step's number to its multiple of the learning rate."""
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=args.learning_rate)
     how = {"num_warmup_steps": args.get_warmup_steps(steps), "num_training_steps": steps}
     schedule = _lib.get_scheduler(

@@ -76,7 +76,7 @@ class PackedMixin(EvaluatingMixin):
 
     Raises:
         OptionError: the Trainer's options contradict the loader's step, or would shuffle, batch or collate a second
-            time; or there are two schedules.
+            time; or there are two schedules, or both a task and an objective.
         UnsupportedModelError: the model cannot keep sequences apart, or has no head by which to choose an objective.
 
     >>> import transformers

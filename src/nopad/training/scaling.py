@@ -132,8 +132,9 @@ def scale_for_packing(hparams: Any, factor: Any, how: How = "accumulation") -> S
             betas to the power of the factor; "none": change nothing.
 
     Raises:
-        OptionError: the factor is below 1; `hparams` lacks the value to change, has it under two names, or has an
-            invalid value; or, with "accumulation", there is only one micro-step, and the factor is above 1.05.
+        OptionError: the factor is below 1, or `factor_of` cannot measure it; `hparams` is neither a dataclass nor a
+            dict, lacks the value to change, has it under two names, or has an invalid value; or, with "accumulation",
+            there is only one micro-step, and the factor is above 1.05.
 
     >>> print(scale_for_packing({"accumulation": 8, "rows": 4, "betas": (0.81, 0.95)}, 2.0))
     correct  accumulation 8 -> 4: a pack holds 2.00 sequences on average
@@ -155,7 +156,11 @@ def scale_for_packing(hparams: Any, factor: Any, how: How = "accumulation") -> S
 
 
 def _fewer(hparams: Any, p: float) -> tuple[dict[str, tuple[Any, Any]], list[str]]:
-    """Return the change of the number of micro-steps, as `Scaled.changed`, and the lines that describe it."""
+    """Return the change of the number of micro-steps, as `Scaled.changed`, and the lines that describe it.
+
+    Raises:
+        OptionError: there is no valid number of micro-steps or of rows, or a single micro-step cannot be divided.
+    """
     name = _one_of(hparams, _ACCUMULATION)
     before = _get(hparams, name)
     if isinstance(before, bool) or not isinstance(before, int) or before < 1:
@@ -189,7 +194,11 @@ def _fewer(hparams: Any, p: float) -> tuple[dict[str, tuple[Any, Any]], list[str
 
 
 def _forgetting(hparams: Any, p: float) -> tuple[dict[str, tuple[Any, Any]], list[str]]:
-    """Return the change of the betas, as `Scaled.changed`, and the lines that describe it."""
+    """Return the change of the betas, as `Scaled.changed`, and the lines that describe it.
+
+    Raises:
+        OptionError: there are no betas, they are given under two names, or they are not numbers from 0 to below 1.
+    """
     forms = [form for form in _BETAS if all(_has(hparams, name) for name in form)]
     if len(forms) != 1:
         names = " or ".join(" and ".join(form) for form in _BETAS)
@@ -251,7 +260,11 @@ def _get(hparams: Any, name: str) -> Any:
 
 
 def _with(hparams: Any, changed: Mapping[str, tuple[Any, Any]]) -> Any:
-    """Return a copy of `hparams` in which each value named in `changed` is the new one."""
+    """Return a copy of `hparams` with new values; `changed` has ``(before, after)`` of each one, by name.
+
+    Raises:
+        OptionError: `hparams` is neither a dataclass nor a dict.
+    """
     new = {name: after for name, (_, after) in changed.items()}
     if isinstance(hparams, Mapping):
         return {**hparams, **new}

@@ -26,7 +26,7 @@ ARRAYS = ("seq_lengths", "starts", "order")
 
 
 class Watch:
-    """Checks the losses of a step's micro-batches, and stops all ranks together if one is not finite."""
+    """Checks the losses of a step's micro-batches, and stops all ranks together if any loss is not finite."""
 
     def __init__(self) -> None:
         self._step: list[tuple[Tensor, PackedBatch]] = []
@@ -123,7 +123,9 @@ def save_batch(path: Path, batch: PackedBatch) -> None:
 
 
 def load_batch(path: str | Path) -> PackedBatch:
-    """Load a batch that training saved because its loss was not finite, as the model got it.
+    """Load a batch that training saved because its loss was not finite, with the items that the model got.
+
+    The layout of a decoder's targets (`PackedBatch.with_decoder`) is not saved.
 
     Raises:
         FormatError: the file cannot be read, or does not hold such a batch.

@@ -142,7 +142,12 @@ def _named(model: Any) -> Any:
 
 
 def _tensors(number: int, feature: Any) -> dict[str, Tensor]:
-    """Return the columns of one dict that are numbers, as tensors; a column of labels is renamed to "labels"."""
+    """Return the columns of one dict that are numbers, as tensors; a column of labels is renamed to "labels".
+
+    Raises:
+        BatchError: this is not a dict with ``input_ids``, or they are not a list of integers.
+        LengthError: ``input_ids`` are empty.
+    """
     if not isinstance(feature, Mapping) or feature.get("input_ids") is None:
         said = f"a dict with {', '.join(map(str, feature))}" if isinstance(feature, Mapping) else type(feature).__name__
         raise BatchError(f"sequence {number} is {said}; expected a dict with input_ids, as a dataset holds it")

@@ -52,7 +52,10 @@ def first_differences(
 
 
 def _differs(micro: Micro, name: str, value: Tensor, single: list[dict[str, Tensor]], limit: float) -> Finding | None:
-    """Return a finding if the output of module `name` differs; None: it does not, or it cannot be compared."""
+    """Return a finding if the output of module `name` differs, or has not one result for each sequence.
+
+    None: there is no such difference, or the output cannot be compared.
+    """
     there = [number for number, seen in enumerate(single) if name in seen]
     if not there or micro.shape is None:
         return None

@@ -44,7 +44,7 @@ class Truth:
 
     @property
     def denominator(self) -> int:
-        """The number of items, or with `per` "sequence" of sequences with items, by which the sum is divided."""
+        """The number by which the sum is divided: of items, or if `per` is "sequence", of sequences that have items."""
         return sum(self.items) if self.per == "token" else sum(count > 0 for count in self.items)
 
     @property

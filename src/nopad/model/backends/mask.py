@@ -25,6 +25,10 @@ def mask(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cross, h
 
     Layers with another causality or window get another mask.
     `query` is ``[R, H, L, D]``. `key` and `value` may have fewer heads, and in cross attention (`Cross`) another L.
+
+    Raises:
+        BatchError: a sequence may go on in the next row, a sequence and its target are in different rows, or `attend`
+            does not support the settings in `heads`.
     """
     if isinstance(placed, Cross):
         keep = placed.keep(lambda: _cross_mask(placed))
@@ -35,9 +39,9 @@ def mask(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cross, h
 
 
 def block_mask(ids: Tensor, heads: Heads) -> Tensor:
-    """Return which slots (last dimension) each slot sees; bool ``[R, 1, L, L]``.
+    """Return which slots (last dimension) each slot sees, under the causality and window of `heads`.
 
-    Padding sees padding, so that no softmax is empty.
+    The result is bool ``[R, 1, L, L]``. Padding sees padding, so that no softmax is empty.
     `ids` is the number of each slot's sequence, 0 in padding; integers ``[R, L]``.
     """
     keep = ids[:, :, None] == ids[:, None, :]
@@ -50,6 +54,9 @@ def dense_cross(cross: Cross) -> Tensor:
     """Return the mask of cross attention for compiled layers, int8 ``[R, 1, Lq, Lk]``.
 
     The mask is 1 where a target slot sees a source slot (last dimension), else 0. `cross` is attached to the mask.
+
+    Raises:
+        BatchError: a sequence may go on in the next row, or a sequence and its target are in different rows.
     """
     carrier = cross.keep(lambda: _cross_mask(cross)).to(DENSE)
     setattr(carrier, ATTRIBUTE, cross)

@@ -21,6 +21,9 @@ def repack(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cross,
     """Compute attention with one sequence per row; return ``[R, L, H, D]``, 0 in padding.
 
     `query` is ``[R, H, L, D]``. `key` and `value` may have fewer heads, and in cross attention (`Cross`) other R and L.
+
+    Raises:
+        BatchError: `attend` does not support the settings in `heads`, or a sequence is longer than the position bias.
     """
     queries, keys = (placed.queries, placed.keys) if isinstance(placed, Cross) else (placed, placed)
     q = _unpacked(query, queries)

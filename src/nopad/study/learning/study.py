@@ -96,7 +96,7 @@ class Learning:
     def spread(self, recipe: str, what: str) -> Spread | None:
         """Return the spread over seeds of one attribute of a recipe's last `Point`s; `what` is the attribute's name.
 
-        Returns None if the attribute is None: `next_accuracy` is, for a recipe without next-sentence prediction.
+        Returns None if the attribute is None, as `next_accuracy` is for a recipe without next-sentence prediction.
         """
         values = [getattr(one.last, what) for one in self.of(recipe)]
         return None if None in values else Spread.of(values)
@@ -124,12 +124,13 @@ def prepare(size: Size, recipes: Sequence[Recipe], seeds: int, folder: Path | No
 
     Args:
         size: one of `SIZES`, or a `Size` of your own.
-        recipes: the recipes to run, such as `recipes` returns.
+        recipes: the recipes to run, such as the function `nopad.study.learning.recipes` returns.
         seeds: number of seeds that each recipe runs with.
         folder: where results are kept; runs with a result there count as done. None: results are not kept.
 
     Raises:
         FormatError: `folder` has the results of a different study, or of a recipe of the same name with other settings.
+        LengthError: there are fewer than 100 texts, by `Size.documents` or in this machine's standard library.
     """
     given = material(size.capacity, size.vocabulary, size.documents)
     p = factor_of(given)
