@@ -105,7 +105,7 @@ def read_given(
         OptionError: neither the files nor `capacity` state one capacity; histograms or files of lengths are given with
             another kind of input or with corpus options; a histogram is given with `as_pairs` or a `validation` above
             0; or `validation` is not from 0 to below 1.
-        RecordError: no record is left to plan for.
+        RecordError: `policies` do not allow a record, or no record is left to plan for.
         SourceError: there is no such file, or it holds no sequences.
     """
     check_share(validation)

@@ -255,7 +255,11 @@ class Wanted:
 def _compare(
     read: Callable[..., Given], capacity: int | None, wanted: Wanted, seed: int
 ) -> tuple[Given, list[dict[str, Any]]]:
-    """Read the input, plan with every algorithm at every depth, and return both."""
+    """Read the input, plan with every wanted algorithm at every depth, and return the input and a row for each plan.
+
+    Algorithms that take sequences in the order of arrival are left out if the user named no algorithm and the input is
+    a histogram of too many sequences to draw an order for.
+    """
     options, algorithms = wanted.options, wanted.algorithms
     for name in algorithms:
         check_algorithm(name)

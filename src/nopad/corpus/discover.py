@@ -125,6 +125,8 @@ def open_source(
     Raises:
         SourceError: a path is missing, unreadable, given twice or has nothing to read; `inputs` is of another type; or
             some files hold text and others ready-made ids, or their columns differ. The message says what to do.
+        RecordError: a CSV, TSV or JSON file is broken in its first records, which are read to find the columns.
+        OptionError: an option has no effect beside `encoder`, or a column to carry is one that the encoder makes.
         MissingExtraError: an ``hf:NAME`` or a URL needs a package that is not installed.
 
     >>> import pathlib, tempfile
@@ -208,7 +210,7 @@ def _strings(options: ReaderOptions, encoder: Encoder | None) -> tuple[str, ...]
 
 
 def _encoded(inputs: Any, options: ReaderOptions, encoder: Encoder) -> Source | None:
-    """Return the source of Python objects; None if `inputs` are paths."""
+    """Return the source of Python objects whose records `encoder` turns into content; None if `inputs` are paths."""
     stream = records_from_python(inputs)
     if stream is None:
         return None

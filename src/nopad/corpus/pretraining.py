@@ -1,10 +1,10 @@
 """`PretrainingSource`: a source of ready-made ids that makes pre-training pairs from a source of texts.
 
-A pair is ``[CLS] A [SEP] B [SEP]``. Documents are read into pools of about `PairOptions.pool_bytes` bytes (counted in
-characters). A pool becomes one block, and a random side B is drawn from the documents of the same pool. So memory holds
-two pools, never the corpus, and the pairs of a block depend only on the block and the options: a job that is resumed,
-or that divides the blocks among processes, makes the same bytes. BERT's own code does the same with its shards. Shuffle
-the documents of a sorted corpus first, or each random side B comes from a document similar to that of side A.
+A pair is ``[CLS] A [SEP] B [SEP]``. Documents are read into pools of about `PairOptions.pool_bytes` characters. A pool
+becomes one block, and a random side B is drawn from the documents of the same pool. So memory holds two pools, never
+the corpus, and the pairs of a block depend only on the block and the options: a job that is resumed, or that divides
+the blocks among processes, makes the same bytes. BERT's own code does the same with its shards. Shuffle the documents
+of a sorted corpus first, or each random side B comes from a document similar to that of side A.
 
 A pool ends when it has `pool_bytes` and at least `FEWEST` documents with text, or where a named source ends. If the
 last pool of a source has fewer documents, or less than half of `pool_bytes`, it is joined with the pool before it.

@@ -47,6 +47,7 @@ class RecordFile(Source):
 
     Raises:
         SourceError: a column is missing, or its type cannot be packed.
+        RecordError: the input is broken in its first thousand records, so that nothing after that point can be read.
         OptionError: an option is given that has no effect together with the encoder, or a column to carry is one that
             the encoder makes.
     """
@@ -132,7 +133,14 @@ class RecordFile(Source):
 def _chosen(
     found: pa.Schema, options: ReaderOptions, encoder: Encoder | None, place: str
 ) -> tuple[pa.Schema, ReaderOptions]:
-    """Return the schema of what is packed, and the options that choose its columns; `found` is that of the records."""
+    """Return the schema of what is packed, and the options that choose its columns.
+
+    `found` is the schema of the records; `place` names the input in messages.
+
+    Raises:
+        OptionError: an option has no effect beside the encoder, or a column to carry is one that the encoder makes.
+        SourceError: the column of labels that would be found is null in all records.
+    """
     if encoder is None:
         return found, options
     for name in ("text_field", "ids_field", "mask_field", "pad_id"):

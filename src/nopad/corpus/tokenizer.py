@@ -142,8 +142,8 @@ def load_tokenizer(spec: Any = None) -> Tokenizer:
     `tokenizer.json` is loaded by transformers.
 
     Raises:
-        FormatError: `spec` is not a tokenizer, or cannot be found or read. (Without transformers, a folder without
-            `tokenizer.json` cannot be read.)
+        FormatError: `spec` is not a tokenizer, cannot be found or read, or is one that `Tokenizer` refuses. (Without
+            transformers, a folder without `tokenizer.json` cannot be read.)
         MissingExtraError: the package of the default tokenizer, or the one that reads from the hub, is not installed.
 
     >>> load_tokenizer().encode(["padding is waste"])
@@ -282,6 +282,9 @@ def _special_tokens(
     """Return the special tokens before and after a sequence, as int32 ``[p]`` and ``[s]``.
 
     They are found by encoding a probe text with and without them; `name` is the tokenizer's name, for messages.
+
+    Raises:
+        FormatError: special tokens stand inside a sequence, or no text gives a token.
     """
     content, probe = _probe(inner, name)
     encoding = inner.encode(probe, add_special_tokens=True)

@@ -333,7 +333,7 @@ def _accounting_problems(content: Content, m: Manifest) -> list[str]:
 
 
 def dealing_problems(content: Content, m: Manifest, plan: Plan) -> list[str]:
-    """Assign the sequences to packs again; return a problem if the packs or their order differ."""
+    """Assign the sequences to packs again; return a list with one problem if packs or order differ, else []."""
     if _dealt_as_stated(content, m, plan):
         return []
     how = f"{m.algorithm}, seed {m.seed} and order {m.order}"
