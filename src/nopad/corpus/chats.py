@@ -232,6 +232,10 @@ class ChatEncoder:
         """Return the ids of a chat; the tokens that a turn in `ends` adds to its prompt are learned.
 
         `ends` gives for each of these turns the text of the chat up to its end.
+
+        Raises:
+            RecordError: a turn is the first message, is written differently than its prompt announces, shares a token
+                with its neighbours, is not written completely, or does not end as `end_of_turn` says.
         """
         prompts = {turn: self._prompt(chat, turn, end, number) for turn, end in ends.items()}
         prefixes = [*prompts.values(), *ends.values()]
@@ -286,6 +290,10 @@ class ChatEncoder:
         """Return the ids of a chat; the learned tokens are those that its template marks in the turns of `ends`.
 
         `ends` gives for each of these turns the text of the chat up to its end.
+
+        Raises:
+            RecordError: marks reach into the message before a turn, or no token of a turn is marked; or a turn is not
+                written completely, or does not end as `end_of_turn` says.
         """
         ids, mask, places = self.template.marks(chat, number)
         learned = [False] * len(ids)

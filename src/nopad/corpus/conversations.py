@@ -231,7 +231,11 @@ def _weighted(message: dict[str, Any], what: str) -> dict[str, Any]:
 
 
 def _answered(record: Mapping[str, Any], name: str, number: int, roles: Mapping[str, str]) -> Conversation | Passage:
-    """Return the prompt of a record with the answer in column `name`: both strings, or both lists of messages."""
+    """Return the prompt of a record with the answer in column `name`: both strings, or both lists of messages.
+
+    Raises:
+        RecordError: one is a string and the other is not, a message is malformed, or the answer is "".
+    """
     prompt, answer = record["prompt"], record[name]
     if isinstance(prompt, str) != isinstance(answer, str):
         kinds = [f"{one} is a {type(record[one]).__name__}" for one in ("prompt", name)]

@@ -172,7 +172,12 @@ def _from_paths(inputs: Any, options: ReaderOptions, encoder: Encoder | None, bl
 
 
 def _opened(found: InputFile | Path | str, options: ReaderOptions, encoder: Encoder | None, block_bytes: int) -> Source:
-    """Open a file with the reader of its suffix, a folder of arrays, or a dataset of the hub."""
+    """Open a file with the reader of its suffix, a folder of arrays, or a dataset of the hub.
+
+    Raises:
+        SourceError: the input cannot be read, or is a folder of arrays beside an encoder, which needs texts.
+        OptionError: an option has no effect beside the encoder.
+    """
     if isinstance(found, str):
         if encoder is not None:
             return RecordFile(found, partial(dataset_runs, hub_dataset(found), found), options, encoder)
@@ -219,7 +224,12 @@ def _encoded(inputs: Any, options: ReaderOptions, encoder: Encoder) -> Source | 
 
 
 def _from_python(inputs: Any, options: ReaderOptions) -> Source | None:
-    """Return the source of Python objects; None if `inputs` are paths."""
+    """Return the source of Python objects, without an encoder; None if `inputs` are paths.
+
+    Raises:
+        SourceError: `inputs` is a table, an array or another object that is no input, or mixes lists of ids with other
+            items; or a wanted column is missing or cannot be read.
+    """
     if hasattr(inputs, "with_format"):
         return DatasetSource(inputs, options)
     refuse_tables(inputs)

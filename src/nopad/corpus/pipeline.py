@@ -116,7 +116,11 @@ class Gathered:
         return True
 
     def found(self, index: int) -> tuple[Block, int]:
-        """Return the block and the line of good record number `index` of this group (from 0)."""
+        """Return the block and the line of good record number `index` of this group (from 0).
+
+        Raises:
+            IndexError: the group has fewer good records.
+        """
         for part in self.parts:
             if index < part.run.lines.size:
                 return part.block, int(part.run.lines[index])

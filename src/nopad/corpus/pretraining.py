@@ -213,7 +213,11 @@ def options_from_settings(settings: dict[str, Any] | Any) -> PairOptions | None:
 
 
 def _documents(block: Block) -> Iterator[tuple[str | dict[str, str], int]]:
-    """Yield (document, line) for each document of a block of texts; a bad document is {"bad": reason}."""
+    """Yield (document, line) for each document of a block of texts; a bad document is {"bad": reason}.
+
+    Raises:
+        SourceError: the block holds ready-made ids.
+    """
     for one in block.records():
         if isinstance(one, BadRecord):
             yield {"bad": one.reason}, one.line

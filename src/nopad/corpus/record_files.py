@@ -256,7 +256,11 @@ class _Once:
         return iter(self._first)
 
     def __call__(self) -> Iterator[Run]:
-        """Return an iterator over all runs."""
+        """Return an iterator over all runs.
+
+        Raises:
+            SourceError: the runs were read before.
+        """
         if self._read:
             raise SourceError(
                 f"{self._name}: an iterator can be read once; give a list, or a function that returns one"

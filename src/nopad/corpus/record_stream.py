@@ -200,7 +200,11 @@ def open_records(
 
 
 def records_from_python(inputs: Any) -> RecordStream | None:
-    """Return a stream of the records in Python objects; None if `inputs` are paths."""
+    """Return a stream of the records in Python objects; None if `inputs` are paths.
+
+    Raises:
+        SourceError: `inputs` is a mapping, a table or an array, or an object that holds no records.
+    """
     if isinstance(inputs, Mapping):
         names = ", ".join(map(str, list(inputs)[:8]))
         raise SourceError(f"a mapping of {names} is no list of records; give one split, or a list of dicts")

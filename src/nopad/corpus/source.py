@@ -296,7 +296,11 @@ def chain(digest: bytes, block: Block) -> bytes:
 
 
 def _plain(ids: Any, name: str, record: int) -> list[Any]:
-    """Return ids as a list for JSON; a value that is not an integer stays, and makes a bad record later."""
+    """Return ids as a list for JSON; a value that is not an integer stays, and makes a bad record later.
+
+    Raises:
+        SourceError: `ids` is not a list, tuple or array.
+    """
     values = ids.tolist() if hasattr(ids, "tolist") else ids
     if not isinstance(values, list | tuple):
         raise SourceError(f"{name}: record {record} is {type(ids).__name__}, neither text nor a list of ids")

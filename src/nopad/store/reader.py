@@ -445,7 +445,7 @@ class PackedDataset:
         return self._files.read(*self._place(number))
 
     def _place(self, number: int) -> tuple[int, int]:
-        """Return the number of a row group's file, and the row group's number within the file."""
+        """Return the number of a row group's file, and its number within the file; IndexError if there is none."""
         if not 0 <= number < self.row_groups:
             raise IndexError(f"row group {number} of {self.row_groups} row groups")
         file = bisect_right(self._first_of_file, number) - 1
