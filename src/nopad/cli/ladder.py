@@ -77,7 +77,10 @@ def show_ladder(
     as_json: bool,
     output: Path | None,
 ) -> None:
-    """Make the plan, print it as text or JSON, and save it to `output` (None: do not save it)."""
+    """Make the plan, print it as text or JSON, and save it to `output` (None: do not save it).
+
+    `given` has the lengths, or ``[n, 2]`` sizes of two kinds; `ladder` is what `parse_ladder` returns.
+    """
     capacities, prices = ladder
     plan = plan_several(given, capacities, prices, depth=depth, **options)
     if output is not None:

@@ -150,7 +150,10 @@ def _difference(row: BalanceRow, published: tuple[int, int] | None) -> str:
 
 
 def _reproduced(row: BalanceRow, published: tuple[int, int]) -> bool:
-    """Return whether noise and a slightly different Wikipedia explain how a row differs from MLPerf's Table 5."""
+    """Return whether noise and a slightly different Wikipedia explain how a row differs from MLPerf's Table 5.
+
+    `published` has the least and most tokens per GPU in that table.
+    """
     assert (row.gpus, row.node, row.batch) == TOKENS_PER_GPU_ARE_OF
     drawn_by_quota = row.method in ("stratified", "local_presort", "local_presort_raster")
     tolerance = _TOLERANCE_STRATIFIED if drawn_by_quota else _TOLERANCE

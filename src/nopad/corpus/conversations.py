@@ -168,8 +168,8 @@ def pair_of(
 def messages_of(value: Any, name: str, number: int, roles: Mapping[str, str]) -> list[dict[str, Any]]:
     """Return the messages in column `name` as dicts with ``content`` and a ``role`` that chat templates know.
 
-    `value` is the column's value; `number` is the record's number, for messages of errors. Only a message of the
-    assistant with ``tool_calls`` may lack ``content``.
+    `value` is the column's value; `number` is the record's number, for messages of errors; `roles` maps the names
+    of roles in the record to known ones. Only a message of the assistant with ``tool_calls`` may lack ``content``.
 
     Raises:
         RecordError: `value` is no list or is empty; or a message is not a dict, lacks its role or content, has an
@@ -211,6 +211,8 @@ def _message(given: Any, what: str, roles: Mapping[str, str]) -> dict[str, Any]:
 
 def _weighted(message: dict[str, Any], what: str) -> dict[str, Any]:
     """Return a message without ``weight`` and ``train``; if these exclude it from learning, with the key `_SILENT`.
+
+    `what` names the message in errors.
 
     Raises:
         RecordError: ``weight`` or ``train`` is neither 0 nor 1, the two contradict each other, or one is 1 for a

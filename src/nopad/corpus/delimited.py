@@ -83,7 +83,7 @@ def _records(
 
 
 def _record(cells: _Cells, names: list[str], readers: list[Callable[[str], Any]], place: str) -> dict[str, Any] | Bad:
-    """Return the values of a row by column, or why it is bad."""
+    """Return the values of a row by column, or why it is bad; `readers` turn the cells into values."""
     if odd := [cell for cell in cells if not cell.isascii() and _not_utf8(cell)]:
         raw = odd[0].encode("utf-8", "surrogateescape")
         try:

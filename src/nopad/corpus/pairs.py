@@ -8,8 +8,8 @@ that is too long loses tokens one by one, from the longer side, at its beginning
 code, a random B never comes from A's own document.
 
 Besides the options, the pairs of a document depend only on the number of the copy, the document's number, and the
-documents of the same pool (`nopad.corpus.pretraining`). One core makes some 350,000 pairs of 128 tokens a second, or
-100,000 with static masks; tokenising takes extra time. Source: ``create_pretraining_data.py`` of BERT.
+documents that are read with it (a pool of `nopad.corpus.pretraining`). One core makes some 350,000 pairs of 128 tokens
+a second, or 100,000 with static masks; tokenising takes extra time. Source: ``create_pretraining_data.py`` of BERT.
 """
 
 from __future__ import annotations
@@ -356,7 +356,7 @@ def _made(
 
 
 def _written(made: NDArray[np.int64], tokens: NDArray[np.int32], words: Vocabulary) -> Sequences:
-    """Return pairs as sequences with token types."""
+    """Return pairs, given as the rows of `_made`, as sequences with token types."""
     from nopad.corpus import _pair_kernels
 
     lengths = (made[:, 3] - made[:, 2] + made[:, 5] - made[:, 4] + FRAME).astype(np.int32)

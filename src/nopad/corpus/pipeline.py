@@ -367,7 +367,10 @@ def _joined(arrays: Sequence[pa.Array]) -> pa.Array:
 def _check_lengths(
     gathered: Gathered, lengths: NDArray[np.int64], room: int, special: int, options: CorpusOptions
 ) -> None:
-    """Raise RecordError for the first record that is too long or empty, if the policy for such records is "error"."""
+    """Raise RecordError for the first record that is too long or empty, if the policy for such records is "error".
+
+    `lengths` counts the content tokens of each record, of which `room` fit; a sequence gets `special` special tokens.
+    """
     over = (lengths > room) & (options.over_long == "error")
     bad = over | ((lengths == 0) & (options.empty == "error"))
     if not bad.any():

@@ -130,7 +130,7 @@ class PretrainingSource(Source):
         self.names = source.names
 
     def blocks(self) -> Iterator[Block]:
-        """Yield a block for each pool.
+        """Yield a block for each pool, the documents that are read together.
 
         Raises:
             SourceError: a source has fewer than two documents that are not empty, so side B of a pair cannot come from
@@ -151,7 +151,7 @@ class PretrainingSource(Source):
         return pool.filled < FEWEST or pool.bytes < self.options.pool_bytes / 2
 
     def _pools(self) -> Iterator[_Pool]:
-        """Yield the pools of all named sources; the last pool of each source may be small."""
+        """Yield the pools (documents read together) of all named sources; the last pool of each source may be small."""
         pool, number = None, 0
         read = 0
         for block in self._source.blocks():
@@ -233,7 +233,9 @@ def _documents(block: Block) -> Iterator[tuple[str | dict[str, str], int]]:
 def _decode(
     data: bytes, first_line: int, *, tokenizer: Tokenizer, words: Vocabulary, options: PairOptions, pool: list[str]
 ) -> Iterator[Records | BadRecord]:
-    """Yield the bad documents of a pool, then all pairs of the others.
+    """Yield the bad documents of a pool (one block), then all pairs of the others.
+
+    `pool` has the place of each document, for messages; `words` is the vocabulary.
 
     Raises:
         RecordError: a sentence is too long or a document is empty, and `options` make that an error; or no pairs can be
@@ -253,7 +255,7 @@ def _decode(
 
 
 class TokenisedPool(NamedTuple):
-    """The documents of a pool, tokenised.
+    """The documents of a pool (one block of a `PretrainingSource`), tokenised.
 
     Attributes:
         sentences: sentences of all documents that are not bad.
@@ -281,7 +283,10 @@ def tokenised_pool(data: bytes, first_line: int, tokenizer: Tokenizer, options: 
 
 
 def _check(found: TokenisedPool, pool: list[str], first_line: int, options: PairOptions) -> None:
-    """Raise RecordError for an empty document or a sentence that is too long, if `options` make that an error."""
+    """Raise RecordError for an empty document or a sentence that is too long, if `options` make that an error.
+
+    `pool` has the place of each document of the block, for messages; `first_line` is the number of the first document.
+    """
     given, places = found.sentences, [pool[line - first_line] for line in found.lines.tolist()]
     sizes = np.bincount(given.document, minlength=len(places))
     if options.empty == "error" and not sizes.all():

@@ -169,7 +169,11 @@ def _chosen(
 def _decode(
     data: bytes, first: int, *, lines: bool, encoder: Encoder | None, schema: pa.Schema, chosen: Selection
 ) -> Iterator[Records | BadRecord]:
-    """Yield the records of a block: runs of good ones between bad ones."""
+    """Yield the records of a block: runs of good ones between bad ones.
+
+    `first` is the number of the block's first record or line. `lines` says whether `data` is JSON Lines; if not, it is
+    a JSON array, in which a list with a reason stands for a bad record. `schema` has the types of the `chosen` columns.
+    """
     items: list[Mapping[str, Any]] = []
     at: list[int] = []
     for line, value in json_lines(data, first) if lines else enumerate(json.loads(data), first):

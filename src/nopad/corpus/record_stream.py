@@ -253,6 +253,7 @@ def opened_runs(
 ) -> tuple[str, _Runs]:
     """Return a file's format (as `RecordStream.kind`), and a function that yields its runs from the start.
 
+    The other arguments are those of `open_records`.
     Parquet and Arrow files are opened here, so that a file with a damaged footer or schema raises SourceError now.
     """
     suffix = file.suffix

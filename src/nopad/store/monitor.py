@@ -30,7 +30,7 @@ class Monitor(Protocol):
         """
 
     def advance(self, units: int, tokens: int = 0) -> None:
-        """Report progress: `units` more of the stage's work, in its unit, is done; it included `tokens` tokens."""
+        """Report that `units` more units of the stage (such as bytes) are done, which held `tokens` tokens."""
 
 
 class Silent:

@@ -73,7 +73,7 @@ class Content:
         return slice(begin, end)
 
     def forget_places(self) -> None:
-        """Free the memory of places and hashes; the sequences' lengths and the packs stay."""
+        """Free the memory of the column ``place`` and of the hashes; the sequences' lengths and the packs stay."""
         self.sequences, self.hashes = replace(self.sequences, values={}), {}
 
     @property
