@@ -64,7 +64,7 @@ class Answered:
 
 
 class _RewrittenError(Exception):
-    """The template writes message number `args[0]` differently once other messages follow it."""
+    """The template writes message number `args[0]`, or one before it, differently once other messages follow."""
 
 
 class ChatEncoder:
@@ -199,7 +199,8 @@ class ChatEncoder:
         """Return the ids of a chat; the tokens of `turns` are learned.
 
         Raises:
-            _RewrittenError: the template writes one of these turns differently than if the chat ended with it.
+            _RewrittenError: the template writes one of these turns, or a message before it, differently than if the
+                chat ended there.
             RecordError: the template refuses the chat or leaves out a part of it, or the learned tokens of a turn
                 cannot be determined for certain, or do not end as `end_of_turn` says.
         """
