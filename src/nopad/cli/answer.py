@@ -29,9 +29,10 @@ def least_packs(given: Given, rows: Sequence[Mapping[str, Any]]) -> int:
 
 
 def answer(given: Given, without: Padded, rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return what packing gains, in four lines: lengths, padding, packs, and how many times fewer slots they need.
+    """Return what packing gains, in four lines: lengths, padding, packs, and how many times fewer slots packs need.
 
-    `without` has the numbers of slots without packing; `rows` are those of `nopad.planning.comparison.compare`.
+    A slot is the place of one token in a batch, real or padding. `without` has the numbers of slots without packing;
+    `rows` are those of `nopad.planning.comparison.compare`, one for each plan.
     """
     best, histogram = best_of(rows), given.histogram
     times = {"fixed": without.fixed, "dynamic": without.dynamic, "length-sorted": without.by_length}
@@ -60,7 +61,8 @@ def _from_least(given: Given, rows: Sequence[Mapping[str, Any]]) -> str:
 def left_out(given: Given, options: str) -> str:
     """Return a sentence on the over-long sequences that the plan leaves out, and on what `nopad pack` can do with them.
 
-    `options` is the text that names the possible options for these inputs. Returns "" if nothing is left out.
+    `options` says what can be done with these inputs; in it, ``{it}`` stands for the sequences. Returns "" if nothing
+    is left out.
     """
     if not given.over_long:
         return ""
@@ -97,7 +99,7 @@ def advice(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def facts(given: Given, without: Padded, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the facts that `answer` states as a dict of JSON values."""
+    """Return what `answer` and `advice` state, and the rows of all plans, as a dict of JSON values."""
     best = best_of(rows)
     slots = {
         "fixed": without.fixed,

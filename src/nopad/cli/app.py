@@ -145,7 +145,10 @@ def _leave_threads(code: int) -> None:
 
 
 def _warned(verb: str, message: Warning | str, category: type[Warning], filename: str, *_: Any, **__: Any) -> None:
-    """Print a warning as one line to stderr, under the name of the installed package that it is from, or "nopad"."""
+    """Print a warning as one line to stderr, under the name of the installed package that it is from, or "nopad".
+
+    This replaces `warnings.showwarning`; options are named as the flags of the command `verb`.
+    """
     parts = Path(filename).parts
     installed = "site-packages" in parts[:-1]
     package = parts[parts.index("site-packages") + 1].removesuffix(".py") if installed else "nopad"

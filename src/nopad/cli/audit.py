@@ -158,7 +158,12 @@ def _few_threads(model: Any) -> None:
 
 
 def _collator(name: str, model: Any) -> Any:
-    """Return the collator with this name; None stands for nopad's own batches."""
+    """Return the collator with this name; None stands for nopad's own batches.
+
+    Raises:
+        MissingExtraError: the collator "trl" is named, and TRL is not installed.
+        OptionError: a collator ``module:name`` cannot be imported or called.
+    """
     if name == "nopad":
         return None
     if name == "flattening":
@@ -193,7 +198,11 @@ class _AsTrained:
 
 
 def _imported(name: str) -> Any:
-    """Import ``module:name``, also from the working directory; return the function, or an instance of the class."""
+    """Import ``module:name``, also from the working directory; return the function, or an instance of the class.
+
+    Raises:
+        OptionError: the import fails, the class needs arguments, or what is found cannot be called.
+    """
     module, _, attribute = name.partition(":")
     sys.path.insert(0, "")
     try:

@@ -214,7 +214,7 @@ def parse_reader(
     """Return the `ReaderOptions` of a command line; "none" as a name in `carry` or as `mask_field` means no column.
 
     Raises:
-        OptionError: `carry` has "none" together with other names.
+        OptionError: `carry` has "none" together with other names; or as for `ReaderOptions`.
     """
     names = carry or []
     if "none" in names and len(names) > 1:

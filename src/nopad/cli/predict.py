@@ -208,9 +208,9 @@ def _loaded(
 
 
 def _lowered(loaded: Any, precision: str | None) -> tuple[Any, float | None]:
-    """Return the model in this precision, and how alike its outputs are to those of the given model (`agreement`).
+    """Return the model in this precision, and the smallest cosine between its outputs and the given model's.
 
-    With `precision` None, return the given model and None.
+    The cosine is that of `nopad.model.precision.agreement`. With `precision` None, return the given model and None.
     """
     if precision is None:
         return loaded, None

@@ -51,7 +51,8 @@ def pairs(
     1. The next sentences of the document are taken, until they have the target number of tokens or the document ends.
     2. A random number of them, from the first on, becomes side A (all of them if only one sentence was taken).
     3. The others become side B. But if a draw is less than `random_below`, or only one sentence was taken, side B comes
-       from a random other document, from a random sentence on, and the others are taken again for the next pair.
+       from a random other document: its sentences from a random one on, until the pair has the target number of tokens
+       or that document ends. The others are then taken again for the next pair.
     4. While the pair has more than `room` tokens, the longer side (B if both are equal) loses its first or its last
        token, at random.
     """

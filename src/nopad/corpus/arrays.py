@@ -109,8 +109,9 @@ class ArrayFolder(TableSource):
 
     Raises:
         SourceError: an array is missing or has a wrong shape or type; the offsets do not go from 0 to the number of
-            ids; or a column has neither one value per token nor one per sequence. While reading: the offsets fall; or
-            it is unclear whether a carried column is per token (`ArrayLayout.check_clear`).
+            ids; or a column has neither one value per token nor one per sequence. While reading: the offsets fall;
+            a sequence has more than 2^31 - 1 tokens; or it is unclear whether a carried column is per token
+            (`ArrayLayout.check_clear`).
 
     >>> import numpy as np, nopad, pathlib, tempfile
     >>> folder = pathlib.Path(tempfile.mkdtemp())

@@ -69,7 +69,7 @@ def rows_of(block_bytes: int, size: int, rows: int) -> int:
 
 
 def _prove(column: pa.Array, place: str) -> None:
-    """Refuse a damaged column; text that is not UTF-8 is allowed."""
+    """Raise SourceError for a damaged column, which `place` names; text that is not UTF-8 is allowed."""
     try:
         column.validate(full=True)
     except pa.ArrowInvalid as error:

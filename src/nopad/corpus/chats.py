@@ -3,16 +3,18 @@
 A message of the assistant that its record excludes (``weight`` 0, or ``train`` false) is not learned.
 
 If the chat template has ``{% generation %}`` and the tokenizer is a fast one, the learned tokens are those that the
-template marks in the learned turns. Each learned turn must have a marked token, and the last token of a message before
-it that is not the assistant's must not be marked. Otherwise, the learned tokens of the assistant's turn i are those
-that the turn adds to the prompt that asks for it: from the end of ``template(messages[:i],
-add_generation_prompt=True)`` to the end of the turn in ``template(messages[:i + 1])``, without white space after the
-turn's last special token. For this, the second text must begin with the first, and the text of the whole chat must
-begin with the second; the same must be true of their ids. So a model learns to write the very tokens that follow the
-prompt when it is used. A template that rewrites earlier turns (Qwen3 drops their reasoning) breaks this: the chat is
-refused, or becomes one example for each of the learned turns (`rewriting`). The template must write everything that the
-assistant says in a learned turn, and (unless `end_of_turn` is "any") a learned turn must end with a special token,
-which is learned too.
+template marks in the learned turns. Each learned turn must have a marked token; if the message before it is not the
+assistant's, the last token of that message must not be marked.
+
+For other templates and tokenizers, the learned tokens of the assistant's turn i are those that the turn adds to the
+prompt that asks for it: from the end of ``template(messages[:i], add_generation_prompt=True)`` to the end of the turn
+in ``template(messages[:i + 1])``, without white space after the turn's last special token. For this, the second text
+must begin with the first, and the text of the whole chat must begin with the second; the same must be true of their
+ids. So a model learns to write the very tokens that follow the prompt when it is used.
+
+A template that rewrites earlier turns (Qwen3 drops their reasoning) breaks this: the chat is refused, or becomes one
+example for each of the learned turns (`rewriting`). The template must write everything that the assistant says in a
+learned turn, and (unless `end_of_turn` is "any") a learned turn must end with a special token, which is learned too.
 
 Cost: the template renders a chat with k assistant turns about 2k times, or 3k times if the chat is expanded. A fast
 tokenizer tokenises each example once (`nopad.corpus.prefixes`); a slow tokenizer also tokenises 2 prefixes for each
@@ -62,7 +64,7 @@ class Answered:
 
 
 class _RewrittenError(Exception):
-    """The template writes message number `args[0]` differently once other messages follow it."""
+    """The template writes message number `args[0]`, or one before it, differently once other messages follow."""
 
 
 class ChatEncoder:
@@ -180,7 +182,11 @@ class ChatEncoder:
         return Answered(ids=ids, learned=[False] * given_tokens + [True] * (len(ids) - given_tokens))
 
     def _until(self, chat: Conversation, turn: int, number: int) -> Answered:
-        """Return the chat up to one of the assistant's turns; only the tokens of that turn are learned."""
+        """Return the chat up to one of the assistant's turns; only the tokens of that turn are learned.
+
+        Raises:
+            RecordError: as for `_chat`, or the template rewrites the turn or a message before it.
+        """
         try:
             return self._chat(replace(chat, messages=chat.messages[: turn + 1]), [turn], number)
         except _RewrittenError:
@@ -193,7 +199,10 @@ class ChatEncoder:
         """Return the ids of a chat; the tokens of `turns` are learned.
 
         Raises:
-            _RewrittenError: the template writes one of these turns differently than if the chat ended with it.
+            _RewrittenError: the template writes one of these turns, or a message before it, differently than if the
+                chat ended there.
+            RecordError: the template refuses the chat or leaves out a part of it, or the learned tokens of a turn
+                cannot be determined for certain, or do not end as `end_of_turn` says.
         """
         whole = self.template.text(chat, number)
         self.template.check(chat, number, whole)
@@ -224,6 +233,10 @@ class ChatEncoder:
         """Return the ids of a chat; the tokens that a turn in `ends` adds to its prompt are learned.
 
         `ends` gives for each of these turns the text of the chat up to its end.
+
+        Raises:
+            RecordError: a turn is the first message, is written differently than its prompt announces, shares a token
+                with its neighbours, is not written completely, or does not end as `end_of_turn` says.
         """
         prompts = {turn: self._prompt(chat, turn, end, number) for turn, end in ends.items()}
         prefixes = [*prompts.values(), *ends.values()]
@@ -278,6 +291,10 @@ class ChatEncoder:
         """Return the ids of a chat; the learned tokens are those that its template marks in the turns of `ends`.
 
         `ends` gives for each of these turns the text of the chat up to its end.
+
+        Raises:
+            RecordError: marks reach into the message before a turn, or no token of a turn is marked; or a turn is not
+                written completely, or does not end as `end_of_turn` says.
         """
         ids, mask, places = self.template.marks(chat, number)
         learned = [False] * len(ids)

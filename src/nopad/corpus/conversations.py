@@ -168,8 +168,8 @@ def pair_of(
 def messages_of(value: Any, name: str, number: int, roles: Mapping[str, str]) -> list[dict[str, Any]]:
     """Return the messages in column `name` as dicts with ``content`` and a ``role`` that chat templates know.
 
-    `value` is the column's value; `number` is the record's number, for messages of errors. Only a message of the
-    assistant with ``tool_calls`` may lack ``content``.
+    `value` is the column's value; `number` is the record's number, for messages of errors; `roles` maps the names
+    of roles in the record to known ones. Only a message of the assistant with ``tool_calls`` may lack ``content``.
 
     Raises:
         RecordError: `value` is no list or is empty; or a message is not a dict, lacks its role or content, has an
@@ -212,6 +212,8 @@ def _message(given: Any, what: str, roles: Mapping[str, str]) -> dict[str, Any]:
 def _weighted(message: dict[str, Any], what: str) -> dict[str, Any]:
     """Return a message without ``weight`` and ``train``; if these exclude it from learning, with the key `_SILENT`.
 
+    `what` names the message in errors.
+
     Raises:
         RecordError: ``weight`` or ``train`` is neither 0 nor 1, the two contradict each other, or one is 1 for a
             message that is not the assistant's.
@@ -231,7 +233,11 @@ def _weighted(message: dict[str, Any], what: str) -> dict[str, Any]:
 
 
 def _answered(record: Mapping[str, Any], name: str, number: int, roles: Mapping[str, str]) -> Conversation | Passage:
-    """Return the prompt of a record with the answer in column `name`: both strings, or both lists of messages."""
+    """Return the prompt of a record with the answer in column `name`: both strings, or both lists of messages.
+
+    Raises:
+        RecordError: one is a string and the other is not, a message is malformed, or the answer is "".
+    """
     prompt, answer = record["prompt"], record[name]
     if isinstance(prompt, str) != isinstance(answer, str):
         kinds = [f"{one} is a {type(record[one]).__name__}" for one in ("prompt", name)]

@@ -36,8 +36,9 @@ def delimited_runs(file: InputFile, strings: Collection[str] = ()) -> Iterator[R
 
     Raises:
         SourceError: two columns have the same name, or the file cannot be read.
-        RecordError: a name of a column is not UTF-8; or a row has a broken quote, after which nothing can be read. For
-            any row but that of the names, the error is raised when the run with the row is decoded.
+        RecordError: a name of a column is not UTF-8; or a row has a broken quote, or a cell of more than 8,388,608
+            characters, after which nothing can be read. For any row but that of the names, the error is raised when
+            the run with the row is decoded.
     """
     rows = _rows(file)
     _, names = next(rows, (1, []))
@@ -82,7 +83,7 @@ def _records(
 
 
 def _record(cells: _Cells, names: list[str], readers: list[Callable[[str], Any]], place: str) -> dict[str, Any] | Bad:
-    """Return the values of a row by column, or why it is bad."""
+    """Return the values of a row by column, or why it is bad; `readers` turn the cells into values."""
     if odd := [cell for cell in cells if not cell.isascii() and _not_utf8(cell)]:
         raw = odd[0].encode("utf-8", "surrogateescape")
         try:

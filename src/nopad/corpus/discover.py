@@ -125,6 +125,8 @@ def open_source(
     Raises:
         SourceError: a path is missing, unreadable, given twice or has nothing to read; `inputs` is of another type; or
             some files hold text and others ready-made ids, or their columns differ. The message says what to do.
+        RecordError: a CSV, TSV or JSON file is broken in its first records, which are read to find the columns.
+        OptionError: an option has no effect beside `encoder`, or a column to carry is one that the encoder makes.
         MissingExtraError: an ``hf:NAME`` or a URL needs a package that is not installed.
 
     >>> import pathlib, tempfile
@@ -170,7 +172,12 @@ def _from_paths(inputs: Any, options: ReaderOptions, encoder: Encoder | None, bl
 
 
 def _opened(found: InputFile | Path | str, options: ReaderOptions, encoder: Encoder | None, block_bytes: int) -> Source:
-    """Open a file with the reader of its suffix, a folder of arrays, or a dataset of the hub."""
+    """Open a file with the reader of its suffix, a folder of arrays, or a dataset of the hub.
+
+    Raises:
+        SourceError: the input cannot be read, or is a folder of arrays beside an encoder, which needs texts.
+        OptionError: an option has no effect beside the encoder.
+    """
     if isinstance(found, str):
         if encoder is not None:
             return RecordFile(found, partial(dataset_runs, hub_dataset(found), found), options, encoder)
@@ -208,7 +215,7 @@ def _strings(options: ReaderOptions, encoder: Encoder | None) -> tuple[str, ...]
 
 
 def _encoded(inputs: Any, options: ReaderOptions, encoder: Encoder) -> Source | None:
-    """Return the source of Python objects; None if `inputs` are paths."""
+    """Return the source of Python objects whose records `encoder` turns into content; None if `inputs` are paths."""
     stream = records_from_python(inputs)
     if stream is None:
         return None
@@ -217,7 +224,12 @@ def _encoded(inputs: Any, options: ReaderOptions, encoder: Encoder) -> Source | 
 
 
 def _from_python(inputs: Any, options: ReaderOptions) -> Source | None:
-    """Return the source of Python objects; None if `inputs` are paths."""
+    """Return the source of Python objects, without an encoder; None if `inputs` are paths.
+
+    Raises:
+        SourceError: `inputs` is a table, an array or another object that is no input, or mixes lists of ids with other
+            items; or a wanted column is missing or cannot be read.
+    """
     if hasattr(inputs, "with_format"):
         return DatasetSource(inputs, options)
     refuse_tables(inputs)

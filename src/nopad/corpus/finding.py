@@ -67,7 +67,7 @@ class Suffixes:
         """Return a copy that reads only files with these suffixes from folders; (): all files that were read before.
 
         Raises:
-            SourceError: a suffix belongs to a format that nopad does not read.
+            SourceError: a suffix is that of a compression, or of a format that nopad does not read.
         """
         for suffix in suffixes:
             if suffix in self.others + ARCHIVES or suffix in COMPRESSIONS:
@@ -277,10 +277,10 @@ def _no_part(names: Sequence[str], opened: Callable[[str], InputFile], place: Pa
 
 
 def _find_in(folder: Path, suffixes: Suffixes) -> tuple[list[InputFile], list[str]]:
-    """Return the files of a folder, sorted and each once, and the names of files that are not read (but `BESIDE`).
+    """Return the files of a folder, sorted and each once, and the names of files not read (without `BESIDE`).
 
     Raises:
-        SourceError: the folder has no file that is read.
+        SourceError: the folder has no file that is read, or lacks a file of the saved dataset in it.
     """
     names = sorted(_walk(folder), key=lambda name: name.encode("utf-8", "surrogateescape"))
     read: dict[str, str] = {}

@@ -63,7 +63,11 @@ class NpyFile:
 
     @contextmanager
     def opened(self) -> Iterator[Read]:
-        """Give a ``with`` block a function ``read(begin, end)``, which returns values `begin` to `end` (exclusive)."""
+        """Give a ``with`` block a function ``read(begin, end)``, which returns values `begin` to `end` (exclusive).
+
+        Raises:
+            SourceError: reading fails, or the file is shorter than its header says, or has changed since it was found.
+        """
         width = self.dtype.itemsize
         with self._file.random() as file:
 

@@ -8,8 +8,8 @@ that is too long loses tokens one by one, from the longer side, at its beginning
 code, a random B never comes from A's own document.
 
 Besides the options, the pairs of a document depend only on the number of the copy, the document's number, and the
-documents of the same pool (`nopad.corpus.pretraining`). One core makes some 350,000 pairs of 128 tokens a second, or
-100,000 with static masks; tokenising takes extra time. Source: ``create_pretraining_data.py`` of BERT.
+documents that are read with it (a pool of `nopad.corpus.pretraining`). One core makes some 350,000 pairs of 128 tokens
+a second, or 100,000 with static masks; tokenising takes extra time. Source: ``create_pretraining_data.py`` of BERT.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class PairOptions:
         whole_words: whether the tokens of a word are masked all together or not at all; needs a WordPiece vocabulary
             (``##s``).
         seed: random seed of the pairs and of static masks.
-        pool_bytes: about how many bytes of documents (counted in characters) are read at a time; a random side B is
-            drawn from these documents.
+        pool_bytes: about how many characters of documents (of ASCII text, bytes) are read at a time; a random side B
+            is drawn from these documents.
 
     Raises:
         OptionError: an option has an invalid value, or `rate` or `max_predictions` is given without `static`. The value
@@ -335,7 +335,11 @@ def _fitting(given: Sentences, options: PairOptions) -> tuple[Sentences, dict[st
 def _made(
     given: Sentences, first: NDArray[Any], numbers: NDArray[np.uint64], options: PairOptions
 ) -> NDArray[np.int64]:
-    """Return the pairs as rows of `_pair_kernels`, int64 ``[n, COLUMNS]``; column 1 counts on through all copies."""
+    """Return the pairs as rows with the columns of `_pair_kernels`; int64 ``[n, COLUMNS]``.
+
+    Column `NUMBER` counts the pairs of a document through all its copies. `first` has the index of the first sentence
+    of each document that has sentences, then the number of all sentences; `numbers` are these documents' numbers.
+    """
     from nopad.corpus import _pair_kernels
 
     keys = np.stack(
@@ -352,7 +356,7 @@ def _made(
 
 
 def _written(made: NDArray[np.int64], tokens: NDArray[np.int32], words: Vocabulary) -> Sequences:
-    """Return pairs as sequences with token types."""
+    """Return pairs, given as the rows of `_made`, as sequences with token types."""
     from nopad.corpus import _pair_kernels
 
     lengths = (made[:, 3] - made[:, 2] + made[:, 5] - made[:, 4] + FRAME).astype(np.int32)
@@ -363,7 +367,10 @@ def _written(made: NDArray[np.int64], tokens: NDArray[np.int32], words: Vocabula
 
 
 def _for_masks(made: Sequences, names: NDArray[np.int64], words: Vocabulary, options: PairOptions) -> Sequences:
-    """Return pairs with static masks and ``labels``, or with ``maskable``, from which masks are drawn later."""
+    """Return pairs with static masks and ``labels``, or with ``maskable``, from which masks are drawn later.
+
+    `names` are the integers that identify each pair, on which its random draws depend; int64 ``[n, 3]``.
+    """
     ids = made.tokens["input_ids"]
     masks, goes_on = words.masks, words.goes_on
     kinds = masks.maskable(ids) if goes_on is None else masks.words(ids, made.begins, goes_on)

@@ -116,7 +116,11 @@ class Gathered:
         return True
 
     def found(self, index: int) -> tuple[Block, int]:
-        """Return the block and the line of good record number `index` of this group (from 0)."""
+        """Return the block and the line of good record number `index` of this group (from 0).
+
+        Raises:
+            IndexError: the group has fewer good records.
+        """
         for part in self.parts:
             if index < part.run.lines.size:
                 return part.block, int(part.run.lines[index])
@@ -363,7 +367,10 @@ def _joined(arrays: Sequence[pa.Array]) -> pa.Array:
 def _check_lengths(
     gathered: Gathered, lengths: NDArray[np.int64], room: int, special: int, options: CorpusOptions
 ) -> None:
-    """Raise RecordError for the first record that is too long or empty, if the policy for such records is "error"."""
+    """Raise RecordError for the first record that is too long or empty, if the policy for such records is "error".
+
+    `lengths` counts the content tokens of each record, of which `room` fit; a sequence gets `special` special tokens.
+    """
     over = (lengths > room) & (options.over_long == "error")
     bad = over | ((lengths == 0) & (options.empty == "error"))
     if not bad.any():

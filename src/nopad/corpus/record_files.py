@@ -47,6 +47,7 @@ class RecordFile(Source):
 
     Raises:
         SourceError: a column is missing, or its type cannot be packed.
+        RecordError: the input is broken in its first thousand records, so that nothing after that point can be read.
         OptionError: an option is given that has no effect together with the encoder, or a column to carry is one that
             the encoder makes.
     """
@@ -132,7 +133,14 @@ class RecordFile(Source):
 def _chosen(
     found: pa.Schema, options: ReaderOptions, encoder: Encoder | None, place: str
 ) -> tuple[pa.Schema, ReaderOptions]:
-    """Return the schema of what is packed, and the options that choose its columns; `found` is that of the records."""
+    """Return the schema of what is packed, and the options that choose its columns.
+
+    `found` is the schema of the records; `place` names the input in messages.
+
+    Raises:
+        OptionError: an option has no effect beside the encoder, or a column to carry is one that the encoder makes.
+        SourceError: the column of labels that would be found is null in all records.
+    """
     if encoder is None:
         return found, options
     for name in ("text_field", "ids_field", "mask_field", "pad_id"):
@@ -161,7 +169,11 @@ def _chosen(
 def _decode(
     data: bytes, first: int, *, lines: bool, encoder: Encoder | None, schema: pa.Schema, chosen: Selection
 ) -> Iterator[Records | BadRecord]:
-    """Yield the records of a block: runs of good ones between bad ones."""
+    """Yield the records of a block: runs of good ones between bad ones.
+
+    `first` is the number of the block's first record or line. `lines` says whether `data` is JSON Lines; if not, it is
+    a JSON array, in which a list with a reason stands for a bad record. `schema` has the types of the `chosen` columns.
+    """
     items: list[Mapping[str, Any]] = []
     at: list[int] = []
     for line, value in json_lines(data, first) if lines else enumerate(json.loads(data), first):
@@ -248,7 +260,11 @@ class _Once:
         return iter(self._first)
 
     def __call__(self) -> Iterator[Run]:
-        """Return an iterator over all runs."""
+        """Return an iterator over all runs.
+
+        Raises:
+            SourceError: the runs were read before.
+        """
         if self._read:
             raise SourceError(
                 f"{self._name}: an iterator can be read once; give a list, or a function that returns one"

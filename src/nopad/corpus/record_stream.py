@@ -200,7 +200,11 @@ def open_records(
 
 
 def records_from_python(inputs: Any) -> RecordStream | None:
-    """Return a stream of the records in Python objects; None if `inputs` are paths."""
+    """Return a stream of the records in Python objects; None if `inputs` are paths.
+
+    Raises:
+        SourceError: `inputs` is a mapping, a table or an array, or an object that holds no records.
+    """
     if isinstance(inputs, Mapping):
         names = ", ".join(map(str, list(inputs)[:8]))
         raise SourceError(f"a mapping of {names} is no list of records; give one split, or a list of dicts")
@@ -249,6 +253,7 @@ def opened_runs(
 ) -> tuple[str, _Runs]:
     """Return a file's format (as `RecordStream.kind`), and a function that yields its runs from the start.
 
+    The other arguments are those of `open_records`.
     Parquet and Arrow files are opened here, so that a file with a damaged footer or schema raises SourceError now.
     """
     suffix = file.suffix

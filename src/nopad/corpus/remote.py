@@ -123,7 +123,12 @@ def _host(url: str, scheme: str) -> str | None:
 
 
 def _filesystem(url: str, scheme: str) -> tuple[Any, str]:
-    """Return the file system of a URL, and the path in it."""
+    """Return the file system of a URL, and the path in it.
+
+    Raises:
+        MissingExtraError: fsspec, or the package that it needs for the scheme, is not installed.
+        SourceError: neither pyarrow nor fsspec knows the scheme.
+    """
     import pyarrow as pa
     import pyarrow.fs as pafs
 

@@ -74,9 +74,9 @@ def _objects(data: bytes, first_line: int, file: InputFile) -> Iterator[dict[str
 
 
 def text_runs(file: InputFile, unit: TextUnit = "line", paths: bool = False) -> Iterator[Run]:
-    """Yield runs of a text file: each `unit` is a record with the column ``text``, even an empty line.
+    """Yield runs of a text file: each `unit` (file, line or paragraph) is a record with the column ``text``.
 
-    With `paths`, the column ``path`` names the file.
+    With `unit` "line", an empty line is a record too. With `paths`, the column ``path`` names the file.
     """
     for block in TextFile(file, unit=unit).blocks():
         records = [*block.records()]

@@ -195,7 +195,11 @@ def _check_distinct(content: str, mask: str | None, carried: Sequence[str], plac
 
 
 def _content(schema: pa.Schema, options: ReaderOptions, place: str) -> tuple[str, Kind]:
-    """Return the name of the column with the content, and what it holds ("text" or "ids"), after checking its type."""
+    """Return the name of the column with the content, and what it holds ("text" or "ids"), after checking its type.
+
+    Raises:
+        SourceError: there is no such column, or several, or its type does not fit.
+    """
     name = options.ids_field or options.text_field
     if name is None:
         name = next((n for n in ("input_ids", "text") if n in schema.names), None)
@@ -219,7 +223,11 @@ def _content(schema: pa.Schema, options: ReaderOptions, place: str) -> tuple[str
 
 
 def _mask(schema: pa.Schema, field: str, place: str) -> str | None:
-    """Return the name of the column that marks padding; "auto": ``attention_mask``, or None if it holds no lists."""
+    """Return the name of the column that marks padding; "auto": ``attention_mask``, or None if it holds no lists.
+
+    Raises:
+        SourceError: the named column is missing, occurs twice, or does not hold lists of integers or booleans.
+    """
     if field == "auto":
         found = MASK in schema.names and is_list(schema.field(MASK).type)
         return MASK if found else None
@@ -231,7 +239,11 @@ def _mask(schema: pa.Schema, field: str, place: str) -> str | None:
 
 
 def _asked(schema: pa.Schema, name: str, kind: Kind, content: str, place: str) -> Carried:
-    """Return how a column that the user named is carried, after checking that it can be."""
+    """Return how a column that the user named is carried, after checking that it can be.
+
+    Raises:
+        SourceError: the column is missing, occurs twice, has a name that nopad writes, or has a type that does not fit.
+    """
     _check_once(schema, name, place)
     if name in (*RESERVED, content):
         raise SourceError(f"{place}: the column {name!r} cannot be carried: nopad writes one of that name; rename it")
@@ -246,7 +258,11 @@ def _asked(schema: pa.Schema, name: str, kind: Kind, content: str, place: str) -
 
 
 def _found(schema: pa.Schema, name: str, place: str) -> Carried | None:
-    """Return how a column that the user did not name is carried; None if it cannot be."""
+    """Return how a column that the user did not name is carried; None if it cannot be.
+
+    Raises:
+        SourceError: the column occurs twice, or could be carried but has a name that nopad writes.
+    """
     if schema.names.count(name) > 1:
         _check_once(schema, name, place)
     found = _carried(schema, name, "ids")

@@ -111,8 +111,10 @@ class Block:
         """Decode the records lazily; a record that cannot be decoded is a `BadRecord`, not an exception.
 
         Raises:
-            RecordError: no pre-training pairs can be made of the documents in the block (`PretrainingSource`).
-            FormatError: the block is of a file of lengths, which holds no records.
+            RecordError: no pre-training pairs can be made of the documents in the block (`PretrainingSource`), or one
+                of them is empty or has a sentence that is too long, and the options make that an error.
+            FormatError: the block is of a file of lengths, which holds no records; or the documents are made into
+                pairs, and the tokenizer cannot encode one.
         """
         return self.decoder(self.data, self.first_line)
 
@@ -259,8 +261,8 @@ class IterableSource(Source):
 def located(sources: Sequence[Source], at: tuple[int, ...] = (0,)) -> Iterator[Block]:
     """Yield the blocks of several sources in turn, with the source's number in front of each block's `at`.
 
-    The first block is of source number ``at[0]``: the one that ``at[1:]`` stands for (see `Source.blocks_from`). Blocks
-    of a source that counts its `read_bytes` get their `Block.read` from these.
+    The first block is of source number ``at[0]``: the one that ``at[1:]`` stands for (see `Source.blocks_from`). If
+    a source counts its `read_bytes`, each of its blocks without a `Block.read` gets the increase of this count.
     """
     for number in range(at[0], len(sources)):
         inside = at[1:] if number == at[0] else ()
@@ -294,7 +296,11 @@ def chain(digest: bytes, block: Block) -> bytes:
 
 
 def _plain(ids: Any, name: str, record: int) -> list[Any]:
-    """Return ids as a list for JSON; a value that is not an integer stays, and makes a bad record later."""
+    """Return ids as a list for JSON; a value that is not an integer stays, and makes a bad record later.
+
+    Raises:
+        SourceError: `ids` is not a list, tuple or array.
+    """
     values = ids.tolist() if hasattr(ids, "tolist") else ids
     if not isinstance(values, list | tuple):
         raise SourceError(f"{name}: record {record} is {type(ids).__name__}, neither text nor a list of ids")

@@ -1,8 +1,9 @@
 """Apply a tokenizer's chat template to messages, and find the special tokens that a tokenizer puts around a text.
 
 Any error that a template raises becomes a `RecordError` with the record's number. Templates silently ignore what they
-do not support, such as a role or tools. So the first chat that has tools, tool calls, or a message of a role is also
-rendered without them (without the content of this message), and refused if the result is the same.
+do not support, such as a role or tools. So the first chat with tools, the first with tool calls, and the first with a
+message of each role are rendered once more without the tools, the calls, or the content of that message. If the text
+stays the same, the chat is refused.
 """
 
 from __future__ import annotations

@@ -142,8 +142,8 @@ def load_tokenizer(spec: Any = None) -> Tokenizer:
     `tokenizer.json` is loaded by transformers.
 
     Raises:
-        FormatError: `spec` is not a tokenizer, or cannot be found or read. (Without transformers, a folder without
-            `tokenizer.json` cannot be read.)
+        FormatError: `spec` is not a tokenizer, cannot be found or read, or is one that `Tokenizer` refuses. (Without
+            transformers, a folder without `tokenizer.json` cannot be read.)
         MissingExtraError: the package of the default tokenizer, or the one that reads from the hub, is not installed.
 
     >>> load_tokenizer().encode(["padding is waste"])
@@ -198,7 +198,11 @@ def _from_file(path: Path) -> Tokenizer:
 
 
 def _from_object(given: Any) -> Tokenizer:
-    """Return a `Tokenizer` for an object of tokenizers or transformers, without changing the object."""
+    """Return a `Tokenizer` for an object of tokenizers or transformers, without changing the object.
+
+    Raises:
+        FormatError: the object is no tokenizer, or one that `Tokenizer` refuses.
+    """
     import tokenizers
 
     if isinstance(given, Tokenizer):
@@ -219,7 +223,11 @@ def _copied(inner: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
 
 
 def _from_transformers(folder: Path) -> Tokenizer:
-    """Load a tokenizer from a folder without tokenizer.json, with transformers."""
+    """Load a tokenizer from a folder without tokenizer.json, with transformers.
+
+    Raises:
+        FormatError: transformers is not installed or cannot read the folder, or the tokenizer is not usable.
+    """
     reason = f"{folder}: no tokenizer.json in this folder"
     try:
         from transformers import AutoTokenizer
@@ -282,6 +290,9 @@ def _special_tokens(
     """Return the special tokens before and after a sequence, as int32 ``[p]`` and ``[s]``.
 
     They are found by encoding a probe text with and without them; `name` is the tokenizer's name, for messages.
+
+    Raises:
+        FormatError: special tokens stand inside a sequence, or no text gives a token.
     """
     content, probe = _probe(inner, name)
     encoding = inner.encode(probe, add_special_tokens=True)
@@ -298,7 +309,11 @@ def _special_tokens(
 
 
 def _probe(inner: tokenizers.Tokenizer | SlowBackend, name: str) -> tuple[list[int], str]:
-    """Return the ids of a text with at least one token, none of them special, and this text."""
+    """Return the ids of a text with at least one token, none of them special, and this text.
+
+    Raises:
+        FormatError: no text that is tried gives such tokens.
+    """
     vocabulary = (inner.id_to_token(i) for i in range(min(inner.get_vocab_size(), 1000)))
     for text in chain(PROBES, filter(None, vocabulary)):
         try:

@@ -75,11 +75,13 @@ def pack_corpus(
             left to pack or to train on. The unfinished job is removed.
         LengthError: a task, or a file of lengths, gives a sequence longer than the capacity. The unfinished job is
             removed.
-        SourceError: the source cannot be read, or mixes text and ready-made ids.
+        SourceError: the source cannot be read, was changed meanwhile, or mixes text and ready-made ids.
+        FormatError: the tokenizer cannot encode a text, or the dataset in `out` has another format version.
         OptionError: an option has an invalid value; `out` is a URL, or lies in a folder of the source; there is text
             and no tokenizer; or records of this source cannot be held out.
         OutputExistsError: `out` has other content, or a dataset made with other settings or from another source.
-        ResumeError: the unfinished job in `out` was started with other inputs or settings.
+        ResumeError: the unfinished job in `out` was started with other inputs or settings, its source has changed
+            since, or its own files are damaged.
         OutputBusyError: another process is writing to `out`.
         CorruptError: the dataset in `out` is finished, but one of its files is missing or damaged.
         StorageError: the disk is full or a write failed; call again to resume.
@@ -275,6 +277,8 @@ class _Job:
         Raises:
             RecordError: a record is not allowed, or there is no sequence.
             ResumeError: the source changed since the job started.
+            OptionError, SourceError, FormatError: as for `nopad.corpus.sequences`.
+            StorageError: the spool cannot be read or written.
         """
         spool = Spool(
             self.workspace.work,
@@ -303,7 +307,13 @@ class _Job:
         return spool.progress, spool.sequences(split=counts.split > 0)
 
     def _lengths(self) -> tuple[Progress, Sequences]:
-        """Return the progress and sequences of a file of lengths, for which nothing is tokenised or spooled."""
+        """Return the progress and sequences of a file of lengths, for which nothing is tokenised or spooled.
+
+        Raises:
+            OptionError: the job is not index-only.
+            LengthError: a length is invalid, or above the capacity.
+            RecordError: there is no length.
+        """
         assert isinstance(self.source, LengthsFile)
         if not self.index_only:
             raise OptionError(f"{self.source.path} holds lengths, not tokens; pack it with index_only=True")

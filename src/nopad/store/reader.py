@@ -61,8 +61,10 @@ def open_packed(path: str | Path, *, cached_row_groups: int = 16) -> PackedDatas
         cached_row_groups: maximum number of decoded row groups (about 1 MiB each) that random access keeps.
 
     Raises:
-        FormatError: the folder is not a packed dataset, or has an unknown format version.
-        CorruptError: the job that writes the dataset has not finished, or the manifest is damaged.
+        FormatError: the folder is not a packed dataset, has an unknown format version, or holds two datasets
+            (``train`` and ``validation``).
+        CorruptError: the job that writes the dataset has not finished, one of its two datasets is missing, or the
+            manifest is damaged.
         StorageError: the manifest cannot be read.
 
     >>> import nopad, tempfile
@@ -149,7 +151,7 @@ class PackedDataset:
             causal: True: ``labels`` are for a causal language model: those of the dataset, or a copy of ``input_ids``
                 if it has none, with -100 for the first token of each sequence, which no token predicts. False: labels
                 are left as they are, and none are added. None: True if there are labels per token, or neither labels
-                nor a column ``maskable``; otherwise False.
+                nor a column ``maskable`` (of pre-training pairs that are masked later); otherwise False.
 
         Raises:
             OptionError: the dataset is an index without tokens, or its labels do not fit `causal`.
@@ -443,7 +445,7 @@ class PackedDataset:
         return self._files.read(*self._place(number))
 
     def _place(self, number: int) -> tuple[int, int]:
-        """Return the number of a row group's file, and the row group's number within the file."""
+        """Return the number of a row group's file, and its number within the file; IndexError if there is none."""
         if not 0 <= number < self.row_groups:
             raise IndexError(f"row group {number} of {self.row_groups} row groups")
         file = bisect_right(self._first_of_file, number) - 1

@@ -133,8 +133,8 @@ class Workspace:
     def note(self, file: str, origin: str, **known: Any) -> None:
         """Add a line to the journal that says that a file is finished, and on disk under its final name.
 
-        `file` is the path of the file relative to the work folder, `origin` the fingerprint of the source; `known` are
-        facts about the file, at least its ``sha256``.
+        `file` is the path of the file relative to the work folder, `origin` the fingerprint of the source; `known` is
+        what else the journal shall say about the file, by name, at least its ``sha256``.
         """
         line = sealed_line({"finished": {"file": file, **known}, "origin": origin})
         with storage_errors("writing", self.work), open(self.work / FINISHED, "ab") as journal:

@@ -49,8 +49,10 @@ def verify(
         monitor: receives the progress; None: nothing is reported.
 
     Raises:
-        FormatError: `path` is neither a plan nor a dataset.
+        FormatError: `path` is neither a plan nor a dataset, or has an unknown format version; or the tokenizer cannot
+            encode a text of the source.
         SourceError: `source` cannot be read.
+        StorageError: a file of the dataset cannot be read.
         OptionError: `source` is not a `Source`, `tokenizer` is not a `Tokenizer`, or `source` is text and no tokenizer
             is given.
 

@@ -73,7 +73,7 @@ class Content:
         return slice(begin, end)
 
     def forget_places(self) -> None:
-        """Free the memory of places and hashes; the sequences' lengths and the packs stay."""
+        """Free the memory of the column ``place`` and of the hashes; the sequences' lengths and the packs stay."""
         self.sequences, self.hashes = replace(self.sequences, values={}), {}
 
     @property
@@ -333,7 +333,7 @@ def _accounting_problems(content: Content, m: Manifest) -> list[str]:
 
 
 def dealing_problems(content: Content, m: Manifest, plan: Plan) -> list[str]:
-    """Assign the sequences to packs again; return a problem if the packs or their order differ."""
+    """Assign the sequences to packs again; return a list with one problem if packs or order differ, else []."""
     if _dealt_as_stated(content, m, plan):
         return []
     how = f"{m.algorithm}, seed {m.seed} and order {m.order}"
