@@ -122,7 +122,9 @@ def preparing(path: Path) -> Iterator[Path]:
     """For a ``with`` block, give a temporary path beside `path` to write to; the caller renames the file later.
 
     Raises:
-        StorageError: the disk is full, or a write in the block failed; the temporary file is then removed.
+        StorageError: the disk is full, or a write in the block failed.
+
+    The temporary file is removed if the block raises any exception.
     """
     partial = path.with_name(path.name + PARTIAL_SUFFIX)
     with storage_errors("writing", path):
@@ -150,7 +152,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_atomic(path: Path, content: bytes) -> None:
-    """Replace the content of `path` with `content`; if writing fails, the old content stays.
+    """Replace the content of `path` with `content`; if this fails before the final renaming, the old content stays.
 
     Raises:
         StorageError: the disk is full, or the write failed.

@@ -184,6 +184,8 @@ def deal_capped(
 ) -> bool:
     """Set ``rank_of[u]`` for each unit u, with at most `cap` tokens per rank; return whether a way was found.
 
+    There must be at least as many units as ranks (`world`); each rank gets one or more.
+
     Four ways are tried until one works: the costliest units first, each to the cheapest rank with room; the longest
     first, each to the rank with most room; the longest first, each to the fullest rank with room; units in the given
     order, each to the rank with most room. `most_looks` limits the comparisons that lower the highest cost afterwards.

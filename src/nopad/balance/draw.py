@@ -27,8 +27,9 @@ _STRATA = 4  # number of strata if no edges are given
 def draw(costs: ArrayLike, shape: Shape, balance: Balance, key: int) -> NDArray[Any]:
     """Return the order in which an epoch takes its units: a permutation, int32 ``[n]`` (int64 from 2^31 units on).
 
-    With draw "stratified", the steps that satisfy the quotas come first, until a stratum has too few units for another
-    step. All units left then follow in random order.
+    With draw "stratified", each rank's micro-step takes a fixed number of units (the quota) from each range of costs
+    (the stratum). Such steps come first, until a stratum has too few units for another; all units left then follow in
+    random order.
 
     Args:
         costs: cost of each unit, integers; ``[n]``.
@@ -40,6 +41,7 @@ def draw(costs: ArrayLike, shape: Shape, balance: Balance, key: int) -> NDArray[
         BalanceError: there are fewer units than ranks; a stratum with a quota is empty; the quotas do not add up to
             ``shape.per_rank``; ``shape.per_rank`` is too small to give every stratum that has units a quota; a cost is
             negative; or the sum of all costs does not fit into 64 bits.
+        LengthError: costs are not integers, or not one-dimensional.
 
     >>> order = draw(range(10), Shape(2, 1, 1, 2), Balance.named("karmarkar_karp"), key=0)
     >>> sorted(order.tolist()) == list(range(10))

@@ -118,7 +118,7 @@ class Search:
         self.go_on()
 
     def guided(self) -> None:
-        """Plan in the finest units, then gather free space; for histograms whose exact linear program is too slow."""
+        """Plan in rounded lengths (`units`), then gather free space; for histograms whose exact program is too slow."""
         if self.good() or self.budget.trouble or self.capacity > _MOST_CAPACITY:
             return
         from nopad.planning.optimal.solver import SolverError
@@ -202,9 +202,9 @@ class Search:
     def _steps(self) -> None:
         """Take the steps of the search in their order, until a plan is good or the budget is spent.
 
-        The exact program is tried before the program in units only if the plan is near the bound, or if the budget is
-        enough for twice the estimated work of a hard input. One dive from the exact program is allowed; if an earlier
-        call made dives, one is allowed for each value of `_PARTS` that is left.
+        The exact program is tried before that in units (of rounded lengths) only if the plan is near the bound, or if
+        the budget is enough for twice the estimated work of a hard input. One dive from the exact program is allowed;
+        if an earlier call made dives, one is allowed for each value of `_PARTS` that is left.
         """
         self.dives = 1 if not self.dived else len(_PARTS) - self.dived
         close, gather, first = self._close_in_part, self._gather, self._gather_in_part
@@ -270,7 +270,7 @@ class Search:
             self._exact(whole=False)
 
     def _exact_in_part(self) -> None:
-        """Continue with the exact program, but leave some budget to gather what its rounding leaves free."""
+        """Continue with the exact program (`_exact`), but leave some budget to gather free space afterwards."""
         with self.budget.part(_CONTINUING):
             self._exact()
 

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 def knapsack(sizes: NDArray[Any], values: NDArray[Any], table: NDArray[Any]) -> None:
     """Fill ``table[r, q]`` with the highest total value of classes that fit into the two limits r and q.
 
-    Their first sizes add up to at most r, and their second sizes to at most q. Class i has the two sizes ``sizes[i]``
-    (``[m, 2]``) and the value ``values[i]``. The first sizes ascend, no class has both sizes 0, and a class may be used
-    any number of times.
+    A class stands for sequences of equal or similar size. The first sizes of the classes chosen add up to at most r,
+    and their second sizes to at most q. Class i has the two sizes ``sizes[i]`` (``[m, 2]``) and the value
+    ``values[i]``. The first sizes ascend, no class has both sizes 0, and a class may be used any number of times.
     """
     rooms, places = table.shape
     table[:] = 0
