@@ -160,7 +160,11 @@ def _quotas(counts: list[int], edges: tuple[int, ...], shape: Shape, balance: Ba
     """Return the quotas of the strata: those given, or in proportion to `counts`, the number of units in each.
 
     A quota is the number of units per rank and micro-step. Proportional quotas are rounded down; the units still
-    missing go to the strata with the largest remainders.
+    missing go to the strata with the largest remainders. `edges` are used in error messages.
+
+    Raises:
+        BalanceError: the quotas do not add up to ``shape.per_rank``, or a stratum has a quota and no unit, or units and
+            no proportional quota.
     """
     quotas = balance.quotas
     if quotas is None:

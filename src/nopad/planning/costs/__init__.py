@@ -98,9 +98,9 @@ def within(
 def _guided(load: Load, budget: Budget) -> Guide | None:
     """Return a plan in rounded lengths (`guide`), or None.
 
-    The caller fills this plan with the real lengths (`fill`). The operations that filling takes are charged here, before
-    `guide` runs. The result is None if they would be over half of what is left of the budget (then all that is left is
-    charged), or if `guide` finds no plan.
+    The caller fills this plan with the real lengths (`fill`). The operations that filling takes are charged here,
+    before `guide` runs. The result is None if they would be over half of what is left of the budget (then all that is
+    left is charged), or if `guide` finds no plan.
     """
     filling = FILLING * int(load.counts.sum())
     if filling > budget.left // 2:

@@ -78,8 +78,9 @@ def patterns_with(
 ) -> None:
     """For each p, write to ``out[p, :used[p]]`` the best pattern within ``limits[p]`` that contains class ``first[p]``.
 
-    If ``first[p]`` is negative, the best pattern within ``limits[p]`` is written. `table` is that of `knapsack`. A
-    pattern longer than a row of `out` is cut off.
+    The best pattern is a multiset of classes with the highest total value. If ``first[p]`` is negative, the best
+    pattern within ``limits[p]`` is written. `table` is what `knapsack` made from the same sizes and values. A pattern
+    longer than a row of `out` is cut off.
     """
     for p in range(first.shape[0]):
         room, place, at = limits[p, 0], limits[p, 1], 0

@@ -260,7 +260,10 @@ def _swapped(
 def _mended(
     task: Task, limits: NDArray[np.int64], items: NDArray[np.int64], pack: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
-    """Choose sequences to take out of packs above a limit; return which slots keep their sequence; bool ``[n]``."""
+    """Choose sequences to take out of packs above a limit; return which slots keep their sequence; bool ``[n]``.
+
+    ``items[s]`` is the size in slot s, ``pack[s]`` the slot's pack, and ``limits[p]`` the two limits of pack p.
+    """
     kept = np.ones(items.size, dtype=bool)
     sums = np.zeros_like(limits)
     np.add.at(sums, pack, task.sizes[items])

@@ -43,8 +43,9 @@ _LONGEST = 4096  # most classes in one pattern
 class Relaxed:
     """The result of the linear program, at its optimum or when the budget or the number of rounds ended.
 
-    Sand is what sequences have beyond the corners of their classes (`nopad.planning.several.classes`). `times` and `price` are those of the last round; `rates`, `extras` and `proven` are those of the round that proves
-    the highest bound.
+    Sand is what sequences have beyond the corners of their classes (`nopad.planning.several.classes`). `times` and
+    `price` are those of the last round; `rates`, `extras` and `proven` are those of the round that proves the highest
+    bound.
 
     Attributes:
         times: how often each column is used, may be fractional; float64 ``[columns]``.
@@ -194,7 +195,10 @@ class Master:
         return price, times, np.array(solution.row_dual)
 
     def _price(self, rates: NDArray[np.float64], extras: NDArray[np.float64]) -> tuple[float, list[Column]]:
-        """Return the highest ratio of a pack's value to its price, and up to 60 columns worth more than their price."""
+        """Return the highest ratio of a pack's value to its price, and up to 60 columns worth more than their price.
+
+        Values come from `rates` and `extras`, which are as in `Relaxed`.
+        """
         from nopad.planning.several import _kernels
 
         chosen = self._order[extras[self._order] > 0]
