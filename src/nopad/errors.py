@@ -225,4 +225,4 @@ class InterruptedJobError(NopadError):
 
 
 class MissingExtraError(NopadError, ImportError):
-    """An optional package is missing; the message says how to install it (often as an extra of nopad)."""
+    """An optional package is not installed; the message says which one, and mostly the command that installs it."""

@@ -54,7 +54,7 @@ class Choices:
 
     Attributes:
         rounding: how a fractional number of packs becomes whole: "nearest", "ceil" or "floor".
-        remainder: where sequences go that the packs of the solution have no place for (no slot): with "pad", into packs
+        remainder: where the sequences go for which the solution has no slot (place in a pack): with "pad", into packs
             of their own, with padding; with "best_fit", into the fullest packs that have room.
         granularity: lengths are rounded up to multiples of this many tokens.
     """

@@ -202,9 +202,9 @@ class Search:
     def _steps(self) -> None:
         """Take the steps of the search in their order, until a plan is good or the budget is spent.
 
-        The exact program is tried before that in units (of rounded lengths) only if the plan is near the bound, or if
-        the budget is enough for twice the estimated work of a hard input. One dive from the exact program is allowed;
-        if an earlier call made dives, one is allowed for each value of `_PARTS` that is left.
+        The exact program is tried before the program over rounded lengths only if the plan is near the bound, or if the
+        budget is enough for twice the estimated work of a hard input. One dive from the exact program is allowed; if an
+        earlier call made dives, one is allowed for each value of `_PARTS` that is left.
         """
         self.dives = 1 if not self.dived else len(_PARTS) - self.dived
         close, gather, first = self._close_in_part, self._gather, self._gather_in_part

@@ -37,8 +37,8 @@ class Classes:
     Attributes:
         corners: the sizes at which classes begin, in lexicographic order; int64 ``[m, 2]``. For classes made by
             `along`, or by `of` with `middle`, the mean sizes of classes instead.
-        of_size: the class of each distinct size of the task; int64 ``[k]``; -1: none, the size is below all classes and
-            is sand entirely.
+        of_size: the class of each distinct size of the task; -1: the size is below all classes, and is sand entirely;
+            int64 ``[k]``.
         demand: number of sequences of each class; float64 ``[m]``.
         sand: total sand in each of the two kinds of size. Sand is what sequences have beyond the corners of their
             classes; the linear program may divide it among packs at will.

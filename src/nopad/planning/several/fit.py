@@ -21,7 +21,7 @@ MOST_FITTED = 3000  # sequences for which this is fast enough
 
 
 def best_fit(task: Task, counts: NDArray[np.int64]) -> Packing:
-    """Return a packing of ``counts[i]`` sequences of each size i: the cheapest of one for each preferred capacity.
+    """Return the cheapest of several packings of ``counts[i]`` sequences of each size i, one per preferred capacity.
 
     The preferred capacity is that of new packs, where a sequence fits into it (see the module).
     """
