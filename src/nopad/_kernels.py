@@ -110,8 +110,8 @@ def gather_tokens(source: NDArray[Any], starts: NDArray[Any], lengths: NDArray[A
     """Copy ``source[starts[i] : starts[i] + lengths[i]]`` back to back into `out`; return the bitwise OR of all values.
 
     `source` holds integers, and sequences may lie anywhere in it, so each copy would wait for memory. Reading one token
-    of each cache line of the next 32 sequences beforehand lets these waits overlap, which halves the time. The OR takes
-    no extra time, and shows whether any value is negative or above a power of two.
+    of each cache line of the next 32 sequences beforehand (up to 64 lines of each) lets these waits overlap, which
+    halves the time. The OR takes no extra time, and shows whether any value is negative or above a power of two.
     """
     at, bits, line = 0, source.dtype.type(0), 64 // source.itemsize
     for window in range(0, starts.shape[0], 32):

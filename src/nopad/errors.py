@@ -77,7 +77,7 @@ def install(extra: str) -> str:
 
 
 class NopadError(Exception):
-    """Base class of all errors in this module."""
+    """Base class of nopad's errors; catching it catches all of them."""
 
     exit_code = 2
 

@@ -151,7 +151,11 @@ class Histogram:
         write_atomic(Path(path), (json.dumps(document, indent=1) + "\n").encode())
 
     def __add__(self, other: Histogram) -> Histogram:
-        """Return the histogram of both inputs together."""
+        """Return the histogram of both inputs together.
+
+        Raises:
+            LengthError: a length has 2^63 sequences or more in total.
+        """
         if not isinstance(other, Histogram):
             return NotImplemented
         merged = self.to_dict()
