@@ -94,7 +94,7 @@ def whole_steps(costs: ArrayLike, shape: Shape, balance: Balance) -> int:
 
 
 def _batches(counts: list[int], quotas: tuple[int, ...]) -> int:
-    """Return for how many micro-steps of a rank the strata have enough units, if each takes all quotas."""
+    """Return how many micro-steps, each of one rank, can take their quota of units from every stratum."""
     return min(count // quota for count, quota in zip(counts, quotas, strict=True) if quota)
 
 
@@ -120,7 +120,10 @@ def _sort(units: NDArray[Any], costs: NDArray[np.int64], shape: Shape, balance: 
 def _stratify_by_quantile(
     units: NDArray[Any], costs: NDArray[np.int64], shape: Shape, balance: Balance, key: int
 ) -> None:
-    """Arrange the units in place so that each rank, node or step has one unit from each of equally large strata."""
+    """Arrange the units in place so that each rank, node or step has one unit from each of equally large strata.
+
+    `balance.within` says which of the three: "rank", "node" or "world" (the step). `units` make whole steps.
+    """
     from nopad._deal_kernels import shuffle_segments
 
     groups = {"rank": shape.world_size, "node": shape.nodes, "world": 1}[balance.within]

@@ -102,7 +102,7 @@ class Search:
         self.best = Listed.placed(self.histogram, self.capacity, self.depth)
 
     def run(self) -> None:
-        """Try the heuristics, then column generation."""
+        """Try the heuristics, then, up to a capacity of 2^24, the steps of `go_on`; end early at a good plan."""
         if not self.good() and self.depth is not None:
             for packs in (self.bound, self.bound + 1):
                 if not self.good():
@@ -144,7 +144,7 @@ class Search:
         return self.fewer is not None and self.bound >= self.fewer
 
     def offer(self, packs: Listed) -> None:
-        """Keep `packs` as the best plan if they are fewer than those of the best plan so far."""
+        """Keep `packs` as the best plan if they are fewer than before; if `fewer` is None, charge for more entries."""
         if packs.packs < self.best.packs:
             if self.fewer is None:
                 self.budget.charge(_ENTRY_STEPS * max(0, packs.copies.size - self.best.copies.size))

@@ -175,7 +175,7 @@ class SeveralPlan:
         )
 
     def summary(self) -> dict[str, Any]:
-        """Return price, lower bound, and the number of packs and efficiency of each capacity, as a JSON-ready dict."""
+        """Return the main figures by name, such as price, lower bound, and packs by capacity; JSON values."""
         rows = zip(self.capacities, self.prices, self._packs, self.loads, strict=True)
         return {
             "depth": self.depth,

@@ -302,9 +302,9 @@ def _used(task: Task, master: Master, relaxed: Relaxed) -> NDArray[np.float64]:
 def _whole_packs(
     task: Task, master: Master, relaxed: Relaxed, goal: int, budget: Budget, best: Packing | None
 ) -> Packing:
-    """Return the cheapest packing found: by a dive, `best`, or by an integer program.
+    """Return the cheapest of three packings: that of a dive, `best` (unless None), and that of an integer program.
 
-    The integer program is tried only if the other packings cost more than `goal`.
+    The integer program is tried only if the other two cost more than `goal`.
     """
     found = [dive(task, master, relaxed, goal, budget)] + ([best] if best else [])
     cheapest = min(found, key=task.price)
