@@ -62,7 +62,7 @@ def group_by_rank(ranks: NDArray[Any], indptr: NDArray[Any], order: NDArray[Any]
 
 @njit(cache=True, nogil=True)
 def sort_within_packs(indptr: NDArray[Any], sequence: NDArray[Any]) -> None:
-    """Sort the sequence numbers in every pack ascending, in place.
+    """Sort the sequence numbers in every pack, ``sequence[indptr[p]:indptr[p + 1]]``, ascending and in place.
 
     This is insertion sort, or Shell sort for more than 32 members, since NumPy's sort inside a kernel would take longer
     to compile than all other kernels of a plan together.
@@ -92,7 +92,10 @@ def permute_packs(
     new_indptr: NDArray[Any],
     new_sequence: NDArray[Any],
 ) -> None:
-    """Write the packs to `new_indptr` and `new_sequence`, in the order of `permutation`, which lists pack numbers."""
+    """Write the packs to `new_indptr` and `new_sequence`, in the order of `permutation`, which lists pack numbers.
+
+    Pack p is ``sequence[indptr[p]:indptr[p + 1]]``.
+    """
     at = 0
     for q in range(permutation.shape[0]):
         p = permutation[q]
@@ -107,8 +110,8 @@ def gather_tokens(source: NDArray[Any], starts: NDArray[Any], lengths: NDArray[A
     """Copy ``source[starts[i] : starts[i] + lengths[i]]`` back to back into `out`; return the bitwise OR of all values.
 
     `source` holds integers, and sequences may lie anywhere in it, so each copy would wait for memory. Reading one token
-    of each cache line of the next 32 sequences beforehand lets these waits overlap, which halves the time. The OR takes
-    no extra time, and shows whether any value is negative or above a power of two.
+    of each cache line of the next 32 sequences beforehand (up to 64 lines of each) lets these waits overlap, which
+    halves the time. The OR takes no extra time, and shows whether any value is negative or above a power of two.
     """
     at, bits, line = 0, source.dtype.type(0), 64 // source.itemsize
     for window in range(0, starts.shape[0], 32):

@@ -63,6 +63,8 @@ def floor(costs: ArrayLike, world_size: int) -> float:
 
     Raises:
         BalanceError: there are no units, a cost is negative, or their sum does not fit into 64 bits.
+        LengthError: costs are not integers, or not one-dimensional.
+        OptionError: `world_size` is not an integer of at least 1.
 
     >>> floor([6, 1, 1], world_size=2), floor([3, 3, 2], world_size=2)
     (0.5, 0.0)
@@ -84,7 +86,7 @@ def needs_context_parallelism(costs: ArrayLike, world_size: int, above: float = 
         above: the fraction by which a unit may exceed the mean cost of a rank; 0.1: 10 %.
 
     Raises:
-        BalanceError: as in `floor`.
+        BalanceError, LengthError, OptionError: as in `floor`.
 
     >>> needs_context_parallelism([1, 6, 1, 5, 1], world_size=4).tolist()
     [1, 3]

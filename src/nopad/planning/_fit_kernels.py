@@ -273,8 +273,9 @@ def harmonic(lengths: NDArray[Any], capacity: int, depth: int, k: int, pack_of: 
 def next_fit(lengths: NDArray[Any], capacity: int, depth: int, indptr: NDArray[Any]) -> int:
     """Pack sequences by next-fit, in order of arrival; return the number of packs.
 
-    Pack p gets the sequences from ``indptr[p]`` up to ``indptr[p + 1]`` (exclusive). `indptr` has n + 1 entries for n
-    sequences, as many as are needed if each sequence gets its own pack.
+    A pack closes when the next sequence does not fit, or when it holds `depth` sequences. Pack p gets the sequences
+    from ``indptr[p]`` up to ``indptr[p + 1]`` (exclusive). `indptr` has n + 1 entries for n sequences, as many as are
+    needed if each sequence gets its own pack.
     """
     packs, tokens, members = 0, 0, 0
     indptr[0] = 0

@@ -34,7 +34,7 @@ class Bound:
         packs: the bound; no plan has fewer packs than this.
         proof: name of the bound: "tokens", "big lengths", "depth", "pairs" or "certificate" (see the module); or, under
             conditions, "max_squares", "cost certificate" or "pack_multiple".
-        certificate: the values of lengths that prove the bound, or prove a lower bound that "max_squares" or
+        certificate: the values of lengths that prove the bound, or prove a smaller bound, which "max_squares" or
             "pack_multiple" then raises; None if no values of lengths are used.
 
     >>> import nopad

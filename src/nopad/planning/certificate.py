@@ -42,6 +42,9 @@ class Certificate:
         steps: ``((from length, value), ...)``: a length has the value of the last step that begins at or below it, 0 if
             there is none. The lengths rise, and the values do not fall.
 
+    Raises:
+        ValueError: lengths do not rise from 1 on, or values fall or are not from 0 to 2^40.
+
     >>> proof = Certificate(((1, 0), (3, 1), (6, 2)))
     >>> proof.best(capacity=8, depth=None)
     2

@@ -216,7 +216,8 @@ def _packed_again(out: Mapping[int, int], capacity: int, depth: int | None, most
 
     A pack holds at most `depth` sequences (None: unlimited), at most `capacity` tokens with each length rounded up to a
     multiple of `align`, and a sum of squared lengths of at most `most`. Of the packs that a sequence fits into, it goes
-    to the one with the highest sum. After `_MOST_LOOKS` looks at classes, it goes to a new pack instead.
+    to the one with the highest sum of squared lengths. After `_MOST_LOOKS` looks at classes (groups of equal packs),
+    nothing is searched any more, and the sequences left go to new packs.
     """
     if not out:
         return []

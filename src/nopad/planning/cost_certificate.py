@@ -37,11 +37,15 @@ _MAX_WORTH = 2**62
 
 @dataclass(frozen=True)
 class CostCertificate:
-    """Values of lengths, and the units in which tokens and squared lengths are counted.
+    """Values of lengths that prove a lower bound on the number of packs, under limits on tokens and squared lengths.
 
     Attributes:
         steps: ``((from length, value), ...)``, both rising; shorter lengths than the first are worth 0.
-        units: (T, S): the weight of a full pack in units of tokens and in units of squares.
+        units: (T, S): the numbers of units into which the two limits of a pack are divided, the limit on tokens and the
+            limit on squared lengths. The check counts the weights of lengths in these units, rounded down.
+
+    Raises:
+        ValueError: a number is not an integer or is out of range, or steps do not rise.
 
     >>> proof = CostCertificate(((3, 1), (6, 4)), (12, 40))
     >>> proof.best(capacity=12, squares=40)

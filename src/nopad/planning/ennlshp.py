@@ -52,7 +52,8 @@ def _extended(matrix: NDArray[np.float64], demand: NDArray[np.float64]) -> Syste
     """Return the matrix and the target of the paper's equation 24; the unknowns are x, then r.
 
     The upper half of the rows is the weighted problem, the lower half ``A x - r = b``. `matrix` is A, float64 ``[units,
-    strategies]``; `demand` is b, float64 ``[units]``. The matrix returned is float64 ``[2 units, strategies + units]``.
+    strategies]``, with a row for each length from 1 to the capacity, both in multiples of the granularity; `demand` is
+    b, float64 ``[units]``. The matrix returned is float64 ``[2 units, strategies + units]``.
     """
     units, strategies = matrix.shape
     padding = np.arange(1.0, units + 1)  # what an empty slot costs

@@ -21,6 +21,8 @@ __all__ = ["OverCover", "fill", "fit_remainder", "over_cover", "pad_remainder"]
 class OverCover(NamedTuple):
     """Figures of a rounded solution before its repair, counted as in the papers.
 
+    A slot is a place in a pack for a sequence of a given length.
+
     Attributes:
         missing: number of sequences without a slot.
         over: number of slots without a sequence.

@@ -54,8 +54,8 @@ class Choices:
 
     Attributes:
         rounding: how a fractional number of packs becomes whole: "nearest", "ceil" or "floor".
-        remainder: where sequences without a slot go: with "pad", into packs of their own, with padding; with
-            "best_fit", into the fullest packs that have room.
+        remainder: where the sequences go for which the solution has no slot (place in a pack): with "pad", into packs
+            of their own, with padding; with "best_fit", into the fullest packs that have room.
         granularity: lengths are rounded up to multiples of this many tokens.
     """
 

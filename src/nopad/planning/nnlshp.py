@@ -60,8 +60,8 @@ def nnlshp(
         rounding: how a fractional number of packs becomes whole: "nearest", "ceil" or "floor".
         weighting: the weight of lengths up to 8 tokens: 0.09 with "fixed", ``sqrt(8 / (2 * capacity))`` with
             "capacity"; longer lengths weigh 1. With `granularity`, rounded lengths count.
-        remainder: where sequences without a slot go: with "pad", into packs of their own, with padding; with
-            "best_fit", into the fullest packs that have room.
+        remainder: where the sequences go for which the solution has no slot (place in a pack): with "pad", into packs
+            of their own, with padding; with "best_fit", into the fullest packs that have room.
         granularity: lengths are rounded up to multiples of this many tokens, so that there are fewer strategies.
 
     Raises:

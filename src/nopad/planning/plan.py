@@ -91,6 +91,9 @@ class Plan:
 
         `histogram` holds the sequences that the pairs cover; this is not checked. The lower bound is computed from
         `histogram`, `options` and `certificate`; the other arguments are as in the class.
+
+        Raises:
+            FormatError: `certificate` cannot be checked under these limits.
         """
         merged: Counter[tuple[int, ...]] = Counter()
         for count, lengths in strategies:

@@ -58,7 +58,10 @@ def _median(numbers: list[int], counts: dict[int, int]) -> int:
 
 
 def _even(low: int, high: int) -> list[int]:
-    """Return the upper ends of equally wide ranges."""
+    """Return the upper ends of at most 24 equally wide ranges that cover `low` to `high`.
+
+    The width is 1, 2 or 5 times a power of ten, and the ends are its multiples.
+    """
     widths = (digit * 10**power for power in count() for digit in (1, 2, 5))
     width = next(w for w in widths if (high - 1) // w - (low - 1) // w < MOST)
     return [top * width for top in range((low - 1) // width + 1, (high - 1) // width + 2)]

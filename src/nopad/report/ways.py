@@ -67,7 +67,7 @@ def ways_of(plan: Plan, settings: Settings) -> list[Way]:
 
 
 def formulas(settings: Settings) -> list[str]:
-    """Return a sentence for each of steps, hours, money and energy whose setting is given: how it is computed.
+    """Return a sentence on how each of steps, GPU-hours, hours, money and energy is computed, if its setting is given.
 
     With `tokens_per_second`, one more sentence says what the computation leaves out.
     """

@@ -45,7 +45,7 @@ def within(
        until it finds a plan that meets the bound
     2. `by_tokens`, if the plan is more than ``bound // 100`` packs above the bound
     3. column generation, if the plan is above the bound (without `exact`: by more than ``bound // 2,000`` and
-       ``1 + bound // 10,000`` packs)
+       ``1 + bound // 10,000`` packs), and if capacity and number of sequences are small enough for its memory
 
     Args:
         histogram: the sequences, by length.

@@ -204,7 +204,7 @@ def spreads(strategies: Strategies) -> dict[str, Any]:
 
 
 def _to_mean(packs: int, cap: int, depth: int, cost: int, sequences: int) -> dict[str, Any]:
-    """Return what `spreads` returns; `cost` and `sequences` are those of all `packs` packs together."""
+    """Return what `spreads` returns; `cap` and `depth` are the highest of a pack, `cost` and `sequences` the totals."""
     return {
         "packs": packs,
         "cap": cap,

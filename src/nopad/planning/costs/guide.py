@@ -34,7 +34,7 @@ _ROUNDS, _AGAIN = 200, 3  # rounds of pricing: for the first linear program, and
 _NEAR = 2e-5  # pricing ends when no pattern is worth this much more than a pack
 _WHOLE = 1e-6  # a number this close to an integer counts as one
 _SCALE = 2**40  # the integer for a dual value of 1
-_FILLS, _FEW = 4, 40  # most plans in units, each for what the last one left over, if that is _FEW sequences or more
+_FILLS, _FEW = 4, 40  # most plans in rounded lengths, each for the sequences left by the one before (at least _FEW)
 _AGAIN_SHARE = 0.25  # share of the budget that is left, for each of these plans but the first
 _LEAST_LOOKS = 10**6  # classes that the final best-fit may always look at
 _MOST_LAYERS = 32  # of the knapsack: one for each number of sequences in a pack
@@ -148,7 +148,7 @@ class Guide:
 
 
 def guide(load: Load, budget: Budget) -> Guide | None:
-    """Return a plan in rounded lengths (units); None if the budget is too small, or the first linear program fails.
+    """Return a plan in rounded lengths (`Units`); None if the budget is too small, or the first linear program fails.
 
     The plan may leave out the sequences of about one pack, and more if the budget is spent or the solver fails later.
     If the solver failed, `Budget.trouble` says why.
@@ -231,11 +231,12 @@ def certify(plan: Guide, load: Load, align: int, budget: Budget) -> CostCertific
 
 
 def fill(plan: Guide, load: Load, align: int, budget: Budget) -> Packed:
-    """Return a plan of all sequences of `load` that follows a plan in units.
+    """Return a plan of all sequences of `load`: the patterns of `plan`, filled with real lengths.
 
-    Sequences without a slot are planned in units again, a few times; the last of them are placed by best-fit. The
-    operations of both steps are charged to `budget`, and those of filling (`FILLING`) by the caller. Best-fit always
-    places all sequences; with no budget left it may still look at a million classes of packs, and then opens new packs.
+    Each rounded length in a pattern of `plan` is a slot for one sequence. For sequences without a slot, `guide` makes a
+    plan in rounded lengths again, a few times; the last of them are placed by best-fit. The operations of both steps
+    are charged to `budget`, and those of filling (`FILLING`) by the caller. Best-fit always places all sequences; with
+    no budget left it may still look at a million classes of equal packs, and then opens new packs.
     """
     from nopad.planning.costs import _kernels
 
@@ -273,7 +274,7 @@ def _filled(
     classes: NDArray[np.int64],
     links: NDArray[np.int64],
 ) -> tuple[int, int]:
-    """Fill the slots of a plan with real lengths; return the number of packs and of links made.
+    """Fill the slots of `plan`, its rounded lengths, with real lengths; return the numbers of packs and links made.
 
     The packs are written from the start of `classes`, and the links from the start of `links`, as described in
     `nopad.planning.costs._kernels`. ``left[i]`` sequences of ``load.lengths[i]`` are left; those used are subtracted.

@@ -101,7 +101,11 @@ def nearly(histogram: Histogram, capacity: int, depth: int | None, *, budget: Bu
 def _planned(
     histogram: Histogram, capacity: int, depth: int | None, budget: Budget, effort: float, *, within: int
 ) -> Planned:
-    """Return the best plan found at the given depth and, if that plan is above its bound, at smaller depths."""
+    """Return the best plan found at the given depth and, if that plan is above its bound, at smaller depths.
+
+    The main search ends at a plan of at most `within` packs above the bound; the other arguments are those of
+    `optimal`.
+    """
     search = Search(histogram, capacity, depth, budget, within)
     _run(search)
     if search.best.packs > search.bound:

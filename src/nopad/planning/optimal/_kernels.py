@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 def knapsack(sizes: NDArray[Any], values: NDArray[Any], unlimited: bool, table: NDArray[Any]) -> None:
     """Fill ``table[j, r]`` with the highest total value of at most j items whose sizes add up to at most r.
 
-    `table` is int64 ``[depth + 1, capacity + 1]``; `sizes` ascend, and an item may be used repeatedly. If `unlimited`,
-    any number of items is allowed, and the table has just two rows, which are equal. In both cases, ``table[-2]`` gives
-    the value of what fits beside one item.
+    `table` is int64 ``[depth + 1, capacity + 1]``. Item i has the size ``sizes[i]`` (ascending) and the value
+    ``values[i]``, and may be used repeatedly. If `unlimited`, any number of items is allowed, and the table has just
+    two rows, which are equal. In both cases, ``table[-2]`` gives the value of what fits beside one item.
     """
     depth, capacity = table.shape[0] - 1, table.shape[1] - 1
     for r in range(capacity + 1):
@@ -55,8 +55,8 @@ def patterns_with(
 ) -> None:
     """For each p, write to ``out[p, :used[p]]`` the items of the most valuable pattern that contains item ``first[p]``.
 
-    `table` is that of `knapsack`. After ``first[p]`` the items are in order of size, largest first; among equally good
-    patterns the one with larger items is taken.
+    `table` is what `knapsack` made from the same sizes and values. After ``first[p]`` the items are in order of size,
+    largest first; among equally good patterns the one with larger items is taken.
     """
     depth, capacity = table.shape[0] - 1, table.shape[1] - 1
     for p in range(first.shape[0]):

@@ -102,7 +102,7 @@ class Search:
         self.best = Listed.placed(self.histogram, self.capacity, self.depth)
 
     def run(self) -> None:
-        """Try the heuristics, then column generation."""
+        """Try the heuristics, then, up to a capacity of 2^24, the steps of `go_on`; end early at a good plan."""
         if not self.good() and self.depth is not None:
             for packs in (self.bound, self.bound + 1):
                 if not self.good():
@@ -118,7 +118,7 @@ class Search:
         self.go_on()
 
     def guided(self) -> None:
-        """Plan in the finest units, then gather free space; for histograms whose exact linear program is too slow."""
+        """Plan in rounded lengths (`units`), then gather free space; for histograms whose exact program is too slow."""
         if self.good() or self.budget.trouble or self.capacity > _MOST_CAPACITY:
             return
         from nopad.planning.optimal.solver import SolverError
@@ -144,7 +144,7 @@ class Search:
         return self.fewer is not None and self.bound >= self.fewer
 
     def offer(self, packs: Listed) -> None:
-        """Keep `packs` as the best plan if they are fewer than those of the best plan so far."""
+        """Keep `packs` as the best plan if they are fewer than before; if `fewer` is None, charge for more entries."""
         if packs.packs < self.best.packs:
             if self.fewer is None:
                 self.budget.charge(_ENTRY_STEPS * max(0, packs.copies.size - self.best.copies.size))
@@ -202,9 +202,9 @@ class Search:
     def _steps(self) -> None:
         """Take the steps of the search in their order, until a plan is good or the budget is spent.
 
-        The exact program is tried before the program in units only if the plan is near the bound, or if the budget is
-        enough for twice the estimated work of a hard input. One dive from the exact program is allowed; if an earlier
-        call made dives, one is allowed for each value of `_PARTS` that is left.
+        The exact program is tried before the program over rounded lengths only if the plan is near the bound, or if the
+        budget is enough for twice the estimated work of a hard input. One dive from the exact program is allowed; if an
+        earlier call made dives, one is allowed for each value of `_PARTS` that is left.
         """
         self.dives = 1 if not self.dived else len(_PARTS) - self.dived
         close, gather, first = self._close_in_part, self._gather, self._gather_in_part
@@ -270,7 +270,7 @@ class Search:
             self._exact(whole=False)
 
     def _exact_in_part(self) -> None:
-        """Continue with the exact program, but leave some budget to gather what its rounding leaves free."""
+        """Continue with the exact program (`_exact`), but leave some budget to gather free space afterwards."""
         with self.budget.part(_CONTINUING):
             self._exact()
 

@@ -39,8 +39,8 @@ def gather(packs: Listed, capacity: int, depth: int | None, goal: int, budget: B
 
     Packs with many copies are searched first: c of their copies are handled as one, and the result is used c times.
     Packs that still have free space are then searched again with a smaller c, together with packs that have fewer
-    copies. The search ends when c is 1, when a level removes less than 30 % of its packs above its goal, or when the
-    budget is spent.
+    copies; the search with one value of c is a level. The search ends after the level with c = 1, when a level removes
+    less than 30 % of its packs above its goal, or when the budget is spent.
     """
     level = int(packs.copies[packs.tokens < capacity].max(initial=1))
     while packs.packs > goal and not budget.spent():
@@ -66,6 +66,8 @@ def gather(packs: Listed, capacity: int, depth: int | None, goal: int, budget: B
 
 def _chosen(packs: Listed, capacity: int, level: int) -> NDArray[np.int64]:
     """Return how often each entry of `packs` is searched: at most its copies // `level`; int64 ``[entries]``.
+
+    `level` is the c of `gather`: so many copies of a pack are handled as one.
 
     All packs with free space are searched, up to `_MOST` sequences, and some full packs, drawn at random: the search
     moves free space into full packs when it finds nothing else to do.

@@ -68,6 +68,9 @@ def solve(items: Items, budget: Budget, *, within: float = 0.0, seeds: Iterable[
 
     The linear program starts from the patterns of a best-fit packing and from `seeds`. Rounding ends early at a packing
     that exceeds the bound by at most `within` times the bound (0.01: 1 %).
+
+    Raises:
+        SolverError: HiGHS did not reach an optimum of the linear program before its rounding.
     """
     master = Master(items)
     master.add(best_fit(items, items.demand))

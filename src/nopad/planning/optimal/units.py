@@ -108,9 +108,10 @@ def _histogram(like: Histogram, counts: NDArray[np.int64]) -> Histogram:
 
 
 def fill(packing: Packing, units: Units, histogram: Histogram, capacity: int, depth: int | None) -> Listed:
-    """Return packs of the real lengths of `histogram`, by filling the slots of a packing of `units`.
+    """Return packs of the real lengths of `histogram`, by filling the slots of a packing of the items of `units`.
 
-    Sequences without a slot are packed by best-fit. `capacity` is in tokens.
+    Each item in a pattern of `packing` is a slot for one real length. Sequences without a slot are packed by best-fit.
+    `capacity` is in tokens.
     """
     from nopad.planning.optimal import _kernels
 
@@ -138,9 +139,9 @@ def fill(packing: Packing, units: Units, histogram: Histogram, capacity: int, de
 def plan_in_units(
     histogram: Histogram, capacity: int, depth: int | None, budget: Budget, finest: int
 ) -> tuple[Listed, tuple[Solved, Units] | None]:
-    """Plan in units; return packs of real lengths, and the first solved linear program and its `Units`, for `certify`.
+    """Plan in rounded lengths (`Units`); return ``(packs of real lengths, what certify needs)``.
 
-    A pack has at most `finest` units.
+    The second result is the first solved linear program and its `Units`. A pack has at most `finest` units.
 
     A large histogram is planned in parts (`divide`), and each remainder is divided again. Parts for which the budget
     allows no linear program are packed by best-fit; if these are all parts, the second result is None.

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 def knapsack(sizes: NDArray[Any], values: NDArray[Any], table: NDArray[Any]) -> None:
     """Fill ``table[r, q]`` with the highest total value of classes that fit into the two limits r and q.
 
-    Their first sizes add up to at most r, and their second sizes to at most q. Class i has the two sizes ``sizes[i]``
-    (``[m, 2]``) and the value ``values[i]``. The first sizes ascend, no class has both sizes 0, and a class may be used
-    any number of times.
+    A class stands for sequences of equal or similar size. The first sizes of the classes chosen add up to at most r,
+    and their second sizes to at most q. Class i has the two sizes ``sizes[i]`` (``[m, 2]``) and the value
+    ``values[i]``. The first sizes ascend, no class has both sizes 0, and a class may be used any number of times.
     """
     rooms, places = table.shape
     table[:] = 0
@@ -78,8 +78,9 @@ def patterns_with(
 ) -> None:
     """For each p, write to ``out[p, :used[p]]`` the best pattern within ``limits[p]`` that contains class ``first[p]``.
 
-    If ``first[p]`` is negative, the best pattern within ``limits[p]`` is written. `table` is that of `knapsack`. A
-    pattern longer than a row of `out` is cut off.
+    The best pattern is a multiset of classes with the highest total value. If ``first[p]`` is negative, the best
+    pattern within ``limits[p]`` is written. `table` is what `knapsack` made from the same sizes and values. A pattern
+    longer than a row of `out` is cut off.
     """
     for p in range(first.shape[0]):
         room, place, at = limits[p, 0], limits[p, 1], 0

@@ -83,7 +83,8 @@ def _packing(task: Task, made: Packed, order: NDArray[np.int64], budget: Budget)
 def _by_one(task: Task, limits: NDArray[np.int64], tight: int, budget: Budget) -> tuple[Packed, NDArray[np.int64]]:
     """Plan the tight kind alone, deal out sequences evenly by the other kind, and mend packs over a limit.
 
-    `tight` is the index of the tight kind. Returns ``(packs, order)`` as `_spread` does.
+    The tight kind, with the index `tight` (0 or 1), is the kind of size that needs more packs by itself. Returns
+    ``(packs, order)`` as `_spread` does.
     """
     own, other = task.sizes[:, tight], task.sizes[:, 1 - tight].astype(np.float64)
     lengths, label = np.unique(own, return_inverse=True)
@@ -120,7 +121,7 @@ def follow(task: Task, classes: Classes, columns: list[Column], relaxed: Relaxed
 
 @dataclass(frozen=True, eq=False)
 class _Slots:
-    """The slots of all packs, one by one.
+    """The slots of all packs, one by one; a slot is the place of one sequence in a pack.
 
     Attributes:
         pack: the pack of each slot, ascending; int64 ``[n]``.
@@ -259,7 +260,10 @@ def _swapped(
 def _mended(
     task: Task, limits: NDArray[np.int64], items: NDArray[np.int64], pack: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
-    """Choose sequences to take out of packs above a limit; return which slots keep their sequence; bool ``[n]``."""
+    """Choose sequences to take out of packs above a limit; return which slots keep their sequence; bool ``[n]``.
+
+    ``items[s]`` is the size in slot s, ``pack[s]`` the slot's pack, and ``limits[p]`` the two limits of pack p.
+    """
     kept = np.ones(items.size, dtype=bool)
     sums = np.zeros_like(limits)
     np.add.at(sums, pack, task.sizes[items])

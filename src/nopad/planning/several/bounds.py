@@ -42,7 +42,9 @@ class PriceBound:
 
 
 def price_bound(task: Task, certificate: PriceCertificate | None = None) -> PriceBound:
-    """Return the highest lower bound, including that of `certificate` if given; if several are equal, the simplest.
+    """Return the highest lower bound on the price of any plan for `task`; if several are equal, the simplest.
+
+    The bounds are those of the module, and that of `certificate` if it is given.
 
     Raises:
         FormatError: the certificate cannot be checked.
@@ -67,7 +69,10 @@ def _limits(task: Task) -> list[tuple[int, int]]:
 
 
 def best_rates(task: Task) -> tuple[Fraction, Fraction]:
-    """Return the two rates that prove the highest bound of the kind "sizes" (see the module), as exact fractions."""
+    """Return the two rates that prove the highest bound of the kind "sizes" (see the module), as exact fractions.
+
+    A rate is the value of a unit of the first or of the second size; no pack may be worth more than its price.
+    """
     one, other = task.loads
     return max(_corners(task), key=lambda rates: rates[0] * one + rates[1] * other)
 

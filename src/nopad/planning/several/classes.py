@@ -37,9 +37,11 @@ class Classes:
     Attributes:
         corners: the sizes at which classes begin, in lexicographic order; int64 ``[m, 2]``. For classes made by
             `along`, or by `of` with `middle`, the mean sizes of classes instead.
-        of_size: the class of each distinct size of the task; -1: sand; int64 ``[k]``.
+        of_size: the class of each distinct size of the task; -1: the size is below all classes, and is sand entirely;
+            int64 ``[k]``.
         demand: number of sequences of each class; float64 ``[m]``.
-        sand: total sand, in each of the two kinds of size.
+        sand: total sand in each of the two kinds of size. Sand is what sequences have beyond the corners of their
+            classes; the linear program may divide it among packs at will.
         units: the units in which the pricing table counts both sizes; int64 ``[2]``.
         exact: whether every distinct size is a class, and the table has units of 1.
     """
@@ -111,7 +113,7 @@ class Classes:
     def _middle(
         cls, task: Task, of_size: NDArray[np.int64], demand: NDArray[np.float64], units: NDArray[np.int64]
     ) -> Classes:
-        """Return classes of these sizes, the corner of each at the mean of its sizes, rounded to units."""
+        """Return classes whose corners are the means of their sizes, rounded to `units`; arguments as in the class."""
         inside = of_size >= 0
         loads = task.sizes * task.counts[:, None].astype(np.float64)
         sums = [np.bincount(of_size[inside], loads[inside, kind], minlength=demand.size) for kind in (0, 1)]
@@ -136,7 +138,7 @@ class Classes:
 
 
 def _second_edges(task: Task, unit: int, most: int, alone: bool) -> NDArray[np.int64]:
-    """Return the edges of the second size, ascending multiples of `unit`.
+    """Return the second sizes at which classes begin (edges), as ascending multiples of `unit`; int64.
 
     If the second size has few values, each is an edge. Otherwise there are about ``sqrt(most) / 2`` edges; with
     `alone`, when classes are divided by the second size only, about `most`.
@@ -159,9 +161,10 @@ def _units(limits: NDArray[np.int64], cells: int) -> NDArray[np.int64]:
 
 
 def _edges(task: Task, kind: int, most: int, unit: int, *, fine: bool = False) -> NDArray[np.int64]:
-    """Return 0 and about `most` edges of the first (`kind` 0) or second size (1), ascending multiples of `unit`.
+    """Return 0 and about `most` sizes at which classes begin (edges), as ascending multiples of `unit`; int64.
 
-    Edges begin where sand ends; with `fine`, they begin at `unit`, so that the smallest sizes are told apart too.
+    They are first sizes if `kind` is 0, second sizes if it is 1. Edges begin at 1/16 of the smallest capacity, since
+    smaller sizes are sand; with `fine`, they begin at `unit`, so that the smallest sizes are told apart too.
     """
     limits = np.unique(task.capacities[:, kind])
     limits = limits[limits > 0]
@@ -189,8 +192,9 @@ def _small(own: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int6
 def _even(own: NDArray[np.int64], counts: NDArray[np.int64], least: int, most: int) -> NDArray[np.int64]:
     """Return at most `most` edges from `least` on, denser where there are more sequences.
 
-    The density of edges is about proportional to the square root of the density of sequences. This nearly minimises
-    the sum, over all sequences, of the part of their size beyond the edge below.
+    There are ``counts[i]`` sequences of size ``own[i]``. The density of edges is about proportional to the square root
+    of the density of sequences. This nearly minimises the sum, over all sequences, of the part of their size beyond the
+    edge below.
     """
     own, counts = own[own >= least], counts[own >= least]
     if most < 2 or not own.size:

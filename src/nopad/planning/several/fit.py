@@ -21,7 +21,10 @@ MOST_FITTED = 3000  # sequences for which this is fast enough
 
 
 def best_fit(task: Task, counts: NDArray[np.int64]) -> Packing:
-    """Return the cheapest packing of ``counts[i]`` sequences of each size i, over all preferred capacities."""
+    """Return the cheapest of several packings of ``counts[i]`` sequences of each size i, one per preferred capacity.
+
+    The preferred capacity is that of new packs, where a sequence fits into it (see the module).
+    """
     return min((_prefer(task, counts, j) for j in task.by_price), key=task.price)
 
 

@@ -60,8 +60,8 @@ def plan_several(
             size; K is at most 64.
         prices: what one pack of each capacity costs, such as seconds per step; numbers ``[K]`` from 1e-100 to 1e100, at
             most a factor of 10^9 apart. A float stands for the decimal that Python prints. None: a single capacity
-            costs 1; several capacities cost their number of tokens each, so that the plan has few slots in total. With
-            two kinds of size, several capacities need prices.
+            costs 1; several capacities cost their number of tokens each, so that the plan has few slots (tokens and
+            padding) in total. With two kinds of size, several capacities need prices.
         counts: number of sequences of each size in `sizes`; integers ``[n]``, >= 0. None: one of each. Not allowed with
             a `Histogram`.
         depth: most sequences that a pack may hold; None: unlimited. Only for one kind of size.

@@ -91,7 +91,8 @@ def _picked(
 ) -> NDArray[np.int64]:
     """Return the indices of the sizes to raise: all whose value can rise if these are few, otherwise a selection.
 
-    The selection is denser where more can be gained: where many sequences can rise much.
+    The selection is denser where more can be gained: where many sequences can rise much. `own` is the extra that each
+    size has now; the other arguments are those of `_sizes` and of the kernel `lift`.
     """
     most = np.full(len(sizes), MAX_VALUE, dtype=np.int64)
     for j, limit in enumerate(limits):

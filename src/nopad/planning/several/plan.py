@@ -47,7 +47,7 @@ class SeveralPlan:
         prices: price of one pack of each capacity; K numbers.
         depth: most sequences a pack may hold; None: unlimited.
         indptr: strategy s holds ``sizes[indptr[s]:indptr[s + 1]]``; int64 ``[strategies + 1]``.
-        sizes: size of each sequence of all strategies, largest first within a strategy; int64 ``[slots, kinds]``.
+        sizes: size of each sequence of all strategies, largest first within a strategy; int64 ``[indptr[-1], kinds]``.
         counts: number of packs of each strategy, >= 1; int64 ``[strategies]``.
         used: index in `capacities` of the capacity that each strategy uses; int64 ``[strategies]``.
         bound: the proven lower bound on the price, as a multiple of `unit`, and what proves it.
@@ -175,7 +175,7 @@ class SeveralPlan:
         )
 
     def summary(self) -> dict[str, Any]:
-        """Return price, lower bound, and the number of packs and efficiency of each capacity, as a JSON-ready dict."""
+        """Return the main figures by name, such as price, lower bound, and packs by capacity; JSON values."""
         rows = zip(self.capacities, self.prices, self._packs, self.loads, strict=True)
         return {
             "depth": self.depth,

@@ -43,12 +43,13 @@ _LONGEST = 4096  # most classes in one pattern
 class Relaxed:
     """The result of the linear program, at its optimum or when the budget or the number of rounds ended.
 
-    `times` and `price` are those of the last round; `rates`, `extras` and `proven` are those of the round that proves
-    the highest bound.
+    Sand is what sequences have beyond the corners of their classes (`nopad.planning.several.classes`). `times` and
+    `price` are those of the last round; `rates`, `extras` and `proven` are those of the round that proves the highest
+    bound.
 
     Attributes:
         times: how often each column is used, may be fractional; float64 ``[columns]``.
-        rates: the rates of sand for both sizes, as shares of the highest price; float64 ``[2]``.
+        rates: the value of a unit of sand of each of the two sizes, as a share of the highest price; float64 ``[2]``.
         extras: value of each class minus ``rates . corner``, as a share of the highest price; float64 ``[m]``.
         price: the price of the program's solution, in the unit of `Task.prices`.
         proven: approximately the lower bound on the price that the duals prove, in the same unit.
@@ -62,7 +63,11 @@ class Relaxed:
 
 
 class Master:
-    """The linear program over the columns added so far."""
+    """The linear program over the columns added so far.
+
+    A column is a capacity and the classes of sequences that share a pack of it; the room that they leave holds sand,
+    which is what sequences have beyond the corners of their classes (`nopad.planning.several.classes`).
+    """
 
     def __init__(self, task: Task, classes: Classes) -> None:
         """Create the rows, and columns that cover every class and all sand."""
@@ -190,7 +195,10 @@ class Master:
         return price, times, np.array(solution.row_dual)
 
     def _price(self, rates: NDArray[np.float64], extras: NDArray[np.float64]) -> tuple[float, list[Column]]:
-        """Return the highest ratio of a pack's value to its price, and up to 60 columns worth more than their price."""
+        """Return the highest ratio of a pack's value to its price, and up to 60 columns worth more than their price.
+
+        Values come from `rates` and `extras`, which are as in `Relaxed`.
+        """
         from nopad.planning.several import _kernels
 
         chosen = self._order[extras[self._order] > 0]

@@ -167,6 +167,7 @@ class _Search:
     def _loose(self) -> NDArray[np.bool_]:
         """Return which sizes have no extra, so that any capacity may hold them at no loss; bool ``[k]``.
 
+        The extra of a size is its value in the linear program beyond ``rates . size`` (`PriceCertificate`).
         Before a linear program was solved, all sizes count as such.
         """
         if self.worth is None:
@@ -192,7 +193,7 @@ class _Search:
         return bool(task.counts.size <= _MOST_EXACT and cells * task.counts.size <= _EXACT_CELLS)
 
     def _exact(self) -> None:
-        """Solve with every size as a class."""
+        """Solve the linear program in which every size is a class of its own, and round it to packs."""
         master = Master(self.task, Classes.every(self.task))
         relaxed = master.relax(self.budget, near=1e-9)
         if relaxed is None:
@@ -214,7 +215,7 @@ class _Search:
         return min(_MOST_CLASSES, int((steps / cells) ** 0.5))
 
     def _classes(self) -> None:
-        """Solve with classes of sizes: one program proves a bound, another says what each capacity gets."""
+        """Solve with sizes grouped into classes: one program proves a bound, another says what each capacity gets."""
         task, most = self.task, self._most_classes()
         proven = 0.0
         best: tuple[int, ...] = (0, 1)
@@ -245,7 +246,7 @@ class _Search:
                 break
 
     def _follow(self, classes: Classes, master: Master, relaxed: Relaxed) -> None:
-        """Make plans that follow a program over the means of classes."""
+        """Make plans that follow `relaxed`, the solution of a program in which each class has the mean of its sizes."""
         task = self.task
         if self.price is not None and (relaxed.price >= self.price or self.budget.spent()):
             return
@@ -301,9 +302,9 @@ def _used(task: Task, master: Master, relaxed: Relaxed) -> NDArray[np.float64]:
 def _whole_packs(
     task: Task, master: Master, relaxed: Relaxed, goal: int, budget: Budget, best: Packing | None
 ) -> Packing:
-    """Return the cheapest packing found: by a dive, `best`, or by an integer program.
+    """Return the cheapest of three packings: that of a dive, `best` (unless None), and that of an integer program.
 
-    The integer program is tried only if the other packings cost more than `goal`.
+    The integer program is tried only if the other two cost more than `goal`.
     """
     found = [dive(task, master, relaxed, goal, budget)] + ([best] if best else [])
     cheapest = min(found, key=task.price)

@@ -65,7 +65,11 @@ def shares(task: Task, classes: Classes, columns: list[Column], times: NDArray[n
 
 
 def _of_classes(places: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the share of each class that goes to each capacity; float64 ``[m, K]``."""
+    """Return the share of each class that goes to each capacity; float64 ``[m, K]``.
+
+    ``places[i, j]`` is how many sequences of class i the packs of capacity j take. A class without places has shares of
+    0.
+    """
     total = places.sum(axis=1, keepdims=True)
     return np.where(total > 0, places / np.where(total > 0, total, 1.0), 0.0)
 
@@ -220,7 +224,7 @@ def _filled(task: Task, j: int, packing: Packing, counts: NDArray[np.int64], oth
 
 
 def _by_lengths(task: Task, j: int, budget: Budget, quick: bool = False) -> Packing:
-    """Pack sequences of one kind of size into packs of capacity j (`quick`: by best-fit)."""
+    """Pack all sequences of `task`, which has one kind of size, into packs of capacity j (`quick`: by best-fit)."""
     capacity, lengths = int(task.capacities[j, 0]), task.sizes[:, 0]
     histogram = Histogram(lengths, task.counts)
     if quick:
