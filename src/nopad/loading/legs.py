@@ -1,9 +1,9 @@
 """Legs: the parts of an epoch between two changes of the ranks, and the steps of the current leg.
 
 An epoch is one leg, unless training stops in the middle and goes on with another number of ranks or nodes, another step
-(accumulation, units per rank, token cap) or another balance. Then a new leg begins, which deals exactly the units that
-no earlier leg has taken. A state stores only a few integers per leg: the order of a leg is computed again from the
-seed, the epoch, the leg's number and the units left.
+(accumulation, units per rank, token cap) or another balance. Then a new leg begins, which deals exactly the units
+(packs, rows, single sequences or groups) that no earlier leg has taken. A state stores only a few integers per leg: the
+order of a leg is computed again from the seed, the epoch, the leg's number and the units left.
 
 Cost: O(units) when a leg begins, and once more for every earlier leg; O(units of a step) per step.
 """
@@ -56,7 +56,8 @@ class Leg:
 class Course:
     """The steps of the current leg: which units each rank gets in each step. Every rank computes the same.
 
-    A leg is a part of an epoch in which ranks, step and balance stay the same.
+    A leg is a part of an epoch in which ranks, step and balance stay the same. Units are packs, rows, single sequences
+    or groups of sequences.
 
     Attributes:
         steps: number of steps from the beginning of this leg to the end of the epoch.
@@ -207,6 +208,7 @@ def ordered(
 
     Raises:
         OptionError: a leg's balance would reorder units that must stay in their phases (`Units.phased`).
+        BalanceError: the balance of the first leg cannot draw these units, or the cost model gives an invalid cost.
         FormatError: a finished leg cannot have taken its steps from these units.
     """
     left = units.order
@@ -289,8 +291,11 @@ def _taken_by(units: Units, left: NDArray[Any], leg: Leg) -> int:
 def _drawn(costs: NDArray[np.int64], leg: Leg, key: int, *, resumed: bool) -> NDArray[Any]:
     """Return the order of a leg, as indices into `costs`.
 
-    If `resumed` is True and draw "stratified" fails, as it does when earlier legs used up a stratum, the order stays as
-    it was given.
+    If `resumed` is True and draw "stratified" fails, as it does when earlier legs used up a stratum (a range of costs),
+    the order stays as it was given.
+
+    Raises:
+        BalanceError: the balance cannot draw these units.
     """
     try:
         return draw(costs, leg.shape, leg.balance, key)
@@ -303,9 +308,13 @@ def _drawn(costs: NDArray[np.int64], leg: Leg, key: int, *, resumed: bool) -> ND
 def _whole_steps(
     units: int, shape: Shape, last: Last, resumed: bool, cuts: NDArray[np.int64] | None
 ) -> tuple[int, int]:
-    """Return (steps, places left empty) of a leg with this many units; `cuts`: where steps begin under a cap.
+    """Return (steps, places for units that stay empty) of a leg with this many units.
 
-    Under a cap too, the last units make a whole step only if there are ``shape.per_step`` of them.
+    `cuts` is what `_cuts` returns: where steps begin under a token cap, or None. Under a cap too, the last units make a
+    whole step only if there are ``shape.per_step`` of them. `last` and `resumed` are those of `Course`.
+
+    Raises:
+        OptionError: units are left over and `last` is "refuse"; or there is no step, and `resumed` is False.
     """
     steps, over = divmod(units, shape.per_step)
     if cuts is not None:

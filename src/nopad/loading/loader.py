@@ -114,6 +114,10 @@ class PackedLoader:
     Raises:
         OptionError: an argument is invalid, two contradict each other, or the units do not make a single step.
         LengthError: a sequence (or group) is longer than the capacity, or than `token_cap`.
+        PlanMismatchError: `plan` is for other lengths or another capacity.
+        BalanceError: the balance cannot draw or deal these units, or `cost` gives an invalid cost.
+        SourceError, FormatError, CorruptError, RecordError: the data cannot be read, as for `open_tokens`.
+        StorageError: `host_dir`, or the folder for copies of the tokens, cannot be written.
 
     >>> import nopad
     >>> loader = nopad.PackedLoader([[1, 2, 3], [4], [5, 6], [7, 8, 9]], capacity=4, rows=1)
@@ -375,7 +379,7 @@ class PackedLoader:
 
         Raises:
             OptionError: the ranks have different data or options (checked once, if torch.distributed is in use), or
-                another iteration of this loader began meanwhile.
+                another iteration of this loader began meanwhile, or the loader was set to another place.
             CorruptError, SourceError: the data changed since the loader was made.
         """
         return self._moved_on(lambda: self._supply.batches(self._at))
@@ -461,7 +465,7 @@ def _collated(sequences: Sequences, form: Form, per_row: NDArray[np.int64]) -> P
 
 
 def _shared(ranks: Ranks, feed: Feed, host_dir: str | os.PathLike[str] | None) -> HostArrays | None:
-    """Return this host's shared arrays; None if there is no `host_dir`, and a node has one rank or data are small."""
+    """Return this host's shared arrays; None if `host_dir` is None, and a node has one rank or the data are small."""
     if host_dir is None and (ranks.node_size == 1 or feed.sequences < _SHARED_FROM):
         return None
     return HostArrays(feed.facts(), None if host_dir is None else Path(host_dir))

@@ -244,7 +244,11 @@ def _columns(found: Sequences) -> set[str]:
 
 
 def _shares(weights: Mapping[str, float] | None, names: tuple[str, ...], tokens: list[int]) -> list[Fraction]:
-    """Return the share of each source; they add up to 1."""
+    """Return the share of each source, in the order of `names`; the shares add up to 1.
+
+    Raises:
+        OptionError: a weight names no source, is missing, or is not a finite number above 0.
+    """
     if weights is None:
         return [Fraction(count, sum(tokens)) for count in tokens]
     for name in weights:

@@ -39,7 +39,7 @@ class Units:
     """The units of one epoch.
 
     Attributes:
-        seq_lengths: length of each sequence in tokens; ``[sequences]``, of the narrowest unsigned type.
+        seq_lengths: length of each sequence in tokens; integers ``[sequences]``, as narrow as `narrow` makes them.
         indptr: unit u holds the sequences ``sequence[indptr[u]:indptr[u + 1]]``; ``[units + 1]``. None: unit u is
             sequence u.
         sequence: sequence numbers, unit after unit; ``[sequences]``; None: ascending, so that unit u holds the

@@ -206,7 +206,7 @@ class Answers(Task):
         return questions, contexts, spans
 
     def results(self, outputs: Any, batch: PackedBatch) -> list[dict[str, Any]]:
-        """Return, for each window of the batch, its best ``spans``, and ``null``, the score for no answer.
+        """Return, for each window (sequence) of the batch, its best ``spans``, and ``null``, the score for no answer.
 
         A span is a list of its first token, its last token (inclusive) and its score. Tokens are counted from the
         context's first token in the window. The score is the start logit of the first token plus the end logit of the

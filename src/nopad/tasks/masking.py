@@ -64,7 +64,7 @@ class Masking(EpochCollate):
         self.mask_id, self.marked = self.masks.mask_id, marked
 
     def facts(self) -> dict[str, Any]:
-        """Return the settings on which masks depend, by name: seed, rate, most predictions, and a hash of token ids."""
+        """Return the settings on which masks depend, by name: seed, rate, `max_predictions`, a hash of token ids."""
         how = self.masks
         ids = hashlib.sha256(np.concatenate([[how.mask_id], how.special, [-1], how.ordinary]).tobytes())
         return {

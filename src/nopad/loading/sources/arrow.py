@@ -48,7 +48,7 @@ def dataset_tokens(dataset: Any, options: ReaderOptions, *, empty: str = "refuse
 
     Raises:
         SourceError: the dataset has a transform, is an iterable dataset or a dict of splits, or has no columns that can
-            be used.
+            be used; or there is another reason, as for `ArrowTokens`.
         LengthError: a row has no token, and `empty` is "refuse".
     """
     name = "dataset"
@@ -64,7 +64,8 @@ def file_tokens(paths: Sequence[Path], options: ReaderOptions, *, empty: str = "
     """Return the rows of Arrow files or streams, one file after the other, as a source.
 
     Raises:
-        SourceError: a file is missing, damaged, or has other columns than the first.
+        SourceError: a file is missing, damaged, or has other columns than the first; or there is another reason, as for
+            `ArrowTokens`.
         LengthError: a row has no token, and `empty` is "refuse".
     """
     name = str(paths[0]) if len(paths) == 1 else f"{paths[0].parent} ({len(paths)} Arrow files)"

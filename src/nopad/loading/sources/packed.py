@@ -29,7 +29,8 @@ __all__ = ["IndexTokens", "packed_tokens"]
 def packed_tokens(path: Path, *, spool: str | os.PathLike[str] | None = None) -> ArrayTokens:
     """Return the sequences of a packed dataset, in the order in which they are stored, with their record numbers.
 
-    The tokens are copied to files in the folder `spool`, or to memory (see `nopad.loading.sources.spool.spooled`).
+    The tokens are copied (`nopad.loading.sources.spool.spooled`) to files in the folder `spool`. If `spool` is None, up
+    to 4 million tokens are copied to memory, more to files in ``$XDG_CACHE_HOME/nopad/tokens``.
 
     Raises:
         FormatError, CorruptError: the folder is not a packed dataset, is unfinished or damaged.
@@ -58,8 +59,8 @@ class IndexTokens(TokenSource):
     Columns are those of the source, and ``seq_index``, the number of each sequence's record.
 
     Raises:
-        PlanMismatchError: the source has fewer records than the index names, or a record does not have the length that
-            the index says.
+        PlanMismatchError: the source has fewer records than the index names, or a record's length does not fit the
+            index.
         SourceError: the dataset holds its tokens itself.
         FormatError, CorruptError: the index is unfinished or damaged.
     """

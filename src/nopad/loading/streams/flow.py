@@ -24,7 +24,7 @@ class Flow:
     """The units (packs or single sequences) of one rank from a place on, in order."""
 
     def __init__(self, place: StreamPlace, reader: Reader, packing: Packing, shuffling: Shuffling) -> None:
-        """Begin at `place`; reading and tokenising start with the first call of `take`, and then run ahead."""
+        """Begin at `place`; reading and tokenising start when `take` first needs more units, and then run ahead."""
         self._place, self._shuffling = place, shuffling
         self._ready = deque(place.ready)
         self._groups = cast(Generator[Read, None, None], reader.groups(place.cursor))

@@ -63,7 +63,7 @@ class Packing:
 
 
 class Packer:
-    """Makes units from sequences as they arrive, and numbers the sequences from 0 in this order."""
+    """Makes units (packs or single sequences) from sequences as they arrive, and numbers these from 0 in this order."""
 
     def __init__(self, packing: Packing) -> None:
         """Begin without any sequence."""

@@ -102,7 +102,7 @@ def _packed(column: NDArray[Any]) -> dict[str, str]:
 
 
 def read_state(state: Any, packing: Packing) -> tuple[StreamPlace, dict[str, Any]]:
-    """Return the place and the facts in a state.
+    """Return the place and the facts in a state, after checking that the place fits `packing`.
 
     Raises:
         FormatError: `state` is not a state of a loader over a stream, is of another format version, or has impossible
@@ -135,7 +135,11 @@ def read_state(state: Any, packing: Packing) -> tuple[StreamPlace, dict[str, Any
 
 
 def _check(place: StreamPlace, packing: Packing) -> None:
-    """Refuse a place whose numbers contradict one another or `packing`."""
+    """Refuse a place whose numbers contradict one another or `packing`.
+
+    Raises:
+        FormatError: the numbers do not fit together, or a pack is above the capacity.
+    """
     held, numbers = place.held, [number for pack in place.ready for number in pack]
     deal = place.cursor.deal
     fits = deal.rank < deal.world_size and deal.count < deal.world_size

@@ -247,6 +247,7 @@ class StreamSupply(Supply):
 
         Raises:
             OptionError: `workers` is above 1; or the stream ended in the middle of a step, and `last` is "refuse".
+            SourceError, RecordError: as in `Flow.take`.
         """
         if workers > 1:
             self.check_workers(workers)
