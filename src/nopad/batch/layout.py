@@ -285,7 +285,8 @@ def _in_rows(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return where each sequence begins in the concatenated rows, and how many slots of each row are taken.
 
-    The rows take the sequences in the order of `lens`. The results are int64 ``[S]`` and ``[R]``.
+    A slot holds a token or padding. The rows take the sequences in the order of `lens`. The results are int64 ``[S]``
+    and ``[R]``.
 
     Raises:
         OptionError: the rows take more or fewer sequences than there are.

@@ -402,7 +402,7 @@ class PackedBatch(MutableMapping[str, Any]):
 
     @property
     def weight(self) -> int:
-        """Weight of the batch in counts and losses: 1, or 0 for a stand-in (`as_stand_in`)."""
+        """Weight of the batch in counts and losses: 1, or 0 for a stand-in, which does not count (`as_stand_in`)."""
         return int(not self.layout.stand_in)
 
     def as_stand_in(self) -> PackedBatch:

@@ -126,7 +126,8 @@ class Epochs:
     def _begun(self, at: Position) -> _Begun:
         """Return the units of the epoch that begins at `at`, and its first leg as a pair (key from `_which`, `Course`).
 
-        Without a token cap, the second result is None: no steps have to be cut, so the leg is dealt later.
+        A leg is a part of an epoch in which ranks, step and balance stay the same. Without a token cap, the second
+        result is None: no steps have to be fitted to a cap, so the leg is dealt later.
         """
         units = self._made(at.epoch)
         return units, None if at.leg.token_cap is None else (_which(at), self._dealt(units, at))
@@ -155,7 +156,7 @@ class Epochs:
         """Refuse a position that lies beyond the end of its epoch.
 
         Raises:
-            FormatError: the position counts more units or steps than the epoch has.
+            FormatError: the position counts more units (packs, rows, sequences or groups) or steps than the epoch has.
         """
         taken = sum(leg.steps * leg.shape.per_step for leg in at.past if leg.token_cap is None)
         if taken > len(self.units(at.epoch)):

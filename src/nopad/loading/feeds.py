@@ -70,7 +70,7 @@ class Feed(ABC):
 
     @abstractmethod
     def units(self, epoch: int) -> Units:
-        """Return the units of epoch number `epoch` (from 0); every rank gets the same."""
+        """Return the units (packs, rows, sequences or groups) of epoch `epoch`, from 0; the same on every rank."""
 
     def notes(self, epoch: int) -> tuple[str, ...]:
         """Return further lines for the summary of epoch number `epoch`; () if there are none."""
@@ -78,7 +78,7 @@ class Feed(ABC):
 
     @abstractmethod
     def gather(self, taken: Taken) -> Sequences:
-        """Return the sequences of these units, unit after unit.
+        """Return the sequences of these units (packs, rows, single sequences or groups), unit after unit.
 
         Their per-sequence columns include ``seq_index``: the column of that name in the data if there is one, else the
         number of each sequence in the source.

@@ -125,8 +125,8 @@ class EpochSupply(Supply):
     def placed(self, state: Any) -> Position:
         """Return the position that a state holds; a new leg begins there if the ranks, the step or the balance changed.
 
-        A leg is a part of an epoch in which these stay the same. If the units left of the epoch do not make a single
-        step for the new ranks, the next epoch begins, with a warning in the log.
+        A leg is a part of an epoch in which these stay the same. If the units (packs, rows, sequences or groups) left
+        of the epoch do not make a single step for the new ranks, the next epoch begins, with a warning in the log.
 
         Raises:
             FormatError: this is not a state of such a loader, or it does not fit the data.

@@ -308,7 +308,7 @@ class PackedLoader:
         return self._supply.steps_in(self._at, _NUMBER.check("epoch", epoch))
 
     def summary(self) -> Summary | StreamSummary:
-        """Return a summary of the current epoch: steps, sequences, tokens, units left out, and how evenly ranks work.
+        """Return a summary of the current epoch: steps, sequences, tokens, what is left out, and how evenly ranks work.
 
         For a stream, the summary says what this rank has read so far (`StreamSummary`).
 
@@ -359,8 +359,8 @@ class PackedLoader:
         """Move this loader to where the loader that gave `state` stood.
 
         With the same ranks, step and balance, the next batch is the one that would have come next. If any of these
-        differs, the epoch goes on with exactly the units that it has not seen yet; a step that was taken only in part
-        counts as not seen, since its gradient was never applied.
+        differs, the epoch goes on with exactly those packs (or sequences, or groups) that it has not seen yet; a step
+        that was taken only in part counts as not seen, since its gradient was never applied.
 
         For a stream, each rank loads the state that it saved itself; if the number of ranks changed, each rank loads a
         list of the states of all former ranks.

@@ -297,7 +297,7 @@ def labelled(labels: Tensor, batch: PackedBatch, causal: bool) -> tuple[Tensor, 
 
 
 def slot_weights(number: Tensor, wanted: Tensor, batch: PackedBatch, per: str, weights: Tensor | None) -> Tensor:
-    """Return the weight of each slot's loss; float64 ``[R x L]``. The weights sum to the denominator.
+    """Return the weight of the loss of each slot (token or padding); float64 ``[R x L]``. The sum is the denominator.
 
     `number` and `wanted` are each slot's sequence number and label, as `labelled` returns them.
     """

@@ -409,7 +409,10 @@ def _refuse_nan(results: Sequence[Any], record: NDArray[np.int64]) -> None:
 
 @contextmanager
 def numbered_from(first: int) -> Iterator[None]:
-    """In a ``with`` block, make RecordError and LengthError count records from `first`, a chunk's first number."""
+    """In a ``with`` block, add `first` to the record number in the message of a RecordError or LengthError.
+
+    A message without a record number says instead that the error is in the records from `first` on.
+    """
     try:
         yield
     except (RecordError, LengthError) as error:

@@ -188,7 +188,7 @@ def _selection(schema: pa.Schema, options: ReaderOptions, name: str) -> Selectio
 
 
 def _bounds(chunks: Sequence[pa.Array]) -> NDArray[np.int64]:
-    """Return the first row of each chunk, and the end; int64 ``[chunks + 1]``."""
+    """Return the first row of each chunk (a piece of consecutive rows), and the end; int64 ``[chunks + 1]``."""
     return np.cumsum([0, *map(len, chunks)], dtype=np.int64)
 
 
@@ -262,7 +262,11 @@ class _Lists:
 
 
 def _whole(column: pa.ChunkedArray, name: str, place: str) -> list[pa.Array]:
-    """Return the chunks that hold rows; refuse nulls."""
+    """Return those chunks of a column (pieces of consecutive rows) that are not empty.
+
+    Raises:
+        SourceError: there is a null; the message names the column `name` of the source `place`.
+    """
     row = 0
     for chunk in column.chunks:
         nested = hasattr(chunk, "values") and chunk.flatten().null_count

@@ -37,11 +37,11 @@ class Flow:
         self._fruitless = place.cursor.passes  # number of the pass that gave the newest sequence
 
     def place(self) -> StreamPlace:
-        """Return the place before the units that `take` returns next."""
+        """Return the place (where this rank stands) before the units that `take` returns next."""
         return replace(self._place, ready=tuple(self._ready))
 
     def take(self, units: int) -> list[Pack]:
-        """Return the next `units` units, or fewer at the end of a stream.
+        """Return the next `units` units (packs or single sequences), or fewer at the end of a stream.
 
         Their sequences stay in memory at least until the method `given` is called with these units.
 
@@ -95,7 +95,7 @@ class Flow:
         return held.sequences.take(held.places(numbers)), np.array([len(pack) for pack in packs], dtype=np.int64)
 
     def given(self, packs: Sequence[Pack]) -> None:
-        """Count one more whole step, which consists of these units; the memory of their sequences is freed later."""
+        """Count one more whole step, which consists of these units; their sequences' memory is freed later."""
         place = self._place
         numbers = np.array([number for pack in packs for number in pack], dtype=np.int64)
         held, tokens = place.held, 0
