@@ -103,7 +103,12 @@ def from_features(features: Sequence[Mapping[str, Any]]) -> tuple[Sequences, Rec
 
 
 def _plain_features(features: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Sequences:
-    """Turn one dict per sequence into columns; each dict's mask removes its padding."""
+    """Turn one dict per sequence into columns; each dict's mask removes its padding.
+
+    Raises:
+        LengthError: a sequence has no token, or its mask is all 0.
+        BatchError: a mask has a hole or a value other than 0 and 1, or lengths differ.
+    """
     kept = [name for name in names if name != MASK]
     given = {name: [feature[name] for feature in features] for name in kept}
     if MASK in names:
@@ -321,6 +326,9 @@ def _flat(given: Sequence[Any], name: str) -> tuple[NDArray[Any], NDArray[np.int
     """Concatenate n lists; return the flat array, and the length of each list, int64 ``[n]``.
 
     `name` is what messages call the lists.
+
+    Raises:
+        BatchError: there is no list, or a list does not hold numbers in one dimension.
     """
     if not len(given):
         raise BatchError("a batch needs at least one sequence, and there is none")

@@ -217,7 +217,11 @@ class Mixture:
             )
 
     def _check_size(self) -> None:
-        """Refuse weights with which an epoch would take more than 2^31 - 1 sequences from one source."""
+        """Refuse weights with which an epoch would take more than 2^31 - 1 sequences from one source.
+
+        Raises:
+            OptionError: there is such a source; the message names it.
+        """
         if self.exhausted == "drop":
             return
         for name, source, tokens, share in zip(self.names, self._sources, self._tokens, self._shares, strict=True):

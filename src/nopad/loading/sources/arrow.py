@@ -148,7 +148,11 @@ class ArrowTokens(TokenSource):
         return renamed, numbers
 
     def stored_lengths(self) -> NDArray[np.int32]:
-        """Return the lengths of all rows, 0 or more; int32 ``[stored]``."""
+        """Return the lengths of all rows, 0 or more; int32 ``[stored]``.
+
+        Raises:
+            SourceError: a list is not as long as its row's ids, or lies beyond the values of its column.
+        """
         lists = self._columns[0]
         lengths = lists["input_ids"].lengths()
         for name, column in lists.items():
@@ -163,7 +167,11 @@ class ArrowTokens(TokenSource):
         return lengths if rows is None else lengths[rows]
 
     def located(self, numbers: NDArray[np.int64]) -> Located:
-        """Return where these rows lie in the table's chunks; see `TokenSource.located`."""
+        """Return where these rows lie in the table's chunks; see `TokenSource.located`.
+
+        Raises:
+            SourceError: the lists of a row no longer have one length, or lie beyond the values of their column.
+        """
         rows = numbers if self._table.rows is None else self._table.rows[numbers].astype(np.int64, copy=False)
         lists, columns = self._columns
         tokens: dict[str, tuple[NDArray[Any] | Bits, NDArray[np.int64]]] = {}
@@ -241,7 +249,11 @@ class _Lists:
             self._offsets_at = np.array([chunk.offset for chunk in chunks], np.int64)
 
     def lengths(self) -> NDArray[np.int32]:
-        """Return the lengths of all lists, after checking all offsets; int32 ``[rows]``."""
+        """Return the lengths of all lists, after checking all offsets; int32 ``[rows]``.
+
+        Raises:
+            SourceError: offsets fall, or a list lies beyond the values of its chunk.
+        """
         if self._width:
             return np.full(self._bounds[-1], self._width, np.int32)
         out = np.empty(self._bounds[-1], np.int32)
@@ -253,7 +265,11 @@ class _Lists:
         return out
 
     def located(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return where the lists of these rows begin in `flat`, and their lengths; int64 ``[k]`` each."""
+        """Return where the lists of these rows begin in `flat`, and their lengths; int64 ``[k]`` each.
+
+        Raises:
+            SourceError: a list lies beyond the values of its chunk.
+        """
         begins, lengths = np.empty(rows.size, np.int64), np.empty(rows.size, np.int64)
         places = self._bounds, self._at, self._sizes, self._offsets, self._offsets_at, self._width
         if not _kernels.lists_in_chunks(rows, *places, begins, lengths):
@@ -291,6 +307,9 @@ def _window(arrays: Sequence[pa.Array], dtype: np.dtype[Any], place: str) -> tup
 
     Between the arrays lies other memory, which must not be read. Booleans are viewed as bytes; where an array of them
     begins is counted in bits.
+
+    Raises:
+        SourceError: the numbers are not aligned in memory; `place` is the source in the message.
     """
     bits = 1 if dtype.kind == "b" else 8 * dtype.itemsize
     buffers = [array.buffers()[1] if len(array) else None for array in arrays]

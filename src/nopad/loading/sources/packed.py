@@ -82,7 +82,11 @@ class IndexTokens(TokenSource):
         return read_index(self._path, self._manifest)
 
     def stored_lengths(self) -> NDArray[np.int32]:
-        """Return the lengths of all stored sequences, 0 or more; int32 ``[stored]``."""
+        """Return the lengths of all stored sequences, 0 or more; int32 ``[stored]``.
+
+        Raises:
+            PlanMismatchError: the source has fewer records than the index names, or a record's length does not fit.
+        """
         index, held = self._index, self._source.stored_lengths()
         lengths = index.lengths.astype(np.int32)
         records = np.arange(lengths.size) if index.record is None else index.record
@@ -103,7 +107,11 @@ class IndexTokens(TokenSource):
         return lengths
 
     def located(self, numbers: NDArray[np.int64]) -> Located:
-        """Return where these sequences, which are parts of records, lie in the source; see `TokenSource.located`."""
+        """Return where these sequences, which are parts of records, lie in the source; see `TokenSource.located`.
+
+        Raises:
+            PlanMismatchError: a record became shorter than the index says.
+        """
         records = numbers if self._index.record is None else self._index.record[numbers]
         whole = self._source.located(records)
         starts = np.zeros(numbers.size, np.int64) if self._index.start is None else self._index.start[numbers]

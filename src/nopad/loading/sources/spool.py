@@ -218,7 +218,12 @@ def _opened(place: Path, name: str, empty: str, left_out: tuple[str, ...]) -> Ar
 def _described(
     place: Path, columns: list[dict[str, Any]], name: str, left_out: tuple[str, ...] = (), empty: str = "skip"
 ) -> ArrayTokens:
-    """Map the files of a copy in folder `place` as a source; `columns` is from `_write_columns`."""
+    """Map the files of a copy in folder `place` as a source; `columns` is from `_write_columns`.
+
+    Raises:
+        SourceError: a file is missing or has another size than was written.
+        LengthError: a sequence has no token, and `empty` is "refuse".
+    """
     arrays: dict[str, dict[str, MappedArray]] = {"offsets": {}, "token": {}, "sequence": {}}
     for column in columns:
         file, dtype = MappedFile(place / column["file"]), np.dtype(column["dtype"])

@@ -54,7 +54,11 @@ class Flow:
         return [self._ready.popleft() for _ in range(min(units, len(self._ready)))]
 
     def _read(self) -> bool:
-        """Read one more group, or at the end pack the sequences that still wait; return False if nothing was left."""
+        """Read one more group, or at the end pack the sequences that still wait; return False if nothing was left.
+
+        Raises:
+            SourceError: the last passes over the source gave this rank no sequence; or reading fails.
+        """
         read = next(self._groups, None)
         if read is None:
             waited = self._let_on(NOTHING, 0)
