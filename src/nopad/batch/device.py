@@ -42,9 +42,10 @@ NUMBERS, OPAQUE, DENSE = torch.int32, torch.int16, torch.int8
 
 
 class Placement:
-    """A layout on a device; *order given* and *stream order* as in `nopad.batch.layout`.
+    """A layout on a device, which says where the tokens of a batch lie.
 
-    Per-sequence tensors are in the order given; only `bounds` and `cu_seqlens` are in stream order.
+    Sequences are in the *order given* as the caller passed them; in *stream order* they follow one another row after
+    row. Per-sequence tensors are in the order given; only `bounds` and `cu_seqlens` are in stream order.
 
     Attributes:
         layout: S sequences, T tokens, R rows of L slots.

@@ -62,7 +62,7 @@ def refuse_dealing(**given: Any) -> None:
 
 
 def per_rank(rows: int | None, tokens: int | None, sequences: int | None, capacity: int | None) -> int:
-    """Return how many units a rank takes in a micro-step.
+    """Return how many units (packs or single sequences) a rank takes in a micro-step; with `tokens`, it is 1.
 
     Raises:
         OptionError: not exactly one of `rows`, `tokens` and `sequences` is given; the given number is out of range; or

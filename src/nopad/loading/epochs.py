@@ -1,7 +1,8 @@
 """`Epochs`: the units that a loader deals in an epoch, the current leg, and the position after the next batch.
 
-A leg is a part of an epoch during which ranks, step and balance stay the same (`nopad.loading.legs`). The next epoch is
-dealt in the background while the last tenth of the current one is read (`Epochs.deal_ahead`).
+Units are packs, rows, single sequences or groups of sequences. A leg is a part of an epoch during which ranks, step and
+balance stay the same (`nopad.loading.legs`). The next epoch is dealt in the background while the last tenth of the
+current one is read (`Epochs.deal_ahead`).
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class Epochs:
         self._forget()
 
     def units(self, epoch: int) -> Units:
-        """Return the units of an epoch."""
+        """Return the units (packs, rows, single sequences or groups) that are dealt in an epoch."""
         kept = self._units  # a reference of its own: a thread of an earlier iteration may replace the attribute
         if kept is None or kept[0] != epoch:
             ahead, self._ahead = self._ahead, None
@@ -100,9 +101,14 @@ class Epochs:
     def course(self, at: Position) -> Course:
         """Return the `Course` (the steps) of the leg to which this position belongs.
 
+        A leg is a part of an epoch in which ranks, step and balance stay the same.
+
         Raises:
             OptionError: the units left do not make whole steps and `last` is "refuse"; or, in the first leg of an
-                epoch, they do not make a single step.
+                epoch, they do not make a single step; or the balance would reorder units that must stay in their
+                phases.
+            BalanceError: the balance cannot draw or deal these units, or the cost model gives an invalid cost.
+            FormatError: the earlier legs of this epoch cannot have taken their steps from its units.
         """
         which = _which(at)
         kept = self._course  # a reference of its own, as in `units`
@@ -120,7 +126,8 @@ class Epochs:
     def _begun(self, at: Position) -> _Begun:
         """Return the units of the epoch that begins at `at`, and its first leg as a pair (key from `_which`, `Course`).
 
-        Without a token cap, the second result is None: no steps have to be cut, so the leg is dealt later.
+        A leg is a part of an epoch in which ranks, step and balance stay the same. Without a token cap, the second
+        result is None: no steps have to be fitted to a cap, so the leg is dealt later.
         """
         units = self._made(at.epoch)
         return units, None if at.leg.token_cap is None else (_which(at), self._dealt(units, at))
@@ -149,7 +156,7 @@ class Epochs:
         """Refuse a position that lies beyond the end of its epoch.
 
         Raises:
-            FormatError: the position counts more units or steps than the epoch has.
+            FormatError: the position counts more units (packs, rows, sequences or groups) or steps than the epoch has.
         """
         taken = sum(leg.steps * leg.shape.per_step for leg in at.past if leg.token_cap is None)
         if taken > len(self.units(at.epoch)):
@@ -171,7 +178,10 @@ class Epochs:
         return at.after_step(*self.course(at).seen(at.leg.steps))
 
     def deal_ahead(self, at: Position) -> None:
-        """Start dealing the next epoch in the background after about nine tenths of this one, unless it has started."""
+        """Start dealing the next epoch in the background if nine tenths of this one's steps were taken.
+
+        Nothing happens if an epoch that was dealt ahead is still kept.
+        """
         if self._ahead is None and at.leg.steps >= int(_NEARLY * self.course(at).steps):
             pool = ThreadPoolExecutor(1, thread_name_prefix="nopad-deal")
             self._ahead = os.getpid(), at.epoch + 1, pool.submit(self._begun, at.at_start_of(at.epoch + 1))

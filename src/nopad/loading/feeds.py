@@ -70,7 +70,7 @@ class Feed(ABC):
 
     @abstractmethod
     def units(self, epoch: int) -> Units:
-        """Return the units of epoch number `epoch` (from 0); every rank gets the same."""
+        """Return the units (packs, rows, sequences or groups) of epoch `epoch`, from 0; the same on every rank."""
 
     def notes(self, epoch: int) -> tuple[str, ...]:
         """Return further lines for the summary of epoch number `epoch`; () if there are none."""
@@ -78,7 +78,7 @@ class Feed(ABC):
 
     @abstractmethod
     def gather(self, taken: Taken) -> Sequences:
-        """Return the sequences of these units, unit after unit.
+        """Return the sequences of these units (packs, rows, single sequences or groups), unit after unit.
 
         Their per-sequence columns include ``seq_index``: the column of that name in the data if there is one, else the
         number of each sequence in the source.
@@ -122,7 +122,8 @@ class StoredTokens(Feed):
             groups: which sequences share a step, a rank or a pack; None: there are no groups.
             together: without a plan, what the sequences of a group share: a "step" or a "rank". With a plan, they share
                 a pack.
-            align: where groups are packed, each sequence takes a multiple of this many slots.
+            align: where groups are packed, each sequence takes a multiple of this many slots (a slot holds a token or
+                padding).
             seed: the seed of all random choices.
 
         Raises:
@@ -197,7 +198,7 @@ def planned(
         groups: groups of sequences that share a pack; the plan is then for groups, each as long as its sequences
             together. None: the plan is for single sequences.
         plan: a plan made before; None: a new one.
-        align: every sequence takes a multiple of this many slots.
+        align: every sequence takes a multiple of this many slots (a slot holds a token or padding).
         options: options of a new plan, as in `nopad.plan`.
 
     Raises:

@@ -33,7 +33,9 @@ class EpochSupply(Supply):
         """Serve batches of these epochs.
 
         Raises:
-            OptionError: the units do not make a single step, or do not make whole steps and `last` is "refuse".
+            OptionError: the units (packs, rows, single sequences or groups) do not make a single step, or do not make
+                whole steps and `last` is "refuse".
+            BalanceError: the balance cannot draw these units, or the cost model gives an invalid cost.
             LengthError: a unit does not fit under the token cap.
         """
         self._epochs, self._serving = epochs, serving
@@ -108,6 +110,9 @@ class EpochSupply(Supply):
         """Return the state after `batches` more batches of this epoch.
 
         After the last batch, the state is that of the beginning of the next epoch.
+
+        Raises:
+            OptionError: the epoch has fewer batches left.
         """
         for _ in range(batches):
             at = self._epochs.after(at)
@@ -120,8 +125,13 @@ class EpochSupply(Supply):
     def placed(self, state: Any) -> Position:
         """Return the position that a state holds; a new leg begins there if the ranks, the step or the balance changed.
 
-        If the units left of the epoch do not make a single step for the new ranks, the next epoch begins, with a
-        warning in the log.
+        A leg is a part of an epoch in which these stay the same. If the units (packs, rows, sequences or groups) left
+        of the epoch do not make a single step for the new ranks, the next epoch begins, with a warning in the log.
+
+        Raises:
+            FormatError: this is not a state of such a loader, or it does not fit the data.
+            PlanMismatchError: the state is for other data or other options.
+            OptionError: the units left do not make whole steps, and `last` is "refuse".
         """
         position, facts = read_state(state)
         check_same(facts, self.facts())

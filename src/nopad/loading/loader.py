@@ -114,6 +114,10 @@ class PackedLoader:
     Raises:
         OptionError: an argument is invalid, two contradict each other, or the units do not make a single step.
         LengthError: a sequence (or group) is longer than the capacity, or than `token_cap`.
+        PlanMismatchError: `plan` is for other lengths or another capacity.
+        BalanceError: the balance cannot draw or deal these units, or `cost` gives an invalid cost.
+        SourceError, FormatError, CorruptError, RecordError: the data cannot be read, as for `open_tokens`.
+        StorageError: `host_dir`, or the folder for copies of the tokens, cannot be written.
 
     >>> import nopad
     >>> loader = nopad.PackedLoader([[1, 2, 3], [4], [5, 6], [7, 8, 9]], capacity=4, rows=1)
@@ -304,7 +308,7 @@ class PackedLoader:
         return self._supply.steps_in(self._at, _NUMBER.check("epoch", epoch))
 
     def summary(self) -> Summary | StreamSummary:
-        """Return a summary of the current epoch: steps, sequences, tokens, units left out, and how evenly ranks work.
+        """Return a summary of the current epoch: steps, sequences, tokens, what is left out, and how evenly ranks work.
 
         For a stream, the summary says what this rank has read so far (`StreamSummary`).
 
@@ -355,8 +359,8 @@ class PackedLoader:
         """Move this loader to where the loader that gave `state` stood.
 
         With the same ranks, step and balance, the next batch is the one that would have come next. If any of these
-        differs, the epoch goes on with exactly the units that it has not seen yet; a step that was taken only in part
-        counts as not seen, since its gradient was never applied.
+        differs, the epoch goes on with exactly those packs (or sequences, or groups) that it has not seen yet; a step
+        that was taken only in part counts as not seen, since its gradient was never applied.
 
         For a stream, each rank loads the state that it saved itself; if the number of ranks changed, each rank loads a
         list of the states of all former ranks.
@@ -375,7 +379,7 @@ class PackedLoader:
 
         Raises:
             OptionError: the ranks have different data or options (checked once, if torch.distributed is in use), or
-                another iteration of this loader began meanwhile.
+                another iteration of this loader began meanwhile, or the loader was set to another place.
             CorruptError, SourceError: the data changed since the loader was made.
         """
         return self._moved_on(lambda: self._supply.batches(self._at))
@@ -461,7 +465,7 @@ def _collated(sequences: Sequences, form: Form, per_row: NDArray[np.int64]) -> P
 
 
 def _shared(ranks: Ranks, feed: Feed, host_dir: str | os.PathLike[str] | None) -> HostArrays | None:
-    """Return this host's shared arrays; None if there is no `host_dir`, and a node has one rank or data are small."""
+    """Return this host's shared arrays; None if `host_dir` is None, and a node has one rank or the data are small."""
     if host_dir is None and (ranks.node_size == 1 or feed.sequences < _SHARED_FROM):
         return None
     return HostArrays(feed.facts(), None if host_dir is None else Path(host_dir))

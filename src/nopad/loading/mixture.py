@@ -217,7 +217,11 @@ class Mixture:
             )
 
     def _check_size(self) -> None:
-        """Refuse weights with which an epoch would take more than 2^31 - 1 sequences from one source."""
+        """Refuse weights with which an epoch would take more than 2^31 - 1 sequences from one source.
+
+        Raises:
+            OptionError: there is such a source; the message names it.
+        """
         if self.exhausted == "drop":
             return
         for name, source, tokens, share in zip(self.names, self._sources, self._tokens, self._shares, strict=True):
@@ -244,7 +248,11 @@ def _columns(found: Sequences) -> set[str]:
 
 
 def _shares(weights: Mapping[str, float] | None, names: tuple[str, ...], tokens: list[int]) -> list[Fraction]:
-    """Return the share of each source; they add up to 1."""
+    """Return the share of each source, in the order of `names`; the shares add up to 1.
+
+    Raises:
+        OptionError: a weight names no source, is missing, or is not a finite number above 0.
+    """
     if weights is None:
         return [Fraction(count, sum(tokens)) for count in tokens]
     for name in weights:

@@ -113,7 +113,11 @@ class Ranks:
 
 
 def _of_group(group: Any) -> tuple[int, int]:
-    """Return (rank, size) of a torch process group or a one-dimensional device mesh."""
+    """Return (rank, size) of a torch process group or a one-dimensional device mesh.
+
+    Raises:
+        OptionError: `group` is something else, or does not contain this process.
+    """
     size = getattr(group, "size", None)
     if not callable(size) or not hasattr(group, "rank" if not hasattr(group, "get_local_rank") else "get_local_rank"):
         raise OptionError(
@@ -133,7 +137,11 @@ def _of_group(group: Any) -> tuple[int, int]:
 
 
 def _of_program() -> tuple[int, int]:
-    """Return (rank, world size) of the default process group, or of the environment, or (0, 1)."""
+    """Return (rank, world size) of the default process group, or of the environment, or (0, 1).
+
+    Raises:
+        OptionError: only one of ``RANK`` and ``WORLD_SIZE`` is set, or one of them is not a number.
+    """
     torch = sys.modules.get("torch")
     distributed = getattr(torch, "distributed", None)
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
@@ -145,7 +153,11 @@ def _of_program() -> tuple[int, int]:
 
 
 def _number(name: str) -> int | None:
-    """Return the environment variable `name` as an integer; None if it is not set."""
+    """Return the environment variable `name` as an integer; None if it is not set.
+
+    Raises:
+        OptionError: its value is not a number.
+    """
     text = os.environ.get(name, "").strip()
     if not text:
         return None

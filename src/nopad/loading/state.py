@@ -149,7 +149,7 @@ def _read_leg(leg: Any, number: int) -> Leg:
 
 
 def _tuples(value: Any) -> Any:
-    """Return lists as tuples: JSON has no tuples."""
+    """Return a list as a tuple, also the lists in it, since JSON has no tuples; other values are returned unchanged."""
     return tuple(_tuples(one) for one in value) if isinstance(value, list | tuple) else value
 
 

@@ -80,7 +80,7 @@ class Serving:
     Attributes:
         ranks: this process's rank and the number of ranks.
         accumulation: number of micro-steps per optimiser step.
-        per_rank: number of units per rank and micro-step.
+        per_rank: number of units (packs, rows, single sequences or groups) per rank and micro-step.
         rows: whether a unit is a row of fixed capacity.
         tokens: the loader's argument `tokens`: most tokens per rank and micro-step; None if it was not given.
         token_cap: the loader's argument `token_cap`; None: no limit.

@@ -137,6 +137,9 @@ def _check_not_batched(reader: Any) -> None:
 
     A dataset cannot ask for the batch size. Only the object that reads the dataset for the DataLoader knows whether
     there is one, so `reader`, the caller of ``__iter__``, is checked.
+
+    Raises:
+        OptionError: the DataLoader has a batch size.
     """
     if isinstance(reader, _IterableDatasetFetcher) and reader.auto_collation:
         _refuse_batches_of_batches(None)

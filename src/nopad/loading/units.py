@@ -21,7 +21,7 @@ __all__ = ["Taken", "Units", "narrow"]
 
 
 class Taken(NamedTuple):
-    """Some units of an epoch, and the sequences in them.
+    """Some units (packs, rows, single sequences or groups) of an epoch, and the sequences in them.
 
     Attributes:
         units: unit numbers, or sequence numbers if sequences are dealt one by one (`Units.apart`); int64 ``[units]``.
@@ -36,10 +36,10 @@ class Taken(NamedTuple):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Units:
-    """The units of one epoch.
+    """The units of one epoch: packs, rows, single sequences or groups of sequences, which are dealt to ranks.
 
     Attributes:
-        seq_lengths: length of each sequence in tokens; ``[sequences]``, of the narrowest unsigned type.
+        seq_lengths: length of each sequence in tokens; integers ``[sequences]``, as narrow as `narrow` makes them.
         indptr: unit u holds the sequences ``sequence[indptr[u]:indptr[u + 1]]``; ``[units + 1]``. None: unit u is
             sequence u.
         sequence: sequence numbers, unit after unit; ``[sequences]``; None: ascending, so that unit u holds the

@@ -109,7 +109,8 @@ def token_denominator(
     """Return the denominator of `token_loss`: the number of labelled tokens; a float64 scalar on the labels' device.
 
     With ``per="sequence"``, it is the number of sequences with a label. With `causal`, labels of first tokens do not
-    count. With `weights`, each token or sequence counts as the weight of its sequence instead of 1.
+    count. With `weights`, each token or sequence counts as the weight of its sequence instead of 1. Arguments that do
+    not fit raise the errors of `token_loss`.
 
     transformers calls this number ``num_items_in_batch``; here it is the number for one batch. For gradient
     accumulation and several ranks, sum the denominators of all batches of a step (over ranks with `over_ranks`), pass
@@ -175,6 +176,8 @@ def sequence_loss(
 
 def sequence_denominator(labels: Tensor, *, weights: Tensor | None = None) -> Tensor:
     """Return the denominator of `sequence_loss`: the sum of the weights of sequences with a label; a float64 scalar.
+
+    `labels` and `weights` are those of `sequence_loss`; if they do not fit each other, BatchError is raised.
 
     >>> import torch
     >>> from nopad.losses import sequence_denominator
@@ -242,7 +245,7 @@ def span_loss(
 def span_denominator(starts: Tensor, ends: Tensor, batch: PackedBatch, *, weights: Tensor | None = None) -> Tensor:
     """Return the denominator of `span_loss`: the sum of the weights of sequences that contain their answer.
 
-    The result is a float64 scalar.
+    The result is a float64 scalar. Arguments that do not fit raise BatchError, as in `span_loss`.
 
     >>> import nopad, torch
     >>> from nopad.losses import span_denominator
@@ -294,7 +297,7 @@ def labelled(labels: Tensor, batch: PackedBatch, causal: bool) -> tuple[Tensor, 
 
 
 def slot_weights(number: Tensor, wanted: Tensor, batch: PackedBatch, per: str, weights: Tensor | None) -> Tensor:
-    """Return the weight of each slot's loss; float64 ``[R x L]``. The weights sum to the denominator.
+    """Return the weight of the loss of each slot (token or padding); float64 ``[R x L]``. The sum is the denominator.
 
     `number` and `wanted` are each slot's sequence number and label, as `labelled` returns them.
     """

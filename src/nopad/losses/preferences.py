@@ -86,7 +86,8 @@ def reward_loss(
         The sum of the pairs' losses, divided by P or `denominator`; a scalar, in float32 or wider.
 
     Raises:
-        BatchError: `chosen`, `rejected` and `margin` are not floats ``[P]`` of one shape and device.
+        BatchError: `chosen`, `rejected` and `margin` are not floats ``[P]`` of one shape and device, or `denominator`
+            is not one number.
 
     >>> import torch
     >>> from nopad.losses import reward_loss
@@ -129,7 +130,8 @@ def preference_loss(
         The sum of the pairs' losses, divided by P or `denominator`; a scalar, in float32 or wider.
 
     Raises:
-        BatchError: `chosen`, `rejected` and `counts` are not floats ``[P]`` of one shape and device.
+        BatchError: `chosen`, `rejected` and `counts` are not floats ``[P]`` of one shape and device, or `denominator`
+            is not one number.
         OptionError: there is no such kind.
 
     >>> import torch

@@ -189,6 +189,9 @@ class Answers(Task):
         """Return questions, contexts, and the first and last character (exclusive) of each question's answer to learn.
 
         The third list has None for a question without an answer; it is empty if `labels` is False.
+
+        Raises:
+            RecordError: a text is missing or empty, or an answer is not in its context.
         """
         questions, contexts = [], []
         spans: list[tuple[int, int] | None] = []
@@ -206,7 +209,7 @@ class Answers(Task):
         return questions, contexts, spans
 
     def results(self, outputs: Any, batch: PackedBatch) -> list[dict[str, Any]]:
-        """Return, for each window of the batch, its best ``spans``, and ``null``, the score for no answer.
+        """Return, for each window (sequence) of the batch, its best ``spans``, and ``null``, the score for no answer.
 
         A span is a list of its first token, its last token (inclusive) and its score. Tokens are counted from the
         context's first token in the window. The score is the start logit of the first token plus the end logit of the
@@ -225,7 +228,11 @@ class Answers(Task):
         return [one for part in zip(*parts, strict=True) for one in self._best(*part)]
 
     def _best(self, start: Any, end: Any, places: Any) -> list[dict[str, Any]]:
-        """Return ``spans`` and ``null`` of W windows, as `results` does; logits ``[W, L]``, `places` ``[W, 3]``."""
+        """Return ``spans`` and ``null`` of W windows, as `results` does; logits ``[W, L]``, `places` ``[W, 3]``.
+
+        Raises:
+            BatchError: the logits are NaN or infinite.
+        """
         width = start.shape[1]
         longest = min(self.max_answer, width)
         at = torch.arange(width, device=start.device)

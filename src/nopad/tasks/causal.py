@@ -39,7 +39,10 @@ class Likely(Task):
 
     @property
     def collate(self) -> Collate:
-        """The `collate` that sets the first label of each sequence to -100."""
+        """The `collate` for causal language models, `nopad.loading.causal`.
+
+        It copies ``input_ids`` to ``labels`` if there are no labels, and sets the first label of each sequence to -100.
+        """
         return causal
 
     def results(self, outputs: Any, batch: PackedBatch) -> list[dict[str, Any]]:

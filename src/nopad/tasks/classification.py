@@ -111,7 +111,7 @@ class Classification(_OfTexts):
         """Return the number of the class that is a record's label.
 
         Raises:
-            RecordError: `value` is not a class; the message gives `number`, the record's.
+            RecordError: `value` is not a class; the message gives the record's `number`.
         """
         return number_of(value, self.names, f"record {number}: {self.label}")
 
@@ -176,7 +176,8 @@ class SeveralLabels(_OfTexts):
         """Return a list with a 1 for each class that applies, and a 0 for each other class.
 
         Raises:
-            RecordError: `value` is not in the form that `labels_as` says; the message gives `number`, the record's.
+            RecordError: `value` is not in the form that `labels_as` says, has a class twice, or names a class that does
+                not exist; the message gives the record's `number`.
         """
         where = f"record {number}: {self.label}"
         if not isinstance(value, list | tuple | np.ndarray):
@@ -246,7 +247,7 @@ class Regression(_OfTexts):
         """Return the number that a record has as its label.
 
         Raises:
-            RecordError: `value` is not a finite number; the message gives `number`, the record's.
+            RecordError: `value` is not a finite number; the message gives the record's `number`.
         """
         if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not math.isfinite(value):
             raise RecordError(f"record {number}: {self.label} is {value!r}; it is a finite number")

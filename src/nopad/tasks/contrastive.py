@@ -86,6 +86,9 @@ class InBatch(Vectors):
         """Return the sum of the losses of this rank's anchors, divided by `denominator`; a scalar.
 
         An anchor is compared with the candidates of all ranks.
+
+        Raises:
+            BatchError: a batch has an anchor without its positive, or a positive without its anchor.
         """
         table, where = gathered(torch.stack([batch[name] for name in self.targets], 1), self.group)
         vectors = gathered_rows(outputs["embeddings"], self.group)
@@ -242,7 +245,13 @@ class Contrastive(Task):
     def encode(self, records: Iterable[Mapping[str, Any]], *, labels: bool = True) -> Examples:
         """Turn each record into an anchor, a positive and hard negatives; if `labels` is False, only into an anchor.
 
-        Each of these texts is one sequence; see `Task.encode`.
+        Each of these texts is one sequence; see `Task.encode`. With `labels`, sequences have three per-sequence values:
+        ``roles`` (0: anchor, 1: positive, 2: hard negative), ``pairs`` (the record's number) and ``contents`` (a hash
+        of the tokens).
+
+        Raises:
+            RecordError: as in `Task.encode`; or records have different numbers of hard negatives.
+            LengthError: as in `Task.encode`.
         """
         if not labels:
             anchors = [field_of(record, self.anchor, number) for number, record in numbered(records)]

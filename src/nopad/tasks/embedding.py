@@ -321,7 +321,7 @@ class Embedder(Core):
 
         Raises:
             OptionError: `sequences` is not a list of lists of ids.
-            LengthError, BatchError: a sequence has no tokens; it has more than the model's positions.
+            LengthError, BatchError: a sequence has no token (LengthError), or more than the model has positions.
             RecordError: the model gives NaN for a sequence.
         """
         return self._vectors(sequences, 0)

@@ -188,6 +188,7 @@ def paired(
 
     Raises:
         RecordError: a record is not a mapping, or there are more or fewer predictions than records.
+        LengthError: there is no record.
     """
     count = 0
     for number, record in numbered(records):

@@ -186,7 +186,11 @@ class OfPreferences(_OfPairs):
         return sums - batch[REFERENCE].to(sums), counts
 
     def loss(self, outputs: Any, batch: PackedBatch, denominator: Tensor) -> Tensor:
-        """Return the sum of the pairs' losses, divided by `denominator`; a scalar."""
+        """Return the sum of the pairs' losses, divided by `denominator`; a scalar.
+
+        Raises:
+            BatchError: as in `pairs_in` and `nopad.losses.label_logprobs`.
+        """
         moved, counts = self.moved(outputs, batch)
         chosen, rejected = pairs_in(batch)
         return preference_loss(

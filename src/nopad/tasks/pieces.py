@@ -118,7 +118,7 @@ def cut(
 
     Raises:
         LengthError: the text is too long and `over_long` is "error"; the text has no token; or the text is to be cut,
-            and `max_length` leaves no room for its content (with "split": no more than `stride`).
+            and `max_length` leaves no room for its content (with "split", room for `stride` tokens or fewer).
     """
     size = len(text.offsets)
     if not text.ids:

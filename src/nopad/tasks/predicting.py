@@ -194,6 +194,10 @@ class Predictor(Core):
         """Tokenise records; see `Core.prepare`.
 
         A request is a record (a dict of columns), a text, or a tuple or list of texts, one per text column of the task.
+
+        Raises:
+            OptionError: `how` has an option, or the task cannot answer a single record.
+            RecordError, LengthError: a request is not valid or too long; the message gives its number.
         """
         if how:
             raise OptionError(f"this task has no {', '.join(how)}; give them to the task itself")
@@ -294,7 +298,8 @@ class Predictions(Iterator["dict[str, Any] | None"]):
 
     Attributes:
         counts: number of records truncated or left out so far, by reason, and the task's other counts.
-        records, sequences, tokens: number of records, sequences and tokens predicted so far, in whole chunks.
+        records, sequences, tokens: number of records, sequences and tokens predicted so far; these grow by a chunk of
+            `batch_records` records at a time.
 
     >>> import nopad
     >>> from transformers import BertConfig, BertForSequenceClassification
@@ -404,7 +409,10 @@ def _refuse_nan(results: Sequence[Any], record: NDArray[np.int64]) -> None:
 
 @contextmanager
 def numbered_from(first: int) -> Iterator[None]:
-    """In a ``with`` block, make RecordError and LengthError count records from `first`, a chunk's first number."""
+    """In a ``with`` block, add `first` to the record number in the message of a RecordError or LengthError.
+
+    A message without a record number says instead that the error is in the records from `first` on.
+    """
     try:
         yield
     except (RecordError, LengthError) as error:

@@ -111,6 +111,8 @@ def predict_files(
     Raises:
         RecordError: a record is bad, lacks a column that the task reads or `keep` names, or gets NaN from the model.
         LengthError: a record is too long.
+        SourceError: the inputs cannot be read.
+        UnsupportedModelError: nopad refuses this model; the message gives the reason.
         OptionError: an option has an invalid value; the inputs are an iterator; or `out` is a URL, or lies in a folder
             of the inputs.
         OutputExistsError: `out` holds something else, or predictions of another input or with other settings.

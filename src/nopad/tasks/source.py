@@ -112,7 +112,12 @@ class TaskSource(Source):
             yield self._block(held)
 
     def _made(self, part: list[Mapping[str, Any]], first: int) -> _Made:
-        """Encode the records `part`; `first` is the number of the first of them in the input."""
+        """Encode the records `part`; `first` is the number of the first of them in the input.
+
+        Raises:
+            OptionError: the task makes groups, or a column has several numbers per sequence.
+            RecordError, LengthError: the task cannot encode a record, or a record lacks a column of `carry`.
+        """
         if not first:  # columns of the first record that the task does not read are reported to the user
             looked = _Looked(part[0])
             part = [looked, *part[1:]]
@@ -146,7 +151,11 @@ class TaskSource(Source):
         return Block(name=self._name, data=data, decoder=decoder, first_line=made.first + 1, path=self._name)
 
     def _carried(self, part: list[Mapping[str, Any]], made: Examples, first: int) -> dict[str, pa.Array]:
-        """Return the columns named by `carry`, with a value per sequence: that of the sequence's record."""
+        """Return the columns named by `carry`, with a value per sequence: that of the sequence's record.
+
+        Raises:
+            RecordError: a record lacks such a column, or the values of a column have no common type.
+        """
         found = {}
         for name in self._carry:
             values = []

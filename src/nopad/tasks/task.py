@@ -71,6 +71,9 @@ class Task(ABC):
             the whole "file".
         dtypes: dtypes (NumPy's names) in which files store the numbers of a prediction, by the prediction's key; such
             as ``{"embedding": "float32"}``. Numbers of other keys are stored as int64 or float64.
+
+    Raises:
+        OptionError: an option has an invalid value, or the tokenizer is not one of transformers.
     """
 
     name: ClassVar[str]
@@ -177,7 +180,8 @@ class Task(ABC):
         """Return a `nopad.PackedLoader` over records with labels, or over examples; `options` are the loader's.
 
         Raises:
-            LengthError: the task left every record out.
+            LengthError: the task left every record out, or as for `encode` and `PackedLoader`.
+            RecordError, OptionError: as for `encode` and `PackedLoader`.
         """
         made = data if isinstance(data, Examples) else self.encode(self.read(data))
         if not len(made):

@@ -222,7 +222,12 @@ class TokenClassification(Task):
         return _Words(text, words, tags)
 
     def _span(self, span: Any, where: str, text: str, words: Sequence[tuple[int, int]]) -> tuple[int, int, str]:
-        """Return first and last word (exclusive) of a span, and its label."""
+        """Return first and last word (exclusive) of a span, and its label.
+
+        Raises:
+            RecordError: the span has another form, lies outside of the text, has no label, or does not consist of whole
+                words; the message begins with `where`.
+        """
         wanted = ("start", "end", "label")
         fields = [span.get(one) for one in wanted] if isinstance(span, Mapping) else span
         if not isinstance(fields, list | tuple) or len(fields) != 3:
@@ -243,7 +248,11 @@ class TokenClassification(Task):
         return touched[0], touched[-1] + 1, label
 
     def _tags_of(self, label: str, count: int, where: str) -> list[int]:
-        """Return the tag numbers of a span's `count` words; the tags' names say if they are BIO, IO, BIOES or plain."""
+        """Return the tag numbers of a span's `count` words; the tags' names say if they are BIO, IO, BIOES or plain.
+
+        Raises:
+            RecordError: no tag is for `label`; the message begins with `where`.
+        """
 
         def tag(signs: str) -> int:
             found = [

@@ -126,6 +126,7 @@ def memory_tokens(
     "skip". `left_out` names columns that the sequences do not have, for `TokenSource.left_out`.
 
     Raises:
+        SourceError: there are no ids, ids are not integers, or no sequence has a token.
         LengthError: a sequence has no token, and `empty` is "refuse".
     """
     made = sequences.gathered()

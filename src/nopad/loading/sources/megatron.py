@@ -80,7 +80,11 @@ class MegatronTokens(TokenSource):
         super().__init__(str(prefix), empty=empty, files=[idx, tokens])
 
     def _header(self, idx: MappedFile) -> tuple[np.dtype[Any], int, int]:
-        """Return the type of the ids, the number of sequences, and the number of document bounds."""
+        """Return the type of the ids, the number of sequences, and the number of document bounds.
+
+        Raises:
+            FormatError: the magic, the version, the type of the ids or a number is impossible.
+        """
         data = idx.array(np.dtype("u1"), 0, min(_HEADER.size, idx.size)).tobytes()
         if len(data) < _HEADER.size or not data.startswith(_MAGIC):
             raise FormatError(

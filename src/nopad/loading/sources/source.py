@@ -230,7 +230,11 @@ class TokenSource(ABC):
         return self._without_mask(found, chosen) if MASK in found.tokens else found
 
     def _chosen(self, numbers: ArrayLike) -> NDArray[np.int64]:
-        """Return these sequence numbers, checked, as indices among all stored sequences; int64 ``[k]``."""
+        """Return these sequence numbers, checked, as indices among all stored sequences; int64 ``[k]``.
+
+        Raises:
+            OptionError: a number is not an integer or out of range.
+        """
         wanted = np.asarray(numbers)
         if wanted.ndim != 1 or (wanted.dtype.kind not in "iu" and wanted.size):
             raise OptionError(f"numbers of sequences are integers [k], got {wanted.dtype} {list(wanted.shape)}")
@@ -254,7 +258,11 @@ class TokenSource(ABC):
             file.prove()
 
     def _without_mask(self, found: Sequences, chosen: NDArray[np.int64]) -> Sequences:
-        """Refuse padding, and drop the mask that would mark it."""
+        """Refuse padding, and drop the mask that would mark it.
+
+        Raises:
+            SourceError: the mask is not all 1.
+        """
         mask = found.tokens[MASK]
         if not (mask == 1).all():
             at = int(np.searchsorted(np.cumsum(found.seq_lengths), int(np.argmax(mask != 1)), side="right"))

@@ -135,7 +135,11 @@ def _write(parts: Iterable[Sequences], partial: Path, place: Path, name: str) ->
 
 
 def _write_columns(parts: Iterable[Sequences], folder: Path, name: str) -> list[dict[str, Any]]:
-    """Write one file per column; return their descriptions: name, per token or sequence, file, dtype, size."""
+    """Write one file per column; return their descriptions: name, per token or sequence, file, dtype, size.
+
+    Raises:
+        SourceError: there is no sequence.
+    """
     columns: dict[tuple[str, str], _Column] = {}
     end = 0
     with ExitStack() as stack:
@@ -191,7 +195,12 @@ class _Column:
 
 
 def _opened(place: Path, name: str, empty: str, left_out: tuple[str, ...]) -> ArrayTokens:
-    """Map a copy as a source, after checking that its tokens still have the fingerprint that was written with it."""
+    """Map a copy as a source, after checking that its tokens still have the fingerprint that was written with it.
+
+    Raises:
+        SourceError: the copy is damaged.
+        LengthError: a sequence has no token, and `empty` is "refuse".
+    """
     path = place / DESCRIPTION
     try:
         with reading(path):
@@ -209,7 +218,12 @@ def _opened(place: Path, name: str, empty: str, left_out: tuple[str, ...]) -> Ar
 def _described(
     place: Path, columns: list[dict[str, Any]], name: str, left_out: tuple[str, ...] = (), empty: str = "skip"
 ) -> ArrayTokens:
-    """Map the files of a copy in folder `place` as a source; `columns` is from `_write_columns`."""
+    """Map the files of a copy in folder `place` as a source; `columns` is from `_write_columns`.
+
+    Raises:
+        SourceError: a file is missing or has another size than was written.
+        LengthError: a sequence has no token, and `empty` is "refuse".
+    """
     arrays: dict[str, dict[str, MappedArray]] = {"offsets": {}, "token": {}, "sequence": {}}
     for column in columns:
         file, dtype = MappedFile(place / column["file"]), np.dtype(column["dtype"])

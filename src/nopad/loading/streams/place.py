@@ -99,7 +99,8 @@ class StreamPlace:
         ready: complete packs of held sequences, in the order in which batches take them; the held sequences in no
             complete pack still wait in the packer.
         arrived: how many sequences have come to the packer since numbering began.
-        accumulation, per_rank: number of micro-steps per step, and of units per rank and micro-step.
+        accumulation, per_rank: number of micro-steps per step, and of units (packs or single sequences) per rank and
+            micro-step.
         batches: number of micro-batches of the next step that were taken already.
         steps_seen: number of whole steps.
         sequences_here, tokens_here: number of sequences and tokens in these steps, on this rank.

@@ -51,7 +51,8 @@ class Cursor:
     Attributes:
         passes: number of passes over the source that were finished.
         began: number of the first record of this pass, counted over all passes.
-        at: the block that holds the next record: its `Block.at`, or ``(number,)``; (): the first block.
+        at: the block (a run of records of one file) that holds the next record: its `Block.at`, or if that is (), its
+            number as ``(number,)``; (): the first block.
         first: number, in this pass, of the first record of that block.
         record: number, in this pass, of the next record.
         mark: a digest of that block, by which a changed source is noticed; "": it is not compared.
@@ -305,7 +306,11 @@ class _Pass:
         return group, self._cursor
 
     def _next_pass(self, records: int) -> Cursor:
-        """Return the cursor after the last of the pass's `records`: the next pass, or the end of the stream."""
+        """Return the cursor after the last of the pass's `records`: the next pass, or the end of the stream.
+
+        Raises:
+            SourceError: the source has no record, or another number of records than in an earlier pass.
+        """
         cursor = self._cursor
         if not records:
             raise SourceError("the source has no record; give one that has")

@@ -43,7 +43,7 @@ class _Begun(NamedTuple):
     """The start of a step.
 
     Attributes:
-        units: number of units that this rank has for the step.
+        units: number of units (packs or single sequences) that this rank has for the step.
         left: the place where the pass ends if this step is not taken; the sequences held there are left out.
     """
 
@@ -247,6 +247,7 @@ class StreamSupply(Supply):
 
         Raises:
             OptionError: `workers` is above 1; or the stream ended in the middle of a step, and `last` is "refuse".
+            SourceError, RecordError: as in `Flow.take`.
         """
         if workers > 1:
             self.check_workers(workers)
@@ -260,7 +261,7 @@ class StreamSupply(Supply):
                     return
 
     def _goes_on(self, units: int, exchange: Exchange) -> bool:
-        """Return whether all ranks take one more step, given how many units this rank has for it.
+        """Return whether all ranks take one more step; `units` is how many packs or sequences this rank has for it.
 
         Raises:
             OptionError: a rank has units, not every rank has enough for a whole step, and `last` is "refuse".
