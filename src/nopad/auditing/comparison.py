@@ -82,10 +82,12 @@ class Found:
 def compare(
     alone: Alone, dtype: torch.dtype, truth: Truth | None = None, *, forms: Sequence[str] | None = None, label: str = ""
 ) -> Found:
-    """Run the sequences packed, and compare outputs (and gradients, if `alone` has them) with those alone.
+    """Run the sequences packed, and compare outputs with those alone; gradients too, if `alone.graph` is set.
 
-    The sequences are packed in each of `forms`; None: in all forms of the trial. `truth` holds the float64 gradients of
-    the same sequences alone; None: the gradients of `alone` are used. `label` is appended to the names of the checks.
+    The sequences are packed in each of `forms`; None: in all forms of the trial. For forms in `MAY_REFUSE`, gradients
+    are compared in float64 only. `truth` holds the float64 gradients of the same sequences alone. If it is None,
+    float64 gradients are judged by those of `alone`, and gradients in another dtype are not compared. `label` is
+    appended to the names of the checks.
     """
     found = Found()
     for form in alone.trial.forms if forms is None else forms:
@@ -164,7 +166,7 @@ def _outputs(
     """Compare outputs of the sequences packed with those alone; return the check, and the largest difference.
 
     `of_rows` names outputs that belong to a row and to no sequence, `missing` names outputs that only sequences alone
-    have; the check fails if there are any of these.
+    have. The check fails if there are any of these, if an output has no finite number, or if nothing can be compared.
     """
     worst, scale, odd = 0.0, 1e-30, []
     for name, parts in together.items():
@@ -193,8 +195,9 @@ def _gradients(
 ) -> Found:
     """Compare gradients, except those of sequences and parameters whose gradients are not finite even alone.
 
-    `together`: the outputs packed in this `form`, by name, one part per sequence. `truth`: the gradients in float64,
-    None: those of `alone`. `label` goes into the check's name.
+    `together` holds the outputs packed in this `form`, by name, one part per sequence. `truth` holds the gradients in
+    float64; without it, only float64 gradients are compared, and judged by those of `alone`. `label` goes into the
+    check's name.
     """
     names = tuple(together)
     sound, left_out, notes = alone.sound(names)
@@ -215,7 +218,10 @@ def _gradients(
 
 
 def _distance(packed_value: Tensor, wanted: Tensor) -> float:
-    """Return the largest difference of a sequence's output packed, cut to its length, and alone; inf: other shapes."""
+    """Return the largest difference between a sequence's output packed and alone (`wanted`); infinity: other shapes.
+
+    A packed output that is longer is cut to the length of `wanted` first.
+    """
     got = packed_value
     if got.shape != wanted.shape:
         got = got[: wanted.shape[0]] if got.dim() == wanted.dim() else got

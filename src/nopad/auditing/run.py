@@ -62,9 +62,9 @@ def audit(
             the model is not.
         collator: any function from features (dicts with ``input_ids``) to the arguments of a forward call; the model is
             then audited unchanged, with batches of this collator.
-        capacity: capacity of the packs, and length of the longest sequence. None: 64, or more for a model with a local
-            attention window of 52 to 256 tokens: a quarter more than the window, since shorter sequences do not test
-            it.
+        capacity: capacity of the packs, and length of the longest sequence; both are smaller if the model has too few
+            positions. None: 64, or, for a model with a local attention window of 52 to 256 tokens, a quarter more than
+            the window, since shorter sequences do not test the window.
         backend: attention backend with which the copies are made pack-safe, as in `nopad.packed`.
         layers: audit a copy with only the first `layers` layers, which suits a large model; None: all layers.
         gradients: also compare the gradients of the parameters.
@@ -78,7 +78,8 @@ def audit(
         UnsupportedModelError: nopad refuses this model; the message gives the reason.
         BatchError: the collator fails, or cuts, drops or changes sequences, or adds tokens.
         OptionError: the capacity is below 4, `layers` is below 1 or more than the model has, the model is already
-            pack-safe with another backend, it takes images, or it is random even in evaluation mode.
+            pack-safe with another backend, takes images, has no vocabulary to draw from, or is random even in
+            evaluation mode.
 
     >>> import nopad
     >>> from transformers import BertConfig, BertModel, DataCollatorWithFlattening
@@ -179,8 +180,9 @@ class _Task:
     def run_best(self) -> Found:
         """Run the audit and return its results; with a collator, sequences begin with bos and end with eos.
 
-        Some collators find the borders of sequences by these two tokens. If eos has the same id as pad, other collators
-        take eos for padding; so if the audit fails with such an eos, it is repeated on sequences without eos.
+        This is so if the configuration has an eos, since some collators find the borders of sequences by these tokens.
+        If eos has the same id as pad, other collators take eos for padding; so if the audit fails with such an eos, it
+        is repeated on sequences without eos.
         """
         eos, pad = (self.tokens.special.get(name) for name in ("eos", "pad"))
         if self.collator is None or eos is None:

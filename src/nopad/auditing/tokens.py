@@ -1,4 +1,4 @@
-"""Draw the token ids of an audit, from the whole vocabulary except the mask token."""
+"""Draw the token ids of an audit: ordinary tokens, and special tokens that are asked for, but never the mask token."""
 
 from __future__ import annotations
 
@@ -80,7 +80,10 @@ class Tokens:
 
 
 def draw(lengths: Sequence[int], tokens: Tokens, seed: int) -> list[list[int]]:
-    """Draw sequences of these lengths; up to a third of each sequence's tokens are from `tokens.inside`."""
+    """Draw sequences of these lengths; up to a third of each sequence's tokens are from `tokens.inside`.
+
+    Then the first and last tokens are replaced by those that `tokens` sets (`begins`, `ends`), if it sets any.
+    """
     rng = np.random.default_rng(seed)
     drawn = []
     for number, length in enumerate(lengths):

@@ -132,7 +132,7 @@ def audit(
 
 
 def _refuse(given: dict[str, Any], why: str) -> None:
-    """Refuse options, by name, that were given."""
+    """Raise an error if one of these options, by name, was given; `why` is the second half of the message."""
     odd = [name for name, value in given.items() if value]
     if odd:
         raise OptionError(f"{odd[0]} {why}; leave it out")
@@ -173,7 +173,12 @@ def _few_threads(model: Any) -> None:
 
 
 def _collator(name: str, model: Any) -> Any:
-    """Return the collator with this name; None stands for nopad's own batches."""
+    """Return the collator with this name; None stands for nopad's own batches.
+
+    Raises:
+        MissingExtraError: the collator "trl" is named, and TRL is not installed.
+        OptionError: a collator ``module:name`` cannot be imported or called.
+    """
     if name == "nopad":
         return None
     if name == "flattening":
@@ -208,7 +213,11 @@ class _AsTrained:
 
 
 def _imported(name: str) -> Any:
-    """Import ``module:name``, also from the working directory; return the function, or an instance of the class."""
+    """Import ``module:name``, also from the working directory; return the function, or an instance of the class.
+
+    Raises:
+        OptionError: the import fails, the class needs arguments, or what is found cannot be called.
+    """
     module, _, attribute = name.partition(":")
     sys.path.insert(0, "")
     try:
@@ -226,7 +235,7 @@ def _imported(name: str) -> Any:
 
 
 def load_model(spec: str, attention: str | None = None) -> Any:
-    """Load a transformers model in its own dtype, with the head that its configuration names.
+    """Load a transformers model in its own dtype, with the head that its configuration names, or without one.
 
     `spec` is a folder or a name on the hub. `attention` is passed as transformers' `attn_implementation`; None:
     transformers chooses.

@@ -103,7 +103,10 @@ def _called(path: str, name: str, function: Callable[[], Any]) -> Any:
 
 @contextmanager
 def _inside(path: str, what: str) -> Iterator[None]:
-    """Turn an exception in a user's file into an `OptionError` of one line that says where it was raised."""
+    """Turn an exception in a user's file into an `OptionError` of one line that says where it was raised.
+
+    `what` names the part of the file that runs, such as "model()".
+    """
     try:
         yield
     except NopadError:
