@@ -78,13 +78,13 @@ def _ranks(
 
 
 def cut_under_cap(tokens: ArrayLike, shape: Shape, cap: int, parts: int = 1) -> NDArray[np.int64]:
-    """Cut units, in their order, into steps in which no rank's micro-step has more than `cap` tokens.
+    """Divide a list of units, in its order, into steps in which no rank's micro-step has more than `cap` tokens.
 
     A step takes ``shape.per_step`` units, or fewer if no way was found to deal that many under the cap; the last step
     takes the units left. The result says where each step begins, and where the last step ends; int64 ``[steps + 1]``.
 
     Args:
-        tokens: number of tokens of each unit, in the order of `draw`; ``[n]``. With `parts` above 1, number of tokens
+        tokens: number of tokens of each unit, in the order that `draw` returned; ``[n]``. With `parts` above 1, number of tokens
             of each part; ``[n * parts]``.
         shape: the most units of a step, and the ranks and micro-steps that share them.
         cap: most tokens per rank and micro-step.

@@ -113,7 +113,7 @@ def report(
 
 
 def _settings(**given: Any) -> Settings:
-    """Return the settings; an error message about them names the command's flags."""
+    """Return `Settings` made from `given`; an error message about them names the command's flags."""
     try:
         return Settings(**given)
     except OptionError as error:

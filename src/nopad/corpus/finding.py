@@ -81,7 +81,10 @@ class Suffixes:
         return f"{', '.join((*self.read, *self.named_only))}{also}"
 
     def is_archive(self, file: InputFile) -> bool:
-        """Return whether a file is compressed, and of a format that is not read compressed (tables) or not at all."""
+        """Return whether a file is compressed although its format cannot be read that way.
+
+        Tables are read only uncompressed; other formats (`others`, and tar) are never read.
+        """
         return bool(file.compression) and file.suffix in (*TABLE_SUFFIXES, *self.others, ".tar")
 
     def is_read(self, file: InputFile) -> bool:

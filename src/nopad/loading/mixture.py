@@ -149,8 +149,8 @@ class Mixture:
     def _window(self, place: int, seed: int, begin: int, end: int) -> NDArray[np.int64]:
         """Return the numbers of the sequences of a source that begin at tokens `begin` to `end` (exclusive); int64.
 
-        `place` is the number of the source. Tokens are counted over all passes over that source, and the numbers of
-        sequences over all sources.
+        `place` is the number of the source. Token positions run on from one pass over this source to the next. The
+        returned numbers are unique among all sources: they begin where those of the sources before it end.
         """
         tokens = self._tokens[place]
         parts = [np.zeros(0, dtype=np.int64)]
