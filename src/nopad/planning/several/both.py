@@ -105,8 +105,8 @@ def follow(task: Task, classes: Classes, columns: list[Column], relaxed: Relaxed
     """Return packs that follow a solved linear program, in which the mean size of a class stands for all its sizes.
 
     Each of `columns` (capacity and classes) gives as many packs as the whole part of its number in `relaxed.times`.
-    Sequences are dealt out to the slots of these packs. Where a pack then is above a limit, sequences are swapped or taken
-    out. Sequences without a slot are packed afterwards.
+    Sequences are dealt out to the slots of these packs. Where a pack then is above a limit, sequences are swapped or
+    taken out. Sequences without a slot are packed afterwards.
     """
     whole = np.floor(relaxed.times + 1e-6).astype(np.int64)
     taken = [columns[at] for at in np.flatnonzero(whole).tolist()]
