@@ -316,6 +316,24 @@ def test_no_request_is_lost_or_taken_twice_or_starves(data, batching):
     judge.finish()
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_hundreds_wait_and_some_cancel(seed):
+    """Few of those that wait are short enough for what is left of a batch, and they wait far behind the others."""
+    draw = np.random.default_rng(seed)
+    rows = [None, 1, 3][seed % 3]
+    judge = Judge(Batching(capacity=20, rows=rows, window=8, age_step_s=1e-6, separator=seed % 2))
+    for _ in range(12):
+        lengths = np.where(draw.random(80) < 0.03, draw.integers(1, 3, 80), draw.integers(7, 21, 80))
+        for length in lengths.tolist():
+            ranked = seed % 4 > 1 and draw.random() < 0.05
+            judge.add(length, int(draw.integers(1, 900)) if ranked else None, 5, int(draw.integers(-2, 3)) * ranked)
+        for number in draw.choice(list(judge.waiting), 10, replace=False).tolist():
+            judge.cancel(number)
+        for _ in range(15):
+            judge.poll(judge.now + int(draw.integers(0, 30)), True, False)
+    judge.finish()
+
+
 @given(st.lists(st.tuples(st.integers(1, 20), st.integers(-3, 3)), min_size=1, max_size=80), st.sampled_from([2, 128]))
 def test_the_same_calls_give_the_same_batches(requests, window):
     def run():
