@@ -459,6 +459,29 @@ def test_one_long_request_delays_short_ones_by_one_batch():
 
 
 @pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("priority", [0, 5])
+def test_a_long_request_leaves_a_full_queue_in_time(policy, priority):
+    """Short requests, urgent ones too, fill each place that becomes free; those before the long one leave first."""
+    packer = OnlinePacker(Batching(capacity=4096, policy=policy, max_waiting_tokens=40_000))
+    priority = priority if policy == "look_ahead" else 0
+    now = batches = sent = 0
+    while packer.room(10 + 8000):
+        packer.add(10, now)
+    ahead = packer.waiting_tokens
+    long = packer.add(8000, now)
+    left = []
+    while long not in left:
+        while packer.room(10):
+            packer.add(10, now, priority=priority if sent % 2 else 0)
+            sent += 1
+        now += 20_000_000  # each batch takes 20 ms
+        left = packer.poll(now).batch.numbers
+        batches += 1
+    urgent = 2 if priority else 1  # half of what comes later is more urgent than what waits
+    assert batches <= urgent * (ahead // 4096 + 1) + 1
+
+
+@pytest.mark.parametrize("policy", POLICIES)
 def test_each_reason(policy):
     def packer(**more):
         return OnlinePacker(Batching(capacity=10, rows=2, policy=policy, wait_s=1e-6, accumulate=True, **more))
