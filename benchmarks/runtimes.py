@@ -57,7 +57,8 @@ def onnx_runtime(model: nn.Module, threads: int, int8: bool = False) -> Runtime:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
         shapes = {"input_ids": open_sizes, "attention_mask": open_sizes}
-        torch.onnx.export(_States(model).eval(), example, str(path), dynamo=True, dynamic_shapes=shapes, verbose=False)
+        how = {"dynamo": True, "dynamic_shapes": shapes, "verbose": False, "external_data": False}
+        torch.onnx.export(_States(model).eval(), example, str(path), **how)
         if int8:
             path = quantised(path)
         options = onnxruntime.SessionOptions()

@@ -44,7 +44,7 @@ from nopad.tasks.core import of_length
 from nopad.tasks.folder import default_folder
 
 TEXTS, TURNS, PADDED, OF_BERT, PAIRS, LOWERED = 2000, 2, 320, 48, 320, 600
-ALONE, SINGLE = 200, 200
+ALONE, SINGLE, FEW = 200, 200, 500
 RUNNER, LOOP, STOCK = "runner", "Embedder's loop", "transformers padded, as they come"
 Times = dict[str, tuple[float, float]]
 
@@ -79,10 +79,10 @@ def show(best: Times, found: dict[str, Any], count: int, unit: str = "texts") ->
         )
 
 
-def others(precision: str, folder: Path, stock: Any, tokenizer: Any) -> dict[str, Way]:
+def others(precision: str, folder: Path, stock: Any, tokenizer: Any, texts: list[str]) -> dict[str, Way]:
     """Return the other libraries that can run, and print why those that cannot are left out."""
     found = {}
-    for name, way in peers(precision, folder, stock, tokenizer):
+    for name, way in peers(precision, folder, stock, tokenizer, few=len(texts) < FEW):
         if isinstance(way, str):
             print(f"  {name:34} left out: {way}")
         else:
@@ -137,7 +137,7 @@ def in_float32(
             f"  {best[STOCK][0] / best[RUNNER][0]:.2f} times as fast (target: the padding removed, "
             f"{removed(lengths[:padded]):.2f} times the tokens)"
         )
-        ways |= others("float32", folder, stock, tokenizer)
+        ways |= others("float32", folder, stock, tokenizer, texts)
         best, found = best_of(ways, texts, turns)
         print(f"  {len(texts):,} texts, {sum(lengths):,} tokens (targets: {LOOP} 0.97, CTranslate2 1.1, others 1.0)")
         show(best, found, len(texts))
@@ -175,7 +175,8 @@ def bert(texts: list[str], turns: int) -> None:
     print("BERT-base's shape, random weights, float32")
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
-        transformers.BertModel(transformers.BertConfig(), add_pooling_layer=False).save_pretrained(folder)
+        config = transformers.BertConfig(position_embedding_type="absolute")  # which CTranslate2 asks for
+        transformers.BertModel(config, add_pooling_layer=False).save_pretrained(folder)
         transformers.AutoTokenizer.from_pretrained(default_folder()).save_pretrained(folder)
         step = max(len(texts) // OF_BERT, 1)
         in_float32(Path(folder), texts[::step][:OF_BERT], turns, OF_BERT)
@@ -233,7 +234,7 @@ def precision(texts: list[str], turns: int) -> None:
             continue
         with nopad.PackRunner(Embedder.from_folder(folder, max_tokens=LONGEST, precision=kind)) as runner:
             ways: dict[str, Way] = {RUNNER: lambda some, run=runner: run(some, over_long="truncate")}
-            best, found = best_of(ways | others(kind, folder, stock, tokenizer), texts, turns)
+            best, found = best_of(ways | others(kind, folder, stock, tokenizer, texts), texts, turns)
         show(best, found, len(texts))
         cosines = {name: float((exact * vectors).sum(1).min()) for name, vectors in found.items()}
         print("  smallest cosine with float32: " + ", ".join(f"{name} {at:.5f}" for name, at in cosines.items()))

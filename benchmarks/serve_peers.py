@@ -75,8 +75,13 @@ def by_ctranslate2(folder: Path, kind: str = "float32") -> States:
     return states
 
 
-def peers(precision: str, folder: Path, stock: Any, tokenizer: Any) -> Iterator[tuple[str, Way | str]]:
-    """Give (name, way), or (name, why it is left out), of each library in one class of precision."""
+def peers(
+    precision: str, folder: Path, stock: Any, tokenizer: Any, *, few: bool = False
+) -> Iterator[tuple[str, Way | str]]:
+    """Give (name, way), or (name, why it is left out), of each library in one class of precision.
+
+    If there are `few` texts, runtimes also run them one by one: sorting so few leaves more padding.
+    """
     threads = torch.get_num_threads()
     sorted_ = partial(Padded, tokenizer, by_length=True)
     runs: dict[str, Callable[[], States]]
@@ -100,7 +105,8 @@ def peers(precision: str, folder: Path, stock: Any, tokenizer: Any) -> Iterator[
             yield name, states
             continue
         yield f"{name}, sorted", sorted_(states)
-        yield f"{name}, one by one", Padded(tokenizer, states, batch=1)
+        if few:
+            yield f"{name}, one by one", Padded(tokenizer, states, batch=1)
 
 
 def tried(name: str, make: Callable[[], Any]) -> tuple[str, Any]:
