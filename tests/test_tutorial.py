@@ -10,6 +10,7 @@ import runpy
 import shlex
 import warnings
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -124,20 +125,64 @@ def test_chats_with_trl(tmp_path):
     assert (tmp_path / "runs" / "sft" / "model.safetensors").exists()
 
 
+@pytest.fixture(scope="module")
+def of_trainers(tmp_path_factory):
+    """What each command of the tutorial about audits printed; the folder in which they ran; the page."""
+    pytest.importorskip("trl", reason="the tutorial of audits needs trl, which belongs to no extra: pip install trl")
+    folder = tmp_path_factory.mktemp("audited")
+    printed = follow("tutorials/audit-your-trainer.md", folder)
+    return printed, folder, (DOCS / "tutorials" / "audit-your-trainer.md").read_text()
+
+
 @pytest.mark.slow
-def test_audit_your_trainer(tmp_path):
-    printed = follow("tutorials/audit-your-trainer.md", tmp_path)
-    assert "isolated" in said(printed, "nopad audit llama").splitlines()[0]
-    first = said(printed, "nopad audit bert --collator").splitlines()[0]
-    page = (DOCS / "tutorials" / "audit-your-trainer.md").read_text()
+def test_audit_your_trainer(of_trainers):
+    printed, tmp_path, page = of_trainers
+    assert "isolated" in printed["nopad audit llama --collator trl"].splitlines()[0]
+    first = printed["nopad audit bert --collator flattening || true"].splitlines()[0]
     assert "CONTAMINATED" in first
     assert first in page
     assert printed["nopad audit bert"].startswith("BertForMaskedLM, nopad, backend 'auto': isolated")
-    assert "mean of means" in said(printed, "nopad audit --step step.py")
-    losses = re.search(r"loss ([\d.]+); alone ([\d.]+)", said(printed, "nopad audit --step step.py")).groups()
+    plain = said(printed, "nopad audit --step step.py ||")
+    assert "mean of means" in plain
+    losses = re.search(r"loss ([\d.]+); alone ([\d.]+)", plain).groups()
     assert [float(loss) for loss in losses] == pytest.approx([5.323, 5.320], abs=2e-3)  # as the page says
     assert "equal to its sequences alone" in said(printed, "nopad audit --step right.py")
     assert "equal to its sequences alone" in said(printed, "nopad audit --step trainer.py")
+    suite = ElementTree.parse(tmp_path / "audit.xml").getroot()[0]
+    assert int(suite.get("tests")) > 4
+    assert suite.get("failures") == suite.get("errors") == "0"
+
+
+@pytest.mark.slow
+def test_audit_your_trainer_draws_and_mends(of_trainers):
+    printed, folder, page = of_trainers
+    blocks = re.findall(r"^```text\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    drawn = said(printed, "nopad audit bert --collator flattening --trace")
+    [wanted] = [block for block in blocks if block.startswith("sequence ")]
+    assert [line for line in wanted.splitlines() if line not in drawn] == []
+    mended = said(printed, "nopad audit --step step.py --fix")
+    [wanted] = [block for block in blocks if block.startswith("fix: with 1 change the audit passes (1 tried)")]
+    assert wanted in mended
+    assert "LEAKS into" in (folder / "audit.html").read_text()
+    assert said(printed, "python pictures.py") == "bert.encoder.layer.0.attention.self None\n"
+    for name in ("trace-leak.svg", "trace-sound.svg"):
+        assert cells(folder / name) == cells(DOCS / "pictures" / name), name
+
+
+@pytest.mark.slow
+def test_audit_your_trainer_has_the_table_that_it_prints(of_trainers):
+    printed, _, page = of_trainers
+    *rows, isolated = said(printed, "python others.py").splitlines()
+    assert isolated == "True"
+    assert len(rows) == 12
+    assert [row for row in rows if row not in page.splitlines()] == []
+    assert page.count("| contaminated |") + page.count("| isolated |") == 12
+
+
+def cells(path):
+    """The cells of a trace that move, by kind, and where they are."""
+    found = ElementTree.parse(path).getroot().iter("{http://www.w3.org/2000/svg}rect")
+    return [(one.get("class"), one.get("x"), one.get("y")) for one in found]
 
 
 @pytest.mark.slow

@@ -1,6 +1,6 @@
 """Compiled sets of integers from 0 to `capacity`, stored as bits.
 
-Finding the nearest member takes log64(capacity) steps.
+Finding the nearest member takes O(log64(capacity)) steps.
 
 Bit v of the lowest level is set if v is a member; bit w of a higher level is set if word w of the level below is not 0.
 The lowest level comes first, the highest is one word. A set is passed as its words (a uint64 array, from `empty_set`)

@@ -93,7 +93,7 @@ def deal_in_order(
     indptr: NDArray[Any],
     sequence: NDArray[Any],
 ) -> None:
-    """Assign sequences in order of arrival: the first one without a pack opens the next pack that contains its length.
+    """Assign sequences in order of arrival: the first sequence without a pack opens the next pack that has its length.
 
     Every slot of that pack (see `deal`) then takes the next unused sequence of its length. So packs are in the order of
     their first sequences, and the sequences of any one length stay in order of arrival. ``ranks[i]`` is the rank of

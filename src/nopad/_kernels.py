@@ -1,7 +1,7 @@
 """Compiled loops that several packages use; loops of a single package are in that package's own modules.
 
 Kernels (compiled loops) take and return plain arrays, release the GIL, and cache their compilation. They do not check
-arguments; their callers do. Tests also run each kernel as plain Python (``kernel.py_func``) and compare the results.
+arguments; their callers do. Tests also run kernels as plain Python (``kernel.py_func``) and compare the results.
 
 Integers that wrap are ``uint64`` throughout, since mixing them with signed integers would silently give float64.
 """
@@ -31,7 +31,7 @@ def mix(x: np.uint64) -> np.uint64:
 
 @njit(cache=True, nogil=True, inline="always")
 def bounded(u: np.uint64, n: np.uint64) -> np.uint64:
-    """Return the high 64 bits of the 128-bit product u * n: a number below n, uniform if u is."""
+    """Return the high 64 bits of the 128-bit product u * n: a number below n, as in `nopad.random.bounded`."""
     u_hi, u_lo, n_hi, n_lo = u >> _32, u & _LOW, n >> _32, n & _LOW
     middle = u_hi * n_lo + ((u_lo * n_lo) >> _32)
     low = (middle & _LOW) + u_lo * n_hi
@@ -62,7 +62,7 @@ def group_by_rank(ranks: NDArray[Any], indptr: NDArray[Any], order: NDArray[Any]
 
 @njit(cache=True, nogil=True)
 def sort_within_packs(indptr: NDArray[Any], sequence: NDArray[Any]) -> None:
-    """Sort the sequence numbers in every pack ascending, in place.
+    """Sort the sequence numbers in every pack, ``sequence[indptr[p]:indptr[p + 1]]``, ascending and in place.
 
     This is insertion sort, or Shell sort for more than 32 members, since NumPy's sort inside a kernel would take longer
     to compile than all other kernels of a plan together.
@@ -92,7 +92,10 @@ def permute_packs(
     new_indptr: NDArray[Any],
     new_sequence: NDArray[Any],
 ) -> None:
-    """Write the packs to `new_indptr` and `new_sequence`, in the order of `permutation`, which lists pack numbers."""
+    """Write the packs to `new_indptr` and `new_sequence`, in the order of `permutation`, which lists pack numbers.
+
+    Pack p is ``sequence[indptr[p]:indptr[p + 1]]``.
+    """
     at = 0
     for q in range(permutation.shape[0]):
         p = permutation[q]
@@ -107,8 +110,8 @@ def gather_tokens(source: NDArray[Any], starts: NDArray[Any], lengths: NDArray[A
     """Copy ``source[starts[i] : starts[i] + lengths[i]]`` back to back into `out`; return the bitwise OR of all values.
 
     `source` holds integers, and sequences may lie anywhere in it, so each copy would wait for memory. Reading one token
-    of each cache line of the next 32 sequences beforehand lets these waits overlap, which halves the time. The OR takes
-    no extra time, and shows whether any value is negative or above a power of two.
+    of each cache line of the next 32 sequences beforehand (up to 64 lines of each) lets these waits overlap, which
+    halves the time. The OR takes no extra time, and shows whether any value is negative or above a power of two.
     """
     at, bits, line = 0, source.dtype.type(0), 64 // source.itemsize
     for window in range(0, starts.shape[0], 32):
@@ -133,9 +136,9 @@ def lay_rows(
 ) -> bool:
     """Set ``starts[i]`` to where sequence i begins in concatenated rows, and ``tokens[r]`` to the slots taken in row r.
 
-    A row has `width` slots. The next ``per_row[r]`` sequences lie in row r,
-    each in a multiple of `align` slots. Returns False, and sets nothing, unless `per_row` adds up to the number of
-    sequences.
+    A row has `width` slots. The next ``per_row[r]`` sequences lie in row r, each in a multiple of `align` slots. If a
+    number in `per_row` is negative, or if they do not add up to the number of sequences, nothing is set and False is
+    returned; else True.
     """
     total = 0
     for r in range(per_row.shape[0]):

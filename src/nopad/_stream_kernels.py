@@ -87,7 +87,7 @@ def insert(
     number: int,
     length: int,
 ) -> None:
-    """Add a sequence to those held back, as the newest."""
+    """Add a sequence with this number and length to those held back, as the newest."""
     unused = queues.shape[0] - 1
     slot, newest = queues[unused, FIRST], state[NEWEST]
     queues[unused, FIRST] = slots[slot, NEXT]
@@ -142,11 +142,9 @@ def take(
 def exact(queues: NDArray[Any], words: NDArray[Any], mirror: NDArray[Any], room: int, places: int) -> int:
     """Return the held length that fills `room` tokens exactly, or the longer of two that fill it together.
 
-    The result is -1 if no held length does this.
-
-    `places` is how many sequences may still be added: with 1, no pairs are considered. Among several possibilities, the
-    one with the most held sequences (of both lengths together) is taken, which keeps the buffer varied. At most `PAIRS`
-    pairs are compared, beginning with lengths near half the room.
+    The result is -1 if no held lengths do this. `places` is how many sequences may still be added: with 1, no pairs are
+    considered. Among several possibilities, the one with the most held sequences (of both lengths together) is taken,
+    which keeps the buffer varied. At most `PAIRS` pairs are compared, beginning with lengths near half the room.
     """
     best, most = -1, 0
     if queues[room, COUNT] > 0:
@@ -188,11 +186,12 @@ def padding(queues: NDArray[Any], words: NDArray[Any], room: int, places: int) -
 
 @njit(cache=True, nogil=True)
 def anchor(queues: NDArray[Any], words: NDArray[Any], mirror: NDArray[Any], capacity: int, depth: int) -> int:
-    """Return the length with which the next pack begins; -1 if no sequence is held.
+    """Return the length with which the next pack, of at most `depth` sequences, begins; -1 if no sequence is held.
 
-    Of the `ANCHORS` longest held lengths, but only those of at least a third of the capacity, take the first that one
-    or two other lengths complete exactly; if there is none, take the one whose pack would have the least padding. If
-    all held lengths are shorter than that, take the longest.
+    Of the `ANCHORS` longest held lengths, those of at least a third of the capacity are tried, the longest first. The
+    first that one or two other sequences complete exactly is taken; if there is none, the one whose pack would have the
+    least padding, as `padding` estimates it. If all held lengths are below a third of the capacity, the longest is
+    taken.
     """
     length, best, least = capacity, -1, capacity + 1
     for _ in range(ANCHORS):
@@ -273,10 +272,11 @@ def push(
     indptr: NDArray[Any],
     sequence: NDArray[Any],
 ) -> int:
-    """Add sequences one by one; write the packs that become ready, and return how many there are.
+    """Add sequences of these `lengths` one by one; write the packs that become ready, and return how many there are.
 
     A pack becomes ready when the buffer is full or holds `most` tokens, or when `patience` sequences have arrived after
-    one that is still held. A sequence as long as the capacity is a pack at once, as is every one if `depth` is 1.
+    one that is still held. A sequence as long as the capacity is a pack at once, as is every one if `depth`, the most
+    sequences of a pack, is 1.
 
     Pack p gets the sequence numbers ``sequence[indptr[p]:indptr[p + 1]]``.
     """

@@ -43,9 +43,8 @@ def write_arrow(path: Path, table: pa.Table) -> None:
 def read_arrow(path: str | os.PathLike[str], *, sha256: str | None = None) -> pa.Table:
     """Read an Arrow file into memory and validate it in full.
 
-    `sha256` is the hash that the content of the file must have, in hex; None: it is not checked.
-
-    The table uses the bytes that were hashed, so later changes to the file do not affect it.
+    `sha256` is the hash that the content of the file must have, in hex; None: the hash is not checked. The table uses
+    the bytes that were read and hashed, so later changes to the file do not affect it.
 
     Raises:
         OSError: the file cannot be read.
@@ -78,7 +77,10 @@ def list_array(indptr: NDArray[Any], values: NDArray[Any]) -> pa.Array:
 
 
 def list_parts(array: pa.Array) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return the offsets (from 0) and values of an Arrow list array as NumPy views; booleans and strings are copied."""
+    """Return the offsets (from 0) and the values of an Arrow list array, as NumPy arrays.
+
+    They are views of the array's memory, except for values that are booleans or strings, and the offsets of a slice.
+    """
     offsets = array.offsets.to_numpy()
     if offsets.size == 0:
         return np.zeros(1, np.int32), array.values.to_numpy(zero_copy_only=False)[:0]

@@ -1,6 +1,6 @@
 """Assign sequences to the packs of a plan.
 
-This takes O(n) time, and at most 16 bytes per sequence beyond the result. By default, the generator of `nopad.random`
+This takes O(n) time, and about 16 bytes per sequence beyond the result. By default, the generator of `nopad.random`
 decides the order of the packs, and which sequences of equal length go into which packs (training on packs sorted
 longest first is a known bug). ``order="source"`` stays close to the order of arrival instead: the sequence numbers in a
 pack ascend, packs are in the order of their first sequences, and the sequences of any one length are in order of
@@ -101,7 +101,11 @@ def assign(plan: Plan, lengths: ArrayLike, *, seed: int = 0, order: Order = "ran
 
 
 def _assigned(plan: Plan, checked: NDArray[np.int32], seed: int, order: Order) -> Packs:
-    """Return the packs of `assign`, but without `Packs.lengths_sha256`, for lengths and options checked already."""
+    """Return the packs of `assign`, but without `Packs.lengths_sha256`, for lengths and options checked already.
+
+    Raises:
+        PlanMismatchError: the plan covers other lengths.
+    """
     check_cover(plan, checked)
     dtype = index_dtype(checked.size)
     indptr = np.zeros(plan.packs + 1, dtype=dtype)
@@ -148,7 +152,8 @@ def _packs_by_rank(
 ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
     """Return (begin, packs): for each distinct length, the numbers of the packs that contain it, ascending.
 
-    The list of the k-th distinct length begins at ``packs[begin[k]]``; `begin` is int64 ``[k]``, `packs` is int32.
+    The list of the k-th distinct length begins at ``packs[begin[k]]``; `begin` is int64 ``[distinct lengths]``, `packs`
+    is int32.
     `ranks` holds the lengths of all strategies, each by its rank among the distinct lengths; strategy s has
     ``ranks[indptr[s]:indptr[s + 1]]``, and pack p has strategy ``strategy_of_pack[p]``.
     """

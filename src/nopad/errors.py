@@ -2,35 +2,35 @@
 
 NopadError
 ├── InputError              an argument or input cannot be used                    exit 2
-│   ├── LengthError         a length is 0, negative, not an integer, above capacity
-│   ├── OptionError         an option has an invalid value: unknown algorithm, depth < 1, ...
-│   ├── FormatError         a file is not what it claims to be: histogram, plan, packs, tokenizer
-│   ├── PlanMismatchError   a plan does not cover exactly these lengths
-│   ├── SourceError         an input path is missing, unreadable, or holds nothing usable
-│   ├── RecordError         one record of a corpus is bad: file, line, reason
-│   ├── BalanceError        sequences or packs cannot be divided among ranks: too few, an empty stratum, over the cap
-│   ├── BatchError          a packed batch does not fit the model: device, dtype, positions, labels
-│   └── UnsupportedModelError   sequences of this model cannot be kept apart, or no proof exists that they are
+│   ├── LengthError         a length is 0, negative, not an integer, or above a limit
+│   ├── OptionError         an option is unknown, invalid, or does not fit the data or other options
+│   ├── FormatError         a file, model or saved state is missing, damaged, or not what it claims to be
+│   ├── PlanMismatchError   a plan, packs or a saved state are for other lengths, data or settings
+│   ├── SourceError         an input is missing, unreadable, was changed, or has an unexpected form
+│   ├── RecordError         a record is bad, or too few are usable: which one, reason
+│   ├── BalanceError        sequences or packs cannot be divided among ranks, or a cost is invalid
+│   ├── BatchError          a packed batch cannot be built, or data do not fit it or the model
+│   └── UnsupportedModelError   this model cannot run on packs as asked, or no proof exists that it can
 ├── NotPackSafeError        a packed batch was given to a model that is not pack-safe   exit 2
-├── OutputError             the result cannot be written to this place             exit 2
-│   ├── OutputExistsError   the folder already holds something else
+├── OutputError             the result cannot be written to this folder            exit 2
+│   ├── OutputExistsError   the path is a file, or the folder already holds something else
 │   ├── OutputBusyError     another process is writing there
-│   └── ResumeError         the unfinished job there was started with other inputs or settings
-├── ServingError            a request was not answered                             exit 1
+│   └── ResumeError         the job there cannot be resumed: other inputs or settings, damage, nothing to resume
+├── ServingError            a request was not answered, or could never be          exit 1
 │   ├── QueueFullError      too many tokens wait already
 │   ├── DeadlineError       its deadline has passed, or cannot be met
-│   ├── RequestError        the model fails for this request, or gives NaN
-│   └── RunnerClosedError   the runner was closed, or its worker died
+│   ├── RequestError        the model gives no usable result for this request
+│   └── RunnerClosedError   the runner was closed, its worker died, or it is in another process
 ├── TrainingError           a training step failed                                  exit 1
 │   ├── LossError           the loss of a micro-batch is NaN or infinite
 │   └── DeviceMemoryError   a step needs more memory than the device has
-├── StorageError            the disk is full, or a read or write failed            exit 3
-├── CorruptError            a packed dataset is damaged or incomplete              exit 1
+├── StorageError            the disk is full, or reading or writing failed         exit 3
+├── CorruptError            files that nopad wrote are damaged or incomplete       exit 1
 ├── InterruptedJobError     stopped by the user; run again to resume               exit 130
-└── MissingExtraError       an optional part is not installed (also an ImportError)  exit 2
+└── MissingExtraError       an optional package is not installed (also an ImportError)  exit 2
 
-Every message says what was wrong (index, value), what is allowed, and what to do. Catch `NopadError` to catch every
-error above. An `InputError` and all its subclasses are also a `ValueError`.
+Messages say what was wrong (index, value), what is allowed, and what to do. Catch `NopadError` to catch every error
+above. An `InputError` and all its subclasses are also a `ValueError`.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def install(extra: str) -> str:
 
 
 class NopadError(Exception):
-    """Base class of all errors that nopad raises on purpose."""
+    """Base class of nopad's errors; catching it catches all of them."""
 
     exit_code = 2
 
@@ -87,43 +87,58 @@ class InputError(NopadError, ValueError):
 
 
 class LengthError(InputError):
-    """A sequence length is 0, negative, not an integer, or above the capacity."""
+    """A sequence length is 0, negative, not an integer, or above the capacity or another limit.
+
+    Also raised if lengths or counts have an unexpected shape or range, or if there are no sequences or too many.
+    """
 
 
 class OptionError(InputError):
-    """An option has an invalid value."""
+    """An option is unknown, has an invalid value, or does not fit the data or other options."""
 
 
 class FormatError(InputError):
-    """A file is not what it claims to be, such as a histogram, plan, packs or tokenizer file."""
+    """A file (histogram, plan, packs, ...), a folder or a saved state cannot be read, or is not what it claims to be.
+
+    It is missing, unreadable, damaged, or of another kind or version. Also raised for a tokenizer or a model that
+    cannot be loaded or used, and for a certificate (the proof of a plan's lower bound) that cannot be checked.
+    """
 
 
 class PlanMismatchError(InputError):
-    """A plan does not cover exactly the lengths it was applied to."""
+    """A plan, packs or a saved state are for other lengths, data or settings than those they are used with."""
 
 
 class SourceError(InputError):
-    """An input path is missing, unreadable, or holds nothing usable."""
+    """An input is missing, unreadable, was changed while in use, has an unexpected form, or holds nothing usable."""
 
 
 class RecordError(InputError):
-    """One record of a corpus is bad; the message gives the file, the line and the reason."""
+    """A record is bad, and the message says which one and why; or too few records are usable for the job."""
 
 
 class BalanceError(InputError):
-    """Sequences or packs cannot be divided among the ranks: too few, an empty stratum, or a cost over the cap."""
+    """Sequences or packs cannot be divided among ranks (too few, over the cap, wrong quotas), or a cost is invalid."""
 
 
 class BatchError(InputError):
-    """A packed batch does not fit the model that it is given to."""
+    """A packed batch cannot be built from the given data, or does not fit the model that it is given to.
+
+    Also raised for data that do not fit a batch (labels, weights, results to unpack), and for requests, collated
+    batches and losses of an unexpected form.
+    """
 
 
 class UnsupportedModelError(InputError):
-    """This model cannot keep the sequences of a pack apart, or no proof exists that it does."""
+    """A model cannot run on packs in the way that was asked.
+
+    It does not keep the sequences of a pack apart, or no proof exists that it does; nopad does not know its head, its
+    results or how it learns; or it cannot be compiled or shortened as it is.
+    """
 
 
 class NotPackSafeError(NopadError, AttributeError, TypeError):
-    """A packed batch was given to a model that would let its sequences see each other.
+    """A packed batch was used as an ordinary one, such as by a model that would let its sequences see each other.
 
     Also an AttributeError, so that `hasattr` on the batch's attention mask returns False instead of raising, and a
     TypeError.
@@ -131,11 +146,11 @@ class NotPackSafeError(NopadError, AttributeError, TypeError):
 
 
 class OutputError(NopadError):
-    """The result cannot be written to this place."""
+    """The result cannot be written to the output folder; the subclasses say why."""
 
 
 class OutputExistsError(OutputError):
-    """The output folder already holds something else."""
+    """The output path is a file, or the folder already holds other files, or the result of another job."""
 
 
 class OutputBusyError(OutputError):
@@ -143,11 +158,17 @@ class OutputBusyError(OutputError):
 
 
 class ResumeError(OutputError):
-    """The unfinished job in the output folder was started with other inputs or settings."""
+    """The job (packing or training) in the output folder cannot be resumed. There are four causes.
+
+    * it was started with other inputs or settings, or its input has changed since
+    * its files are damaged or missing, or contradict each other
+    * there is no training run to resume
+    * the training run has no checkpoint from which it could go on, or one without the state of the optimiser
+    """
 
 
 class ServingError(NopadError):
-    """A request was not answered."""
+    """A request was not answered, or could never be: a callback waits for its own runner."""
 
     exit_code = 1
 
@@ -161,11 +182,14 @@ class DeadlineError(ServingError):
 
 
 class RequestError(ServingError):
-    """The model fails for this one request, or gives NaN for it; the others of its batch are answered."""
+    """The model gives no usable result for a request: it fails, gives NaN, or is in a state in which it cannot serve.
+
+    The other requests of the batch are answered, unless the cause concerns them too.
+    """
 
 
 class RunnerClosedError(ServingError):
-    """The runner was closed, or its worker died, before the request ran."""
+    """The runner was closed, or its worker died, before the request ran; or another process started the runner."""
 
 
 class TrainingError(NopadError):
@@ -183,22 +207,22 @@ class DeviceMemoryError(TrainingError):
 
 
 class StorageError(NopadError):
-    """The disk is full, or a read or write failed."""
+    """The disk is full, reading or writing failed, or a shared folder belongs to another user."""
 
     exit_code = 3
 
 
 class CorruptError(NopadError):
-    """A packed dataset is damaged or incomplete."""
+    """A packed dataset, or another folder that nopad wrote, is damaged, incomplete, or was changed while in use."""
 
     exit_code = 1
 
 
 class InterruptedJobError(NopadError):
-    """The user stopped a job; running it again resumes it."""
+    """The user stopped a job; running it again resumes it, or starts it anew if it was to replace a finished one."""
 
     exit_code = 130
 
 
 class MissingExtraError(NopadError, ImportError):
-    """An optional part of nopad (an extra) is not installed."""
+    """An optional package is not installed; the message says which one, and mostly the command that installs it."""

@@ -42,8 +42,8 @@ def local_path(given: str | os.PathLike[str]) -> Path:
     """Check a path that results will be written to, and return it as a `Path`.
 
     Raises:
-        OptionError: the path is a URL (results are written to local folders only), or it is not UTF-8, which Parquet
-            readers require.
+        OptionError: the path is a URL such as ``s3://...`` (results are written to local folders only), and there is no
+            folder ``s3:`` here; or it is not UTF-8, which Parquet readers require.
 
     >>> local_path("run-12:30")
     PosixPath('run-12:30')
@@ -67,7 +67,7 @@ def locked(path: Path) -> Iterator[None]:
     Other processes on this machine that ask for the same lock wait. The operating system frees it if the process ends.
 
     Raises:
-        StorageError: the lock file cannot be written.
+        StorageError: the lock file cannot be written, or the block raises an OSError.
     """
     with storage_errors("locking", path), open(path, "wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -79,9 +79,9 @@ def locked(path: Path) -> Iterator[None]:
 
 @contextmanager
 def storage_errors(doing: str, path: Path) -> Iterator[None]:
-    """Turn an OSError in a ``with`` block into a `StorageError` that says what failed, on which path, and what to do.
+    """Turn an OSError in a ``with`` block into a `StorageError` that says what failed, on which path, and why.
 
-    `doing` is the action in words, such as "writing".
+    If the disk is full, the message also says what to do. `doing` is the action in words, such as "writing".
     """
     try:
         yield
@@ -122,7 +122,9 @@ def preparing(path: Path) -> Iterator[Path]:
     """For a ``with`` block, give a temporary path beside `path` to write to; the caller renames the file later.
 
     Raises:
-        StorageError: the disk is full, or a write in the block failed; the temporary file is then removed.
+        StorageError: the disk is full, or a write in the block failed.
+
+    The temporary file is removed if the block raises any exception.
     """
     partial = path.with_name(path.name + PARTIAL_SUFFIX)
     with storage_errors("writing", path):
@@ -138,8 +140,8 @@ def replacing(path: Path) -> Iterator[Path]:
     """For a ``with`` block, give a temporary path to write to; after the block, fsync the file and rename it to `path`.
 
     Raises:
-        StorageError: the disk is full, or a write in the block failed; `path` is then unchanged, and the temporary file
-            is removed.
+        StorageError: the disk is full, or a write failed. If that happened before the renaming, `path` is unchanged,
+            and the temporary file is removed.
     """
     with storage_errors("writing", path):
         with preparing(path) as partial:
@@ -150,7 +152,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_atomic(path: Path, content: bytes) -> None:
-    """Replace the content of `path` with `content`, or leave it unchanged if that fails.
+    """Replace the content of `path` with `content`; if this fails before the final renaming, the old content stays.
 
     Raises:
         StorageError: the disk is full, or the write failed.

@@ -71,7 +71,8 @@ class Histogram:
         """Count the lengths in an integer array ``[n]`` of any int dtype, which may be memory-mapped.
 
         Raises:
-            LengthError: a length is < 1, not an integer, or above 2^31 - 1; the message names its index and value.
+            LengthError: a length is < 1, not an integer, masked, or above 2^31 - 1; or the array is not
+                one-dimensional.
         """
         return cls.from_chunks([integers(lengths)])
 
@@ -80,7 +81,8 @@ class Histogram:
         """Count the lengths in an iterable of integer arrays, in bounded memory.
 
         Raises:
-            LengthError: a length is < 1, not an integer, or above 2^31 - 1; the message names its value.
+            LengthError: a length is < 1, not an integer, masked, or above 2^31 - 1; or an array is not
+                one-dimensional.
 
         >>> Histogram.from_chunks([2, 2] for _ in range(3)).counts.tolist()
         [6]
@@ -106,7 +108,7 @@ class Histogram:
         """Return the histogram of a ``{length: count}`` map; zero counts are left out.
 
         Raises:
-            LengthError: a length is not an integer from 1 to 2^31 - 1, or a count not one from 0 to 2^63 - 1.
+            LengthError: a length is not an integer from 1 to 2^31 - 1, or a count not an integer from 0 to 2^63 - 1.
         """
         kept = []
         for length, count in counts.items():
@@ -128,7 +130,7 @@ class Histogram:
 
         Raises:
             FormatError: the file is missing, not JSON, or holds no histogram.
-            LengthError: a length or count in it is out of range.
+            LengthError: a length or count in it is not an integer, or is out of range.
         """
         return read_histogram(path)[0]
 
@@ -149,7 +151,11 @@ class Histogram:
         write_atomic(Path(path), (json.dumps(document, indent=1) + "\n").encode())
 
     def __add__(self, other: Histogram) -> Histogram:
-        """Return the histogram of both inputs together."""
+        """Return the histogram of both inputs together.
+
+        Raises:
+            LengthError: a length has 2^63 sequences or more in total.
+        """
         if not isinstance(other, Histogram):
             return NotImplemented
         merged = self.to_dict()
@@ -193,7 +199,7 @@ class Histogram:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the content, in hex: all lengths, then all counts, as little-endian int64."""
+        """SHA-256 of the content, in hex: a fixed prefix, all lengths, then all counts, as little-endian int64."""
         digest = hashlib.sha256(b"nopad.histogram.v1\0")
         digest.update(self.lengths.astype("<i8").tobytes())
         digest.update(self.counts.astype("<i8").tobytes())
@@ -211,7 +217,7 @@ def read_histogram(path: str | Path) -> tuple[Histogram, int | None]:
 
     Raises:
         FormatError: the file is missing, not JSON, or holds no histogram.
-        LengthError: a length or count in it is out of range.
+        LengthError: a length or count in it is not an integer, or is out of range.
     """
     try:
         document = json.loads(Path(path).read_bytes(), object_pairs_hook=once_each)
@@ -246,7 +252,8 @@ def integers(lengths: ArrayLike, name: str = "lengths") -> NDArray[Any]:
     """Return `lengths` as a 1-D integer array, without a copy if it already is one; error messages call it `name`.
 
     Raises:
-        LengthError: the values are not integers (NaN, fractions, booleans, text), not one-dimensional, or masked.
+        LengthError: the dtype is not an integer type (even if floats are whole), the array is not one-dimensional, or a
+            value is masked. An empty array may have any dtype.
     """
     if isinstance(lengths, np.ma.MaskedArray) and np.ma.is_masked(
         lengths
@@ -277,8 +284,8 @@ def as_lengths(lengths: ArrayLike, capacity: int | None = None) -> NDArray[np.in
     """Return validated lengths as int32 ``[n]``.
 
     Raises:
-        LengthError: a length is < 1, not an integer, or above `capacity` (None: 2^31 - 1); the message gives its index
-            and value.
+        LengthError: a length is < 1, not an integer, masked, or above `capacity` (None: 2^31 - 1), or the array is not
+            one-dimensional.
     """
     array = integers(lengths)
     if array.size:
@@ -317,9 +324,13 @@ def _is_integer(value: object) -> bool:
 
 
 def _count(chunk: NDArray[Any], offset: int, dense: NDArray[np.int64], sparse: dict[int, int]) -> NDArray[np.int64]:
-    """Count one chunk in the dense table, or all of it in `sparse` if one of its lengths is above 2^22.
+    """Count the lengths in `chunk`, a part of an array: in `dense`, or all in `sparse` if one is above 2^22.
 
-    Returns the dense table, which may have grown. `offset` is the index of the chunk's first length, for messages.
+    ``dense[l]`` is the number of sequences of length l so far, and `sparse` maps lengths to such numbers. Returns the
+    dense table, which may have grown. `offset` is the index of the chunk's first length, for messages.
+
+    Raises:
+        LengthError: a length is < 1, or above 2^31 - 1.
     """
     low, high = int(chunk.min()), int(chunk.max())
     if low < 1:

@@ -66,11 +66,11 @@ def pack_dataset(
     out, cut or split; `repr` also names the columns that are not packed.
 
     Args:
-        data: a `datasets.Dataset` or `IterableDataset`; a list of dicts, an iterator of them, or a function that
-            returns one; a list of lists of token ids; a list of texts; a table of pandas, polars or pyarrow; a dict
-            that names several of these, whose records are counted by name; or a source from `nopad.open_source`.
-            Records have ``input_ids``, a ``text``, or a chat: ``messages``, ``conversations``, or ``prompt`` and
-            ``completion``.
+        data: a `datasets.Dataset` or `IterableDataset`; a list of dicts, an iterator of dicts, or a function that
+            returns such an iterator; a list of lists of token ids; a list of texts; a table of pandas, polars or
+            pyarrow; a dict that names several of these, whose records are counted by name; or a source from
+            `nopad.open_source`. Records have ``input_ids``, a ``text``, or a chat: ``messages``, ``conversations``, or
+            ``prompt`` and ``completion``.
         capacity: maximum number of tokens in a pack.
         tokenizer: for texts, anything that `nopad.load_tokenizer` takes; for chats and pairs of texts, a tokenizer from
             transformers, or the folder or hub name of one; not needed for ready-made ids.
@@ -107,8 +107,13 @@ def pack_dataset(
         LengthError: a record is longer than `capacity`, and a task reads the records.
         OptionError: an option is invalid, or does not apply to these data; or they are texts, and there is no
             `tokenizer`.
-        OutputError: `output` has other content.
-        MissingExtraError: torch or transformers is not installed, and the data are chats or pairs of texts.
+        FormatError: the tokenizer cannot be read.
+        OutputError: `output` has other content, another process is writing there, or the unfinished job there was
+            started with other data or options.
+        StorageError: the disk is full, or a write failed.
+        InterruptedJobError: SIGINT was received; without `output`, KeyboardInterrupt, since nothing is kept then.
+        MissingExtraError: a package is not installed that the data or the tokenizer need: torch and transformers for
+            chats and pairs of texts, `datasets` for a table, `huggingface_hub` for a name on the hub.
 
     >>> import nopad
     >>> dataset = nopad.pack_dataset([{"input_ids": [7, 8, 9], "label": 1}, {"input_ids": [5], "label": 0}], 4)
@@ -185,7 +190,14 @@ def _content(
 def _source(
     data: Any, corpus: CorpusOptions, reading: ReaderOptions, tokenizer: Any, task: Task | None, content: Content
 ) -> tuple[Source, CorpusOptions, Tokenizer | None]:
-    """Return (source that reads the data, options that make sequences of its records, tokenizer if one is needed)."""
+    """Return the arguments of `pack_corpus` for these data: (source, options of the corpus, tokenizer).
+
+    The tokenizer is None if none was given, if the source gives ready-made ids, or if a task makes the sequences.
+
+    Raises:
+        OptionError: an option does not apply to these data, or they are texts and there is no tokenizer.
+        SourceError: the data cannot be read; see `_seen` and `_of_task`.
+    """
     data, first = _seen(data)
     if task is not None:
         return (
@@ -207,7 +219,10 @@ def _source(
 
 
 def _of_transformers(tokenizer: Any) -> Any:
-    """Return the tokenizer for chats and pairs (None: none is given); transformers loads it from a folder or name."""
+    """Return the tokenizer for chats and pairs, or None if none is given.
+
+    Transformers loads a folder or a name; a tokenizer object is checked and returned.
+    """
     if tokenizer is None:
         return None
     if isinstance(tokenizer, str | os.PathLike):
@@ -218,10 +233,13 @@ def _of_transformers(tokenizer: Any) -> Any:
 
 
 def _seen(data: Any) -> tuple[Any, Mapping[str, Any] | None]:
-    """Return (data in a form that can be read as records, the first record, or None if it is not a dict or not known).
+    """Return (data in a form that can be read as records, the first record).
+
+    The first record is None if it is not a dict, or if it is not known before the data are read.
 
     Raises:
-        SourceError: the data are a path, there is no record, or the records are numbers.
+        SourceError: the data are a path; or a dataset, list or iterator has no record, or its records are numbers.
+        MissingExtraError: the data are a table, and `datasets` is not installed.
     """
     if isinstance(data, Source):
         return data, None
@@ -259,7 +277,11 @@ def _record(first: Any) -> Mapping[str, Any] | None:
 
 
 def _as_dataset(data: Any) -> Any:
-    """Return a table of pandas, polars or pyarrow as a `datasets.Dataset`; other data as they are."""
+    """Return a table of pandas, polars or pyarrow as a `datasets.Dataset`; other data as they are.
+
+    Raises:
+        MissingExtraError: the data are a table, and `datasets` is not installed.
+    """
     module = type(data).__module__.partition(".")[0]
     if module not in ("pandas", "polars", "pyarrow"):
         return data
@@ -308,7 +330,11 @@ def _of_task(
 
 
 def _limited(task: Task, corpus: CorpusOptions, tokenizer: Any) -> Task:
-    """Return the task, with the capacity as its `max_length` if it has none; raise OptionError for a contradiction."""
+    """Return the task; if it has no `max_length`, a copy that gets the capacity and `over_long` from `corpus`.
+
+    Raises:
+        OptionError: `task` is not a task, or contradicts `tokenizer` or `corpus`.
+    """
     from nopad.tasks import Task
 
     if not isinstance(task, Task):
@@ -334,7 +360,7 @@ def _limited(task: Task, corpus: CorpusOptions, tokenizer: Any) -> Task:
 
 
 def _refuse(options: CorpusOptions | ReaderOptions, known: set[str], told: str) -> None:
-    """Raise OptionError if an option not in `known` is not at its default: it would be ignored; `told` says why."""
+    """Raise OptionError if an option, unless it is in `known`, differs from its default; `told` says why it may not."""
     for field in fields(options):
         if field.name not in known and getattr(options, field.name) != field.default:
             raise OptionError(f"{field.name} is {told}")

@@ -1,6 +1,6 @@
 """Describe options that a user gives, and check their values before any work begins.
 
-`Option` describes an option of an algorithm, a model or an audit; `check_sizes` checks the options that every plan has.
+`Option` describes an option of any part of nopad; `check_sizes` checks the options that every plan has.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MAX_LENGTH = 2**31 - 1  # lengths and capacities are int32
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """An option of an algorithm, a model or an audit.
+    """An option that a user gives to some part of nopad: its default, and the values that are allowed.
 
     Attributes:
         default: the default value.

@@ -150,7 +150,9 @@ class Packs:
         return chosen
 
     def check(self, lengths: ArrayLike) -> None:
-        """Check that these packs were made for `lengths`: each sequence once, within capacity and depth.
+        """Check that these packs fit `lengths`: each sequence once, within capacity and depth.
+
+        If `lengths_sha256` is known, it must be that of `lengths` too.
 
         Raises:
             PlanMismatchError: the packs fail this check; the message names the first problem.
@@ -279,7 +281,7 @@ def _is_number(text: str) -> bool:
 
 
 def lengths_sha256(lengths: NDArray[np.int32]) -> str:
-    """Return the SHA-256 of the lengths in their given order, as little-endian int32, in hex."""
+    """Return the SHA-256 of a fixed prefix and the lengths in their given order, as little-endian int32, in hex."""
     digest = hashlib.sha256(b"nopad.lengths.v1\0")
     for begin in range(0, lengths.size, 1 << 20):
         digest.update(lengths[begin : begin + (1 << 20)].astype("<i4").tobytes())

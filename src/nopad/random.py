@@ -74,12 +74,15 @@ def keys(values: NDArray[Any], *parts: int) -> NDArray[np.uint64]:
 
 
 def draw(key: int, index: int) -> int:
-    """Return draw number `index` (from 0) of `key`, uniform over the integers from 0 to 2^64 - 1."""
+    """Return draw number `index` (from 0) of `key`: a pseudo-random integer from 0 to 2^64 - 1."""
     return mix(key + (index + 1) * GOLDEN)
 
 
 def bounded(u: int, n: int) -> int:
-    """Map a 64-bit draw `u` to an integer from 0 to ``n - 1``."""
+    """Map a 64-bit draw `u` to an integer from 0 to ``n - 1``.
+
+    If `u` is uniform, each integer has the probability ``1 / n``, to within ``1 / 2^64``.
+    """
     return (u * n) >> 64
 
 

@@ -1,7 +1,8 @@
 """`Sequences`: n sequences stored in columns; nopad reads, packs and writes tokens in this form.
 
-Per-token columns are flat arrays of concatenated sequences; per-sequence columns have one entry per sequence. Only
-`gathered` and `joined` copy tokens, so selecting sequences of a memory-mapped corpus does not read their tokens.
+Per-token columns are flat arrays of concatenated sequences; per-sequence columns have one entry per sequence. Of the
+methods, only `gathered` and `joined` copy tokens, so selecting sequences of a memory-mapped corpus does not read their
+tokens.
 """
 
 from __future__ import annotations

@@ -77,4 +77,4 @@ def test_the_compiled_loop_has_one_signature():
         histogram = Histogram.from_counts(counts)
         lpfhp(histogram, 64, None)
         lpfhp(Histogram(histogram.lengths.copy(), histogram.counts.copy()), 64, 3)
-    assert len(_class_kernels.best_fit_classes.signatures) == 1
+    assert len(_class_kernels.place_classes.signatures) == 1

@@ -29,6 +29,7 @@ from nopad.tasks.settings import stored_task
 from nopad.training import PackedMixin, PackedTrainer, load_batch
 from nopad.training.data import fingerprint_of
 from nopad.training.effects import effects
+from nopad.training.trouble import save_batch
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -288,6 +289,29 @@ def test_a_loss_that_is_not_finite_stops_before_the_optimiser_and_keeps_its_batc
     (tmp_path / "other.safetensors").write_bytes(b"no")
     with pytest.raises(FormatError, match="is no batch that nopad kept"):
         load_batch(tmp_path / "other.safetensors")
+
+
+def test_a_kept_batch_with_a_decoder_runs_as_it_was(tmp_path):
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 40, "d_model": 16, "d_ff": 16, "d_kv": 8, "num_heads": 2, "num_layers": 1}
+    model = nopad.packed(
+        transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes, decoder_start_token_id=0))
+        .eval()
+        .double()
+    )
+    batch = nopad.PackedBatch.from_sequences([[7, 8, 9], [5], [6, 6]], nopad.Rows(4)).with_decoder(
+        [[4, 3], [2, 8, 9], [1]], 0, nopad.Rows(5)
+    )
+    save_batch(tmp_path / "a.safetensors", batch)
+    kept = load_batch(tmp_path / "a.safetensors")
+    assert {*kept} == {*batch}
+    with torch.no_grad():
+        given, again = (model(**one, use_cache=False) for one in (batch, kept))
+    assert torch.equal(given.logits, again.logits)
+    for one, other in zip(
+        batch.targets.unpack_tokens(given.logits), kept.targets.unpack_tokens(again.logits), strict=True
+    ):
+        assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA"), RuntimeError("can't allocate memory: 9 bytes")])

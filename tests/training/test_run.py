@@ -15,6 +15,7 @@ from nopad.cli.wording import worded
 from nopad.errors import LengthError, OptionError
 from nopad.tasks import Classification
 from nopad.training.config import read_config
+from nopad.training.loaders import find_data
 from nopad.training.run import prepare
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -69,6 +70,27 @@ def test_texts_of_csv_files_are_texts(prepared):
     wanted = {tuple(tokenizer()(text)["input_ids"]): n % 2 for n, text in enumerate(TEXTS)}
     ids = [tuple(one.tolist()) for one in batch.unpack_tokens(batch["input_ids"])]
     assert dict(zip(ids, batch["labels"].tolist(), strict=True)) == wanted
+
+
+def test_what_a_record_of_a_text_file_is(tmp_path):
+    (tmp_path / "a.txt").write_text("one\ntwo\n\nthree\n")
+    (tmp_path / "a.jsonl").write_text('{"text": "one"}\n')
+
+    def texts(task, *changes):
+        path = tmp_path / "c.toml"
+        path.write_text(f'[model]\nname = "m"\n[data]\ntrain = "{tmp_path}/a.txt"\n[task]\nname = "{task}"\n')
+        path.write_text(path.read_text() + '[output]\nfolder = "out"\n')
+        return [one["text"] for one in find_data(read_config(path, changes))["train"]]
+
+    assert texts("mask") == ["one", "two", "", "three"]
+    assert texts("pretrain") == ["one\ntwo", "three"]
+    for task in ("mask", "causal", "pretrain"):
+        assert texts(task, 'data.text_unit="file"') == ["one\ntwo\n\nthree\n"]
+        assert texts(task, 'data.text_unit="paragraph"') == ["one\ntwo", "three"]
+    with pytest.raises(OptionError, match=r"data\.text_unit is 'file', and these records are jsonl, not text"):
+        texts("mask", f"data.train={tmp_path}/a.jsonl", 'data.text_unit="file"')
+    with pytest.raises(OptionError, match=r"data\.text_unit"):
+        texts("mask", 'data.text_unit="page"')
 
 
 def test_rows_that_a_model_cannot_take_are_refused(prepared):

@@ -4,9 +4,26 @@
 `audit_step` checks one real training step: collator, loss, denominator and gradients.
 """
 
+from nopad.auditing.fixes import Change, Fix, find_fix, find_step_fix
 from nopad.auditing.run import audit
 from nopad.auditing.samples import audit_samples
 from nopad.auditing.steps import Finding, Step, StepVerdict, audit_step
+from nopad.auditing.traces import Trace, trace
 from nopad.auditing.verdict import Check, Verdict
 
-__all__ = ["Check", "Finding", "Step", "StepVerdict", "Verdict", "audit", "audit_samples", "audit_step"]
+__all__ = [
+    "Change",
+    "Check",
+    "Finding",
+    "Fix",
+    "Step",
+    "StepVerdict",
+    "Trace",
+    "Verdict",
+    "audit",
+    "audit_samples",
+    "audit_step",
+    "find_fix",
+    "find_step_fix",
+    "trace",
+]

@@ -87,8 +87,8 @@ def weighed(seed: int, wanted: Sequence[Mapping[str, Tensor]], parts: Sequence[M
     """Return the sum of all values in `parts`, each multiplied by a random weight; a scalar tensor.
 
     `parts` holds the outputs of each sequence, run alone or packed; `wanted` holds those of the sequences run alone.
-    The weights depend only on names, shapes and `seed`, so they are the same alone and packed. An output in `parts` may
-    be longer than that in `wanted`; its values after the end of the sequence are ignored.
+    The weights depend only on `seed` and on the order and shapes of `wanted`, so they are the same alone and packed. An
+    output in `parts` may be longer than that in `wanted`; its values after the end of the sequence are ignored.
     """
     total: Any = 0
     for number, (single, given) in enumerate(zip(wanted, parts, strict=True)):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -14,12 +14,13 @@ from nopad.auditing.failure import ModelFailedError
 from nopad.auditing.forms import MAY_REFUSE
 from nopad.auditing.gradients import Truth, compare_gradients
 from nopad.auditing.limits import apart, largest_finite, limit_of, named
+from nopad.auditing.probes import Places
 from nopad.auditing.tracing import first_difference
 from nopad.auditing.trial import per_sequence
 from nopad.auditing.verdict import Check
 from nopad.model.attention import watched
 
-__all__ = ["Found", "compare"]
+__all__ = ["Found", "compare", "same_outputs"]
 
 
 @dataclass
@@ -81,10 +82,12 @@ class Found:
 def compare(
     alone: Alone, dtype: torch.dtype, truth: Truth | None = None, *, forms: Sequence[str] | None = None, label: str = ""
 ) -> Found:
-    """Run the sequences packed, and compare outputs (and gradients, if `alone` has them) with those alone.
+    """Run the sequences packed, and compare outputs with those alone; gradients too, if `alone.graph` is set.
 
-    The sequences are packed in each of `forms`; None: in all forms of the trial. `truth` holds the float64 gradients of
-    the same sequences alone; None: the gradients of `alone` are used. `label` is appended to the names of the checks.
+    The sequences are packed in each of `forms`; None: in all forms of the trial. For forms in `MAY_REFUSE`, gradients
+    are compared in float64 only. `truth` holds the float64 gradients of the same sequences alone. If it is None,
+    float64 gradients are judged by those of `alone`, and gradients in another dtype are not compared. `label` is
+    appended to the names of the checks.
     """
     found = Found()
     for form in alone.trial.forms if forms is None else forms:
@@ -105,13 +108,10 @@ def _compare_form(alone: Alone, form: str, dtype: torch.dtype, truth: Truth | No
 
     with torch.set_grad_enabled(with_gradients), watched(attended):
         given = trial.run(batch, f"packed, {form}")
-    together = per_sequence(given, places, alone.kinds)
+    together, check, worst = _judged(alone, given, places, dtype)
     out.names, out.row = tuple(together), places.shape[1]
-    of_rows = [name for name in given if name in alone.kinds and name not in together]
-    if trial.collator is not None and "pooler_output" in of_rows and together:
-        of_rows.remove("pooler_output")  # a base model's; its hidden states are compared
+    if _left_out(alone, given, together):
         out.note("pooler_output is not compared: it is a row's, and no sequence's")
-    check, worst = _outputs(alone, together, of_rows, [n for n in alone.kinds if n not in given], dtype)
     out.worst = worst if dtype == torch.float64 else 0.0
     out.checks.append(replace(check, name=f"{named(dtype)} outputs, {form}{label}"))
     if not check.passed:
@@ -124,13 +124,49 @@ def _compare_form(alone: Alone, form: str, dtype: torch.dtype, truth: Truth | No
     return out
 
 
+def same_outputs(alone: Alone, dtype: torch.dtype) -> bool:
+    """Return whether the sequences get the outputs packed that they get alone, in every form of the trial.
+
+    Raises:
+        ModelFailedError: the model raised an exception.
+        BatchError: the collator failed, or cut, dropped, changed or added tokens.
+    """
+    for form in alone.trial.forms:
+        batch, places = alone.trial.batch(form, alone.trial.sequences)
+        with torch.no_grad():
+            given = alone.trial.run(batch, f"packed, {form}")
+        together, check, _ = _judged(alone, given, places, dtype)
+        if not check.passed or not together:
+            return False
+    return True
+
+
+def _judged(
+    alone: Alone, given: Mapping[str, Tensor], places: Places, dtype: torch.dtype
+) -> tuple[dict[str, list[Tensor]], Check, float]:
+    """Return (outputs of a batch by sequence, their comparison with those alone, the largest difference)."""
+    together = per_sequence(given, places, alone.kinds)
+    of_rows = [name for name in given if name in alone.kinds and name not in together]
+    if _left_out(alone, given, together):
+        of_rows.remove("pooler_output")  # a base model's; its hidden states are compared
+    check, worst = _outputs(alone, together, of_rows, [n for n in alone.kinds if n not in given], dtype)
+    return together, check, worst
+
+
+def _left_out(alone: Alone, given: Mapping[str, Tensor], together: Mapping[str, list[Tensor]]) -> bool:
+    """Return whether a foreign collator's batch gives a pooler_output that is a row's, beside other outputs."""
+    pooled = "pooler_output"
+    foreign = alone.trial.collator is not None
+    return foreign and pooled in given and pooled in alone.kinds and pooled not in together and bool(together)
+
+
 def _outputs(
     alone: Alone, together: dict[str, list[Tensor]], of_rows: list[str], missing: list[str], dtype: torch.dtype
 ) -> tuple[Check, float]:
     """Compare outputs of the sequences packed with those alone; return the check, and the largest difference.
 
     `of_rows` names outputs that belong to a row and to no sequence, `missing` names outputs that only sequences alone
-    have; the check fails if there are any of these.
+    have. The check fails if there are any of these, if an output has no finite number, or if nothing can be compared.
     """
     worst, scale, odd = 0.0, 1e-30, []
     for name, parts in together.items():
@@ -159,8 +195,9 @@ def _gradients(
 ) -> Found:
     """Compare gradients, except those of sequences and parameters whose gradients are not finite even alone.
 
-    `together`: the outputs packed in this `form`, by name, one part per sequence. `truth`: the gradients in float64,
-    None: those of `alone`. `label` goes into the check's name.
+    `together` holds the outputs packed in this `form`, by name, one part per sequence. `truth` holds the gradients in
+    float64; without it, only float64 gradients are compared, and judged by those of `alone`. `label` goes into the
+    check's name.
     """
     names = tuple(together)
     sound, left_out, notes = alone.sound(names)
@@ -181,7 +218,10 @@ def _gradients(
 
 
 def _distance(packed_value: Tensor, wanted: Tensor) -> float:
-    """Return the largest difference of a sequence's output packed, cut to its length, and alone; inf: other shapes."""
+    """Return the largest difference between a sequence's output packed and alone (`wanted`); infinity: other shapes.
+
+    A packed output that is longer is cut to the length of `wanted` first.
+    """
     got = packed_value
     if got.shape != wanted.shape:
         got = got[: wanted.shape[0]] if got.dim() == wanted.dim() else got

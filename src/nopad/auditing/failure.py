@@ -1,4 +1,4 @@
-"""Turn exceptions in a user's model into `ModelFailedError`, which an audit reports as a failed check."""
+"""Turn exceptions in a user's code into `ModelFailedError`, which an audit reports as a failed check or a finding."""
 
 from __future__ import annotations
 
@@ -15,11 +15,14 @@ MOST = 200  # characters kept of the exception's message
 
 
 class ModelFailedError(Exception):
-    """A model raised an exception instead of giving a result; `audit` itself never raises this error.
+    """Code that an audit runs raised an exception: the user's model, collator, loss or trainer, or nopad's check of it.
+
+    The audits report this error and do not raise it.
 
     Attributes:
         kind: name of the exception's class.
-        reason: the exception's message in one line, and where it was raised (if `refused`, only the message).
+        reason: the exception's message in one line, cut to 200 characters, and where it was raised; if `refused`, the
+            whole message alone.
         refused: whether nopad refused the batch for this model, which is not a wrong result.
     """
 

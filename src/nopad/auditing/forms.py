@@ -29,9 +29,9 @@ def arranged(
     """Build a batch of one `form` in `FORMS`, with targets for a decoder if they are given.
 
     In the form "rows", each row has room for `capacity` tokens, and a sequence and its target are in the same row;
-    "flat" is one stream; "end to end" has rows of the width that `crossing` returns. Rows of targets and rows of
-    sequences differ in width, so the shape of an output shows whether it belongs to targets or sequences. `pad_id`
-    fills the padding, and `start_id` is the first id of each decoder input.
+    "flat" is one stream; "end to end" has rows of the width that `crossing` returns. In the form "rows", rows of
+    targets and rows of sequences differ in width, so the shape of an output shows whether it belongs to targets or
+    sequences. `pad_id` fills the padding, and `start_id` is the first id of each decoder input.
     """
     lengths = [len(sequence) for sequence in sequences]
     rows = _rows(lengths, capacity)
@@ -61,6 +61,8 @@ def crossing(lengths: Sequence[int]) -> int | None:
 
 def shortened_targets(lengths: Sequence[int]) -> list[int]:
     """Return the length of each target: two thirds of the next sequence's length, so that no shapes agree by chance.
+
+    Lengths are rounded down, to at least 1.
 
     >>> shortened_targets([64, 1, 38])
     [1, 25, 42]

@@ -81,7 +81,7 @@ def judged(
     partly: bool,
     left_out: frozenset[str] = frozenset(),
 ) -> Check:
-    """Compare gradients alone (`mine`) and packed (`theirs`), as `compare_gradients` does; `theirs` is overwritten.
+    """Compare gradients alone (`mine`) and packed (`theirs`), as `compare_gradients` does; `theirs` may be overwritten.
 
     `partly` says that the model computes some results in float32, even if it is in float64.
     """
@@ -118,7 +118,10 @@ def _rounding(value: Tensor | None, true: Tensor | None, dtype: torch.dtype, mos
 
 
 def _apart(mine: Tensor | None, other: Tensor | None) -> float:
-    """Return the largest difference of two gradients, infinite if one is None or has a NaN; overwrites `other`."""
+    """Return the largest difference of two gradients; infinite if only one is None, or if one has a NaN.
+
+    The difference may be written into `other`.
+    """
     if mine is None or other is None:
         return 0.0 if mine is other else math.inf
     if mine.is_sparse or other.is_sparse:

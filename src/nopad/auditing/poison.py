@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -20,7 +20,7 @@ from nopad.auditing.verdict import Check
 from nopad.model.postconditions import mixed
 from nopad.model.safety import STATE, bare, part_of, state_of
 
-__all__ = ["once_a_layer", "poison"]
+__all__ = ["Poisoned", "once_a_layer", "poison"]
 
 SCALE = {torch.float16: 1e3}  # float16 cannot represent 1e6
 ROUNDINGS = 4  # allowed change in units of eps: on other devices than the CPU, or per layer if routing changes
@@ -39,7 +39,7 @@ def poison(alone: Alone, dtype: torch.dtype) -> Found:
     poisoned sequence changes which tokens are computed together, as in a mixture of experts.
     """
     found, trial, huge = Found(), alone.trial, SCALE.get(dtype, 1e6)
-    poisoned = _Poisoned(trial, alone.kinds)
+    poisoned = Poisoned(trial, alone.kinds)
     tries: list[tuple[str, list[list[int]], float | None]] = [
         ("other tokens", poisoned.others, None),
         (f"embeddings x {huge:.0e}", trial.sequences, huge),
@@ -58,31 +58,44 @@ def poison(alone: Alone, dtype: torch.dtype) -> Found:
     return found
 
 
-class _Poisoned:
-    """A trial in which one sequence is changed.
+class Poisoned:
+    """A trial in which one sequence, or one token of it, is changed.
 
     Attributes:
+        form: the form in which the sequences are batched.
         victim: number of the changed sequence.
         others: all sequences, with other tokens in the changed one.
     """
 
-    def __init__(self, trial: Trial, kinds: Kinds) -> None:
+    def __init__(
+        self, trial: Trial, kinds: Kinds, victim: int | None = None, token: int | None = None, form: str | None = None
+    ) -> None:
+        """Change sequence `victim` of the trial (None: one that does not fill its pack), or only its token `token`.
+
+        `kinds` says what the outputs belong to. `form` is one of the trial's forms; None: rows, if there are any.
+        """
         self.trial, self.kinds = trial, kinds
-        self.form = FORM if FORM in trial.forms else trial.forms[-1]
-        self.victim = max(range(len(trial.sequences)), key=lambda n: len(trial.sequences[n]) % trial.capacity)
-        pairs = enumerate(zip(trial.sequences, trial.others, strict=True))
-        self.others = [other if number == self.victim else mine for number, (mine, other) in pairs]
+        self.form = form or (FORM if FORM in trial.forms else trial.forms[-1])
+        longest = max(range(len(trial.sequences)), key=lambda n: len(trial.sequences[n]) % trial.capacity)
+        self.victim = longest if victim is None else victim
+        changed = trial.others[self.victim]
+        if token is not None:
+            mine = trial.sequences[self.victim]
+            changed = [*mine[:token], changed[token], *mine[token + 1 :]]
+        self.others = [changed if number == self.victim else mine for number, mine in enumerate(trial.sequences)]
         self._clean: dict[str, list[Tensor]] | None = None
 
     def run(
-        self, sequences: list[list[int]], factor: float | None = None, watch: Any = None
+        self, sequences: list[list[int]], factor: float | None = None, watch: Callable[[Places], Any] | None = None
     ) -> dict[str, list[Tensor]]:
         """Run the sequences packed; return the outputs, by name, split into one part per sequence.
 
-        `factor` scales the victim's embeddings; None: they stay as they are. The model runs inside the context `watch`.
+        `factor` scales the victim's embeddings; None: they stay as they are. The model runs inside the context that
+        `watch` returns for the places of the sequences in the batch.
         """
         batch, there = self.trial.batch(self.form, sequences)
-        with torch.no_grad(), _scaled(self.trial, there, self.victim, factor), watch or nullcontext():
+        inside = nullcontext() if watch is None else watch(there)
+        with torch.no_grad(), _scaled(self.trial, there, self.victim, factor), inside:
             return per_sequence(self.trial.run(batch, f"packed, {self.form}"), there, self.kinds)
 
     def check(self, name: str, dtype: torch.dtype, sequences: list[list[int]], factor: float | None) -> Check | None:
@@ -107,15 +120,25 @@ class _Poisoned:
         )
         scale = max((largest_finite(part) for parts in self._clean.values() for part in parts), default=0.0) or 1e-30
         worst /= scale
-        exact = next(bare(self.trial.model).parameters()).device.type == "cpu"
-        limit, how = 0.0 if exact else ROUNDINGS * torch.finfo(dtype).eps, ", bit for bit" if exact else ""
-        if worst > limit and self._reroutes(sequences, factor):
-            single = torch.float32 if self.trial.partly else dtype
-            eps = max(torch.finfo(single).eps, torch.finfo(dtype).eps)
-            limit = ROUNDINGS * eps * max(_layers(self.trial), 1)
-            how = ", but for rounding: where it is routed to changes what they are computed with"
+        limit, how = self.allowed(worst, dtype, sequences, factor)
         detail = f"sequence {self.victim} of {len(self.trial.sequences[self.victim])} tokens; its neighbours{how}"
         return Check(name=name, passed=worst <= limit, value=worst, limit=limit, detail=detail)
+
+    def allowed(
+        self, worst: float, dtype: torch.dtype, sequences: list[list[int]], factor: float | None = None
+    ) -> tuple[float, str]:
+        """Return how far neighbours may move, relative to the largest value, and why, in words.
+
+        `worst` is how far they moved when the model ran these `sequences`, their embeddings scaled by `factor`.
+        """
+        exact = next(bare(self.trial.model).parameters()).device.type == "cpu"
+        limit = 0.0 if exact else ROUNDINGS * torch.finfo(dtype).eps
+        if worst <= limit or not self._reroutes(sequences, factor):
+            return limit, ", bit for bit" if exact else ""
+        single = torch.float32 if self.trial.partly else dtype
+        eps = max(torch.finfo(single).eps, torch.finfo(dtype).eps)
+        why = ", but for rounding: where it is routed to changes what they are computed with"
+        return ROUNDINGS * eps * max(_layers(self.trial), 1), why
 
     def _reroutes(self, sequences: list[list[int]], factor: float | None) -> bool:
         """Whether the changed sequence changes a decision of the model (a token's experts, say) or a tensor's shape.
@@ -125,8 +148,8 @@ class _Poisoned:
         make: Any = _Decisions
         before, after = make(), make()
         # Scaled by 1, so that both runs have the same operations
-        self.run(self.trial.sequences, None if factor is None else 1.0, watch=before)
-        self.run(sequences, factor, watch=after)
+        self.run(self.trial.sequences, None if factor is None else 1.0, watch=lambda _: before)
+        self.run(sequences, factor, watch=lambda _: after)
         return bool(before.seen != after.seen)
 
 
@@ -190,7 +213,8 @@ def _layers(trial: Trial) -> int:
 def once_a_layer(trial: Trial, counts: dict[int, int]) -> Check:
     """Check that nopad's attention ran in every attention layer as often as it should for this family of models.
 
-    `counts` is the number of calls of each attention layer, by ``id(module)``.
+    `counts` is the number of calls of each attention layer, by ``id(module)``. If several layers share one module
+    (ALBERT), only the total is checked.
     """
     family, config = state_of(trial.model).family, bare(trial.model).config
     wanted = mixed(config, family, trial.targets is not None)

@@ -31,7 +31,7 @@ from nopad.model.families import FRONTS
 from nopad.model.safety import bare, is_packed, state_of
 from nopad.options import BOOLEAN, Option
 
-__all__ = ["audit"]
+__all__ = ["audit", "backend_for", "check_model", "how_of"]
 
 
 OPTIONS = {
@@ -62,9 +62,9 @@ def audit(
             the model is not.
         collator: any function from features (dicts with ``input_ids``) to the arguments of a forward call; the model is
             then audited unchanged, with batches of this collator.
-        capacity: capacity of the packs, and length of the longest sequence. None: 64, or more for a model with a local
-            attention window of 52 to 256 tokens: a quarter more than the window, since shorter sequences do not test
-            it.
+        capacity: capacity of the packs, and length of the longest sequence; both are smaller if the model has too few
+            positions. None: 64, or, for a model with a local attention window of 52 to 256 tokens, a quarter more than
+            the window, since shorter sequences do not test the window.
         backend: attention backend with which the copies are made pack-safe, as in `nopad.packed`.
         layers: audit a copy with only the first `layers` layers, which suits a large model; None: all layers.
         gradients: also compare the gradients of the parameters.
@@ -78,7 +78,8 @@ def audit(
         UnsupportedModelError: nopad refuses this model; the message gives the reason.
         BatchError: the collator fails, or cuts, drops or changes sequences, or adds tokens.
         OptionError: the capacity is below 4, `layers` is below 1 or more than the model has, the model is already
-            pack-safe with another backend, it takes images, or it is random even in evaluation mode.
+            pack-safe with another backend, takes images, has no vocabulary to draw from, or is random even in
+            evaluation mode.
 
     >>> import nopad
     >>> from transformers import BertConfig, BertModel, DataCollatorWithFlattening
@@ -94,12 +95,7 @@ def audit(
     for name, value in given.items():
         OPTIONS[name].check(name, value)
     inner = bare(model)
-    if is_packed(model) and backend not in ("auto", state_of(model).backend):
-        raise OptionError(
-            f"this model is pack-safe by backend {state_of(model).backend!r}, and {backend!r} is asked; leave it "
-            "out, or undo it first with nopad.unpacked(model)"
-        )
-    _refuse_front(inner)
+    check_model(model, backend)
     notes = []
     if layers is not None:
         notes.append(f"the first {layers} of {layer_count(inner.config)} layers only{missing_kinds(inner, layers)}")
@@ -120,18 +116,24 @@ def audit(
         max_abs_diff=found.worst,
         first_difference=None if isolated else found.first,
         model=type(inner).__name__,
-        how=_how(model, collator, backend),
+        how=how_of(model, collator, backend),
         checks=tuple(found.checks),
         notes=tuple(notes),
     )
 
 
-def _refuse_front(model: Any) -> None:
-    """Refuse a model that takes images, since this audit draws token ids.
+def check_model(model: Any, backend: str) -> None:
+    """Refuse a model that takes images, since this audit draws token ids, or that is pack-safe with another backend.
 
     Raises:
-        OptionError: the model takes images.
+        OptionError: the model is of this kind.
     """
+    if is_packed(model) and backend not in ("auto", state_of(model).backend):
+        raise OptionError(
+            f"this model is pack-safe by backend {state_of(model).backend!r}, and {backend!r} is asked; leave it "
+            "out, or undo it first with nopad.unpacked(model)"
+        )
+    model = bare(model)
     if getattr(model.config, "model_type", "") in FRONTS:
         raise OptionError(
             f"{type(model).__name__} takes images and no tokens, which this audit would draw; give nopad.audit_samples "
@@ -139,7 +141,18 @@ def _refuse_front(model: Any) -> None:
         )
 
 
-def _how(model: Any, collator: Collator | None, backend: str) -> str:
+def backend_for(model: Any, backend: str, dtype: torch.dtype) -> str:
+    """Return the backend to audit in `dtype`: `EXACT_BACKEND` if the kernel does not support it.
+
+    `backend` is the one that is asked for; the model's own if it is pack-safe.
+    """
+    asked = state_of(model).backend if is_packed(model) else backend
+    on_gpu = next(bare(model).parameters()).device.type != "cpu"
+    lacks = asked == "varlen" or (asked == "flex" and on_gpu)
+    return EXACT_BACKEND if lacks and dtype == torch.float64 else asked
+
+
+def how_of(model: Any, collator: Collator | None, backend: str) -> str:
     """Return in words what keeps sequences apart."""
     if collator is not None:
         return f"as it is, with {getattr(collator, '__name__', type(collator).__name__)}"
@@ -167,8 +180,9 @@ class _Task:
     def run_best(self) -> Found:
         """Run the audit and return its results; with a collator, sequences begin with bos and end with eos.
 
-        Some collators find the borders of sequences by these two tokens. If eos has the same id as pad, other collators
-        take eos for padding; so if the audit fails with such an eos, it is repeated on sequences without eos.
+        This is so if the configuration has an eos, since some collators find the borders of sequences by these tokens.
+        If eos has the same id as pad, other collators take eos for padding; so if the audit fails with such an eos, it
+        is repeated on sequences without eos.
         """
         eos, pad = (self.tokens.special.get(name) for name in ("eos", "pad"))
         if self.collator is None or eos is None:
@@ -224,11 +238,7 @@ class _Task:
         found.attempt(f"{named(dtype)} outputs, alone{label}", lent)
 
     def _backend(self, dtype: torch.dtype) -> str:
-        """Return the backend to audit in `dtype`: `EXACT_BACKEND` if the requested kernel does not support it."""
-        asked = state_of(self.model).backend if is_packed(self.model) else self.backend
-        on_gpu = next(bare(self.model).parameters()).device.type != "cpu"
-        lacks = asked == "varlen" or (asked == "flex" and on_gpu)
-        return EXACT_BACKEND if lacks and dtype == torch.float64 else asked
+        return backend_for(self.model, self.backend, dtype)
 
     def _drawn(self, subject: Any, tokens: Tokens, capacity: int | None = None, partly: bool = False) -> Trial:
         """Return a trial with 6 random sequences for packs of `capacity`.

@@ -272,9 +272,12 @@ class _Task:
         return found
 
     def _together(self, model: nn.Module, samples: list[Any], doing: str, single: Parts, order: list[int]) -> Parts:
-        """Run samples packed; check that each sample has a result with the same output names as alone, and return them.
+        """Run samples packed, and return their results; these must have the same output names as the results alone.
 
         `order` has the number of each sample, and `single` the results of all samples alone.
+
+        Raises:
+            ModelFailedError: the user's function or the model fails, or the results are not as expected.
         """
         with inside_model(doing):
             given = self.packed(model, samples)

@@ -74,7 +74,7 @@ def shortened(model: Any, layers: int) -> Any:
 
 
 def _has_hooks(module: Any) -> bool:
-    """Return whether a module has hooks that are neither nopad's nor transformers' (those only record states)."""
+    """Return whether a module has hooks that are neither nopad's nor transformers'; the latter only record states."""
     return any(
         not isinstance(hook, Hook) and not (getattr(hook, "__module__", None) or "").startswith("transformers.")
         for hooks in (module._forward_hooks, module._forward_pre_hooks)

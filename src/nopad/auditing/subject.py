@@ -87,7 +87,7 @@ def recompiled(subject: Any, layers: dict[str, Any]) -> None:
 
 
 def room_to_compile() -> Any:
-    """Return a context in which layers are compiled for every shape; without it torch stops after a few shapes."""
+    """Return a context in which a layer may be compiled for up to 1,024 shapes; outside, torch stops after a few."""
     import torch._dynamo
 
     return torch._dynamo.config.patch(recompile_limit=ROOM, accumulated_recompile_limit=ROOM)

@@ -1,4 +1,4 @@
-"""Draw the token ids of an audit, from the whole vocabulary except the mask token."""
+"""Draw the token ids of an audit: ordinary tokens, and special tokens that are asked for, but never the mask token."""
 
 from __future__ import annotations
 
@@ -68,6 +68,11 @@ class Tokens:
         """Return a copy that also draws these special tokens, at any place."""
         return replace(self, inside=tuple(dict.fromkeys(self.special[name] for name in names)))
 
+    def for_collators(self) -> Tokens:
+        """Return a copy whose sequences are bordered, or these tokens if there is no eos, or it is the pad too."""
+        eos, pad = (self.special.get(name) for name in ("eos", "pad"))
+        return self if eos is None or eos == pad else self.bordered()
+
     def bordered(self) -> Tokens:
         """Return a copy that draws sequences as in a corpus: eos last, and bos first unless it equals pad or eos."""
         pad, bos, eos = (self.special.get(name) for name in ("pad", "bos", "eos"))
@@ -75,7 +80,10 @@ class Tokens:
 
 
 def draw(lengths: Sequence[int], tokens: Tokens, seed: int) -> list[list[int]]:
-    """Draw sequences of these lengths; up to a third of each sequence's tokens are from `tokens.inside`."""
+    """Draw sequences of these lengths; up to a third of each sequence's tokens are from `tokens.inside`.
+
+    Then the first and last tokens are replaced by those that `tokens` sets (`begins`, `ends`), if it sets any.
+    """
     rng = np.random.default_rng(seed)
     drawn = []
     for number, length in enumerate(lengths):

@@ -158,7 +158,10 @@ class Trial:
 
 
 def kinds_of(alone: Sequence[Mapping[str, Tensor]], trial: Trial) -> Kinds:
-    """Return whether each output is per token, per target token, or per sequence, from the shapes of `alone`."""
+    """Return which outputs are per token, per target token or per sequence, by the shapes of `alone`.
+
+    `alone` has the outputs of each sequence by name; names that a sequence lacks are left out.
+    """
 
     def as_long_as(name: str, wanted: Sequence[Sequence[int]]) -> bool:
         pairs = zip((output[name] for output in alone), wanted, strict=True)

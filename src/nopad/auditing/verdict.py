@@ -89,6 +89,12 @@ class Verdict:
 
         return json.dumps(plain({**asdict(self), "outcome": self.outcome}), indent=1, allow_nan=False)
 
+    def to_junit(self) -> str:
+        """Return the verdict as JUnit XML, one test case per check, for CI systems."""
+        from nopad.auditing.junit import junit
+
+        return junit(f"{self.model}, {self.how}", self.checks, str(self))
+
     def __str__(self) -> str:
         said = {"contaminated": "CONTAMINATED", "failed": "FAILED"}.get(self.outcome, self.outcome)
         head = f"{self.model}, {self.how}: {said}"

@@ -52,6 +52,9 @@ def _place(
 ) -> bool:
     """Place the units one by one, the last of `order` first; return whether each found a rank with room for it.
 
+    ``rank_of[u]`` is set to the rank of unit u; `cost_of`, `tokens_of` and `units_of` to the totals of each rank. A
+    rank has room up to `cap` tokens. If a unit finds no room, the units after it are not placed.
+
     Of the ranks with room, a unit goes to that with the lowest cost if `by` is 0, the fewest tokens if it is 1, and the
     most tokens if it is 2. Ties go to the rank with fewer units, then to that with the lower number.
     """
@@ -184,6 +187,8 @@ def deal_capped(
 ) -> bool:
     """Set ``rank_of[u]`` for each unit u, with at most `cap` tokens per rank; return whether a way was found.
 
+    There must be at least as many units as ranks (`world`); each rank gets one or more.
+
     Four ways are tried until one works: the costliest units first, each to the cheapest rank with room; the longest
     first, each to the rank with most room; the longest first, each to the fullest rank with room; units in the given
     order, each to the rank with most room. `most_looks` limits the comparisons that lower the highest cost afterwards.
@@ -209,7 +214,7 @@ def deal_capped(
 
 @njit(cache=True, nogil=True)
 def _add_to_emptiest(loads: NDArray[Any], size: int, cap: int) -> bool:
-    """Add `size` to the least of `loads`, a heap with the least first; return False if it would exceed `cap`."""
+    """Add `size` to the least of `loads`, a heap with the least first; return False, unchanged, if above `cap`."""
     if size > cap - loads[0]:
         return False
     load, at, n = loads[0] + size, 0, loads.shape[0]
@@ -227,7 +232,7 @@ def _add_to_emptiest(loads: NDArray[Any], size: int, cap: int) -> bool:
 
 @njit(cache=True, nogil=True)
 def _fits_sorted(sizes: NDArray[Any], loads: NDArray[Any], cap: int, spare: NDArray[Any]) -> bool:
-    """Return whether all sizes fit if placed largest first, each in the emptiest bin.
+    """Return whether all sizes fit if placed largest first, each in the emptiest bin, which holds at most `cap`.
 
     `loads` ``[bins]`` and `spare` ``[4, sizes]`` (or more columns) are work space.
     """
@@ -245,7 +250,10 @@ def _fits_sorted(sizes: NDArray[Any], loads: NDArray[Any], cap: int, spare: NDAr
 
 @njit(cache=True, nogil=True)
 def _fit_as_they_come(sizes: NDArray[Any], parts: int, loads: NDArray[Any], cap: int) -> int:
-    """Return how many units, from the first on, fit if placed in order, each of their parts in the emptiest bin."""
+    """Return how many units, from the first on, fit if placed in order, each of their parts in the emptiest bin.
+
+    Units and bins are as in `cut_capped`; ``loads`` ``[bins]`` is work space.
+    """
     loads[:] = 0
     for at in range(sizes.shape[0]):
         if not _add_to_emptiest(loads, sizes[at], cap):

@@ -43,7 +43,9 @@ def deal_under_cap(costs: ArrayLike, tokens: ArrayLike, world_size: int, cap: in
 
     Raises:
         BalanceError: a unit has more tokens than the cap, there are fewer units than ranks, `costs` and `tokens` differ
-            in size, or no way was found to keep to the cap.
+            in size, a cost is negative, or no way was found to keep to the cap.
+        LengthError: costs or tokens are not integers, or not one-dimensional.
+        OptionError: `world_size` or `cap` is not an integer of at least 1.
 
     >>> deal_under_cap([9, 5, 4, 1], [9, 5, 4, 1], world_size=2, cap=10).tolist()
     [0, 1, 1, 0]
@@ -78,8 +80,8 @@ def _ranks(
 def cut_under_cap(tokens: ArrayLike, shape: Shape, cap: int, parts: int = 1) -> NDArray[np.int64]:
     """Cut units, in their order, into steps in which no rank's micro-step has more than `cap` tokens.
 
-    A step takes ``shape.per_step`` units, or fewer if no way was found to deal that many under the cap. The result says
-    where each step begins, and where the last one ends; int64 ``[steps + 1]``.
+    A step takes ``shape.per_step`` units, or fewer if no way was found to deal that many under the cap; the last step
+    takes the units left. The result says where each step begins, and where the last step ends; int64 ``[steps + 1]``.
 
     Args:
         tokens: number of tokens of each unit, in the order of `draw`; ``[n]``. With `parts` above 1, number of tokens
@@ -89,7 +91,10 @@ def cut_under_cap(tokens: ArrayLike, shape: Shape, cap: int, parts: int = 1) -> 
         parts: number of parts of each unit. The parts share the step, but may go to different ranks.
 
     Raises:
-        BalanceError: a unit does not fit into a step even alone; the message has its index.
+        BalanceError: a unit does not fit into a step even alone (the message has its index), or has a negative number
+            of tokens.
+        LengthError: tokens are not integers, or not one-dimensional.
+        OptionError: `cap` is not an integer of at least 1.
 
     >>> cut_under_cap([3, 3, 1, 4, 2, 2], Shape(2, 1, 1, 2), cap=4).tolist()
     [0, 3, 6]
@@ -107,7 +112,7 @@ def cut_under_cap(tokens: ArrayLike, shape: Shape, cap: int, parts: int = 1) -> 
 def first_over_cap(tokens: ArrayLike, shape: Shape, cap: int, parts: int = 1) -> int | None:
     """Return the index of the first unit that does not fit into a step even alone, or None if all do.
 
-    The arguments are those of `cut_under_cap`.
+    The arguments are those of `cut_under_cap`, and so are the errors, except that a unit that does not fit is none.
 
     >>> from nopad.balance import Shape, first_over_cap
     >>> shape = Shape(world_size=1, node_size=1, accumulation=1, per_rank=1)
@@ -142,7 +147,10 @@ def deal_step_under_cap(
         cap: most tokens per rank and micro-step.
 
     Raises:
-        BalanceError: no way was found to keep to the cap; this cannot happen for a step that `cut_under_cap` made.
+        BalanceError: no way was found to keep to the cap, which cannot happen for a step that `cut_under_cap` made; or
+            a cost is negative.
+        LengthError: costs or tokens are not integers, or not one-dimensional.
+        OptionError: `cap` is not an integer of at least 1.
 
     >>> deal_step_under_cap([3, 2, 2, 1], [3, 2, 2, 1], Shape(2, 1, 1, 2), Balance.named("none"), cap=4).tolist()
     [[[0, 3]], [[1, 2]]]

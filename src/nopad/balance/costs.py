@@ -41,8 +41,8 @@ class CostModel(ABC):
             seq_lengths: lengths in tokens; ``[n]``.
 
         Raises:
-            BalanceError: a cost does not fit into 64 bits.
-            LengthError: lengths are not integers.
+            BalanceError: a length is negative, or a cost does not fit into 64 bits.
+            LengthError: lengths are not integers, or not one-dimensional.
         """
 
     def checked(self, seq_lengths: ArrayLike) -> NDArray[np.int64]:
@@ -50,7 +50,8 @@ class CostModel(ABC):
 
         Raises:
             BalanceError: `of` did not return one integer of at least 0 for each length, or one does not fit into 64
-                bits.
+                bits; or `of` raised it.
+            LengthError: `of` raised it.
         """
         found = np.asarray(self.of(seq_lengths))
         n = np.size(seq_lengths)
@@ -142,8 +143,8 @@ class Attention(CostModel):
 
         Args:
             config: the model's config; for a model of several kinds of input, its `text_config` is used.
-            causal: whether tokens attend only to the tokens before them. None: True if the config has `is_decoder`, or
-                an architecture whose name ends in ``CausalLM`` or ``LMHeadModel``.
+            causal: whether tokens attend only to the tokens before them. None: True if the config's `is_decoder` is
+                true, or one of its `architectures` ends in ``CausalLM`` or ``LMHeadModel``.
 
         Raises:
             OptionError: the config has no hidden size.
@@ -258,9 +259,14 @@ def fingerprint(model: CostModel, longest: int) -> str:
 
 
 def round_up(seq_lengths: ArrayLike, multiple: int) -> NDArray[np.int64]:
-    """Return lengths rounded up to a multiple of `multiple`, int64 ``[n]``: the slots that aligned sequences take.
+    """Return each length rounded up to a multiple of `multiple`, as for sequences that are padded so; int64 ``[n]``.
 
     Context parallelism over c ranks needs multiples of ``2 * c``.
+
+    Raises:
+        OptionError: `multiple` is not an integer of at least 1.
+        BalanceError: a length is negative or does not fit into 64 bits.
+        LengthError: lengths are not integers, or not one-dimensional.
 
     >>> round_up([1, 8, 9], 8).tolist()
     [8, 8, 16]

@@ -26,7 +26,8 @@ def deal(costs: ArrayLike, shape: Shape, balance: Balance) -> NDArray[np.int64]:
     units are sorted by cost and cut into micro-steps, so that those of a micro-step are alike in cost, and each
     micro-step is dealt by itself; the order of micro-steps within a step does not change what is learnt. If ranks wait
     once per step, the total cost of each rank is balanced, and its units are spread over its micro-steps. With
-    `Balance.deal` "none", units stay in the given order.
+    `Balance.within` "node", this is done for each node by itself. With `Balance.deal` "none", units stay in the given
+    order.
 
     Args:
         costs: cost of each unit of the step, integers, in the order of `draw`; ``[shape.per_step]``.
@@ -36,6 +37,7 @@ def deal(costs: ArrayLike, shape: Shape, balance: Balance) -> NDArray[np.int64]:
     Raises:
         BalanceError: there are not ``shape.per_step`` costs, a cost is negative, or their sum does not fit into 64
             bits.
+        LengthError: costs are not integers, or not one-dimensional.
 
     >>> deal([4, 1, 3, 2], Shape(2, 2, 1, 2), Balance.named("global_presort")).tolist()
     [[[0, 1]], [[2, 3]]]

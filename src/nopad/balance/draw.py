@@ -27,8 +27,9 @@ _STRATA = 4  # number of strata if no edges are given
 def draw(costs: ArrayLike, shape: Shape, balance: Balance, key: int) -> NDArray[Any]:
     """Return the order in which an epoch takes its units: a permutation, int32 ``[n]`` (int64 from 2^31 units on).
 
-    With draw "stratified", one stratum is used up before the others. The units left then follow in random order, after
-    the steps that satisfy the quotas.
+    With draw "stratified", each rank's micro-step takes a fixed number of units (the quota) from each range of costs
+    (the stratum). Such steps come first, until a stratum has too few units for another; all units left then follow in
+    random order.
 
     Args:
         costs: cost of each unit, integers; ``[n]``.
@@ -38,8 +39,9 @@ def draw(costs: ArrayLike, shape: Shape, balance: Balance, key: int) -> NDArray[
 
     Raises:
         BalanceError: there are fewer units than ranks; a stratum with a quota is empty; the quotas do not add up to
-            ``shape.per_rank``, or this is too small to give every stratum a quota; a cost is negative; or the sum of
-            all costs does not fit into 64 bits.
+            ``shape.per_rank``; ``shape.per_rank`` is too small to give every stratum that has units a quota; a cost is
+            negative; or the sum of all costs does not fit into 64 bits.
+        LengthError: costs are not integers, or not one-dimensional.
 
     >>> order = draw(range(10), Shape(2, 1, 1, 2), Balance.named("karmarkar_karp"), key=0)
     >>> sorted(order.tolist()) == list(range(10))
@@ -92,7 +94,7 @@ def whole_steps(costs: ArrayLike, shape: Shape, balance: Balance) -> int:
 
 
 def _batches(counts: list[int], quotas: tuple[int, ...]) -> int:
-    """Return for how many micro-steps of a rank the strata have enough units, if each takes all quotas."""
+    """Return how many micro-steps, each of one rank, can take their quota of units from every stratum."""
     return min(count // quota for count, quota in zip(counts, quotas, strict=True) if quota)
 
 
@@ -118,7 +120,10 @@ def _sort(units: NDArray[Any], costs: NDArray[np.int64], shape: Shape, balance: 
 def _stratify_by_quantile(
     units: NDArray[Any], costs: NDArray[np.int64], shape: Shape, balance: Balance, key: int
 ) -> None:
-    """Arrange the units in place so that each rank, node or step has one unit from each of equally large strata."""
+    """Arrange the units in place so that each rank, node or step has one unit from each of equally large strata.
+
+    `balance.within` says which of the three: "rank", "node" or "world" (the step). `units` make whole steps.
+    """
     from nopad._deal_kernels import shuffle_segments
 
     groups = {"rank": shape.world_size, "node": shape.nodes, "world": 1}[balance.within]
@@ -133,7 +138,7 @@ def _stratify_by_quantile(
 def _stratified(
     units: NDArray[Any], costs: NDArray[np.int64], shape: Shape, balance: Balance, key: int
 ) -> NDArray[Any]:
-    """Return the units in an order in which each rank's micro-step has its quota of each stratum; the rest is last."""
+    """Return the units ordered so that each rank's micro-step has its quota of each stratum; units left come last."""
     edges = _edges(costs, balance)
     stratum = np.searchsorted(np.array(edges, dtype=np.int64), costs[units])
     members = [units[stratum == number] for number in range(len(edges) + 1)]
@@ -158,7 +163,11 @@ def _quotas(counts: list[int], edges: tuple[int, ...], shape: Shape, balance: Ba
     """Return the quotas of the strata: those given, or in proportion to `counts`, the number of units in each.
 
     A quota is the number of units per rank and micro-step. Proportional quotas are rounded down; the units still
-    missing go to the strata with the largest remainders.
+    missing go to the strata with the largest remainders. `edges` are used in error messages.
+
+    Raises:
+        BalanceError: the quotas do not add up to ``shape.per_rank``, or a stratum has a quota and no unit, or units and
+            no proportional quota.
     """
     quotas = balance.quotas
     if quotas is None:

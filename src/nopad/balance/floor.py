@@ -55,7 +55,7 @@ def floor(costs: ArrayLike, world_size: int) -> float:
     """Return a lower bound on the waste of a step, however its units are dealt to `world_size` ranks.
 
     It is ``max(cost of the costliest unit, mean cost of a rank) / mean cost of a rank - 1``, where the mean in the
-    numerator is rounded up, since costs are integers.
+    numerator is rounded up, since costs are integers. If all costs are 0, it is 0.
 
     Args:
         costs: cost of each unit of a step on all ranks (of a micro-step, if ranks wait for one another there); ``[n]``.
@@ -63,6 +63,8 @@ def floor(costs: ArrayLike, world_size: int) -> float:
 
     Raises:
         BalanceError: there are no units, a cost is negative, or their sum does not fit into 64 bits.
+        LengthError: costs are not integers, or not one-dimensional.
+        OptionError: `world_size` is not an integer of at least 1.
 
     >>> floor([6, 1, 1], world_size=2), floor([3, 3, 2], world_size=2)
     (0.5, 0.0)
@@ -75,7 +77,7 @@ def floor(costs: ArrayLike, world_size: int) -> float:
 def needs_context_parallelism(costs: ArrayLike, world_size: int, above: float = 0.10) -> NDArray[np.int64]:
     """Return the indices of units that cost more than ``1 + above`` times a rank's mean cost, costliest first.
 
-    The result is int64 ``[k]``. Dealing units in another way does not help: these sequences would have to be split over
+    The result is int64 ``[k]``. Dealing units in another way does not help: these units would have to be split over
     several ranks.
 
     Args:
@@ -84,7 +86,7 @@ def needs_context_parallelism(costs: ArrayLike, world_size: int, above: float = 
         above: the fraction by which a unit may exceed the mean cost of a rank; 0.1: 10 %.
 
     Raises:
-        BalanceError: as in `floor`.
+        BalanceError, LengthError, OptionError: as in `floor`.
 
     >>> needs_context_parallelism([1, 6, 1, 5, 1], world_size=4).tolist()
     [1, 3]

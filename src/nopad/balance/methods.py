@@ -47,7 +47,8 @@ class Balance:
         draw: how the units of a step are chosen: "random"; "sorted" (units alike in cost share a step, or a micro-step
             if ranks wait there); "stratified" (costs are divided into ranges, the strata, and every rank gets a fixed
             number of units, its quota, from each); "quantile" (units are sorted by cost and cut into equally large
-            strata, one for each unit that a rank or node takes per step; each rank or node takes one unit from each).
+            strata; each rank, each node or all ranks together (see `within`) take one unit from each stratum per step,
+            so the number of strata is the number of units that they take per step).
         deal: how a step's units are given to ranks: "none" (in the order drawn); "raster" (sorted by cost, row by row);
             "snake" (the same with every second row reversed); "karmarkar_karp" (largest differencing with equal numbers
             of units).

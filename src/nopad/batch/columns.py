@@ -41,8 +41,8 @@ def from_sequences(sequences: Sequence[Any], columns: Mapping[str, Any], *, name
 
     Raises:
         LengthError: a sequence has no token.
-        BatchError: ids are not integers, a column does not have one entry per sequence, or a list is not as long as its
-            sequence.
+        BatchError: there is no sequence, ids are not integers, a column does not have one entry per sequence, a list is
+            not as long as its sequence, or a column has values that cannot be used, such as None or texts per token.
     """
     ids, lens = _flat(_listed(sequences, name), name)
     if not lens.all():
@@ -73,14 +73,16 @@ def from_features(features: Sequence[Mapping[str, Any]]) -> tuple[Sequences, Rec
     """Turn dicts into columns; each dict is one sequence, or one row of a packed dataset.
 
     The second result says where each sequence of a packed dataset comes from; it is empty if each dict is a sequence.
-    In a dict, a list holds one value per token, and a single value belongs to the whole sequence. Tokens whose
-    ``attention_mask`` is 0 are padding and are removed; ``position_ids`` are dropped, since the layout computes them.
-    If there are no ``labels``, ``label`` or ``label_ids`` is renamed to ``labels``, as transformers' collators do.
+    If each dict is a sequence, a list holds one value per token, and a single value belongs to the whole sequence. In a
+    row of a packed dataset, a list holds one value per token, or one per sequence. Tokens whose ``attention_mask`` is 0
+    are padding and are removed; ``position_ids`` are dropped, since the layout computes them. If there are no
+    ``labels``, ``label`` or ``label_ids`` is renamed to ``labels``, as transformers' collators do.
 
     Raises:
         LengthError: a sequence has no token, or its mask is all 0.
-        BatchError: a dict has other keys than the first one or no ``input_ids``, a mask has a hole or a value other
-            than 0 and 1, lengths differ, or ``position_ids`` do not count from 0 in each sequence.
+        BatchError: `features` are not dicts, or there are none; a dict has other keys than the first one or no
+            ``input_ids``; a mask has a hole or a value other than 0 and 1; lengths differ; a column has values that
+            cannot be used; or ``position_ids`` do not count from 0 in each sequence.
     """
     features = _listed(features, "features")
     if not len(features):
@@ -101,7 +103,12 @@ def from_features(features: Sequence[Mapping[str, Any]]) -> tuple[Sequences, Rec
 
 
 def _plain_features(features: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Sequences:
-    """Turn one dict per sequence into columns; each dict's mask removes its padding."""
+    """Turn one dict per sequence into columns; each dict's mask removes its padding.
+
+    Raises:
+        LengthError: a sequence has no token, or its mask is all 0.
+        BatchError: a mask has a hole or a value other than 0 and 1, or lengths differ.
+    """
     kept = [name for name in names if name != MASK]
     given = {name: [feature[name] for feature in features] for name in kept}
     if MASK in names:
@@ -142,7 +149,12 @@ def _check_widths(name: str, entries: Sequence[Any], features: Sequence[Mapping[
 
 
 def _packed_features(features: Sequence[Mapping[str, Any]]) -> tuple[Sequences, Records]:
-    """Split rows of a packed dataset into sequences, without padding; return them, and where each one comes from."""
+    """Split rows of a packed dataset into sequences, without padding; return these, and where each one comes from.
+
+    Raises:
+        LengthError: a sequence has no token, or a row's mask is all 0.
+        BatchError: there is no sequence, or the columns of a row do not fit one another.
+    """
     rows = [_row({name: _of_row(value, name, n) for name, value in row.items()}, n) for n, row in enumerate(features)]
     lens = checked(np.concatenate([row[LENGTHS] for row in rows]))
     if not lens.size:
@@ -167,7 +179,11 @@ def _packed_features(features: Sequence[Mapping[str, Any]]) -> tuple[Sequences, 
 
 
 def _of_row(value: Any, name: str, n: int) -> NDArray[Any]:
-    """Return one column of row `n` as an array: numbers, or an object array of strings."""
+    """Return one column of row `n` as an array: numbers, or an object array of strings.
+
+    Raises:
+        BatchError: the column is not a list of numbers or strings, or ids or lengths are not integers.
+    """
     found = value if type(value) is np.ndarray else _converted(value, name, n)
     if found.ndim != 1 or (found.dtype.kind not in "biufUO" and found.size):
         raise BatchError(f"column {name!r} of row {n} is {_told(found)}; expected a list")
@@ -204,7 +220,8 @@ def from_rows(rows: Sequence[PackedRow]) -> tuple[Sequences, Records, NDArray[np
     The second result says where each sequence comes from; the third is int64 ``[R]``.
 
     Raises:
-        BatchError: there is no row, or the rows hold no tokens (an index-only dataset).
+        BatchError: there is no row, an entry is not a row of `nopad.open_packed`, the rows hold no tokens (those of
+            an index-only dataset), or ``position_ids`` do not count from 0 in each sequence.
     """
     rows = _listed(rows, "rows", "row")
     if not len(rows):
@@ -236,7 +253,8 @@ def from_columns(sequences: Sequences) -> tuple[Sequences, Records]:
     ``seq_start`` and ``seq_source``.
 
     Raises:
-        BatchError: there is no sequence, or there are no ``input_ids``.
+        BatchError: there is no sequence, there are no ``input_ids``, or ``position_ids`` do not count from 0 in each
+            sequence.
     """
     if not len(sequences):
         raise BatchError("a batch needs at least one sequence, and there is none")
@@ -308,6 +326,9 @@ def _flat(given: Sequence[Any], name: str) -> tuple[NDArray[Any], NDArray[np.int
     """Concatenate n lists; return the flat array, and the length of each list, int64 ``[n]``.
 
     `name` is what messages call the lists.
+
+    Raises:
+        BatchError: there is no list, or a list does not hold numbers in one dimension.
     """
     if not len(given):
         raise BatchError("a batch needs at least one sequence, and there is none")

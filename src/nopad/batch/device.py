@@ -42,9 +42,10 @@ NUMBERS, OPAQUE, DENSE = torch.int32, torch.int16, torch.int8
 
 
 class Placement:
-    """A layout on a device; *order given* and *stream order* as in `nopad.batch.layout`.
+    """A layout on a device, which says where the tokens of a batch lie.
 
-    Per-sequence tensors are in the order given; only `bounds` and `cu_seqlens` are in stream order.
+    Sequences are in the *order given* as the caller passed them; in *stream order* they follow one another row after
+    row. Per-sequence tensors are in the order given; only `bounds` and `cu_seqlens` are in stream order.
 
     Attributes:
         layout: S sequences, T tokens, R rows of L slots.
@@ -201,7 +202,10 @@ def carried_by(mask: Tensor | None) -> Placement | Cross | None:
 
 
 def is_static(mask: Any) -> bool:
-    """Whether a mask comes from `static_inputs`: it holds sequence numbers and has no placement attached."""
+    """Whether a mask is like one from `static_inputs`: int32 with four dimensions, without a placement attached.
+
+    While code is being compiled, a placement is not looked for.
+    """
     if not (isinstance(mask, Tensor) and mask.dtype == torch.int32 and mask.dim() == 4):
         return False
     # A compiler does not trace attributes of tensors, so in a graph dtype and shape decide alone.

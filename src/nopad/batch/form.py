@@ -1,7 +1,8 @@
 """The two forms of a batch: `Flat`, one stream without padding, and `Rows`, padded rows of one width.
 
-Up to 256 sequences, as in one request or one training step, are packed without compiled code; the packs are exactly
-those of ``nopad.pack(..., algorithm="bfd", order="source")``, which packs larger batches.
+Up to 256 sequences, as in one request or one training step, are packed without compiled code. More sequences, and
+sequences that are aligned, are packed by ``nopad.pack(..., algorithm="bfd", order="source")``, which would give the
+same packs for the fewer ones too.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Rows:
     """Rows of one width with padding at their ends; best-fit decreasing decides which sequences share a row.
 
     Attributes:
-        capacity: slots per row; None: the capacity of `packs`.
+        capacity: slots per row (a slot holds one token or padding); None: the capacity of `packs`.
         depth: most sequences per row; None: unlimited.
         packs: which sequences share a row, and in which order (`nopad.pack` gives them); replaces best-fit decreasing.
         rows: number of rows; empty rows are added at the end to reach it. None: as many rows as the sequences take.
@@ -114,8 +115,10 @@ class Rows:
         """Return the layout of sequences of these lengths.
 
         Raises:
-            LengthError: a sequence is longer than the capacity.
-            OptionError: the sequences take more rows than `rows`, or `packs` hold another number of sequences.
+            LengthError: a sequence or a pack of `packs` is longer than the capacity; with `end_to_end` instead: the
+                tokens take more rows than `rows`.
+            OptionError: without `end_to_end`, the sequences take more rows than `rows`; or `packs` hold another number
+                of sequences.
         """
         assert self.capacity is not None
         if self.end_to_end:
@@ -202,9 +205,10 @@ def _dealt(
 ) -> list[list[int]]:
     """Return the sequence numbers in each pack, as `nopad.assign` in order "source" would assign them.
 
-    `numbers` holds, by length, the numbers of the sequences of this length, ascending. Packs of equal content are
-    spread evenly over the output. The first sequence without a pack opens the next pack that contains its length; every
-    slot of this pack then takes the first sequence of its length that has no pack yet.
+    `numbers` holds, by length, the numbers of the sequences of this length, ascending. `strategies` are pairs: how many
+    packs there are, and the lengths in each of them. Packs of equal content are spread evenly over the output. The
+    first sequence without a pack opens the next pack that contains its length. For each of its lengths, this pack then
+    takes the first sequence of that length that has no pack yet.
     """
     equal: Counter[tuple[int, ...]] = Counter()
     for count, pack in strategies:

@@ -1,7 +1,8 @@
 """`PackedMask`, the ``attention_mask`` of a packed batch: only nopad's attention understands it.
 
 A model that ignores where sequences end must not return a result. Stock models silently accept arguments that they do
-not know, so the mask itself is the guard: any operation on it raises an error that says what to do.
+not know, so the mask itself is the guard: an operation by which a model would use it raises an error that says what to
+do.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _SAYS = (
 
 
 class PackedMask:
-    """Holds the layout of a packed batch; every use as an ordinary mask raises NotPackSafeError.
+    """Holds the layout of a packed batch; use as an ordinary mask raises NotPackSafeError, except for ``sum()``.
 
     >>> import numpy as np
     >>> mask = PackedMask(Layout.flat(np.array([2, 1])))
@@ -48,7 +49,11 @@ class PackedMask:
         raise NotPackSafeError(_SAYS.format(what=f".{name}"))
 
     def sum(self, *dims: Any, **how: Any) -> Any:
-        """Return the number of real tokens, which TRL's training loop asks for; a sum along a dimension raises."""
+        """Return the number of real tokens as a torch tensor ``[]``, which TRL's training loop asks for.
+
+        Raises:
+            NotPackSafeError: there are arguments, such as a dimension.
+        """
         if dims or how:
             raise NotPackSafeError(_SAYS.format(what=".sum of rows"))
         import torch

@@ -24,7 +24,7 @@ __all__ = ["Layout", "checked"]
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """The places of S sequences, T tokens in total, in a batch of R rows of L slots.
+    """Where S sequences, T tokens in total, lie in a batch of R rows of L slots; a slot holds a token or padding.
 
     Attributes:
         form: "rows", or "flat": one row of T slots and no padding.
@@ -34,12 +34,12 @@ class Layout:
             there, even if the sequence goes on in the next row; int64 ``[S]``.
         order: the sequences in stream order, each by its number in the order given; int64 ``[S]``.
         crossing: whether a sequence may go on in the next row ("end to end": PopRT's fixed grid without gaps).
-        causal: whether the labels of first tokens were set to -100, since a causal language model does not predict
-            them.
+        causal: whether the batch was made for a causal language model: labels of first tokens, if there are labels,
+            are -100, since such a model does not predict them.
         records: where each sequence of a packed dataset comes from, in the order given: ``seq_index``, and
             ``seq_start`` and ``seq_source`` if the dataset has them; ``[S]`` each, or ``[0]`` in a stand-in.
-        row_tokens: number of tokens of each row, int64 ``[R]``, if rows take the sequences in the order given, without
-            gaps between them; else None.
+        row_tokens: number of tokens of each row, int64 ``[R]``, if the layout was made by `rows` and takes the
+            sequences in the order given, without gaps between them; else None.
         stand_in: whether the batch is a stand-in for a rank that has no sequence left (`PackedBatch.weight` is 0).
     """
 
@@ -212,7 +212,7 @@ class Layout:
 
     @cached_property
     def depth(self) -> int:
-        """Most sequences that begin in one row."""
+        """Largest number of sequences that begin in one row."""
         if not self.sequences:
             return 0
         return int(np.bincount(self.starts // self.shape[1]).max())
@@ -285,7 +285,8 @@ def _in_rows(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return where each sequence begins in the concatenated rows, and how many slots of each row are taken.
 
-    The rows take the sequences in the order of `lens`. The results are int64 ``[S]`` and ``[R]``.
+    A slot holds a token or padding. The rows take the sequences in the order of `lens`. The results are int64 ``[S]``
+    and ``[R]``.
 
     Raises:
         OptionError: the rows take more or fewer sequences than there are.

@@ -20,7 +20,14 @@ _TARGETS = ("decoder_input_ids", "labels")
 
 
 def grain_arrays(batch: PackedBatch, fields: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, NDArray[Any]]:
-    """Return a batch under the names of Grain's packing (`PackedBatch.as_grain`); `fields` are the batch's arrays."""
+    """Return a batch under the names of Grain's packing; see `PackedBatch.as_grain`.
+
+    `fields` are the batch's items, and `names` the new names of columns, by their names in the batch.
+
+    Raises:
+        BatchError: rows are filled end to end.
+        OptionError: `names` names a column that the batch lacks, or gives two columns the same name.
+    """
     odd = [name for name in names if name not in fields or name == "position_ids"]
     if odd:
         known = ", ".join(name for name, value in fields.items() if not isinstance(value, PackedMask))

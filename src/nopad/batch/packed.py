@@ -1,9 +1,9 @@
 """`PackedBatch`: several sequences in rows or in one stream, with the layout by which a model keeps them apart.
 
 A batch is built in NumPy from sequences, rows of a packed dataset, or the features that a Hugging Face collator gets;
-reading an item gives a torch tensor. It is a mapping, so ``model(**batch)`` works. Its ``attention_mask`` is a guard
-(`nopad.batch.guard`): a model that was not made pack-safe raises an error when it uses the mask. Building takes
-O(tokens), without a Python loop over tokens.
+reading a column of numbers gives a torch tensor. A batch is a mapping, so ``model(**batch)`` works. Its
+``attention_mask`` is a guard (`nopad.batch.guard`): a model that was not made pack-safe raises an error when it uses
+the mask. Building takes O(tokens), without a Python loop over tokens.
 """
 
 from __future__ import annotations
@@ -42,9 +42,10 @@ class PackedBatch(MutableMapping[str, Any]):
     """S sequences with T tokens in R rows of L slots.
 
     As a mapping, a batch holds the arguments of ``model(**batch)``: ``input_ids`` and ``position_ids`` ``[R, L]``,
-    every column that was given (``[R, L]`` for a value per token, ``[S]`` for a value per sequence), and the guard as
-    ``attention_mask``. Reading an item gives a torch tensor. Values per sequence are in the order in which the
-    sequences were given; for rows of a packed dataset, that is row after row.
+    every column that was given (``[R, L]`` for a value per token, ``[S, ...]`` per sequence), and a guard as
+    ``attention_mask``: a model that is not pack-safe raises an error when it uses the mask. Reading a column of numbers
+    gives a torch tensor. Values per sequence are in the order in which the sequences were given; for rows of a packed
+    dataset, that is row after row.
 
     Attributes:
         layout: where the tokens lie (`Layout`); in a batch with targets, the layout of the sources.
@@ -69,7 +70,7 @@ class PackedBatch(MutableMapping[str, Any]):
     """
 
     def __init__(self, fields: Mapping[str, Any]) -> None:
-        """Make a batch from the items of another batch, which may be changed; `from_sequences` builds a new batch.
+        """Make a batch from `fields`, the items of another batch, possibly changed; `from_sequences` builds a new one.
 
         Raises:
             BatchError: `fields` lack the ``attention_mask`` of a packed batch.
@@ -105,11 +106,11 @@ class PackedBatch(MutableMapping[str, Any]):
                 ``labels``, 0 for other names.
 
         Raises:
-            LengthError: a sequence is empty or longer than the capacity.
-            OptionError: `form` is invalid or does not fit these sequences, `fill` names no per-token column, or the
-                column cannot hold the padding value.
-            BatchError: a column has wrong lengths or holds no numbers, or is one that the batch provides itself
-                (input_ids, attention_mask, position_ids).
+            LengthError: a sequence is empty, or the sequences do not fit into the rows of `form`.
+            OptionError: an option is invalid, `form` does not fit these sequences, `fill` names no per-token column, or
+                a column cannot hold its padding value (`pad_id` or `fill`).
+            BatchError: there is no sequence, or ids are not integers; or a column has wrong lengths or unusable values,
+                or is one that the batch provides itself (input_ids, attention_mask, position_ids).
         """
         form = check_form(form)
         columns, sequence_columns = named("columns", columns), named("sequence_columns", sequence_columns)
@@ -177,7 +178,7 @@ class PackedBatch(MutableMapping[str, Any]):
             fill: as in `from_sequences`.
 
         Raises:
-            LengthError: a sequence is empty or longer than the capacity.
+            LengthError: a sequence is empty, or the sequences do not fit into the rows of `form`.
             OptionError: `form` is invalid or does not fit these sequences, or `fill` is invalid.
             BatchError: dicts have different keys or no ``input_ids``, a mask has a 0 between ones, a list is not as
                 long as its ``input_ids``, or ``position_ids`` do not count from 0 in each sequence.
@@ -210,8 +211,9 @@ class PackedBatch(MutableMapping[str, Any]):
             fill: as in `from_sequences`.
 
         Raises:
-            LengthError: a row has more tokens than the capacity.
-            OptionError: `form` is invalid or would move sequences to other rows, or `fill` names no column.
+            LengthError: a row or a sequence has more tokens than the capacity.
+            OptionError: `form` is invalid, does not fit these sequences, or (with `per_row`) would move sequences to
+                other rows; or `fill` names no column.
             BatchError: there is no sequence, there are no ``input_ids``, or a column does not have one value per token.
         """
         form = check_form(form)
@@ -243,7 +245,7 @@ class PackedBatch(MutableMapping[str, Any]):
             fill: as in `from_sequences`.
 
         Raises:
-            LengthError: a sequence is empty or longer than the capacity.
+            LengthError: a sequence is empty, or the sequences do not fit into the rows of `form`.
             OptionError: `form` is invalid or does not fit these sequences, or `fill` names no column.
             BatchError: there are no embeddings; they are not all float tensors ``[length, H]`` with the same H, dtype
                 and device; or a column has wrong lengths, holds no numbers, or is one that the batch provides itself
@@ -262,7 +264,7 @@ class PackedBatch(MutableMapping[str, Any]):
 
     @staticmethod
     def _causal(stacked: Sequences, layout: Layout) -> Layout:
-        """Set the labels of first tokens to -100, in place, and return the layout marked as causal."""
+        """Set the labels of first tokens (if there are labels) to -100 in place; return the layout marked as causal."""
         if "labels" in stacked.tokens:
             stacked.tokens["labels"][stacked.begins] = -100
         return layout.marked(causal=True)
@@ -276,7 +278,12 @@ class PackedBatch(MutableMapping[str, Any]):
         fill: Mapping[str, Any] | None,
         records: Records | None = None,
     ) -> PackedBatch:
-        """Return the batch of these columns, placed as the layout says."""
+        """Return the batch of these columns, placed as the layout says.
+
+        Raises:
+            OptionError: `fill` names no per-token column, or a column cannot hold its padding value.
+            BatchError: a per-token column does not have one value per token.
+        """
         fills = {"input_ids": pad_id, **named("fill", fill)}
         for name, value in fills.items():
             if name not in stacked.tokens:
@@ -395,7 +402,7 @@ class PackedBatch(MutableMapping[str, Any]):
 
     @property
     def weight(self) -> int:
-        """Weight of the batch in counts and losses: 1, or 0 for a stand-in (`as_stand_in`)."""
+        """Weight of the batch in counts and losses: 1, or 0 for a stand-in, which does not count (`as_stand_in`)."""
         return int(not self.layout.stand_in)
 
     def as_stand_in(self) -> PackedBatch:
@@ -411,7 +418,7 @@ class PackedBatch(MutableMapping[str, Any]):
 
     @property
     def sources(self) -> PackedBatch:
-        """This batch without its targets (`with_decoder`); its layout is that of the encoder's outputs."""
+        """This batch without targets (`with_decoder`) and ``labels``; its layout is that of the encoder's outputs."""
         return PackedBatch({name: value for name, value in self._fields.items() if name not in TARGETS})
 
     @property
@@ -531,8 +538,8 @@ class PackedBatch(MutableMapping[str, Any]):
 
         ``decoder_input_ids`` are the targets shifted right by one token, with `start_id` first; ``labels`` are the
         targets. Targets are packed separately from the sources. `batch.targets` is the decoder's batch: use it to split
-        the decoder's outputs, and give it to losses. `batch.sources` is the encoder's batch. With the backend `mask`, a
-        sequence and its target must be in the same row.
+        the decoder's outputs, and give it to losses. `batch.sources` is the encoder's batch. With the attention backend
+        `mask`, a sequence and its target must be in the same row.
 
         Args:
             targets: ids of each target; S lists or integer arrays ``[length]``.
@@ -542,7 +549,7 @@ class PackedBatch(MutableMapping[str, Any]):
 
         Raises:
             BatchError: there is not one target per sequence, or a target is not a list of ids or has padding.
-            LengthError: a target is empty or longer than the capacity.
+            LengthError: a target is empty, or the targets do not fit into the rows of `form`.
             OptionError: `start_id` is not a token id, or `form` is invalid or does not fit these targets.
         """
         stacked = from_sequences(targets, {}, name="targets")
@@ -595,10 +602,11 @@ class PackedBatch(MutableMapping[str, Any]):
     def as_grain(self, names: Mapping[str, str] | None = None) -> dict[str, NDArray[Any]]:
         """Return NumPy arrays under the names that Grain's packing gives them, as JAX models read them.
 
-        Each column with a value per token comes with ``<column>_segment_ids``, the number of each token's sequence in
-        its row, from 1, and ``<column>_positions``, its position in the sequence, from 0; both are int32 ``[R, L]`` and
-        0 in padding. Labels lie where their tokens lie, not shifted. Columns per sequence stay ``[S, ...]``. A stand-in
-        (`weight` 0) is all padding. Torch is not imported.
+        Each column ``[R, L]`` comes with ``<column>_segment_ids``, the number of each token's sequence in its row, from
+        1, and ``<column>_positions``, the token's position in its sequence, from 0; both are int32 ``[R, L]`` and 0 in
+        padding. Other columns, such as those per sequence ``[S, ...]``, are returned alone; ``position_ids`` and the
+        mask are left out. Labels lie where their tokens lie, not shifted. In a stand-in (`weight` 0), all segment ids
+        are 0, as in padding. Torch is not imported.
 
         Args:
             names: new names of columns, by their names in the batch, such as ``{"input_ids": "inputs"}``; columns that

@@ -43,7 +43,7 @@ def shape_of(values: Any) -> Any:
 
 
 def ignored(labels: Any) -> Any:
-    """Return an array like `labels` that losses ignore: all -100, or all NaN if the labels are not integers."""
+    """Return an array like `labels` that losses ignore: all -100 for integers, all NaN for floats."""
     if isinstance(labels, np.ndarray):
         return np.full_like(labels, -100 if labels.dtype.kind in "iu" else np.nan)
     import torch

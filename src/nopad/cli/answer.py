@@ -17,7 +17,7 @@ NEAR = 1.01  # a depth counts as free if it needs at most this multiple of the p
 
 
 def best_of(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return the row with the fewest packs; among equals, the row without a depth limit or with the largest depth."""
+    """Return the row with the fewest packs; of several such rows, the one without a depth limit or the deepest one."""
     return min(rows, key=lambda row: (row["packs"], 0 if row["depth"] is None else 1, -(row["depth"] or 0)))
 
 
@@ -29,9 +29,10 @@ def least_packs(given: Given, rows: Sequence[Mapping[str, Any]]) -> int:
 
 
 def answer(given: Given, without: Padded, rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return what packing gains, in four lines: lengths, padding, packs, and how many times fewer slots they need.
+    """Return what packing gains, in four lines: lengths, padding, packs, and how many times fewer slots packs need.
 
-    `without` has the numbers of slots without packing; `rows` are those of `nopad.planning.comparison.compare`.
+    A slot is the place of one token in a batch, real or padding. `without` has the numbers of slots without packing;
+    `rows` are those of `nopad.planning.comparison.compare`, one for each plan.
     """
     best, histogram = best_of(rows), given.histogram
     times = {"fixed": without.fixed, "dynamic": without.dynamic, "length-sorted": without.by_length}
@@ -48,7 +49,7 @@ def answer(given: Given, without: Padded, rows: Sequence[Mapping[str, Any]]) -> 
 
 
 def _from_least(given: Given, rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return how far the best plan is from the fewest packs that are possible, in words."""
+    """Return in words how far the best plan is from the proven minimum, in general or at the plan's depth."""
     best, least = best_of(rows), least_packs(given, rows)
     if best["depth"] is None or best["packs"] == least:
         above = best["packs"] - least
@@ -60,7 +61,8 @@ def _from_least(given: Given, rows: Sequence[Mapping[str, Any]]) -> str:
 def left_out(given: Given, options: str) -> str:
     """Return a sentence on the over-long sequences that the plan leaves out, and on what `nopad pack` can do with them.
 
-    `options` is the text that names the possible options for these inputs. Returns "" if nothing is left out.
+    `options` says what can be done with these inputs; in it, ``{it}`` stands for the sequences. Returns "" if nothing
+    is left out.
     """
     if not given.over_long:
         return ""
@@ -97,7 +99,7 @@ def advice(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def facts(given: Given, without: Padded, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the facts that `answer` states as a dict of JSON values."""
+    """Return what `answer` and `advice` state, and the rows of all plans, as a dict of JSON values."""
     best = best_of(rows)
     slots = {
         "fixed": without.fixed,

@@ -145,7 +145,10 @@ def _leave_threads(code: int) -> None:
 
 
 def _warned(verb: str, message: Warning | str, category: type[Warning], filename: str, *_: Any, **__: Any) -> None:
-    """Print a warning as one line to stderr, under the name of the package that it is from."""
+    """Print a warning as one line to stderr, under the name of the installed package that it is from, or "nopad".
+
+    This replaces `warnings.showwarning`; options are named as the flags of the command `verb`.
+    """
     parts = Path(filename).parts
     installed = "site-packages" in parts[:-1]
     package = parts[parts.index("site-packages") + 1].removesuffix(".py") if installed else "nopad"
@@ -165,7 +168,7 @@ def _failed(message: str, code: int, debug: bool) -> int:
 
 
 def _usage(error: Any) -> str:
-    """Return what is wrong with the arguments, and which --help describes them; empty if help was shown instead."""
+    """Return a message on what is wrong with the arguments and which --help to read; "" if help was shown instead."""
     if not (message := error.format_message().rstrip(".").replace("Value error, ", "")):
         return ""
     command = error.ctx.command_path if error.ctx else "nopad"

@@ -13,7 +13,9 @@ from typing import Annotated, Any
 
 import typer
 
+from nopad.cli.audit_more import Extras, FixOption, HtmlOption, JunitOption, More, PoisonedOption, TraceOption
 from nopad.cli.monitor import Bars
+from nopad.cli.options import Overwrite
 from nopad.cli.render import console
 from nopad.cli.step import audited
 from nopad.errors import FormatError, MissingExtraError, OptionError, install
@@ -70,7 +72,13 @@ def audit(
     ] = None,
     gradients: Annotated[bool, typer.Option(help="Compare gradients too.")] = True,
     seed: Annotated[int, typer.Option("--seed", metavar="S", help="Random seed of the tokens that are tried.")] = 0,
+    trace: TraceOption = False,
+    poisoned: PoisonedOption = "one",
+    fix: FixOption = False,
+    html: HtmlOption = None,
+    junit: JunitOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the verdict as JSON.")] = False,
+    force: Overwrite = False,
 ) -> None:
     """Check that a model on packs keeps sequences apart, or name the layer at which they see each other.
 
@@ -81,18 +89,22 @@ def audit(
 
       nopad audit path/to/model --collator flattening --json
 
-      nopad audit path/to/model --collator my_package.data:collate --layers 4
+      nopad audit path/to/model --collator my_package.data:collate --trace --fix
+
+      nopad audit path/to/model --html audit.html --junit audit.xml
 
       nopad audit --step my_training.py --ranks 2 --accumulation 4
     """
+    more = More(trace, poisoned, fix, html, junit)
+    more.check(step=step is not None, foreign=collator != "nopad")
     if step is not None:
         usual: dict[str, Any] = {"MODEL": model, "--backend": backend != "auto", "--collator": collator != "nopad"}
         usual |= {"--attention": attention, "--capacity": capacity, "--layers": layers, "--no-gradients": not gradients}
         _refuse(usual, "does not go with --step, whose file defines what is audited")
         with Bars() as monitor:
             monitor.stage("auditing", None, "")
-            found = audited(step, ranks=ranks, accumulation=accumulation, per=per, seed=seed)
-        _say(found, as_json, found.passed)
+            found, mended = audited(step, more, monitor, ranks=ranks, accumulation=accumulation, per=per, seed=seed)
+        _say(found, as_json, found.passed, Extras(more, fix=mended))
         return
     _refuse({"--ranks": ranks != 2, "--accumulation": accumulation, "--per": per != "token"}, "is of --step FILE.py")
     if model is None:
@@ -106,33 +118,36 @@ def audit(
         with _uncollected():
             loaded = load_model(model, attention)
             from nopad.auditing import audit as run
+            from nopad.auditing import find_fix
         _few_threads(loaded)
         monitor.stage("auditing", None, "")
-        verdict = run(
-            loaded,
-            collator=_collator(collator, loaded),
-            capacity=capacity,
-            backend=backend,
-            layers=layers,
-            gradients=gradients,
-            seed=seed,
-        )
-    _say(verdict, as_json, verdict.isolated)
+        collate = _collator(collator, loaded)
+        same: dict[str, Any] = {"capacity": capacity, "layers": layers, "gradients": gradients, "seed": seed}
+        verdict = run(loaded, collator=collate, backend=backend, **same)
+        of_model: dict[str, Any] = {"collator": collate, "backend": backend, "layers": layers, "seed": seed}
+        of_model |= {} if capacity is None else {"capacity": capacity}
+        path = more.traced(loaded, monitor, **of_model)
+        mended = more.found(lambda: find_fix(loaded, collator=collate, **same), monitor)
+    _say(verdict, as_json, verdict.isolated, Extras(more, path, mended))
 
 
 def _refuse(given: dict[str, Any], why: str) -> None:
-    """Refuse options, by name, that were given."""
+    """Raise an error if one of these options, by name, was given; `why` is the second half of the message."""
     odd = [name for name, value in given.items() if value]
     if odd:
         raise OptionError(f"{odd[0]} {why}; leave it out")
 
 
-def _say(verdict: Any, as_json: bool, passed: bool) -> None:
-    """Print a verdict; the exit code is 1 if it did not pass."""
+def _say(verdict: Any, as_json: bool, passed: bool, extras: Extras | None = None) -> None:
+    """Print a verdict, and what was found besides; the exit code is 1 if it did not pass."""
+    if extras is not None:
+        extras.write(verdict)
     if as_json:
-        print(verdict.to_json())
+        print(verdict.to_json() if extras is None else extras.to_json(verdict))
     else:
         console().print(str(verdict), style=None, markup=False, soft_wrap=True)
+        if extras is not None:
+            extras.print()
     if not passed:
         raise typer.Exit(1)
 
@@ -158,7 +173,12 @@ def _few_threads(model: Any) -> None:
 
 
 def _collator(name: str, model: Any) -> Any:
-    """Return the collator with this name; None stands for nopad's own batches."""
+    """Return the collator with this name; None stands for nopad's own batches.
+
+    Raises:
+        MissingExtraError: the collator "trl" is named, and TRL is not installed.
+        OptionError: a collator ``module:name`` cannot be imported or called.
+    """
     if name == "nopad":
         return None
     if name == "flattening":
@@ -193,7 +213,11 @@ class _AsTrained:
 
 
 def _imported(name: str) -> Any:
-    """Import ``module:name``, also from the working directory; return the function, or an instance of the class."""
+    """Import ``module:name``, also from the working directory; return the function, or an instance of the class.
+
+    Raises:
+        OptionError: the import fails, the class needs arguments, or what is found cannot be called.
+    """
     module, _, attribute = name.partition(":")
     sys.path.insert(0, "")
     try:
@@ -211,7 +235,7 @@ def _imported(name: str) -> Any:
 
 
 def load_model(spec: str, attention: str | None = None) -> Any:
-    """Load a transformers model in its own dtype, with the head that its configuration names.
+    """Load a transformers model in its own dtype, with the head that its configuration names, or without one.
 
     `spec` is a folder or a name on the hub. `attention` is passed as transformers' `attn_implementation`; None:
     transformers chooses.

@@ -74,7 +74,11 @@ def _of_command(table: Mapping[str, Any], command: Any, place: str) -> _Values:
 
 
 def _checked(value: Any, param: Any, place: str) -> Any:
-    """Return a value as a command line would give it: text, or a list of texts; a flag is true or false."""
+    """Return a value as a command line would give it: text, or a list of texts; a flag is true or false.
+
+    Raises:
+        OptionError: the value has a wrong type, or is empty.
+    """
     if param.is_flag:
         if not isinstance(value, bool):
             raise OptionError(f"{place} is {value!r}; it is true or false")

@@ -96,7 +96,7 @@ def demo(
 
 
 def _bars(plan: Plan) -> Text:
-    """Return bars of real tokens and padding, without packing in three ways, and packed."""
+    """Return bars of real tokens and padding: for three ways to pad without packing, and for packs."""
     without = padded(plan.histogram, plan.capacity)
     text = Text()
     for name, slots, then in (

@@ -31,7 +31,7 @@ BATCH = 32
 
 
 def longer_texts(path: Path, count: int, seed: int = 0) -> list[str]:
-    """Return `count` texts of at least 40 characters from the demo's file, in a random order that depends on `seed`."""
+    """Return up to `count` texts of at least 40 characters from the demo's file, in a random order set by `seed`."""
     with open(path, encoding="utf-8") as file:
         texts = [text for line in file if len(text := json.loads(line)["text"]) >= LEAST]
     order = list(range(len(texts)))

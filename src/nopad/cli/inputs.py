@@ -34,6 +34,7 @@ def open_inputs(
     Raises:
         OptionError: files of lengths are given with another input, with names or with corpus options; or some
             inputs have names and others have none.
+        SourceError, FormatError, RecordError, MissingExtraError: as for `open_source` and `LengthsFile`.
     """
     if lengths := [path for path in inputs if path.endswith(".npy")]:
         if other := [path for path in inputs if path not in lengths]:

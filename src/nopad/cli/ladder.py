@@ -24,7 +24,8 @@ Ladder = tuple[tuple[tuple[int, ...], ...], tuple[int | float, ...] | None]
 def parse_ladder(text: str) -> Ladder:
     """Parse ``2048:1,8192:4.3`` or ``2048,8192``; return the limits of each capacity, and the prices (None: not given).
 
-    With limits on two kinds of size, the text is like ``2048x16:1,8192x32:4.3``.
+    With limits on two kinds of size, the text is like ``2048x16:1,8192x32:4.3``; the price of a single such capacity
+    is 1 if it is not given.
 
     Raises:
         OptionError: the text has another form, or a capacity or a price is not allowed.
@@ -76,7 +77,10 @@ def show_ladder(
     as_json: bool,
     output: Path | None,
 ) -> None:
-    """Make the plan, print it as text or JSON, and save it to `output` (None: do not save it)."""
+    """Make the plan, print it as text or JSON, and save it to `output` (None: do not save it).
+
+    `given` has the lengths, or ``[n, 2]`` sizes of two kinds; `ladder` is what `parse_ladder` returns.
+    """
     capacities, prices = ladder
     plan = plan_several(given, capacities, prices, depth=depth, **options)
     if output is not None:

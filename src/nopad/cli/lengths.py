@@ -105,7 +105,7 @@ def read_given(
         OptionError: neither the files nor `capacity` state one capacity; histograms or files of lengths are given with
             another kind of input or with corpus options; a histogram is given with `as_pairs` or a `validation` above
             0; or `validation` is not from 0 to below 1.
-        RecordError: no record is left to plan for.
+        RecordError: `policies` do not allow a record, or no record is left to plan for.
         SourceError: there is no such file, or it holds no sequences.
     """
     check_share(validation)
@@ -158,7 +158,7 @@ def read_pairs(
     Raises:
         OptionError: an input is no ``.npy`` file, corpus options are given, or `validation` is not 0.
         FormatError: a file holds an array of another shape.
-        SourceError: there is no such file, or they hold no sequences.
+        SourceError: there is no such file, or the files hold no sequences.
     """
     arrays = []
     for file in inputs:
@@ -201,7 +201,13 @@ def _read_histogram(
     reader: ReaderOptions,
     validation: float,
 ) -> Given:
-    """Read histograms and add them up; refuse any other input beside them, and options of a corpus."""
+    """Read histograms and add them up.
+
+    Raises:
+        OptionError: another kind of input or options of a corpus are given with them, or they and `capacity` do not
+            state one capacity.
+        SourceError: there are no sequences.
+    """
     file = inputs[0] if len(inputs) == 1 else f"{len(inputs)} inputs"
     if other := [given for given in inputs if not _is_histogram(given)]:
         raise OptionError(f"{other[0]} is no histogram, and others are; give only histograms, or none")

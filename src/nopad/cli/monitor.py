@@ -68,7 +68,10 @@ class Bars(Drawn):
         self._task: TaskID | None = None
 
     def stage(self, name: str, total: int | None, unit: str) -> None:
-        """Replace the last stage's bar with one for the stage `name` of `total` units (None: not known)."""
+        """Replace the last stage's bar with one for the stage `name` of `total` units (None: not known).
+
+        The name of the `unit` is not shown.
+        """
         if self._task is not None:
             self._progress.remove_task(self._task)
         self._task = self._progress.add_task(name, total=total, tokens=0)

@@ -214,7 +214,7 @@ def parse_reader(
     """Return the `ReaderOptions` of a command line; "none" as a name in `carry` or as `mask_field` means no column.
 
     Raises:
-        OptionError: `carry` has "none" together with other names.
+        OptionError: `carry` has "none" together with other names; or as for `ReaderOptions`.
     """
     names = carry or []
     if "none" in names and len(names) > 1:
@@ -266,7 +266,7 @@ def parse_share(text: str | None) -> float:
 
 
 def parse_depth(text: str | None) -> int | None:
-    """Parse a depth: an integer >= 1; or "none", "max", "unlimited" or None for no limit, which returns None.
+    """Parse a depth, an integer >= 1; return None (no limit) for "none", "max", "unlimited" or None.
 
     Raises:
         OptionError: the text is not a depth.

@@ -238,7 +238,7 @@ class Wanted:
 
     @property
     def _one_row(self) -> bool:
-        """Whether one algorithm is enough, unless the user asks for more."""
+        """Whether "auto" is enough if the user names no algorithm: a plan is saved, or no depth is given."""
         return self.output is not None or not self.depth
 
     @property
@@ -255,7 +255,11 @@ class Wanted:
 def _compare(
     read: Callable[..., Given], capacity: int | None, wanted: Wanted, seed: int
 ) -> tuple[Given, list[dict[str, Any]]]:
-    """Read the input, plan with every algorithm at every depth, and return both."""
+    """Read the input, plan with every wanted algorithm at every depth, and return the input and a row for each plan.
+
+    Algorithms that take sequences in the order of arrival are left out if the user named no algorithm and the input is
+    a histogram of too many sequences to draw an order for. ``read(capacity, monitor)`` reads the input.
+    """
     options, algorithms = wanted.options, wanted.algorithms
     for name in algorithms:
         check_algorithm(name)
@@ -289,7 +293,10 @@ def _ladder(
     as_json: bool,
     output: Path | None,
 ) -> None:
-    """Read the input, and make, show and save one plan for the capacities in `text`."""
+    """Read the input, and make, show and save one plan for the capacities in `text`, the value of ``--ladder``.
+
+    `read` is `read_given` without capacity and monitor; `beside` has the options that ``--ladder`` excludes, by name.
+    """
     ladder = parse_ladder(text)
     refuse_beside(beside, depth, options)
     EFFORT.check("effort", options.get("effort", EFFORT.default))
@@ -333,7 +340,10 @@ def _ways(given: Given) -> str:
 
 
 def _check_output(output: Path | None, algorithms: int, depths: int) -> None:
-    """Refuse --output unless it is clear which plan to save, and there is a folder to save it in."""
+    """Refuse --output unless one algorithm and one depth are planned, and there is a folder to save the plan in.
+
+    `algorithms` and `depths` are the numbers of both.
+    """
     if output is None:
         return
     if (algorithms, depths) != (1, 1):

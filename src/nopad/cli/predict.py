@@ -208,9 +208,9 @@ def _loaded(
 
 
 def _lowered(loaded: Any, precision: str | None) -> tuple[Any, float | None]:
-    """Return the model in this precision, and the least cosine of its outputs and the given model's (`agreement`).
+    """Return the model in this precision, and the smallest cosine between its outputs and the given model's.
 
-    With `precision` None, return the given model and None.
+    The cosine is that of `nopad.model.precision.agreement`. With `precision` None, return the given model and None.
     """
     if precision is None:
         return loaded, None
@@ -235,7 +235,13 @@ def _placed(loaded: Any, device: str | None) -> Any:
 
 
 def _as_trained(task: str | None, model: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return name and options of the task: those given, completed by those stored in the model's folder in training."""
+    """Return name and options of the task: those given, completed by those that training stored in the model's folder.
+
+    If another task than the stored one is given, nothing is completed.
+
+    Raises:
+        OptionError: no task is given, and none is stored.
+    """
     from nopad.tasks.settings import stored_task
 
     stored = stored_task(model)

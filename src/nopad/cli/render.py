@@ -54,8 +54,8 @@ def describe_bound(histogram: Histogram, capacity: int, rows: Sequence[dict[str,
 def plan_table(rows: Sequence[dict[str, Any]], width: int | None = None, without: Sequence[str] = ()) -> Table:
     """Return the table of `nopad plan`; `rows` are `Plan.summary` dicts with ``seconds``.
 
-    Columns in `without` are left out. If the table is still wider than `width` characters (None: no limit), the least
-    important columns are left out too, and the caption names them.
+    Columns in `without` are left out. If the table is still wider than `width` characters (None: no limit), up to four
+    less important columns are left out too, and the caption names them.
     """
     return fitted(
         lambda left_out: _table(rows, [*left_out, *without]), ("strategies", "reached", "padding tokens", "time"), width
@@ -63,10 +63,11 @@ def plan_table(rows: Sequence[dict[str, Any]], width: int | None = None, without
 
 
 def fitted(make: Callable[[Sequence[str]], Table], least: Sequence[str], width: int | None) -> Table:
-    """Return a table of at most `width` characters (None: no limit), by leaving out columns.
+    """Return a table that is at most `width` characters wide (None: no limit), if leaving out columns makes it so.
 
-    Columns are left out in the order of `least` until the table is narrow enough. `make` is a function that gets the
-    columns to leave out and returns the table. The caption names the columns left out.
+    The columns in `least` are left out, in this order, until the table is narrow enough or all of them are left out.
+    `make` is a function that gets the columns to leave out and returns the table. The caption names the columns left
+    out.
     """
     left_out: list[str] = []
     table = make(left_out)

@@ -21,7 +21,11 @@ _TOLERANCE, _TOLERANCE_STRATIFIED = 30, 8  # tokens
 
 
 def balance_table(rows: Sequence[BalanceRow], histogram: Histogram, width: int) -> Group:
-    """Return a table of how evenly each method loads the GPUs, beside the figures of Table 5 if it has them."""
+    """Return a table of how evenly each method loads the GPUs.
+
+    For the setting of MLPerf's Table 5 on the published Wikipedia, the figures of that table are shown too. Up to four
+    columns are left out if the table is wider than `width` characters.
+    """
     published = {row.method: published_range(row, histogram) for row in rows}
     columns: dict[str, Callable[[BalanceRow], str]] = {
         "unit": lambda row: row.unit,
@@ -65,14 +69,17 @@ def waste_table(rows: Sequence[BalanceRow]) -> Group:
 
 
 def effect_lines(effects: Mapping[str, float], steps: int) -> Iterator[str]:
-    """Yield lines with the correlation between a step's cost and its number, for each way to draw."""
+    """Yield lines with the correlation between a step's cost and its number, for each way to draw the sequences."""
     yield f"correlation of a step's cost with its number, over {steps:,} steps of 128 sequences:"
     for draw, correlation in effects.items():
         yield f"  {draw}: {correlation:+.4f}"
 
 
 def long_table(rows: Sequence[LongRow], width: int) -> Group:
-    """Return a table of how evenly each method of packing and dealing loads the ranks on a workload."""
+    """Return a table of how evenly each method of packing and dealing loads the ranks on a workload.
+
+    Up to four columns are left out if the table is wider than `width` characters.
+    """
     columns: dict[str, Callable[[LongRow], str]] = {
         "unit": lambda row: row.unit,
         "tokens per rank": lambda row: f"{row.min_tokens:,.0f} .. {row.max_tokens:,.0f}",
@@ -143,7 +150,10 @@ def _difference(row: BalanceRow, published: tuple[int, int] | None) -> str:
 
 
 def _reproduced(row: BalanceRow, published: tuple[int, int]) -> bool:
-    """Return whether noise and a slightly different Wikipedia explain the difference of a row from Table 5."""
+    """Return whether noise and a slightly different Wikipedia explain how a row differs from MLPerf's Table 5.
+
+    `published` has the least and most tokens per GPU in that table.
+    """
     assert (row.gpus, row.node, row.batch) == TOKENS_PER_GPU_ARE_OF
     drawn_by_quota = row.method in ("stratified", "local_presort", "local_presort_raster")
     tolerance = _TOLERANCE_STRATIFIED if drawn_by_quota else _TOLERANCE

@@ -28,10 +28,9 @@ _SPARK = 24
 
 
 def redone_table(table: Table, rows: Sequence[Redone], width: int) -> Group:
-    """Return a published table beside ours, at most `width` characters wide.
+    """Return a published table beside ours; up to three columns are left out if it is wider than `width` characters.
 
-    A row has three lines: the published figure, ours, and the difference. A row that the paper does not have has one
-    line, ours.
+    A row has up to three lines: the published figures, ours, and the differences. Lines without figures are left out.
     """
 
     def make(left_out: Sequence[str]) -> Grid:
@@ -60,7 +59,7 @@ def redone_notes(rows: Sequence[Redone]) -> Iterator[str]:
 
 
 def matrix_table(matrix: Sequence[Sequence[int]], same: bool) -> Group:
-    """Return the packing matrix of capacity 8 and depth 3 as a table; `same` says if it is the published one."""
+    """Return the packing matrix of capacity 8 and depth 3 as a table; `same` says if it is as in the supplement."""
     verdict = "as published" if same else "not as published"
     grid = _grid(["length"])
     for column in range(len(matrix[0])):
@@ -74,7 +73,10 @@ def matrix_table(matrix: Sequence[Sequence[int]], same: bool) -> Group:
 
 
 def counts_table(counted: Sequence[StrategyCount]) -> Group:
-    """Return a table of exact numbers of strategies beside the numbers that the formulas give."""
+    """Return a table of how many strategies there are: the exact number beside the supplement's equations and text.
+
+    A strategy is a way to fill a pack exactly with at most `depth` sequences.
+    """
     heads = ["capacity", "depth", "exact", "equations 5 and 6", "difference", "in the text"]
     grid = _grid(heads)
     for at, one in enumerate(counted):
@@ -91,7 +93,7 @@ def counts_table(counted: Sequence[StrategyCount]) -> Group:
 
 
 def residuals_table(compared: Sequence[Compared], histogram: Histogram, capacity: int, width: int) -> Group:
-    """Return a table of the published residuals and of ours, computed without and with weights."""
+    """Return a table of residuals of least squares: the published ones, and ours without and with weights."""
     title = f"supplement, Figures 10 and 11: {histogram.sequences:,} sequences, capacity {capacity}, depth 3"
 
     def make(left_out: Sequence[str]) -> Grid:

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from nopad.cli.audit_more import More
+from nopad.cli.monitor import Bars
 from nopad.errors import MissingExtraError, NopadError, OptionError, install
 
 __all__ = ["audited", "parts_of"]
@@ -18,10 +20,13 @@ PARTS = ("collate", "loss", "alone")
 _TAKES = {"collate": "examples", "loss": "model, batch, step", "alone": "model, inputs"}
 
 
-def audited(path: str, *, ranks: int, accumulation: int | None, per: str, seed: int) -> Any:
-    """Audit the training step that the Python file `path` defines (see `parts_of`); return the `StepVerdict`.
+def audited(
+    path: str, more: More, monitor: Bars, *, ranks: int, accumulation: int | None, per: str, seed: int
+) -> tuple[Any, Any]:
+    """Audit the training step that the Python file `path` defines (see `parts_of`); return (`StepVerdict`, `Fix`).
 
-    The other arguments are those of `nopad.audit_step`; `seed` also seeds torch before the file runs.
+    There is a `Fix` if `more` asks for one; else it is None. `monitor` shows what is done. The other arguments are
+    those of `nopad.audit_step`; `seed` also seeds torch before the file runs.
 
     Raises:
         OptionError: there is no such file, it cannot be run, or it defines neither ``trainer()`` nor ``model()`` and
@@ -33,7 +38,7 @@ def audited(path: str, *, ranks: int, accumulation: int | None, per: str, seed: 
         import transformers as library
     except ImportError as error:
         raise MissingExtraError(f"running models needs {error.name}: {install('torch')}") from error
-    from nopad.auditing import audit_step
+    from nopad.auditing import audit_step, find_step_fix
 
     transformers: Any = library
     transformers.logging.set_verbosity_error()
@@ -41,7 +46,9 @@ def audited(path: str, *, ranks: int, accumulation: int | None, per: str, seed: 
     torch.manual_seed(seed)
     with _importable(path):
         given = parts_of(path)
-        return audit_step(**given, ranks=ranks, accumulation=accumulation, per=per, seed=seed)
+        how: dict[str, Any] = {"ranks": ranks, "accumulation": accumulation, "per": per, "seed": seed}
+        verdict = audit_step(**given, **how)
+        return verdict, more.found(lambda: find_step_fix(**given, **how), monitor)
 
 
 def parts_of(path: str) -> dict[str, Any]:
@@ -96,7 +103,10 @@ def _called(path: str, name: str, function: Callable[[], Any]) -> Any:
 
 @contextmanager
 def _inside(path: str, what: str) -> Iterator[None]:
-    """Turn an exception in a user's file into an `OptionError` of one line that says where it was raised."""
+    """Turn an exception in a user's file into an `OptionError` of one line that says where it was raised.
+
+    `what` names the part of the file that runs, such as "model()".
+    """
     try:
         yield
     except NopadError:

@@ -247,7 +247,11 @@ def _read(file: Path) -> Histogram:
 
 
 def _counts(texts: Sequence[str]) -> list[int]:
-    """Return numbers of GPUs: each text is a number, or several with commas."""
+    """Return numbers of GPUs: each text is a number, or several with commas.
+
+    Raises:
+        OptionError: a part is not a number from 1 to 1,048,576.
+    """
     parts = [part.strip() for text in texts for part in text.split(",")]
     for part in parts:
         if not (part.isascii() and part.isdecimal() and 1 <= int(part) <= 1 << 20):

@@ -158,7 +158,7 @@ def _grid(title: str, heads: list[str]) -> Table:
 
 
 def as_document(prepared: Prepared, found: Learning) -> dict[str, Any]:
-    """Return the results of the study as a dict of JSON values: size, factor, curves and fine-tuning results.
+    """Return the results of the study as JSON values: size, packing factor, parameters, curves and fine-tuning results.
 
     An infinite loss, of a run that diverged, is None: JSON has no such number.
     """
@@ -172,6 +172,6 @@ def as_document(prepared: Prepared, found: Learning) -> dict[str, Any]:
 
 
 def _finite(point: Point) -> Any:
-    """Return a point as a dict of JSON values."""
+    """Return a point of a curve as a dict of JSON values; a masked loss that is not finite is None."""
     values = asdict(point)
     return values if math.isfinite(point.masked_loss) else values | {"masked_loss": None}

@@ -133,7 +133,7 @@ def _say(screen: Any, text: str) -> None:
 
 @contextmanager
 def _once(first: bool) -> Iterator[None]:
-    """In a ``with`` block, let only the first rank report an error: all ranks find the same, and all exit."""
+    """In a ``with`` block, let only the first rank report an error of nopad; the others exit with the same code."""
     try:
         yield
     except NopadError as error:

@@ -77,7 +77,7 @@ def verify(
 
 
 def _problems(path: Path, inputs: list[str], tokenizer: str | None) -> list[str]:
-    """Return the problems of `path`; a bad source or tokenizer raises an error."""
+    """Return the problems of `path`; a source or tokenizer that cannot be opened raises an error."""
     against: dict[str, Any] = {}
     try:
         manifest = Manifest.load((split_folders(path) or [path])[0]) if inputs else None

@@ -68,6 +68,7 @@ FIELDS = {
     },
     **{name: f"packing.options.{name}" for name in ("even", "granularity", "max_squares", "pack_multiple")},
     **{name: f"model.{name}" for name in ("backend", "tokenizer")},
+    "text_unit": "data.text_unit",
     **{name: f"trainer.{name}" for name in ("bf16", "gradient_checkpointing", "max_steps")},
     "gradient_accumulation_steps": "packing.accumulation",
     "num_labels": "model.config.num_labels",
@@ -84,7 +85,7 @@ _KEY = re.compile(r'"([^"]*)": ')
 
 
 def verb_of(arguments: list[str]) -> str:
-    """Return the verb of a command line, such as "pack" or "study glue"; "" if it has none.
+    """Return the verb (the command) in a command line, such as "pack" or "study glue"; "" if it has none.
 
     >>> verb_of(["--debug", "study", "glue", "folder"]), verb_of(["pack", "texts"])
     ('study glue', 'pack')
@@ -94,7 +95,7 @@ def verb_of(arguments: list[str]) -> str:
 
 
 def worded(message: str, verb: str) -> str:
-    """Return a message with its Python option names replaced by the flags or fields of a verb.
+    """Return a message with its Python option names replaced by the flags or fields of a verb (a command).
 
     >>> said = 'choose over_long="truncate" or "drop", or another tokenizer='
     >>> worded(said, "pack")
@@ -109,7 +110,10 @@ def worded(message: str, verb: str) -> str:
 
 @cache
 def _named(name: str, verb: str) -> str | None:
-    """Return a verb's name for an option: "--FLAG", "FIELD =", "--set NAME=" or "nopad pack --FLAG"; None: no name."""
+    """Return how a verb (a command) names an option: "--FLAG", "FIELD =", "--set NAME=" or "nopad pack --FLAG".
+
+    None: it has no name for the option.
+    """
     flag = f"--{name.replace('_', '-')}"
     if verb == "train" and name in FIELDS:
         return f"{FIELDS[name]} ="
@@ -138,7 +142,10 @@ def _shown(found: re.Match[str], verb: str) -> str:
 
 
 def _field(field: str, value: str | None) -> str:
-    """Return a field with its value as TOML; None: only the field's name; "None": that it is left out."""
+    """Return a field with its value as TOML.
+
+    A `value` of None gives the field's name alone; "None" gives "no" and the field's name.
+    """
     if value is None:
         return field
     if value == "None":

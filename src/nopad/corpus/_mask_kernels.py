@@ -13,8 +13,8 @@ from nopad._kernels import GOLDEN, bounded, mix
 NEVER, GOES_ON, BEGINS = 0, 1, 2  # a token is never predicted, continues a word, or begins a word
 
 _IGNORED = -100
-_MASKED = np.uint64(int(0.8 * 2**64))  # below: [MASK]
-_OTHER = np.uint64(int(0.9 * 2**64))  # below: any other token
+_MASKED = np.uint64(int(0.8 * 2**64))  # a draw below this becomes [MASK]
+_OTHER = np.uint64(int(0.9 * 2**64))  # other draws below this become an ordinary token
 _1, _2, _3 = np.uint64(1), np.uint64(2), np.uint64(3)
 
 
@@ -23,9 +23,9 @@ def choose(kinds: NDArray[Any], key: np.uint64, below: np.uint64, count: int, ch
     """Choose which tokens of one sequence are predicted, and set `chosen`, bool ``[T]``.
 
     `kinds` says of each token whether it is never predicted (`NEVER`), continues a word (`GOES_ON`) or begins a word
-    (`BEGINS`); int8 ``[T]``. A word is chosen as a whole. If its first token is token t, its random draw is draw 3 t of
-    `key`. If `count` is -1, each word whose draw is less than `below` is chosen. Otherwise words are chosen in
-    ascending order of their draws, except words that would make the number of chosen tokens exceed `count`.
+    (`BEGINS`); int8 ``[T]``. A word is chosen as a whole. The random draw of a word whose first token is token t is
+    draw 3 t of `key`. If `count` is -1, each word whose draw is less than `below` is chosen. Otherwise words are chosen
+    in ascending order of their draws, except words that would make the number of chosen tokens exceed `count`.
     """
     words = 0
     for t in range(kinds.shape[0]):
@@ -61,7 +61,7 @@ def choose(kinds: NDArray[Any], key: np.uint64, below: np.uint64, count: int, ch
 
 @njit(cache=True, nogil=True)
 def by_draw(draws: NDArray[Any]) -> NDArray[Any]:
-    """Return the indices that sort `draws` in ascending order (by Shell sort, which compiles faster than NumPy's)."""
+    """Return the indices that sort `draws` in ascending order (by Shell sort: NumPy's takes longer to compile)."""
     order = np.arange(draws.shape[0])
     gap = 1
     while 9 * gap < draws.shape[0]:
@@ -100,9 +100,10 @@ def mask(
 ) -> None:
     """Mask tokens in place, and set the labels: the original id of a chosen token, -100 for all others.
 
-    ``names[i]`` are the integers that name sequence i; they and `key` give the sequence's random key. `choose` chooses
-    the tokens of sequence i, with this key, `below` and ``counts[i]``. Draw 3 t + 1 of the key decides whether the
-    chosen token t is masked, replaced or kept; draw 3 t + 2 picks the replacement from the `ordinary` ids.
+    The sequences lie one after the other in `ids`, `labels` and `kinds`; sequence i has ``lengths[i]`` tokens. Its
+    random key is made from `key` and ``names[i]``, the integers that name the sequence. `choose` chooses its tokens,
+    with this random key, `below` and ``counts[i]``. Draw 3 t + 1 of the random key decides whether the chosen token t
+    becomes `mask_id`, is replaced, or is kept; draw 3 t + 2 picks the replacement from the `ordinary` ids.
     """
     at = 0
     for i in range(lengths.shape[0]):

@@ -44,11 +44,17 @@ def pairs(
     """Make the pairs of one document: fill rows of `out` ``[sentences, COLUMNS]``, and return the number of pairs.
 
     Document d has sentences ``first[d]`` to ``first[d + 1]`` (exclusive), and sentence s has tokens ``ends[s]`` to
-    ``ends[s + 1]`` (exclusive); no document and no sentence is empty. The two sides of a pair have at most `room`
-    tokens in total. Sentences are taken for a pair up to a target number of tokens, the same for all pairs of the
-    document: a random number from 2 to `room` if a draw is less than `short_below`, else `room`. Side B comes from a
-    random other document if a draw is less than `random_below`, or if only one sentence was taken. Draws of `key` are
-    used in the order of these decisions.
+    ``ends[s + 1]`` (exclusive); no document and no sentence is empty, and there are at least two documents. All pairs
+    of the document have the same target number of tokens: a random number from 2 to `room` if a draw is less than
+    `short_below`, else `room`. A pair is made in these steps, which use the draws of `key` in this order:
+
+    1. The next sentences of the document are taken, until they have the target number of tokens or the document ends.
+    2. A random number of them, from the first on, becomes side A (all of them if only one sentence was taken).
+    3. The others become side B. But if a draw is less than `random_below`, or only one sentence was taken, side B comes
+       from a random other document: its sentences from a random one on, until the pair has the target number of tokens
+       or that document ends. The others are then taken again for the next pair.
+    4. While the pair has more than `room` tokens, the longer side (B if both are equal) loses its first or its last
+       token, at random.
     """
     at, made = 0, 0
     target = room
@@ -106,9 +112,10 @@ def all_pairs(
     random_below: np.uint64,
     out: NDArray[Any],
 ) -> int:
-    """Make the pairs of all documents, with all copies of a document before the next one; return the number of pairs.
+    """Make the pairs of every document, once with each of its keys; return the number of pairs.
 
-    `keys` is uint64 ``[documents, copies]``; the other arguments are those of `pairs`.
+    `keys` is uint64 ``[documents, copies]``; all pairs of a document come before those of the next. `out` needs
+    ``sentences * copies`` rows; the other arguments are those of `pairs`.
     """
     made = 0
     for document in range(keys.shape[0]):
@@ -121,9 +128,10 @@ def all_pairs(
 def write(
     made: NDArray[Any], tokens: NDArray[Any], start: int, middle: int, ids: NDArray[Any], types: NDArray[Any]
 ) -> None:
-    """Write the tokens of pairs to `ids`, one after the other: `start`, side A, `middle`, side B, `middle`.
+    """Write the tokens of the pairs in `made` to `ids`, pair after pair: `start`, side A, `middle`, side B, `middle`.
 
-    Their token types, 0 up to the first `middle` and 1 after it, are written to `types`.
+    The token types, 0 up to the first `middle` of a pair and 1 after it, are written to `types`. `made` has rows of
+    `pairs`; `tokens` are the tokens of all documents.
     """
     at = 0
     for i in range(made.shape[0]):

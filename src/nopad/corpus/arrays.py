@@ -44,8 +44,8 @@ class ArrayLayout:
         """Read the headers of all arrays, and the first and last offset.
 
         Raises:
-            SourceError: an array is missing or has a wrong shape or type; a column has neither one value per token nor
-                one per sequence.
+            SourceError: an array is missing or has a wrong shape or type; the offsets do not go from 0 to the number of
+                ids; or a column has neither one value per token nor one per sequence.
         """
         arrays = {path.stem: NpyFile(path) for path in sorted(folder.glob("*.npy"))}
         for array in arrays.values():
@@ -84,12 +84,13 @@ class ArrayLayout:
         """Refuse columns if it is unclear whether they have one value per token or per sequence.
 
         Args:
-            all_of_one: whether every sequence has exactly one token; then it makes no difference, and nothing is
+            all_of_one: whether every sequence has exactly one token; both readings are then the same, and nothing is
                 refused.
             carried: names of the per-token columns that are used beside the ids; None: all of them are used.
 
         Raises:
-            SourceError: there are as many sequences as tokens, but not every sequence has one token.
+            SourceError: a per-token column is used beside the ids, and there are as many sequences as tokens, but not
+                every sequence has one token.
         """
         unclear = [name for name in self.per_token if name != "ids"] if carried is None else carried
         if unclear and not all_of_one and self.columns["ids"].size == self.offsets.size - 1:
@@ -107,9 +108,10 @@ class ArrayFolder(TableSource):
     one value per token if it is as long as ``ids.npy``, else one per sequence, ``[n]``.
 
     Raises:
-        SourceError: an array is missing or has a wrong shape or type; or a column has neither one value per token nor
-            one per sequence. While reading: there are as many sequences as tokens, but not every sequence has one
-            token, so it is unclear which columns are per token.
+        SourceError: an array is missing or has a wrong shape or type; the offsets do not go from 0 to the number of
+            ids; or a column has neither one value per token nor one per sequence. While reading: the offsets fall;
+            a sequence has more than 2^31 - 1 tokens; or it is unclear whether a carried column is per token
+            (`ArrayLayout.check_clear`).
 
     >>> import numpy as np, nopad, pathlib, tempfile
     >>> folder = pathlib.Path(tempfile.mkdtemp())
@@ -146,9 +148,12 @@ class ArrayFolder(TableSource):
         return [(array.path.name, array.bytes) for array in self._layout.files]
 
     def _cuts(self, read: Read) -> Iterator[tuple[int, NDArray[np.int64]]]:
-        """Yield (number of its first sequence, offsets) for each batch; offsets are read a million at a time.
+        """Yield (number of the first sequence, offsets) for each batch; offsets are read a million at a time.
 
         The offsets are int64 ``[n + 1]`` for a batch of n sequences, and count from the start of ``ids.npy``.
+
+        Raises:
+            SourceError: the offsets fall, or a sequence is too long; or it is unclear which columns are per token.
         """
         sequences = self._offsets.size - 1
         for first in range(0, sequences, _OFFSETS_AT_ONCE):

@@ -1,10 +1,10 @@
 """Validate every batch of a table before any other code reads it.
 
-Each batch is compared with the schema from which columns were chosen: every column must occur once, with the same type.
-Then Arrow validates the batch in full, so that a damaged file raises an error that names its rows, instead of making
-later code read beyond a buffer and crash the process. Text that is not UTF-8 passes, since it affects single records,
-which `rows` marks as bad. Dictionary columns are decoded, so a null among the dictionary's values becomes a null in
-each row that refers to it. O(values), about 0.1 ns per byte.
+Each batch is compared with the schema from which columns were chosen: every chosen column must occur once, with a type
+that can be read as the one in the schema. Then Arrow validates these columns in full, so that a damaged file raises an
+error that names the rows, instead of making later code read beyond a buffer and crash the process. Text that is not
+UTF-8 passes, since it affects single records, which `rows` marks as bad. Dictionary columns are decoded, so a null
+among the dictionary's values becomes a null in each row that refers to it. O(values), about 0.1 ns per byte.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BATCH_ROWS = 1 << 16  # at most; fewer where rows are long
 
 
 def checked(batch: pa.RecordBatch, schema: pa.Schema, place: str, row: int) -> pa.RecordBatch:
-    """Return the columns of `schema` from a batch, after checking their types and validating them.
+    """Return the columns of `schema` from a batch, validated, without dictionaries and string views.
 
     Args:
         batch: the batch that was read; it may have other columns too.
@@ -31,7 +31,8 @@ def checked(batch: pa.RecordBatch, schema: pa.Schema, place: str, row: int) -> p
         row: 1-based position of the batch's first row.
 
     Raises:
-        SourceError: a column is missing or occurs twice, has another type, or is damaged.
+        SourceError: a column is missing or occurs twice, has a type that cannot be read as that in `schema`, or is
+            damaged.
 
     >>> checked(pa.record_batch({"a": [1], "b": [2]}), pa.schema({"b": pa.int64()}), "x", 1).schema.names
     ['b']
@@ -57,7 +58,7 @@ def checked(batch: pa.RecordBatch, schema: pa.Schema, place: str, row: int) -> p
 
 
 def cut(batch: pa.RecordBatch, block_bytes: int) -> Iterator[pa.RecordBatch]:
-    """Yield slices of `batch` of about `block_bytes` each."""
+    """Yield slices of `batch` of about `block_bytes` each, and at most 65,536 rows."""
     rows = rows_of(block_bytes, batch.nbytes, batch.num_rows)
     yield from (batch.slice(at, rows) for at in range(0, batch.num_rows, rows))
 
@@ -68,7 +69,7 @@ def rows_of(block_bytes: int, size: int, rows: int) -> int:
 
 
 def _prove(column: pa.Array, place: str) -> None:
-    """Refuse a damaged column; text that is not UTF-8 is allowed."""
+    """Raise SourceError for a damaged column, which `place` names; text that is not UTF-8 is allowed."""
     try:
         column.validate(full=True)
     except pa.ArrowInvalid as error:
@@ -81,7 +82,7 @@ def _prove(column: pa.Array, place: str) -> None:
 
 
 def _as_bytes(column: pa.Array) -> pa.Array:
-    """View a text column as bytes in the same buffers; return any other column unchanged."""
+    """Return a column of texts, or a dictionary of texts, as bytes in the same buffers; other columns unchanged."""
     if pa.types.is_dictionary(column.type):
         values = column.dictionary
         return pa.DictionaryArray.from_arrays(column.indices, _as_bytes(values), safe=True)
@@ -94,16 +95,17 @@ def _as_bytes(column: pa.Array) -> pa.Array:
 
 
 def _alike(found: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether a column's type equals the wanted type, or its values can be read as that type."""
+    """Whether `found` can be read as `wanted`: equal types, null, two types of text, or lists of such types."""
     if found == wanted or pa.types.is_null(found) or (is_string(found) and is_string(wanted)):
         return True
     return is_list(found) and is_list(wanted) and _alike(found.value_type, wanted.value_type)
 
 
 def _plain(column: pa.Array, wanted: pa.DataType) -> pa.Array:
-    """Return a validated column in a type that all later code can read: no dictionary, no string view.
+    """Return a validated column without dictionary and string view, which later code cannot read.
 
-    A dictionary's null values become nulls of the column.
+    A dictionary's null values become nulls of the column. Text keeps its type otherwise; any other column is cast to
+    `wanted`, or to the type of its values if `wanted` is a dictionary.
     """
     if pa.types.is_dictionary(wanted):
         wanted = wanted.value_type

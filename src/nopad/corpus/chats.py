@@ -3,19 +3,22 @@
 A message of the assistant that its record excludes (``weight`` 0, or ``train`` false) is not learned.
 
 If the chat template has ``{% generation %}`` and the tokenizer is a fast one, the learned tokens are those that the
-template marks. Marks must not reach into other turns, and each learned turn must have a marked token. Otherwise, the
-learned tokens of the assistant's turn i are those that it adds to the prompt that asks for it: from the end of
-``template(messages[:i], add_generation_prompt=True)`` to the end of the turn in ``template(messages[:i + 1])``, without
-the line break that a template writes after the turn. For this, the second text must begin with the first, and the text
-of the whole chat must begin with the second; the same must be true of their ids. So a model learns to write exactly
-what it will be asked for. A template that rewrites earlier turns (Qwen3 drops their reasoning) breaks this: the chat is
-refused, or becomes one example for each of the assistant's turns (`rewriting`). The template must write everything that
-the assistant says, and (unless `end_of_turn` is "any") a learned turn must end with a special token, which is learned
-too.
+template marks in the learned turns. Each learned turn must have a marked token; if the message before it is not the
+assistant's, the last token of that message must not be marked.
 
-Cost: the template renders a chat with k assistant turns up to 2k + 1 times; a fast tokenizer tokenises it once
-(`nopad.corpus.prefixes`), a slow one 2k + 1 times. The caller passes in a tokenizer from transformers; this module
-imports neither transformers nor torch.
+For other templates and tokenizers, the learned tokens of the assistant's turn i are those that the turn adds to the
+prompt that asks for it: from the end of ``template(messages[:i], add_generation_prompt=True)`` to the end of the turn
+in ``template(messages[:i + 1])``, without white space after the turn's last special token. For this, the second text
+must begin with the first, and the text of the whole chat must begin with the second; the same must be true of their
+ids. So a model learns to write the very tokens that follow the prompt when it is used.
+
+A template that rewrites earlier turns (Qwen3 drops their reasoning) breaks this: the chat is refused, or becomes one
+example for each of the learned turns (`rewriting`). The template must write everything that the assistant says in a
+learned turn, and (unless `end_of_turn` is "any") a learned turn must end with a special token, which is learned too.
+
+Cost: the template renders a chat with k assistant turns about 2k times, or 3k times if the chat is expanded. A fast
+tokenizer tokenises each example once (`nopad.corpus.prefixes`); a slow tokenizer also tokenises 2 prefixes for each
+learned turn. The caller passes in a tokenizer from transformers; this module imports neither transformers nor torch.
 """
 
 from __future__ import annotations
@@ -61,7 +64,7 @@ class Answered:
 
 
 class _RewrittenError(Exception):
-    """The template writes message number `args[0]` differently once other messages follow it."""
+    """The template writes message number `args[0]`, or one before it, differently once other messages follow."""
 
 
 class ChatEncoder:
@@ -116,9 +119,10 @@ class ChatEncoder:
         `number` is the record's number, for messages.
 
         Raises:
-            RecordError: no message is left to learn from, the template refuses the chat, or the learned tokens cannot
-                be determined for certain.
-            OptionError: the tokenizer has no chat template, or no end-of-sequence token, and this record needs it.
+            RecordError: no message is left to learn from, the template refuses the chat or leaves out a part of it, the
+                learned tokens cannot be determined for certain, or a learned turn does not end as `end_of_turn` says.
+            OptionError: the record is a chat and the tokenizer has no chat template; or the record is a prompt with a
+                completion, and the special tokens around a text are unknown or there is no end-of-sequence token.
         """
         if isinstance(given, Passage):
             return [self._passage(given, number)]
@@ -154,7 +158,8 @@ class ChatEncoder:
 
         Raises:
             RecordError: the template refuses the chat or leaves out a part of it, or a text has no token.
-            OptionError: the tokenizer has no chat template.
+            OptionError: the tokenizer has no chat template, or the special tokens that it puts around a text cannot be
+                found.
         """
         if isinstance(given, Passage):
             found = token_ids(self.tokenizer, [given.prompt + given.completion])[0]
@@ -177,7 +182,11 @@ class ChatEncoder:
         return Answered(ids=ids, learned=[False] * given_tokens + [True] * (len(ids) - given_tokens))
 
     def _until(self, chat: Conversation, turn: int, number: int) -> Answered:
-        """Return the chat up to one of the assistant's turns; only the tokens of that turn are learned."""
+        """Return the chat up to one of the assistant's turns; only the tokens of that turn are learned.
+
+        Raises:
+            RecordError: as for `_chat`, or the template rewrites the turn or a message before it.
+        """
         try:
             return self._chat(replace(chat, messages=chat.messages[: turn + 1]), [turn], number)
         except _RewrittenError:
@@ -190,7 +199,10 @@ class ChatEncoder:
         """Return the ids of a chat; the tokens of `turns` are learned.
 
         Raises:
-            _RewrittenError: the template writes one of these turns differently than if the chat ended with it.
+            _RewrittenError: the template writes one of these turns, or a message before it, differently than if the
+                chat ended there.
+            RecordError: the template refuses the chat or leaves out a part of it, or the learned tokens of a turn
+                cannot be determined for certain, or do not end as `end_of_turn` says.
         """
         whole = self.template.text(chat, number)
         self.template.check(chat, number, whole)
@@ -200,12 +212,13 @@ class ChatEncoder:
         return (self._marked if self.template.marked(chat) else self._prefixed)(chat, whole, ends, number)
 
     def _before(self, chat: Conversation, until: int, whole: str, number: int, turn: int) -> str:
-        """Return the text that the template writes for the messages before number `until`.
+        """Return the text that the template writes for the messages before number `until`, with which `whole` begins.
 
-        `whole`, the text of the chat, must begin with this text.
+        `whole` is the text of the chat. An end-of-sequence token that `whole` does not have at this place is removed
+        from the end of the returned text. `number` is the record's number, and `turn` a message, for errors.
 
         Raises:
-            _RewrittenError: `whole` does not begin with this text; the error holds `turn`.
+            _RewrittenError: `whole` does not begin with the text; the error holds `turn`.
         """
         if not 0 < until < len(chat.messages):
             return whole if until else ""
@@ -217,9 +230,13 @@ class ChatEncoder:
         return text
 
     def _prefixed(self, chat: Conversation, whole: str, ends: Mapping[int, str], number: int) -> Answered:
-        """Return the ids of a chat; the learned tokens are those that some turns add to the prompts that ask for them.
+        """Return the ids of a chat; the tokens that a turn in `ends` adds to its prompt are learned.
 
         `ends` gives for each of these turns the text of the chat up to its end.
+
+        Raises:
+            RecordError: a turn is the first message, is written differently than its prompt announces, shares a token
+                with its neighbours, is not written completely, or does not end as `end_of_turn` says.
         """
         prompts = {turn: self._prompt(chat, turn, end, number) for turn, end in ends.items()}
         prefixes = [*prompts.values(), *ends.values()]
@@ -239,7 +256,13 @@ class ChatEncoder:
         return Answered(ids=ids, learned=learned)
 
     def _prompt(self, chat: Conversation, turn: int, end: str, number: int) -> str:
-        """Return the text of the chat up to the prompt that asks for a turn; `end` is the text up to the turn's end."""
+        """Return the text of the messages before a turn, followed by the prompt that asks for the turn.
+
+        `end`, the text up to the turn's end, must begin with the returned text.
+
+        Raises:
+            RecordError: `end` does not begin with it, or the turn is the first message.
+        """
         if not turn:
             raise RecordError(
                 f"record {number} begins with the assistant, and what asks for it is not known; remove this message, "
@@ -255,7 +278,7 @@ class ChatEncoder:
         return found
 
     def _end(self, ids: list[int], begin: int, end: int) -> int:
-        """Return the index after a turn's last special token, if only white space follows in the turn; else `end`.
+        """Return the index after a turn's last special token, if only white space follows it in the turn; else `end`.
 
         The turn has the tokens `begin` to `end` (exclusive).
         """
@@ -268,6 +291,10 @@ class ChatEncoder:
         """Return the ids of a chat; the learned tokens are those that its template marks in the turns of `ends`.
 
         `ends` gives for each of these turns the text of the chat up to its end.
+
+        Raises:
+            RecordError: marks reach into the message before a turn, or no token of a turn is marked; or a turn is not
+                written completely, or does not end as `end_of_turn` says.
         """
         ids, mask, places = self.template.marks(chat, number)
         learned = [False] * len(ids)
@@ -295,7 +322,7 @@ class ChatEncoder:
         return Answered(ids=ids, learned=learned)
 
     def _check_turn(self, chat: Conversation, turn: int, written: str, number: int) -> None:
-        """Refuse a turn if `written`, its text from the template, lacks its content; white space is not compared."""
+        """Refuse a turn whose content is not in `written`, what the template wrote for it; white space is ignored."""
         said = "".join((chat.messages[turn].get("content") or "").split())
         if said not in "".join(written.split()):
             raise RecordError(
@@ -318,9 +345,10 @@ def fitted(
 ) -> Answered | None:
     """Return an example cut to `max_length` tokens (None: unlimited), or None if the example is dropped.
 
-    If `over_long` is "truncate", the end of a longer example is cut off; it is dropped if no learned token is left.
-    ``counts["truncated"]`` or ``counts["dropped"]`` is then increased by one. `number` is the record's number, for
-    messages.
+    A longer example is dropped if `over_long` is "drop". If `over_long` is "truncate", the end of the example is cut
+    off; the example is dropped only if no learned token is left (the first token does not count). When an example is
+    cut or dropped, ``counts["truncated"]`` or ``counts["dropped"]`` is increased by one. `number` is the record's
+    number, for messages.
 
     Raises:
         LengthError: the example is longer than `max_length`, and `over_long` is "error".

@@ -23,12 +23,14 @@ class Content:
     Attributes:
         fields: names of the text fields; the texts of several fields are joined. (): the default field is read.
         pair: names of the two text fields that become one sequence; None: there is no pair.
-        chat: whether records are chats; None: the first record decides.
+        chat: whether records are chats; None: the first record decides, but if `fields`, `pair` or `other` is given,
+            records are no chats.
         chat_options: options of chats by name (`nopad.corpus.encoders.CHAT_OPTIONS`).
         other: name of an option that says that records hold something else, such as ``ids_field``; "": there is none.
 
     Raises:
-        OptionError: two options say how records are read, or a field is named twice.
+        OptionError: two of `fields`, `pair` and a true `chat` are given; one field is named twice; or `other` is given
+            beside several fields, a pair or a true `chat`.
     """
 
     fields: Sequence[str] = ()
@@ -72,8 +74,8 @@ class Content:
             place: name of the input, for messages.
 
         Raises:
-            OptionError: an option has no effect on such records, chats or pairs have no tokenizer, or the first record
-                holds both a text and a chat.
+            OptionError: an option is not for such records, chats or pairs have no tokenizer, or the first record holds
+                both a text and a chat.
         """
         if len(self.fields) > 1:
             return Fields(self.fields)

@@ -41,8 +41,8 @@ class Conversation:
     """A chat, as its record holds it.
 
     Attributes:
-        messages: dicts with ``content``, a ``role`` (system, developer, user, assistant or tool), and any other keys
-            that the template reads.
+        messages: dicts with a ``role`` (system, developer, user, assistant or tool), ``content`` (which an assistant's
+            message with ``tool_calls`` may lack), and any other keys that the template reads.
         begin: index in `messages` of the first message after the prompt; nothing is learned from the prompt.
         silent: indices in `messages` of the messages that the record excludes from learning.
         tools: the tools that the template receives; None: the chat has no tools.
@@ -93,7 +93,9 @@ def conversation_of(record: Mapping[str, Any], number: int, roles: Mapping[str, 
         roles: maps names of roles in the record to the names that chat templates know.
 
     Raises:
-        RecordError: the record holds no chat, or more than one; or a message is malformed.
+        RecordError: the record holds no chat, or more than one; the prompt and the completion are of different kinds
+            (string and list), or the completion is ""; or a message, ``tools`` or ``chat_template_kwargs`` is
+            malformed.
 
     >>> from nopad.corpus.conversations import conversation_of
     >>> messages = [{"from": "human", "value": "why"}, {"from": "gpt", "value": "so"}]
@@ -120,7 +122,8 @@ def pair_of(
 ) -> tuple[Conversation | Passage, Conversation | Passage]:
     """Return the chosen and the rejected answer of a preference pair, each with the prompt in front.
 
-    If two chats have no ``prompt``, the messages with which both begin are the prompt.
+    If two chats have no ``prompt``, the messages with which both begin are the prompt; the last message of the shorter
+    chat always belongs to the answer.
 
     Args:
         record: the record's values by column.
@@ -130,7 +133,8 @@ def pair_of(
 
     Raises:
         RecordError: an answer is missing, or empty beside a ``prompt``; the answers or the prompt are of different
-            kinds (string and list); a message is malformed; or there is no prompt although `prompted` is True.
+            kinds (string and list); a message, ``tools`` or ``chat_template_kwargs`` is malformed; or two strings have
+            no ``prompt`` although `prompted` is True.
 
     >>> from nopad.corpus.conversations import pair_of
     >>> pair_of({"prompt": "is it ?", "chosen": " yes", "rejected": " no"}, 0)[1]
@@ -162,13 +166,14 @@ def pair_of(
 
 
 def messages_of(value: Any, name: str, number: int, roles: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return the messages in column `name` as dicts with ``content``, and a ``role`` that chat templates know.
+    """Return the messages in column `name` as dicts with ``content`` and a ``role`` that chat templates know.
 
-    `value` is the column's value; `number` is the record's number, for messages of errors.
+    `value` is the column's value; `number` is the record's number, for messages of errors; `roles` maps the names
+    of roles in the record to known ones. Only a message of the assistant with ``tool_calls`` may lack ``content``.
 
     Raises:
         RecordError: `value` is no list or is empty; or a message is not a dict, lacks its role or content, has an
-            unknown role, or has a content that is not a string.
+            unknown role, has a content that is not a string, or has an invalid ``weight`` or ``train``.
     """
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Sequence | np.ndarray):
         raise RecordError(f"record {number}: {name} is a {type(value).__name__}; expected a list of messages")
@@ -205,11 +210,13 @@ def _message(given: Any, what: str, roles: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _weighted(message: dict[str, Any], what: str) -> dict[str, Any]:
-    """Return a message without ``weight`` and ``train``, and with the key `_SILENT` if they exclude it from learning.
+    """Return a message without ``weight`` and ``train``; if these exclude it from learning, with the key `_SILENT`.
+
+    `what` names the message in errors.
 
     Raises:
-        RecordError: they are not 0 or 1, contradict each other, or say that a message that is not the assistant's is
-            learned.
+        RecordError: ``weight`` or ``train`` is neither 0 nor 1, the two contradict each other, or one is 1 for a
+            message that is not the assistant's.
     """
     given = {name: message.pop(name) for name in _WEIGHTS if name in message}
     for name, value in given.items():
@@ -226,7 +233,11 @@ def _weighted(message: dict[str, Any], what: str) -> dict[str, Any]:
 
 
 def _answered(record: Mapping[str, Any], name: str, number: int, roles: Mapping[str, str]) -> Conversation | Passage:
-    """Return the prompt of a record with the answer in column `name`: both strings, or both lists of messages."""
+    """Return the prompt of a record with the answer in column `name`: both strings, or both lists of messages.
+
+    Raises:
+        RecordError: one is a string and the other is not, a message is malformed, or the answer is "".
+    """
     prompt, answer = record["prompt"], record[name]
     if isinstance(prompt, str) != isinstance(answer, str):
         kinds = [f"{one} is a {type(record[one]).__name__}" for one in ("prompt", name)]

@@ -1,10 +1,10 @@
 """Read CSV and TSV files as runs of records. The first line names the columns; each column holds numbers or text.
 
 A column holds numbers if each of its cells in the first thousand rows is empty or a number as a program writes it
-(``12``, ``-0.5``, ``1e-3``; not ``007``, ``+1``, ``nan``), and not all are empty. In such a column, an empty cell is
-None, and a later cell that is not a number is an error. All other columns hold text, and an empty cell is "". In CSV,
-quotes work as in RFC 4180, and a quote that is never closed is an error; in TSV, a quote is a character like any other,
-as in GLUE's files.
+(``12``, ``-0.5``, ``1e-3``; not ``007``, ``+1``, ``nan``, nor an integer of more than 18 digits), and not all are
+empty. In such a column, an empty cell is None, and a later cell that is not a number makes its row a bad record. All
+other columns hold text, and an empty cell is "". In CSV, quotes work as in RFC 4180, and a quote that is never closed
+is an error; in TSV, a quote is a character like any other, as in GLUE's files.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ def delimited_runs(file: InputFile, strings: Collection[str] = ()) -> Iterator[R
 
     Raises:
         SourceError: two columns have the same name, or the file cannot be read.
-        RecordError: the line of names is not UTF-8; or a line has a broken quote, after which nothing can be read. For
-            any line but that of the names, the error is raised when its run is decoded.
+        RecordError: a name of a column is not UTF-8; or a row has a broken quote, or a cell of more than 8,388,608
+            characters, after which nothing can be read. For any row but that of the names, the error is raised when
+            the run with the row is decoded.
     """
     rows = _rows(file)
     _, names = next(rows, (1, []))
@@ -82,7 +83,7 @@ def _records(
 
 
 def _record(cells: _Cells, names: list[str], readers: list[Callable[[str], Any]], place: str) -> dict[str, Any] | Bad:
-    """Return the values of a row by column, or why it is bad."""
+    """Return the values of a row by column, or why it is bad; `readers` turn the cells into values."""
     if odd := [cell for cell in cells if not cell.isascii() and _not_utf8(cell)]:
         raw = odd[0].encode("utf-8", "surrogateescape")
         try:
@@ -141,7 +142,7 @@ def _rows(file: InputFile) -> Iterator[tuple[int, _Cells]]:
     """Yield (line, cells) of every row that is not empty; the first of them has the names of the columns.
 
     Raises:
-        RecordError: a line is not UTF-8, or has a broken quote.
+        RecordError: a row has a broken quote, or a cell of more than `DOCUMENT_BYTES` characters.
     """
     csv.field_size_limit(max(csv.field_size_limit(), DOCUMENT_BYTES))  # 128 kB by default; a text may be longer
     tabs = file.suffix == ".tsv"

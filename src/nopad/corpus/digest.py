@@ -1,4 +1,4 @@
-"""Fingerprints and sizes of the content of Arrow tables, independent of its memory layout."""
+"""Fingerprints and sizes of the content of Arrow tables, independent of the memory layout."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["content_bytes", "content_digest"]
 
 
 def content_digest(batch: pa.RecordBatch) -> bytes:
-    """Return the SHA-256 of a batch's names, types, lengths, nulls and values, independent of its memory layout."""
+    """Return the SHA-256 of a batch's names, types, lengths, nulls and values, independent of the memory layout."""
     digest = hashlib.sha256(batch.num_rows.to_bytes(8, "little"))
     for name, array in zip(batch.schema.names, batch.columns, strict=True):
         digest.update(f"{name}\0{array.type}\0".encode())
@@ -27,7 +27,7 @@ def content_digest(batch: pa.RecordBatch) -> bytes:
 
 
 def content_bytes(batch: pa.RecordBatch) -> int:
-    """Return the size of a batch's values in bytes, independent of its memory layout."""
+    """Return the size of a batch's values in bytes, independent of the memory layout."""
     return sum(_bytes(array) for array in batch.columns)
 
 
@@ -42,7 +42,7 @@ def _bytes(array: pa.Array) -> int:
 
 
 def _parts(array: pa.Array) -> Iterator[Any]:
-    """Yield the content of an array as buffers that do not depend on its memory layout."""
+    """Yield the content of an array as buffers that do not depend on the array's memory layout."""
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
     if array.null_count:

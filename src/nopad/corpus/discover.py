@@ -100,7 +100,7 @@ class FileSource(Source):
         return None if None in found else [one for files in found for one in files or ()]
 
     def settings(self) -> dict[str, Any]:
-        """Return the `ReaderOptions` by name as JSON values."""
+        """Return by name, as JSON values, the `ReaderOptions`, and the encoder's settings if there is an encoder."""
         return self._settings
 
 
@@ -123,8 +123,10 @@ def open_source(
         block_bytes: about how many bytes a block has.
 
     Raises:
-        SourceError: a path is missing, unreadable, given twice or has nothing to read; text and ready-made ids are
-            mixed; or the columns of files differ. The message names the path and says what to do.
+        SourceError: a path is missing, unreadable, given twice or has nothing to read; `inputs` is of another type; or
+            some files hold text and others ready-made ids, or their columns differ. The message says what to do.
+        RecordError: a CSV, TSV or JSON file is broken in its first records, which are read to find the columns.
+        OptionError: an option has no effect beside `encoder`, or a column to carry is one that the encoder makes.
         MissingExtraError: an ``hf:NAME`` or a URL needs a package that is not installed.
 
     >>> import pathlib, tempfile
@@ -170,7 +172,12 @@ def _from_paths(inputs: Any, options: ReaderOptions, encoder: Encoder | None, bl
 
 
 def _opened(found: InputFile | Path | str, options: ReaderOptions, encoder: Encoder | None, block_bytes: int) -> Source:
-    """Open a file with the reader of its suffix, a folder of arrays, or a dataset of the hub."""
+    """Open a file with the reader of its suffix, a folder of arrays, or a dataset of the hub.
+
+    Raises:
+        SourceError: the input cannot be read, or is a folder of arrays beside an encoder, which needs texts.
+        OptionError: an option has no effect beside the encoder.
+    """
     if isinstance(found, str):
         if encoder is not None:
             return RecordFile(found, partial(dataset_runs, hub_dataset(found), found), options, encoder)
@@ -192,7 +199,10 @@ def _opened(found: InputFile | Path | str, options: ReaderOptions, encoder: Enco
 
 
 def _of_records(file: InputFile, options: ReaderOptions, encoder: Encoder | None, block_bytes: int) -> Source:
-    """Open a file whose records are read as dicts: any file if there is an encoder, else a CSV, TSV or JSON file."""
+    """Open a file whose records are read as dicts: any file if there is an encoder, else a CSV, TSV or JSON file.
+
+    Without an encoder, a ``.json`` file with one object per line is opened as a `JsonlFile`.
+    """
     kind, runs = opened_runs(file, _strings(options, encoder), options.text_unit)
     if kind == "jsonl" and encoder is None:
         return JsonlFile(file, options=options, block_bytes=block_bytes)
@@ -200,12 +210,12 @@ def _of_records(file: InputFile, options: ReaderOptions, encoder: Encoder | None
 
 
 def _strings(options: ReaderOptions, encoder: Encoder | None) -> tuple[str, ...]:
-    """Return the columns of CSV and TSV files that hold text, whatever their cells look like."""
+    """Return the columns of CSV and TSV files that are read as text, even if all their cells look like numbers."""
     return encoder.reads if encoder is not None else (options.text_field or "text",)
 
 
 def _encoded(inputs: Any, options: ReaderOptions, encoder: Encoder) -> Source | None:
-    """Return the source of Python objects; None if `inputs` are paths."""
+    """Return the source of Python objects whose records `encoder` turns into content; None if `inputs` are paths."""
     stream = records_from_python(inputs)
     if stream is None:
         return None
@@ -214,7 +224,12 @@ def _encoded(inputs: Any, options: ReaderOptions, encoder: Encoder) -> Source | 
 
 
 def _from_python(inputs: Any, options: ReaderOptions) -> Source | None:
-    """Return the source of Python objects; None if `inputs` are paths."""
+    """Return the source of Python objects, without an encoder; None if `inputs` are paths.
+
+    Raises:
+        SourceError: `inputs` is a table, an array or another object that is no input, or mixes lists of ids with other
+            items; or a wanted column is missing or cannot be read.
+    """
     if hasattr(inputs, "with_format"):
         return DatasetSource(inputs, options)
     refuse_tables(inputs)
@@ -238,7 +253,7 @@ def _from_python(inputs: Any, options: ReaderOptions) -> Source | None:
 
 
 def _check_used(source: Source, options: ReaderOptions) -> None:
-    """Refuse options that a text source would ignore: options for ready-made ids, and names of columns to carry."""
+    """Refuse options that a text source would ignore: options for ready-made ids, and carried columns that it lacks."""
     if source.kind != "text":
         return
     for name in ("ids_field", "mask_field", "pad_id"):
@@ -252,7 +267,10 @@ def _check_used(source: Source, options: ReaderOptions) -> None:
 
 
 def _refuse_columns(inputs: Mapping[Any, Any], options: ReaderOptions) -> None:
-    """Refuse a mapping whose names are columns: each column would be read as a source, such as the masks as ids."""
+    """Refuse a mapping from names of columns to their values: each column would be read as a source of its own.
+
+    A name such as "text" is allowed for a path.
+    """
     columns = (*COLUMNS, options.ids_field, options.text_field, options.mask_field)
     for name, given in inputs.items():
         if name in columns and not isinstance(given, str | os.PathLike):
@@ -263,7 +281,10 @@ def _refuse_columns(inputs: Mapping[Any, Any], options: ReaderOptions) -> None:
 
 
 def _check_alike(files: Sequence[Source], paths: Sequence[str]) -> None:
-    """Refuse the last of several files if it differs from the first: text instead of ids, or other columns."""
+    """Refuse the last file if it differs from the first: text instead of ids, or other carried columns or mask.
+
+    Files without content are passed over. `paths` are the names of the files in messages.
+    """
     known = next((at for at, file in enumerate(files) if file.kind), None)
     if known is None or files[-1].kind is None:
         return

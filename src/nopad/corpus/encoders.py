@@ -1,8 +1,8 @@
 """Encoders, which turn chats, pairs of texts or several text fields into what is packed (`nopad.corpus.record_files`).
 
 An encoder turns records (dicts) into dicts with the content to pack, ``input_ids`` or ``text``, and columns that belong
-to it. For chats, `nopad.corpus.chats` decides which tokens there are and which of them are learned, the same as in
-training.
+to this content, such as ``labels``. For chats, `nopad.corpus.chats` decides which tokens there are and which of them
+are learned, the same as in training.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class Encoder(ABC):
 
     Attributes:
         content: name of the field that is packed: "text" or "input_ids".
-        columns: Arrow type of each field of the dicts that it makes, by name; `content` comes first.
-        reads: names of the record fields that it may read.
+        columns: Arrow type of each field of the dicts that the encoder makes, by name; `content` comes first.
+        reads: names of the record fields that the encoder may read.
         divisible: whether each record becomes at most one dict, which may still be split into several sequences. Only
             then can records be held out (`Source.divisible`).
-        ways: what can be done with its over-long records, besides an error.
+        ways: what can be done with over-long records, besides an error.
     """
 
     content: str
@@ -68,8 +68,8 @@ class Fields(Encoder):
     """Joins several text fields of a record, with an empty line between them.
 
     Args:
-        fields: names of the fields, in the order in which they are joined. A record in which one is missing or null is
-            bad.
+        fields: names of the fields, in the order in which they are joined. A record in which one of these fields is
+            missing or not a string is bad.
     """
 
     content = "text"
@@ -98,8 +98,9 @@ class TextPairs(Encoder):
         tokenizer: a tokenizer from transformers.
         first, second: names of the two text fields.
         capacity: number of tokens above which a pair is over-long.
-        over_long: what to do with over-long pairs. "truncate" removes tokens here, one by one from the end of the text
-            that is longer at that moment; other policies are left to the job.
+        over_long: what to do with over-long pairs. "truncate" removes tokens here, one by one from the text that is
+            longer at that moment, at the side that the tokenizer's `truncation_side` says (by default the end). Other
+            policies are left to the job.
 
     Raises:
         OptionError: `over_long` is "split".
@@ -116,7 +117,7 @@ class TextPairs(Encoder):
         self.columns = {"input_ids": _IDS} | ({"token_type_ids": pa.list_(pa.int8())} if self._typed else {})
 
     def encode(self, records: Sequence[Mapping[str, Any]]) -> tuple[list[Made], dict[str, int]]:
-        """Return one dict per record, or why the record is bad; and the counts of truncated pairs and tokens."""
+        """Return one dict per record, or why the record is bad; and the counts of truncated pairs and lost tokens."""
         made: list[Made] = [_not_text(record, self.reads) or [] for record in records]
         good = [at for at, one in enumerate(made) if not isinstance(one, str)]
         texts, pairs = ([records[at][name] for at in good] for name in self.reads)
@@ -145,13 +146,13 @@ class TextPairs(Encoder):
 
 
 class Chats(Encoder):
-    """Encodes chats, or prompts with completions; labels are the ids of the assistant's tokens, and -100 elsewhere.
+    """Encodes chats, or prompts with completions; a label is the id of a learned token, and -100 for other tokens.
 
     Args:
         tokenizer: a tokenizer from transformers, with a chat template if there are chats.
         capacity: number of tokens above which a chat is over-long.
-        over_long: what to do with over-long chats. "truncate" cuts off the end; if no label is left, the record becomes
-            an empty one.
+        over_long: what to do with over-long chats. "truncate" cuts off the end, which is left to the job; but a
+            sequence in which no token to learn would be left is made empty here.
         options: options of `nopad.tasks.Chat` by name; `CHAT_OPTIONS` lists those allowed. None: their defaults.
 
     Raises:

@@ -1,8 +1,9 @@
-"""Find the files that a user's paths and URLs name, in reading order, without opening them.
+"""Find the files that a user's paths and URLs name, in reading order, without opening them (but ``state.json``).
 
 A folder is walked recursively, including links to folders, in the byte order of relative paths; hidden files and
-folders are skipped. `Finder.ignored` lists files of kinds that are not read, datasets packed by nopad, Arrow files that
-do not belong to the saved dataset beside them, and files that a link reaches a second time. O(files).
+folders are skipped. `Finder.ignored` lists what was found and is not read: files of kinds that are not read, datasets
+packed by nopad, Arrow files that do not belong to the saved dataset beside them, files that a link reaches a second
+time, and links to a folder that contains the link. O(files).
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class Suffixes:
         """Return a copy that reads only files with these suffixes from folders; (): all files that were read before.
 
         Raises:
-            SourceError: a suffix belongs to a format that nopad does not read.
+            SourceError: a suffix is that of a compression, or of a format that nopad does not read.
         """
         for suffix in suffixes:
             if suffix in self.others + ARCHIVES or suffix in COMPRESSIONS:
@@ -80,16 +81,16 @@ class Suffixes:
         return f"{', '.join((*self.read, *self.named_only))}{also}"
 
     def is_archive(self, file: InputFile) -> bool:
-        """Return whether a file is compressed, but of a format that is read only uncompressed, such as a table."""
+        """Return whether a file is compressed, and of a format that is not read compressed (tables) or not at all."""
         return bool(file.compression) and file.suffix in (*TABLE_SUFFIXES, *self.others, ".tar")
 
     def is_read(self, file: InputFile) -> bool:
-        """Return whether a file in a folder is read, by its suffix; compressed tables are not."""
+        """Return whether a file in a folder is read, by its name; compressed tables and files in `BESIDE` are not."""
         beside = file.name.split("/")[-1] in BESIDE
         return file.suffix in self.read and not beside and not self.is_archive(file)
 
     def named(self, path: Path) -> InputFile:
-        """Return the `InputFile` of a path that the user gave; with an unknown suffix, it is read as text.
+        """Return the `InputFile` of a path that the user gave; the suffix may be known, or unknown (read as text).
 
         Raises:
             SourceError: the file is missing or unreadable, or its suffix is of a format that nopad does not read.
@@ -104,7 +105,7 @@ class Suffixes:
 
 
 def refuse_tables(inputs: Any) -> None:
-    """Refuse tables and arrays from pandas, polars, pyarrow or NumPy; the SourceError says how to pass them instead."""
+    """Refuse objects of pandas, polars and pyarrow, and arrays; the SourceError says how to pass them instead."""
     module, name = type(inputs).__module__.partition(".")[0], type(inputs).__name__
     if module == "pandas":
         raise SourceError("a DataFrame is read as a dataset: give datasets.Dataset.from_pandas(frame)")
@@ -148,7 +149,7 @@ class Found:
 
 @dataclass(kw_only=True)
 class Finder:
-    """Finds the inputs in reading order, without opening them.
+    """Finds the inputs in reading order, without opening them (but ``state.json``).
 
     Attributes:
         suffixes: which files are read.
@@ -166,7 +167,8 @@ class Finder:
         """Find all inputs, and add them to `found`.
 
         Raises:
-            SourceError: a path is missing, unreadable, given twice, or has nothing to read, or no path is given.
+            SourceError: a path is missing, unreadable, given twice, of a format that is not read, or has nothing to
+                read; or no path is given.
             MissingExtraError: a URL needs a package that is not installed.
         """
         if not inputs:
@@ -247,8 +249,9 @@ _PACKED_FOLDER = "a packed dataset already; open it with nopad.open_packed, or g
 def _no_part(names: Sequence[str], opened: Callable[[str], InputFile], place: Path | str) -> set[str]:
     """Return the Arrow files among `names` that lie beside a saved dataset and are not a part of it.
 
-    Which files are part of a saved dataset is stated in its state.json. The others are caches of `datasets.map`, and
-    shards of an earlier `save_to_disk`. `opened` returns the file with a name; `place` is for messages.
+    The state.json of a saved dataset states which files are part of the dataset. The others are caches of
+    `datasets.map`, and shards of an earlier `save_to_disk`. A state.json that another program wrote, or that lists no
+    file, is ignored. `opened` returns the file with a given name; `place` is for messages.
 
     Raises:
         SourceError: a file that state.json lists is missing.
@@ -274,7 +277,11 @@ def _no_part(names: Sequence[str], opened: Callable[[str], InputFile], place: Pa
 
 
 def _find_in(folder: Path, suffixes: Suffixes) -> tuple[list[InputFile], list[str]]:
-    """Return the files of a folder, sorted and each once, and the names of files that are not read."""
+    """Return the files of a folder, sorted and each once, and the names of files not read (without `BESIDE`).
+
+    Raises:
+        SourceError: the folder has no file that is read, or lacks a file of the saved dataset in it.
+    """
     names = sorted(_walk(folder), key=lambda name: name.encode("utf-8", "surrogateescape"))
     read: dict[str, str] = {}
     files, ignored = [], []
@@ -305,7 +312,8 @@ def _find_in(folder: Path, suffixes: Suffixes) -> tuple[list[InputFile], list[st
 def _walk(folder: Path) -> Iterator[str]:
     """Yield the relative POSIX paths of all files that are not hidden, and of the folders that are not entered.
 
-    Two kinds of folder are not entered: packed datasets, and links to a folder that contains the link.
+    Two kinds of folder are yielded and not entered: packed datasets, and links to a folder that contains the link.
+    Hidden folders are neither yielded nor entered.
     """
 
     def fail(error: OSError) -> None:

@@ -23,7 +23,8 @@ class Tokenised:
 
     Attributes:
         ids: token ids of each kept text, special tokens included.
-        types: token types of each kept text; empty if the tokenizer has none.
+        types: token types of each kept text; empty if the tokenizer gives none (with `allow_empty`, it then has an
+            empty list for each text without ids).
         kept: index of each kept text among the given texts.
         counts: number of texts that were "truncated" and "dropped", under these names; a number of 0 is left out.
     """
@@ -51,12 +52,13 @@ def tokenised(
     """Tokenise texts, each together with its pair if `pairs` is given, and add the tokenizer's special tokens.
 
     Texts of more than `max_length` tokens (None: unlimited) are truncated, dropped or an error, as `over_long` says.
-    Truncation removes tokens one by one from the end of the longer of the two texts ("longest_first"). With
-    `allow_empty`, a text may have no tokens.
+    Truncation removes tokens one by one from the longer of the two texts ("longest_first"), at the side that the
+    tokenizer's `truncation_side` says, by default the end. With `allow_empty`, a text may have no ids.
 
     Raises:
-        LengthError: a text has more than `max_length` tokens, and `over_long` is "error"; a text has no tokens, and
-            `allow_empty` is False; or `max_length` leaves no room beside the special tokens.
+        LengthError: a text has more than `max_length` tokens, and `over_long` is "error"; a text has no ids, special
+            tokens included, and `allow_empty` is False; or there are more than `max_length` special tokens, so a text
+            cannot be truncated.
     """
     found = Tokenised()
     for first in range(0, len(texts), _AT_ONCE):
@@ -89,7 +91,10 @@ def tokenised(
 def _tokenise(
     tokenizer: Any, texts: Sequence[str], pairs: Sequence[str] | None, cut: int | None = None
 ) -> Iterator[tuple[list[int], list[int]]]:
-    """Yield (ids, token types) of each text, cut to `cut` tokens (None: not cut); without token types, they are []."""
+    """Yield (ids, token types) of each text, cut to `cut` tokens (None: not cut).
+
+    The token types are [] if the tokenizer gives none.
+    """
     options: dict[str, Any] = {"add_special_tokens": True, "padding": False, "return_attention_mask": False}
     options |= {"verbose": False, "truncation": False}
     if cut is not None:

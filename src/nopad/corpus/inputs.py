@@ -1,10 +1,12 @@
 """Read an input file, local or remote, plain or compressed: as a whole, by lines, or at random positions.
 
 Any failure to read becomes a `SourceError` that names the path. The size, modification time and inode of a local file
-are stored when it is found, and compared when it is opened, after every read from it (3 µs) and when reading ends. So a
-file that was written to or replaced meanwhile is refused before the data that was read is used. (A remote file is
-compared only when reading ends.) Nothing is memory-mapped, since the system kills a process that reads a mapped file
-after it was truncated. O(bytes) time; memory for one block.
+are stored when the file is found, and compared when it is opened, after every read from its stream (3 µs), and when
+reading ends. So a file that was written to is refused before the data that was read is used. A file that was replaced
+is refused when it is opened; after that, the open file is still the old one. (A remote file is compared only when
+reading ends.) Callers that read at random positions compare with `InputFile.prove` themselves. Nothing is
+memory-mapped, since the system kills a process that reads a mapped file after it was truncated. O(bytes) time; memory
+for one block.
 """
 
 from __future__ import annotations
@@ -32,14 +34,15 @@ class Meter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputFile:
-    """An input file that was found, with its size and modification time at that moment.
+    """An input file that was found, with its size, modification time and inode at that moment.
 
     Attributes:
         path: path or URL of the file; messages show it.
         name: name of the file in fingerprints.
         size: stored size in bytes; for a compressed file, its compressed size.
         remote: the `nopad.corpus.remote.Remote` of a file on an object store; None for a local file.
-        stamp: (modification time in ns, inode), by which a replaced file is noticed; None: only the size is compared.
+        stamp: (modification time in ns, inode), by which a replaced file is noticed; the inode of a remote file is 0.
+            None: only the size is compared.
         meter: tells progress bars how much of the file has been read; it is not part of the file's identity.
     """
 
@@ -102,7 +105,7 @@ class InputFile:
             yield tail
 
     def chunks(self, size: int) -> Iterator[bytes]:
-        """Yield the decompressed content in chunks of at most `size` bytes, which end anywhere."""
+        """Yield the decompressed content in chunks of at most `size` bytes, which may end inside a line."""
         with self._stream() as file:
             while chunk := file.read(size):
                 yield chunk
@@ -110,9 +113,9 @@ class InputFile:
     def line_blocks(
         self, block_bytes: int = BLOCK_BYTES, offset: int = 0, line: int = 1
     ) -> Iterator[tuple[bytes, int, int]]:
-        """Yield (data, offset, number of its first line) of blocks of whole lines.
+        """Yield (data, offset, number of the first line) for each block of whole lines.
 
-        A block has about `block_bytes` bytes, or is one longer line.
+        A block has about `block_bytes` bytes, or more if one of its lines is longer than that.
 
         `offset` is the position in bytes, in the decompressed content, at which to begin, and `line` the number of the
         line there. Beginning with the offset and line of an earlier block yields the same blocks from that block on.
@@ -163,7 +166,7 @@ class InputFile:
 
     @contextmanager
     def _unchanged(self, opened: Any) -> Iterator[Any]:
-        """Use an opened file, and check before and after that it has not changed since it was found."""
+        """Use an opened file, and check that it is unchanged (before and after; if it is remote, only after)."""
         with reading(self.path), opened:
             self.prove(opened)
             try:
@@ -174,12 +177,12 @@ class InputFile:
             self.prove(opened, done=True)
 
     def prove(self, opened: Any, *, done: bool = False) -> None:
-        """Refuse a file that was written to or replaced since it was found.
+        """Refuse an open file that was written to since it was found, or was replaced before it was opened.
 
         `opened` is the open file. `done` says that reading has ended; a remote file is checked only if it is True.
 
         Raises:
-            SourceError: the file was written to or replaced.
+            SourceError: the size or the stamp of the file is another one.
         """
         if self.remote is None:
             info = os.fstat(opened.fileno())
@@ -198,7 +201,7 @@ class InputFile:
 
 @dataclass(frozen=True, slots=True)
 class _Proven:
-    """The content of a file as a stream; every read checks that the file has not changed."""
+    """The content of a file as a stream; every read checks that a local file has not changed."""
 
     file: InputFile
     stored: Any
@@ -212,7 +215,7 @@ class _Proven:
         return data
 
     def skip(self, size: int) -> None:
-        """Go from the beginning to this byte, or to the end if there are fewer."""
+        """Go from the beginning to byte `size`, or to the end if there are fewer bytes."""
         if size and self.content.seekable():
             self.content.seek(size)
             return
@@ -254,7 +257,7 @@ _AGAIN = "run again when nothing writes to it"
 
 
 def _stamp(info: os.stat_result) -> tuple[int, int]:
-    """Return the time of the last write, and the inode."""
+    """Return the time of the last write in ns, and the inode."""
     return info.st_mtime_ns, info.st_ino
 
 
@@ -275,7 +278,7 @@ def reading(path: Path | str) -> Iterator[None]:
 
 
 def not_utf8(raw: bytes, error: UnicodeDecodeError, unit: str) -> str:
-    """Return as text why bytes are not UTF-8: the first bad byte, and its offset in the `unit` ("file" or "line")."""
+    """Return as text why bytes are not UTF-8: the first bad byte, and its offset in the `unit`, such as "line"."""
     reason = f"not UTF-8: byte 0x{raw[error.start]:02x} at offset {error.start} of the {unit}"
     looks_utf16 = raw[:2] in (b"\xff\xfe", b"\xfe\xff")
     return f"{reason} (it looks like UTF-16: convert it to UTF-8)" if looks_utf16 else reason

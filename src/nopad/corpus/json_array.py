@@ -42,7 +42,8 @@ def array_runs(file: InputFile) -> Iterator[Run]:
 
     Raises:
         RecordError: raised when the last run is decoded: the file is not a JSON array, or is broken or cut short, so
-            nothing after that point can be read; the message names the line.
+            nothing after that point can be read. The message names the line, or the offset of bytes that are not UTF-8.
+        SourceError: the file cannot be read, or changed since it was found.
     """
     part: list[dict[str, Any] | Bad] = []
     try:
@@ -67,8 +68,8 @@ class _Window:
     """The part of a file's text that is being parsed.
 
     Attributes:
-        text: the text.
-        line: number of the line at which it begins.
+        text: the characters of the part.
+        line: number of the line at which the part begins.
     """
 
     def __init__(self, file: InputFile) -> None:
@@ -77,7 +78,10 @@ class _Window:
         self._chunks = _decoded(file)
 
     def grow(self, at: int) -> bool:
-        """Drop the text before `at`, and read on until the rest has doubled; return False at the end of the file."""
+        """Drop the text before `at`, and read on until the rest has doubled or the file ends.
+
+        Returns whether any text was read.
+        """
         self.line += self.text.count("\n", 0, at)
         parts, wanted = [self.text[at:]], max(len(self.text) - at, 1)
         while wanted > 0 and (chunk := next(self._chunks, "")):

@@ -2,9 +2,9 @@
 
 If no field is named, the first object of each file decides: `input_ids` if the object has it (but a string `text`
 counts before an `input_ids` that is not a list), else `text`. The first thousand objects with content decide the types
-of carried columns. Empty lines are skipped (they count as lines, not as records); any other line without such an object
-becomes a `BadRecord`. Lines are parsed by orjson on one core, many times faster than any tokenizer tokenises; lines
-that orjson refuses are parsed by the standard library.
+of carried columns. Empty lines are skipped (they count as lines, not as records); any other line that holds no object
+with such content becomes a `BadRecord`. Lines are parsed by orjson on one core, many times faster than any tokenizer
+tokenises; lines that orjson refuses are parsed by the standard library.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Field:
 
 
 class JsonlFile(Source):
-    """One JSON Lines file; its first objects decide which fields are read if `options` name none.
+    """One JSON Lines file; its first object decides which field is read if `options` name none.
 
     `kind` is None only if `options` name no field and no line of the file is a JSON object.
 
@@ -128,7 +128,10 @@ def detect_field(file: InputFile) -> Field | None:
 
 
 def _typical(file: InputFile, field: Field) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (line, object) for objects with valid content; their other fields decide the types of carried columns."""
+    """Yield (line, object) for each object with a text, or a list of integers, in `field`; empty lists do not count.
+
+    The other fields of these objects decide the types of carried columns.
+    """
     for line, value in json_objects(file):
         content = value.get(field.name)
         if field.kind == "text":
@@ -140,7 +143,7 @@ def _typical(file: InputFile, field: Field) -> Iterator[tuple[int, dict[str, Any
 
 
 def json_objects(file: InputFile) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (line, object) for every line of a file that holds a JSON object."""
+    """Yield (line number, object) for each line that holds a JSON object; all other lines are passed over."""
     for line, raw in enumerate(file.lines(), 1):
         value = _parse(raw, line)
         if isinstance(value, dict):

@@ -29,7 +29,8 @@ class LengthsFile(Source):
         path: a file, or a list of files, which are read in this order.
 
     Raises:
-        FormatError: a file is missing, not an ``.npy`` file, or not a one-dimensional array.
+        FormatError: a file is missing, unreadable or truncated, is not an ``.npy`` file, or does not hold a
+            one-dimensional array. Whether the values are valid lengths is checked when they are packed.
         OptionError: no file is given.
 
     >>> import numpy as np, pathlib, tempfile

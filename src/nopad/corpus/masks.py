@@ -1,11 +1,12 @@
 """Draw masks for masked language models: which tokens to predict, and what replaces them, in NumPy without torch.
 
-As in BERT, 15 % of the tokens are chosen. Of these, 80 % become ``[MASK]``, 10 % become another token, and 10 % stay
-unchanged. Special tokens are never chosen, and no token becomes a special one other than ``[MASK]``. Without
-`max_predictions`, each token (or whole word) is chosen independently. With it, each sequence gets a fixed number of
-chosen tokens as in BERT: `rate` times its number of tokens (special ones included), rounded, at least 1 and at most
-`max_predictions`. These are taken in random order; a whole word is skipped if it would exceed that number. Masks depend
-only on the seed, the epoch and the integers that name a sequence.
+As in BERT, 15 % of the tokens are chosen by default (`rate`). Of these, 80 % become ``[MASK]``, 10 % become a random
+token from `ordinary`, and 10 % stay unchanged. Special tokens are never chosen. Without `max_predictions`, each token
+(or whole word) is chosen independently, with probability `rate`. With `max_predictions`, each sequence gets a fixed
+number of chosen tokens as in BERT: `rate` times its number of tokens (special ones included), rounded, at least 1 and
+at most `max_predictions`. These are taken in random order; a whole word is skipped if it would exceed that number, so
+fewer tokens may be chosen. The random draws depend only on the seed, the epoch, the integers that name a sequence, and
+the index of a token in its sequence.
 
 Source: Devlin et al., BERT, 2019, section 3.1, and ``create_pretraining_data.py`` of its repository.
 """
@@ -35,7 +36,7 @@ _MOST = Option(default=None, none=True, help="most predictions of a sequence")
 def default_predictions(max_length: int) -> int:
     """Return the default of `max_predictions` for sequences of at most `max_length` tokens.
 
-    It is 20, 56 or 76 for 128, 384 or 512 tokens, and 15 % of any other length.
+    It is 20, 56 or 76 for 128, 384 or 512 tokens, and 15 % of any other length, rounded, but at least 1.
 
     >>> default_predictions(128), default_predictions(200)
     (20, 30)
@@ -51,13 +52,13 @@ class Masks:
         mask_id: the id of ``[MASK]``.
         special: ids of tokens that are never chosen; int64.
         ordinary: ids from which the replacement of a chosen token may be drawn; int64, not empty.
-        rate: the share of the tokens that are chosen, above 0 and at most 1.
+        rate: the share of the tokens to choose, above 0 and at most 1.
         seed: random seed of the masks.
-        max_predictions: maximum number of chosen tokens in a sequence, chosen as in BERT; None: each token is chosen
-            independently.
+        max_predictions: maximum number of chosen tokens in a sequence, chosen as in BERT; None: each token (or whole
+            word) is chosen independently.
 
     Raises:
-        OptionError: an option has an invalid value.
+        OptionError: `rate`, `seed` or `max_predictions` has an invalid value.
     """
 
     mask_id: int
@@ -81,7 +82,8 @@ class Masks:
     def words(self, ids: NDArray[Any], begins: NDArray[np.int64], goes_on: NDArray[np.bool_]) -> NDArray[np.int8]:
         """Return for each id whether it is never masked, continues a word or begins a word; int8 ``[T]``.
 
-        The values are `NEVER` (special tokens), `GOES_ON` and `BEGINS`. The sequences begin at `begins` in `ids`.
+        The values are `NEVER` (special tokens), `GOES_ON` and `BEGINS`. `begins` are the indices in `ids` at which
+        sequences begin.
         ``goes_on[id]`` says whether a token continues the word of the token before it, as WordPiece's ``##s`` does.
         After a special token, and at the beginning of a sequence, such a token begins a word.
         """
@@ -107,7 +109,7 @@ class Masks:
             kinds: which tokens may be masked, as returned by `maskable` or `words`; int8 ``[T]``.
             lengths: number of tokens in each sequence; int32 ``[n]``.
             names: k integers that identify each sequence, such as its number and source; int64 ``[n, k]``.
-            epoch: number of the epoch, from 0; each epoch has different masks.
+            epoch: number of the epoch, from 0; each epoch has other random draws.
         """
         from nopad.corpus import _mask_kernels
 
@@ -121,7 +123,7 @@ class Masks:
         return ids, labels
 
     def _counts(self, lengths: NDArray[np.int32]) -> NDArray[np.int64]:
-        """Return how many tokens of each sequence are chosen; -1: each token or word is chosen independently."""
+        """Return how many tokens of each sequence are to be chosen; -1: each token or word is chosen independently."""
         if self.max_predictions is None:
             return np.full(lengths.size, -1, np.int64)
         wanted = np.floor(self.rate * lengths.astype(np.float64) + 0.5).astype(np.int64)

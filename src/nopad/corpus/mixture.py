@@ -59,5 +59,5 @@ class MixtureSource(Source):
         return [(f"{name}={file}", size) for name, source in self._sources.items() for file, size in source.inventory()]
 
     def settings(self) -> dict[str, Any]:
-        """Return the settings by which bytes are read, which are the same for all sources."""
+        """Return how the bytes are read, by name; these settings are the same for all sources."""
         return {name: value for source in self._sources.values() for name, value in source.settings().items()}

@@ -49,9 +49,10 @@ def reachable(url: str) -> bool:
 
 @contextmanager
 def hub_in_reach() -> Iterator[bool]:
-    """In a ``with`` block, silence the loggers of the Hugging Face libraries, and use only their caches if offline.
+    """For a ``with`` block, silence the loggers of the Hugging Face libraries, and set them offline if the hub is.
 
-    Yields whether the hub can be reached. Both changes are undone at the end of the block.
+    Yields whether the hub can be reached. If not, the libraries use only their caches inside the block. Both changes
+    are undone at the end of the block.
     """
     online = reachable(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
     with ExitStack() as stack:

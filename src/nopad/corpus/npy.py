@@ -1,6 +1,6 @@
-"""One-dimensional arrays of numbers in ``.npy`` files, read piece by piece.
+"""Arrays in ``.npy`` files, read piece by piece as flat values in stored order.
 
-Nothing is memory-mapped, so reading a file that is truncated or replaced meanwhile raises an error that names the file
+Nothing is memory-mapped, so reading a file that is truncated or overwritten meanwhile raises an error that names it
 (`nopad.corpus.inputs`). Values are converted to the machine's byte order. O(bytes read).
 """
 
@@ -36,7 +36,7 @@ class NpyFile:
         begin: offset of the first value in the file, in bytes.
 
     Raises:
-        SourceError: the file is missing, unreadable, not an ``.npy`` file of numbers, or truncated.
+        SourceError: the file is missing, unreadable, not an ``.npy`` file, truncated, or holds pickled objects.
     """
 
     def __init__(self, path: Path) -> None:
@@ -63,7 +63,11 @@ class NpyFile:
 
     @contextmanager
     def opened(self) -> Iterator[Read]:
-        """Give a ``with`` block a function ``read(begin, end)``, which returns values `begin` to `end` (exclusive)."""
+        """Give a ``with`` block a function ``read(begin, end)``, which returns values `begin` to `end` (exclusive).
+
+        Raises:
+            SourceError: reading fails, or the file is shorter than its header says, or has changed since it was found.
+        """
         width = self.dtype.itemsize
         with self._file.random() as file:
 

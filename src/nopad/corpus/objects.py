@@ -26,7 +26,7 @@ ROWS = Option(default=1000, help="rows in a block")
 
 
 class DatasetSource(TableSource):
-    """A `datasets.Dataset` or `datasets.IterableDataset`; the latter is read from its start at every pass.
+    """A `datasets.Dataset` or `datasets.IterableDataset` as a source; every pass reads it from its start.
 
     A dataset without features is read like dicts: its first `rows` rows decide the types of its columns.
 
@@ -135,8 +135,8 @@ class DictSource(TableSource):
         rows: number of items in a block.
 
     Raises:
-        SourceError: there is no item, an item is not a dict, an iterator is read a second time, or a wanted column is
-            missing or cannot be read.
+        SourceError: there is no item, an item is not a dict, an iterator is read a second time, the user's function or
+            iterator fails, or a wanted column is missing or cannot be read.
 
     >>> from nopad.corpus import DictSource
     >>> source = DictSource([{"input_ids": [7, 8, 9], "label": 0}, {"input_ids": [5], "label": 1}])
@@ -178,7 +178,7 @@ class DictSource(TableSource):
             yield chunk
 
     def _iterated(self, name: str) -> Iterator[Any]:
-        """Yield the items; SourceError if the user's function or iterator fails."""
+        """Yield the items; any error of the user's function or iterator, but those of nopad, becomes a SourceError."""
         row = 1
         try:
             for item in self._items() if callable(self._items) else self._items:
@@ -219,7 +219,7 @@ def _again(first: list[Any], rest: Iterator[list[Any]]) -> Iterator[list[Any]]:
 
 
 def schema_of(items: Sequence[Mapping[str, Any]]) -> pa.Schema:
-    """Return a schema with one type per key: float if integers and floats are mixed, null if Arrow has no type for it.
+    """Return a schema with one type per key: float if integers and floats are mixed, null if no value has a type.
 
     If the values of a key have no common type, the key gets the type of the first value that has one.
 
@@ -305,7 +305,7 @@ def to_batch(
 
 
 def _fit(values: Sequence[Any], kind: pa.DataType) -> bool:
-    """Whether all values fit this type; Arrow itself would silently turn 0.5 into 0, and True into 1."""
+    """Whether all values fit the type `kind`; Arrow itself would silently turn 0.5 into 0, and True into 1."""
     if is_list(kind):
         arrays = [value for value in values if isinstance(value, np.ndarray)]
         lists = [value for value in values if value is not None and not isinstance(value, np.ndarray)]

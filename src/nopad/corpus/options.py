@@ -56,15 +56,17 @@ class ReaderOptions:
 
     Attributes:
         text_unit: "file" if each text file is one document, "line" if each line is one, "paragraph" if each run
-            of lines between empty lines is one.
+            of lines between blank lines is one.
         text_field: name of the column or object field with text.
         ids_field: name of the column or object field with ready-made ids; it excludes `text_field`. If both are None,
-            ``input_ids`` is read if it exists, else ``text``.
+            ``input_ids`` is read if it exists, else ``text`` (in JSON Lines, a string ``text`` counts before an
+            ``input_ids`` that is not a list).
         carry: names of columns that are packed along with the content; "auto": all columns of a supported type if the
             content is ready-made ids, no column if it is text (but see `find_labels`).
-        mask_field: name of the column that marks padding with 0; "auto": ``attention_mask`` if it exists; None: no
-            column marks padding.
-        pad_id: the id of padding tokens; runs of it at both ends of a record are removed. None: no id marks padding.
+        mask_field: name of the column that marks padding of ready-made ids with 0; "auto": ``attention_mask`` if it
+            holds lists and `pad_id` is None; None: no column marks padding.
+        pad_id: the id of padding tokens; runs of this id at both ends of a record are removed. None: no id marks
+            padding.
         suffixes: suffixes of the files to read from folders; a file with a suffix that nopad does not know is read as
             text. (): all files of known kinds are read.
         find_labels: whether labels are found where `carry` is "auto". With text, the column ``labels``, ``label`` or
@@ -115,7 +117,7 @@ class ReaderOptions:
             raise OptionError("mask_field and pad_id exclude each other; give one of them")
 
     def settings(self) -> dict[str, Any]:
-        """Return all options by name as JSON values, for a manifest."""
+        """Return the options by name as JSON values; `suffixes` and `find_labels` are left out if empty or False."""
         found = {**asdict(self), "carry": self.carry if self.carry == "auto" else list(self.carry)}
         further = {"suffixes": list(found.pop("suffixes")), "find_labels": found.pop("find_labels")}
         return found | {name: value for name, value in further.items() if value}
@@ -184,7 +186,7 @@ class CorpusOptions:
         return self.capacity - special
 
     def special(self, tokenizer: Tokenizer | None) -> int:
-        """Return the number of special tokens that are added to each sequence; 0 without a tokenizer."""
+        """Return the number of special tokens in each sequence; 0 if `tokenizer` is None or `special_tokens` False."""
         return len(tokenizer.prefix) + len(tokenizer.suffix) if tokenizer and self.special_tokens else 0
 
 

@@ -1,15 +1,15 @@
 """Make pairs ``[CLS] A [SEP] B [SEP]`` from documents, for next-sentence prediction as in BERT.
 
 Sentences of a document are taken until they reach the target number of tokens. The target is the maximum for a pair, or
-for one document in ten (`short`) a number drawn uniformly from 2 to that maximum. The sentences are divided at random
+for one document in ten (`short`) a number drawn at random from 2 to that maximum. The sentences are divided at random
 into side A and side B. For half of the pairs (`random_next`), and if there is only one sentence, B comes from another
 document instead, beginning at a random sentence; the sentences that B would have had are used in the next pair. A pair
 that is too long loses tokens one by one, from the longer side, at its beginning or end at random. Unlike in BERT's
 code, a random B never comes from A's own document.
 
-The pairs depend only on the seed, the number of the copy, the document's number, and the documents read with it. One
-core makes some 350,000 pairs of 128 tokens a second, or 100,000 with static masks; tokenising takes extra time. Source:
-``create_pretraining_data.py`` of BERT.
+Besides the options, the pairs of a document depend only on the number of the copy, the document's number, and the
+documents that are read with it (a pool of `nopad.corpus.pretraining`). One core makes some 350,000 pairs of 128 tokens
+a second, or 100,000 with static masks; tokenising takes extra time. Source: ``create_pretraining_data.py`` of BERT.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ class PairOptions:
         max_length: maximum number of tokens in a pair, ``[CLS]`` and two ``[SEP]`` included.
         copies: how many times pairs are made from every document, different ones each time (BERT's ``dupe_factor``).
         short: the share of documents, from 0 to 1, for which a smaller target number of tokens per pair is drawn.
-        random_next: the share of pairs whose side B comes from another document, from 0 to 1.
+        random_next: the share, from 0 to 1, of pairs of several sentences whose side B comes from another document. In
+            a pair for which only one sentence was taken, side B always does.
         sentences: how documents are divided: "rules" (`nopad.corpus.sentences`), or "line" if each line is a sentence.
         over_long: what to do with a sentence too long to fit beside one token of another: "error" raises, "truncate"
             keeps its beginning, "split" cuts it into pieces, "drop" leaves it out.
@@ -68,11 +69,12 @@ class PairOptions:
         whole_words: whether the tokens of a word are masked all together or not at all; needs a WordPiece vocabulary
             (``##s``).
         seed: random seed of the pairs and of static masks.
-        pool_bytes: about how many bytes of documents (counted in characters) are read at a time; a random side B is
-            drawn from these documents.
+        pool_bytes: about how many characters of documents (of ASCII text, bytes) are read at a time; a random side B
+            is drawn from these documents.
 
     Raises:
-        OptionError: an option has an invalid value, or `rate` or `max_predictions` is given without `static`.
+        OptionError: an option has an invalid value, or `rate` or `max_predictions` is given without `static`. The value
+            of `rate` is only checked by `Vocabulary.of`.
 
     >>> from nopad.corpus import PairOptions
     >>> options = PairOptions(max_length=64, copies=2)
@@ -146,7 +148,7 @@ class Vocabulary:
     def of(
         cls, tokenizer: Tokenizer, options: PairOptions, names: Sequence[str | None] = ("[CLS]", "[SEP]", "[MASK]")
     ) -> Vocabulary:
-        """Look up the special tokens in a tokenizer's vocabulary.
+        """Return the ids that are needed to make pairs, looked up in a tokenizer's vocabulary.
 
         Args:
             tokenizer: the tokenizer of the documents.
@@ -155,7 +157,7 @@ class Vocabulary:
 
         Raises:
             OptionError: the vocabulary lacks one of these tokens, or has only special tokens, or has no word parts
-                (``##s``) although `options` ask for whole words.
+                (``##s``) although `options` ask for whole words; or `options.rate` is invalid.
         """
         known = tokenizer.vocabulary()
         missing = [usual for usual, name in zip(("[CLS]", "[SEP]", "[MASK]"), names, strict=True) if name not in known]
@@ -333,7 +335,11 @@ def _fitting(given: Sentences, options: PairOptions) -> tuple[Sentences, dict[st
 def _made(
     given: Sentences, first: NDArray[Any], numbers: NDArray[np.uint64], options: PairOptions
 ) -> NDArray[np.int64]:
-    """Return the pairs, ``[n, COLUMNS]`` of `_pair_kernels`; column 1 numbers a document's pairs, in all copies."""
+    """Return the pairs as rows with the columns of `_pair_kernels`; int64 ``[n, COLUMNS]``.
+
+    Column `NUMBER` counts the pairs of a document through all its copies. `first` has the index of the first sentence
+    of each document that has sentences, then the number of all sentences; `numbers` are these documents' numbers.
+    """
     from nopad.corpus import _pair_kernels
 
     keys = np.stack(
@@ -350,7 +356,7 @@ def _made(
 
 
 def _written(made: NDArray[np.int64], tokens: NDArray[np.int32], words: Vocabulary) -> Sequences:
-    """Return pairs as sequences with token types."""
+    """Return pairs, given as the rows of `_made`, as sequences with token types."""
     from nopad.corpus import _pair_kernels
 
     lengths = (made[:, 3] - made[:, 2] + made[:, 5] - made[:, 4] + FRAME).astype(np.int32)
@@ -361,7 +367,10 @@ def _written(made: NDArray[np.int64], tokens: NDArray[np.int32], words: Vocabula
 
 
 def _for_masks(made: Sequences, names: NDArray[np.int64], words: Vocabulary, options: PairOptions) -> Sequences:
-    """Return pairs with static masks and ``labels``, or with ``maskable``, from which masks are drawn later."""
+    """Return pairs with static masks and ``labels``, or with ``maskable``, from which masks are drawn later.
+
+    `names` are the integers that identify each pair, on which its random draws depend; int64 ``[n, 3]``.
+    """
     ids = made.tokens["input_ids"]
     masks, goes_on = words.masks, words.goes_on
     kinds = masks.maskable(ids) if goes_on is None else masks.words(ids, made.begins, goes_on)

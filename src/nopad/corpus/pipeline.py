@@ -1,10 +1,11 @@
 """Turn blocks of records into sequences of at most `capacity` tokens, with a count of every record.
 
-Blocks are collected into groups of about 2 MiB. A group is decoded, tokenised in one batch, and cut with array
-operations. Each group is yielded with its blocks, so that the caller can save it and a resumed job can continue after
-it. The sequences depend only on the records, not on how they are divided into blocks or groups.
+Blocks are collected into groups of at least 2 MiB (the last group of a source may be smaller). A group is decoded,
+tokenised in one batch, and cut with array operations. Each group is yielded with its blocks, so that the caller can
+save it and a resumed job can continue after it. The sequences depend only on the records, not on how they are divided
+into blocks or groups.
 
-A thread always tokenises one group ahead, so reading, decoding, cutting and the caller's work take no extra time while
+A thread tokenises one group of text ahead, so reading, decoding, cutting and the caller's work take no extra time while
 the tokenizer is busy. Memory: two groups. If reading fails, the group before the failure is not yielded either.
 """
 
@@ -42,7 +43,7 @@ __all__ = [
 ]
 
 GROUP_BYTES = 2 << 20
-THREADS = "nopad-tokenize"  # names of the threads that tokenise begin so
+THREADS = "nopad-tokenize"  # the names of the threads that tokenise begin with this
 
 _NONE = np.empty(0, dtype=np.int32)
 
@@ -84,7 +85,8 @@ class Part(NamedTuple):
 class Gathered:
     """The decoded records of a group: the good ones in order (`parts`), and the number of skipped bad ones (`bad`).
 
-    `records` is the number of both. `failure` is the error of the bad record that ended the group; None: no record did.
+    `records` is the number of all records, good and skipped. `failure` is the error of the bad record at which decoding
+    stopped; None: there was no such record.
     """
 
     blocks: list[Block]
@@ -114,7 +116,11 @@ class Gathered:
         return True
 
     def found(self, index: int) -> tuple[Block, int]:
-        """Return the block and the line of good record number `index` of this group (from 0)."""
+        """Return the block and the line of good record number `index` of this group (from 0).
+
+        Raises:
+            IndexError: the group has fewer good records.
+        """
         for part in self.parts:
             if index < part.run.lines.size:
                 return part.block, int(part.run.lines[index])
@@ -130,20 +136,21 @@ def sequences(
     first_record: int = 0,
     group_bytes: int = GROUP_BYTES,
 ) -> Iterator[Group]:
-    """Yield one `Group` per run of blocks of about `group_bytes` bytes, in order.
+    """Yield one `Group` per run of consecutive blocks, in order.
 
     Args:
         blocks: the blocks of a source.
         tokenizer: for text; None if every record is ready-made ids.
         options: capacity and policies.
         first_record: number of the first record in its source.
-        group_bytes: about how many bytes of blocks make a group.
+        group_bytes: a group ends when its blocks have at least this many bytes, or where a named source ends.
 
     Raises:
         OptionError: when called: no content token fits the capacity. While iterating: there is text, and no tokenizer
             was given.
         RecordError: while iterating: a record is bad, empty or too long, and its policy is "error".
         SourceError: while iterating: text and ids are mixed, or reading fails.
+        FormatError: while iterating: the tokenizer cannot encode a text.
 
     >>> import nopad
     >>> from nopad.corpus import sequences
@@ -186,7 +193,7 @@ def _groups(
 
 
 def _runs(blocks: Iterable[Block], group_bytes: int) -> Iterator[list[Block]]:
-    """Divide the blocks into runs of about `group_bytes`, each with blocks of one named source only."""
+    """Divide the blocks into runs of at least `group_bytes`; a run also ends where a named source ends."""
     group: list[Block] = []
     size = 0
     for block in blocks:
@@ -205,7 +212,7 @@ def _runs(blocks: Iterable[Block], group_bytes: int) -> Iterator[list[Block]]:
 def _gather(blocks: list[Block], first_record: int, options: CorpusOptions) -> Gathered:
     """Decode a group up to the first bad record that is not allowed.
 
-    This failure is stored, not raised: an earlier record may still fail because of its length.
+    The error of this record is stored, not raised: an earlier record may still fail because of its length.
     """
     out = Gathered(blocks)
     for block in blocks:
@@ -300,6 +307,7 @@ def finish(gathered: Gathered, wait: Content, tokenizer: Tokenizer | None, optio
 
     Raises:
         RecordError: the policies do not allow a record; the first such record is named.
+        FormatError: the tokenizer cannot encode a text.
     """
     content = wait()
     lengths = content.seq_lengths.astype(np.int64)
@@ -359,7 +367,10 @@ def _joined(arrays: Sequence[pa.Array]) -> pa.Array:
 def _check_lengths(
     gathered: Gathered, lengths: NDArray[np.int64], room: int, special: int, options: CorpusOptions
 ) -> None:
-    """Raise RecordError for the first record that is too long or empty, if the policy for such records is "error"."""
+    """Raise RecordError for the first record that is too long or empty, if the policy for such records is "error".
+
+    `lengths` counts the content tokens of each record, of which `room` fit; a sequence gets `special` special tokens.
+    """
     over = (lengths > room) & (options.over_long == "error")
     bad = over | ((lengths == 0) & (options.empty == "error"))
     if not bad.any():

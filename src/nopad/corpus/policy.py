@@ -28,9 +28,9 @@ def cut(lengths: NDArray[np.int64], room: int, over_long: OverLong) -> Pieces:
     """Cut records into pieces of at most `room` tokens; an empty record gives no piece.
 
     `lengths` are the numbers of tokens of the n records, int64 ``[n]``. A record of at most `room` tokens is one piece.
-    A longer one gives, with `over_long` "split", pieces of `room` tokens and one with the remaining tokens; with
-    "truncate", the first piece only; with "drop", no piece. If `over_long` is "error", the caller must have checked
-    that no record exceeds `room`.
+    A longer record gives, with `over_long` "split", pieces of `room` tokens and one with the remaining tokens, if any
+    remain; with "truncate", the first piece only; with "drop", no piece. If `over_long` is "error", the caller must
+    have checked that no record exceeds `room`.
     """
     pieces = -(-lengths // room)
     if over_long != "split":
@@ -41,7 +41,10 @@ def cut(lengths: NDArray[np.int64], room: int, over_long: OverLong) -> Pieces:
 
 
 def cut_counts(lengths: NDArray[np.int64], room: int, over_long: OverLong) -> dict[str, int]:
-    """Return how many records `cut` truncates, splits or drops, and the tokens lost, by field names of `Counts`."""
+    """Return how many records `cut` truncates, splits or drops, and how many tokens are lost, by names of `Counts`.
+
+    The arguments are those of `cut`.
+    """
     over = lengths[lengths > room]
     if over_long == "truncate":
         return {"truncated": over.size, "truncated_tokens": int((over - room).sum())}

@@ -54,7 +54,7 @@ def prefix_lengths(
 
 
 def _is_whole(tokenizer: Any, text: str, one: int, place: tuple[int, int]) -> bool:
-    """Whether the token `one` is exactly the characters at `place`; some special tokens also take white space there."""
+    """Whether the token `one` is exactly the characters at `place`; some special tokens take white space too."""
     return bool(text[place[0] : place[1]] == tokenizer.convert_ids_to_tokens(one))
 
 

@@ -1,13 +1,13 @@
 """`PretrainingSource`: a source of ready-made ids that makes pre-training pairs from a source of texts.
 
-A pair is ``[CLS] A [SEP] B [SEP]``. Documents are read into pools of about `PairOptions.pool_bytes` bytes (counted in
-characters). A pool becomes one block, and a random side B is drawn from the documents of the same pool. So memory holds
-two pools, never the corpus, and the pairs of a block depend only on the block and the options: a job that is resumed,
-or that divides the blocks among processes, makes the same bytes. BERT's own code does the same with its shards. Shuffle
-the documents of a sorted corpus first, or each random side B comes from a document similar to that of side A.
+A pair is ``[CLS] A [SEP] B [SEP]``. Documents are read into pools of about `PairOptions.pool_bytes` characters. A pool
+becomes one block, and a random side B is drawn from the documents of the same pool. So memory holds two pools, never
+the corpus, and the pairs of a block depend only on the block and the options: a job that is resumed, or that divides
+the blocks among processes, makes the same bytes. BERT's own code does the same with its shards. Shuffle the documents
+of a sorted corpus first, or each random side B comes from a document similar to that of side A.
 
-A pool ends only after at least `FEWEST` documents with text. If the last pool of a source has fewer, or less than half
-of `pool_bytes`, it is joined with the pool before it.
+A pool ends when it has `pool_bytes` and at least `FEWEST` documents with text, or where a named source ends. If the
+last pool of a source has fewer documents, or less than half of `pool_bytes`, it is joined with the pool before it.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ PREFIX = "pretrain_"  # in front of the names of `PairOptions` in `PretrainingSo
 class _Pool:
     """Documents of one named source, with the place of each for messages; a bad one is {"bad": reason}, not a text.
 
-    `first` is the number of the first document in the input, from 0; `bytes` counts the characters of all texts, and
-    `filled` the texts that are not blank.
+    `first` is the number of the first document in the input, from 0; `bytes` counts the characters of all texts,
+    `filled` the texts that are not blank, and `read` the bytes by which this pool advances a progress bar.
     """
 
     source: str
@@ -90,7 +90,8 @@ class PretrainingSource(Source):
         options: how pairs are made; None: the defaults of `PairOptions`.
 
     Raises:
-        OptionError: the vocabulary lacks one of these tokens, or lacks word parts that `options` require.
+        OptionError: the vocabulary lacks one of these tokens, has only special tokens, or lacks word parts that
+            `options` require; or ``options.rate`` is invalid.
         SourceError: the source holds ready-made ids, or carries columns.
 
     >>> from nopad import load_tokenizer
@@ -129,11 +130,11 @@ class PretrainingSource(Source):
         self.names = source.names
 
     def blocks(self) -> Iterator[Block]:
-        """Yield a block for each pool.
+        """Yield a block for each pool, the documents that are read together.
 
         Raises:
             SourceError: a source has fewer than two documents that are not empty, so side B of a pair cannot come from
-                another document.
+                another document; a record is ready-made ids; or reading fails.
         """
         before: _Pool | None = None
         for pool in self._pools():
@@ -150,7 +151,7 @@ class PretrainingSource(Source):
         return pool.filled < FEWEST or pool.bytes < self.options.pool_bytes / 2
 
     def _pools(self) -> Iterator[_Pool]:
-        """Yield the pools of all sources; the last one of each may be small."""
+        """Yield the pools (documents read together) of all named sources; the last pool of each source may be small."""
         pool, number = None, 0
         read = 0
         for block in self._source.blocks():
@@ -212,7 +213,11 @@ def options_from_settings(settings: dict[str, Any] | Any) -> PairOptions | None:
 
 
 def _documents(block: Block) -> Iterator[tuple[str | dict[str, str], int]]:
-    """Yield (document, line) for each document of a block of texts; a bad document is {"bad": reason}."""
+    """Yield (document, line) for each document of a block of texts; a bad document is {"bad": reason}.
+
+    Raises:
+        SourceError: the block holds ready-made ids.
+    """
     for one in block.records():
         if isinstance(one, BadRecord):
             yield {"bad": one.reason}, one.line
@@ -228,7 +233,9 @@ def _documents(block: Block) -> Iterator[tuple[str | dict[str, str], int]]:
 def _decode(
     data: bytes, first_line: int, *, tokenizer: Tokenizer, words: Vocabulary, options: PairOptions, pool: list[str]
 ) -> Iterator[Records | BadRecord]:
-    """Yield the bad documents of a pool, then all pairs of the others.
+    """Yield the bad documents of a pool (one block), then all pairs of the others.
+
+    `pool` has the place of each document, for messages; `words` is the vocabulary.
 
     Raises:
         RecordError: a sentence is too long or a document is empty, and `options` make that an error; or no pairs can be
@@ -248,7 +255,7 @@ def _decode(
 
 
 class TokenisedPool(NamedTuple):
-    """The documents of a pool, tokenised.
+    """The documents of a pool (one block of a `PretrainingSource`), tokenised.
 
     Attributes:
         sentences: sentences of all documents that are not bad.
@@ -276,7 +283,10 @@ def tokenised_pool(data: bytes, first_line: int, tokenizer: Tokenizer, options: 
 
 
 def _check(found: TokenisedPool, pool: list[str], first_line: int, options: PairOptions) -> None:
-    """Raise RecordError for an empty document or a sentence that is too long, if `options` make that an error."""
+    """Raise RecordError for an empty document or a sentence that is too long, if `options` make that an error.
+
+    `pool` has the place of each document of the block, for messages; `first_line` is the number of the first document.
+    """
     given, places = found.sentences, [pool[line - first_line] for line in found.lines.tolist()]
     sizes = np.bincount(given.document, minlength=len(places))
     if options.empty == "error" and not sizes.all():

@@ -47,7 +47,9 @@ class RecordFile(Source):
 
     Raises:
         SourceError: a column is missing, or its type cannot be packed.
-        OptionError: an option is given that has no effect together with the encoder.
+        RecordError: the input is broken in its first thousand records, so that nothing after that point can be read.
+        OptionError: an option is given that has no effect together with the encoder, or a column to carry is one that
+            the encoder makes.
     """
 
     def __init__(
@@ -131,7 +133,14 @@ class RecordFile(Source):
 def _chosen(
     found: pa.Schema, options: ReaderOptions, encoder: Encoder | None, place: str
 ) -> tuple[pa.Schema, ReaderOptions]:
-    """Return the schema of what is packed, and the options that choose its columns."""
+    """Return the schema of what is packed, and the options that choose its columns.
+
+    `found` is the schema of the records; `place` names the input in messages.
+
+    Raises:
+        OptionError: an option has no effect beside the encoder, or a column to carry is one that the encoder makes.
+        SourceError: the column of labels that would be found is null in all records.
+    """
     if encoder is None:
         return found, options
     for name in ("text_field", "ids_field", "mask_field", "pad_id"):
@@ -160,7 +169,11 @@ def _chosen(
 def _decode(
     data: bytes, first: int, *, lines: bool, encoder: Encoder | None, schema: pa.Schema, chosen: Selection
 ) -> Iterator[Records | BadRecord]:
-    """Yield the records of a block: runs of good ones between bad ones."""
+    """Yield the records of a block: runs of good ones between bad ones.
+
+    `first` is the number of the block's first record or line. `lines` says whether `data` is JSON Lines; if not, it is
+    a JSON array, in which a list with a reason stands for a bad record. `schema` has the types of the `chosen` columns.
+    """
     items: list[Mapping[str, Any]] = []
     at: list[int] = []
     for line, value in json_lines(data, first) if lines else enumerate(json.loads(data), first):
@@ -215,7 +228,7 @@ def _made(
 
 
 def _origin(run: Records) -> Origin | None:
-    """Return the record of each sequence in a run of ids; None if each record is one sequence."""
+    """Return the record of each sequence in a run of ids; None if each record is one sequence, or the run is text."""
     first = np.diff(run.lines, prepend=-1) != 0
     if run.ids is None or first.all():
         return None
@@ -232,7 +245,7 @@ def _in_columns(
 
 
 class _Once:
-    """The runs of an iterator, which can be read only once; `ahead` gives the first run before that.
+    """The runs of an iterator, which can be read only once; `ahead` also gives the first run, without reading on.
 
     Raises:
         SourceError: when called a second time.
@@ -247,7 +260,11 @@ class _Once:
         return iter(self._first)
 
     def __call__(self) -> Iterator[Run]:
-        """Return an iterator over all runs."""
+        """Return an iterator over all runs.
+
+        Raises:
+            SourceError: the runs were read before.
+        """
         if self._read:
             raise SourceError(
                 f"{self._name}: an iterator can be read once; give a list, or a function that returns one"
@@ -257,7 +274,7 @@ class _Once:
 
 
 def _all(runs: Iterator[Run]) -> Iterator[dict[str, Any]]:
-    """Return all records that are not bad."""
+    """Return an iterator over all records of the runs that are not bad."""
     return (one for run in runs for one in run.each() if not isinstance(one, Bad))
 
 

@@ -84,7 +84,7 @@ class RecordStream:
         """Yield the records from number `after` (counted from 0) on; most earlier records are skipped without decoding.
 
         Raises:
-            RecordError: a record is bad; the message names the file and line.
+            RecordError: a record is bad; the message says where it is.
             SourceError: the input cannot be read, changed since it was opened, or has fewer records than `after`.
         """
         passed = 0
@@ -96,21 +96,24 @@ class RecordStream:
             raise SourceError(f"there are {passed:,} records, and reading was to go on after {after:,}")
 
     def count(self) -> int:
-        """Return the number of records; O(bytes), without decoding JSON lines or table rows.
+        """Return the number of records; O(bytes), without decoding JSON lines or table rows. An iterator is used up.
 
         Raises:
-            SourceError, RecordError: as for `read`.
+            SourceError: the input cannot be read, or changed since it was opened.
+            RecordError: the line of names of a CSV or TSV file is broken. A bad record is counted and raises no error.
         """
         return sum(run.count for run in self._runs())
 
     def fingerprint(self) -> str:
         """Return a SHA-256 of the input, in hex; this reads all files, at about 1 GB/s.
 
-        It covers the stored (compressed) bytes of files, and the JSON form of Python objects; a value without a JSON
-        form is covered by its `repr`.
+        It covers the stored (compressed) bytes of files, and the JSON form of Python objects. A value without a JSON
+        form is covered by the list that its `tolist` returns, as of NumPy arrays, else by its `repr`. The records of an
+        iterator are used up.
 
         Raises:
             SourceError: the input cannot be read, or changed since it was opened.
+            RecordError: a record of a dataset is bad.
         """
         digest = CHAIN_START
         for file, runs in self.parts:
@@ -160,7 +163,8 @@ def open_records(
         inputs: a path, URL or ``hf:NAME``, or a list of them; a `datasets.Dataset` or `IterableDataset`; or dicts, as a
             list, an iterator, or a function that returns a new iterator. Files are JSON Lines (``.jsonl``,
             ``.ndjson``, ``.json``), one JSON array (``.json``), Parquet, Arrow, CSV, TSV, or text. All but Parquet and
-            Arrow files may be compressed (``.gz`` or ``.zst``). Records of text files have one column, ``text``.
+            Arrow files may be compressed (``.gz`` or ``.zst``). Records of text files have the column ``text``. A
+            `RecordStream` is returned as it is.
         strings: names of columns of CSV and TSV files that are read as text, even if all their cells are numbers.
         text_unit: what a record of a text file is: a "line", a "paragraph", or the whole "file".
         paths: whether records of text files also have the column ``path``, the path of their file.
@@ -196,7 +200,11 @@ def open_records(
 
 
 def records_from_python(inputs: Any) -> RecordStream | None:
-    """Return a stream of the records in Python objects; None if `inputs` are paths."""
+    """Return a stream of the records in Python objects; None if `inputs` are paths.
+
+    Raises:
+        SourceError: `inputs` is a mapping, a table or an array, or an object that holds no records.
+    """
     if isinstance(inputs, Mapping):
         names = ", ".join(map(str, list(inputs)[:8]))
         raise SourceError(f"a mapping of {names} is no list of records; give one split, or a list of dicts")
@@ -245,7 +253,8 @@ def opened_runs(
 ) -> tuple[str, _Runs]:
     """Return a file's format (as `RecordStream.kind`), and a function that yields its runs from the start.
 
-    Parquet and Arrow files are opened here, so that a damaged one is found now.
+    The other arguments are those of `open_records`.
+    Parquet and Arrow files are opened here, so that a file with a damaged footer or schema raises SourceError now.
     """
     suffix = file.suffix
     if suffix in TABLE_SUFFIXES:

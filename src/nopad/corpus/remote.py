@@ -1,8 +1,8 @@
 """Files on object stores and servers: any URL that pyarrow can open, or fsspec if it is installed.
 
-pyarrow itself opens ``s3://``, ``gs://`` and ``hdfs://``; other schemes (``https://``, ``memory://``, ``az://``) need
-fsspec and the package that it uses for the scheme. These libraries take credentials from the environment, their
-configuration files, or the URL.
+pyarrow itself opens ``s3://``, ``gs://``, ``hdfs://``, ``abfs://`` and ``file://``, as far as it was built for them;
+other schemes (``https://``, ``memory://``, ``az://``) need fsspec and the package that fsspec uses for the scheme.
+These libraries take credentials from the environment, their configuration files, or the URL.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def find_remote(url: str) -> list[tuple[str, str, int, tuple[int, int] | None, R
     The name of a file under a URL is its path relative to the URL; hidden files and folders are left out.
 
     Raises:
-        SourceError: the host does not answer, there is no file, or files cannot be listed, for example without
-            credentials.
+        SourceError: the host does not answer, there is nothing at the URL, or files cannot be listed, for example
+            without credentials. A folder without files gives an empty list.
         MissingExtraError: the scheme needs a package that is not installed.
     """
     import pyarrow.fs as pafs
@@ -123,7 +123,12 @@ def _host(url: str, scheme: str) -> str | None:
 
 
 def _filesystem(url: str, scheme: str) -> tuple[Any, str]:
-    """Return the file system of a URL, and the path in it."""
+    """Return the file system of a URL, and the path in it.
+
+    Raises:
+        MissingExtraError: fsspec, or the package that it needs for the scheme, is not installed.
+        SourceError: neither pyarrow nor fsspec knows the scheme.
+    """
     import pyarrow as pa
     import pyarrow.fs as pafs
 

@@ -1,7 +1,7 @@
 """Turn Arrow tables into records: runs of good rows as `Records`, and each bad row as a `BadRecord`.
 
-Array operations do this in about 3 ns per token; Python code runs only for bad rows. Padding is removed if it is marked
-by an attention mask, or by a padding id that the user names.
+Array operations do this in about 3 ns per token; Python loops over rows only where some are bad. Padding is removed if
+it is marked by an attention mask, or by a padding id that the user names.
 """
 
 from __future__ import annotations
@@ -169,7 +169,8 @@ def numbers(flat: pa.Array) -> NDArray[Any]:
 def _mark_first(bad: dict[int, str], ragged: _Ragged, places: NDArray[np.int64], reason: Any) -> None:
     """Add to `bad`, with a reason, each row that contains one of `places`, which are ascending indices of the values.
 
-    ``reason(index in the row, value)`` returns the reason; that of the first of `places` in a row is kept.
+    ``reason(index in the row, value)`` returns the reason. Only that of the first of `places` in a row is kept, and a
+    row that is in `bad` already keeps its reason.
     """
     held = np.flatnonzero(ragged.lengths)
     if not places.size or not held.size:
@@ -241,7 +242,7 @@ def _taken(values: NDArray[Any], begins: NDArray[np.int64], lengths: NDArray[np.
 
 
 def _sequence_columns(batch: pa.RecordBatch, selection: Selection) -> dict[str, pa.Array]:
-    """Return the carried columns with one value per row, dictionaries decoded and strings as ``pa.string()``."""
+    """Return the carried columns with one value per row, by name; texts are cast to ``pa.string()``."""
     found = {}
     for column in selection.carried:
         if column.per == "sequence":
@@ -273,7 +274,7 @@ def without_broken_text(batch: pa.RecordBatch, bad: dict[int, str]) -> pa.Record
 
 
 def _find_bad_sequences(batch: pa.RecordBatch, selection: Selection, bad: dict[int, str]) -> None:
-    """Mark rows without a value in a carried per-sequence column as bad."""
+    """Add to `bad` the rows that are null in a carried per-sequence column, with the reason."""
     for column in selection.carried:
         if column.per == "sequence":
             for row, reason in _null_rows(batch.column(column.name), column.name).items():

@@ -1,9 +1,9 @@
 """Read files, tables and objects as runs of records, which are decoded to dicts only on demand.
 
 A run is a number of consecutive records, and this number is known before decoding. So reading from record k on decodes
-no run that ends before k. There is one function per format of input. Each yields the same runs at every call, of a few
-MiB or a thousand rows, so memory is bounded by a run. `Run.decode` raises a `RecordError` that names the file and line
-when it reaches a bad record.
+no run that ends before k. There is one function per format of input. Unless its input is an iterator, it yields the
+same runs at every call, of a few MiB or a thousand rows, so memory is bounded by a run. `Run.decode` raises a
+`RecordError` that names the file and the line or row when it reaches a bad record.
 """
 
 from __future__ import annotations
@@ -74,9 +74,9 @@ def _objects(data: bytes, first_line: int, file: InputFile) -> Iterator[dict[str
 
 
 def text_runs(file: InputFile, unit: TextUnit = "line", paths: bool = False) -> Iterator[Run]:
-    """Yield runs of a text file: each `unit` is a record with the column ``text``, even an empty line.
+    """Yield runs of a text file: each `unit` (file, line or paragraph) is a record with the column ``text``.
 
-    With `paths`, the column ``path`` names the file.
+    With `unit` "line", an empty line is a record too. With `paths`, the column ``path`` names the file.
     """
     for block in TextFile(file, unit=unit).blocks():
         records = [*block.records()]
@@ -109,7 +109,7 @@ def dataset_runs(dataset: Any, name: str) -> Iterator[Run]:
     `name` is for messages.
 
     Raises:
-        SourceError: the dataset has a transform, which would not be applied.
+        SourceError: the dataset has a transform, which would not be applied; or reading it fails.
     """
     if dataset.features is None:
         plain = dataset.with_format(None)
@@ -135,7 +135,11 @@ def _decoded(batch: pa.RecordBatch, first_row: int, place: str) -> Iterator[dict
 
 
 def object_runs(items: Iterable[Any], name: str) -> Iterator[Run]:
-    """Yield runs of dicts from Python; `name` is for messages."""
+    """Yield runs of dicts from Python; `name` is for messages.
+
+    Raises:
+        SourceError: the user's iterator fails; or, when a run is decoded, an item is not a dict.
+    """
     source, row = _guarded(items, name), 1
     while part := list(islice(source, ROWS)):
         yield Run(len(part), partial(_dicts, part, row, name))
@@ -143,7 +147,7 @@ def object_runs(items: Iterable[Any], name: str) -> Iterator[Run]:
 
 
 def _guarded(items: Iterable[Any], name: str) -> Iterator[Any]:
-    """Yield the items; SourceError if the user's function or iterator fails."""
+    """Yield the items; any error of the user's iterator, but those of nopad, becomes a SourceError."""
     row = 1
     try:
         for item in items:

@@ -1,6 +1,6 @@
 """Choose which columns of a table to read, from its schema, before any data is read.
 
-A column that is missing, occurs twice, or has a type that cannot be read is refused here, not while reading.
+A wanted column that is missing, occurs twice, or has a type that cannot be read is refused here, not while reading.
 """
 
 from __future__ import annotations
@@ -82,11 +82,12 @@ _PACKED = (
 
 
 def select(schema: pa.Schema, options: ReaderOptions, place: str) -> Selection:
-    """Choose the columns of a table with this schema; `place` names the table in messages.
+    """Return which columns of a table with this schema are read; `place` names the table in messages.
 
     Raises:
-        SourceError: a column is missing, occurs twice, is used in two roles, has the name of a column that nopad
-            writes, or has a type that cannot be read; or the table is a packed dataset.
+        SourceError: a wanted column is missing, occurs twice, is used in two roles, has the name of a column that nopad
+            writes, or has a type that cannot be read; labels are found twice or are all null; or the table is a packed
+            dataset.
 
     >>> ids = pa.list_(pa.int64())
     >>> schema = pa.schema({"input_ids": ids, "attention_mask": ids, "label": pa.int64()})
@@ -167,7 +168,10 @@ def label_column(schema: pa.Schema) -> list[str]:
 
 
 def refuse_empty_labels(schema: pa.Schema, names: Sequence[str], wanted: bool, place: str) -> None:
-    """Refuse a column of labels that holds nothing but null, which would otherwise be left out."""
+    """Refuse a column of labels among `names` that holds nothing but null, and would otherwise be left out.
+
+    Nothing is refused if `wanted` is False.
+    """
     empty = [name for name in names if wanted and name in LABELS and pa.types.is_null(schema.field(name).type)]
     if empty:
         raise SourceError(
@@ -177,7 +181,7 @@ def refuse_empty_labels(schema: pa.Schema, names: Sequence[str], wanted: bool, p
 
 
 def _check_distinct(content: str, mask: str | None, carried: Sequence[str], place: str) -> None:
-    """Refuse a column that is used in two roles."""
+    """Refuse a column that is used in two roles, or carried twice."""
     if mask == content:
         raise SourceError(f"{place}: the column {mask!r} cannot be its own mask; name another one with mask_field=")
     for at, name in enumerate(carried):
@@ -191,7 +195,11 @@ def _check_distinct(content: str, mask: str | None, carried: Sequence[str], plac
 
 
 def _content(schema: pa.Schema, options: ReaderOptions, place: str) -> tuple[str, Kind]:
-    """Return the name of the column of text or ids, after checking its type, and which of the two it holds."""
+    """Return the name of the column with the content, and what it holds ("text" or "ids"), after checking its type.
+
+    Raises:
+        SourceError: there is no such column, or several, or its type does not fit.
+    """
     name = options.ids_field or options.text_field
     if name is None:
         name = next((n for n in ("input_ids", "text") if n in schema.names), None)
@@ -215,7 +223,11 @@ def _content(schema: pa.Schema, options: ReaderOptions, place: str) -> tuple[str
 
 
 def _mask(schema: pa.Schema, field: str, place: str) -> str | None:
-    """Return the name of the column that marks padding, or None."""
+    """Return the name of the column that marks padding; "auto": ``attention_mask``, or None if it holds no lists.
+
+    Raises:
+        SourceError: the named column is missing, occurs twice, or does not hold lists of integers or booleans.
+    """
     if field == "auto":
         found = MASK in schema.names and is_list(schema.field(MASK).type)
         return MASK if found else None
@@ -227,7 +239,11 @@ def _mask(schema: pa.Schema, field: str, place: str) -> str | None:
 
 
 def _asked(schema: pa.Schema, name: str, kind: Kind, content: str, place: str) -> Carried:
-    """Return a column that the user asked to carry, after checking that it can be carried."""
+    """Return how a column that the user named is carried, after checking that it can be.
+
+    Raises:
+        SourceError: the column is missing, occurs twice, has a name that nopad writes, or has a type that does not fit.
+    """
     _check_once(schema, name, place)
     if name in (*RESERVED, content):
         raise SourceError(f"{place}: the column {name!r} cannot be carried: nopad writes one of that name; rename it")
@@ -242,7 +258,11 @@ def _asked(schema: pa.Schema, name: str, kind: Kind, content: str, place: str) -
 
 
 def _found(schema: pa.Schema, name: str, place: str) -> Carried | None:
-    """Return how a column that the user did not name is carried; None if it cannot be."""
+    """Return how a column that the user did not name is carried; None if it cannot be.
+
+    Raises:
+        SourceError: the column occurs twice, or could be carried but has a name that nopad writes.
+    """
     if schema.names.count(name) > 1:
         _check_once(schema, name, place)
     found = _carried(schema, name, "ids")

@@ -7,7 +7,7 @@ A sentence ends
 * at the full stops of Chinese and Japanese, even without white space;
 * at an empty line, and before a line that begins like an entry of a list.
 
-It does not end
+After a mark of the first kind, it does not end
 
 * before a lower-case letter: ``"Why?" he asked``, ``approx. five``;
 * inside a word: ``3.14``, ``nopad.plan``, ``example.com``;

@@ -1,4 +1,4 @@
-"""Adapt slow (Python) tokenizers from transformers to the methods of `tokenizers` that nopad uses, on one core."""
+"""Adapt slow tokenizers (written in Python) from transformers to the methods of `tokenizers` that nopad uses."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class SlowBackend:
         return text
 
     def to_str(self) -> str:
-        """Return the tokenizer's class, vocabulary and settings as JSON, for a fingerprint."""
+        """Return the tokenizer's class, vocabulary, and settings that may change the ids, as JSON for a fingerprint."""
         settings = {
             name: repr(value)
             for name, value in self._given.init_kwargs.items()

@@ -3,7 +3,7 @@
 A block is a run of whole records, as raw bytes or as an Arrow table. Input is read and hashed block by block, and a job
 resumes after a block. Decoding is lazy: a resumed job only reads and hashes the blocks that it has processed before
 (0.6 GB/s), and decodes new ones. The same input always gives the same blocks. A corpus need not fit in memory, but each
-block must (4 MiB, or one larger record).
+block must (about 4 MiB for files, or one larger record).
 
 To add a source: subclass `Source`, write `blocks()`, and give each block a decoder whose result depends only on the
 block's data. `IterableSource` is the smallest example.
@@ -49,7 +49,7 @@ Decoder = Callable[[Any, int], Iterator[Record | Records | BadRecord]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """A run of whole records of one file.
+    """A run of whole records of one file or other input.
 
     Attributes:
         name: name of the file in fingerprints: a POSIX path relative to the input folder, or a bare file name.
@@ -108,7 +108,14 @@ class Block:
         return content_digest(self.data)
 
     def records(self) -> Iterator[Record | Records | BadRecord]:
-        """Decode the records lazily; content that cannot be decoded gives a `BadRecord`, not an exception."""
+        """Decode the records lazily; a record that cannot be decoded is a `BadRecord`, not an exception.
+
+        Raises:
+            RecordError: no pre-training pairs can be made of the documents in the block (`PretrainingSource`), or one
+                of them is empty or has a sentence that is too long, and the options make that an error.
+            FormatError: the block is of a file of lengths, which holds no records; or the documents are made into
+                pairs, and the tokenizer cannot encode one.
+        """
         return self.decoder(self.data, self.first_line)
 
     def lines(self) -> Lines | None:
@@ -154,16 +161,16 @@ class Source(ABC):
     divisible: bool = True
     """Whether some records can be held out for validation; False if several records may contain the same text."""
     made_here: bool = False
-    """Whether nopad made the ids from texts; then no token of them is padding."""
+    """Whether an encoder or a task of nopad made the content of the records; then none of the ids is padding."""
     names: tuple[str, ...] = ("",)
     """Names of the sources in a mixture, in reading order; ``("",)`` for a source that is not a mixture."""
 
     @abstractmethod
     def blocks(self) -> Iterator[Block]:
-        """Yield all blocks in a fixed order, from the first one at every call.
+        """Yield all blocks in a fixed order; every call begins at the first block.
 
         Raises:
-            SourceError: reading fails.
+            SourceError: reading fails, or the input is an iterator that was read before.
         """
 
     def __repr__(self) -> str:
@@ -190,7 +197,7 @@ class Source(ABC):
         return islice(self.blocks(), at[0], None)
 
     def read_bytes(self) -> int | None:
-        """Return how many bytes of `total_bytes` the latest pass has read so far; None if each block tells."""
+        """Return how many bytes of `total_bytes` the latest pass has read so far; None: `Block.progress` tells."""
         return None
 
     def inventory(self) -> list[tuple[str, int]]:
@@ -252,9 +259,10 @@ class IterableSource(Source):
 
 
 def located(sources: Sequence[Source], at: tuple[int, ...] = (0,)) -> Iterator[Block]:
-    """Yield the blocks of several sources in turn, with the source's number put in front of each block's `at`.
+    """Yield the blocks of several sources in turn, with the source's number in front of each block's `at`.
 
-    This begins in source number ``at[0]``, with the block that ``at[1:]`` stands for (see `Source.blocks_from`).
+    The first block is of source number ``at[0]``: the one that ``at[1:]`` stands for (see `Source.blocks_from`). If
+    a source counts its `read_bytes`, each of its blocks without a `Block.read` gets the increase of this count.
     """
     for number in range(at[0], len(sources)):
         inside = at[1:] if number == at[0] else ()
@@ -288,7 +296,11 @@ def chain(digest: bytes, block: Block) -> bytes:
 
 
 def _plain(ids: Any, name: str, record: int) -> list[Any]:
-    """Return ids as a list for JSON; a value that is not an integer stays, and makes a bad record later."""
+    """Return ids as a list for JSON; a value that is not an integer stays, and makes a bad record later.
+
+    Raises:
+        SourceError: `ids` is not a list, tuple or array.
+    """
     values = ids.tolist() if hasattr(ids, "tolist") else ids
     if not isinstance(values, list | tuple):
         raise SourceError(f"{name}: record {record} is {type(ids).__name__}, neither text nor a list of ids")

@@ -1,9 +1,9 @@
 """Tables as sources: the base class, and Parquet and Arrow files.
 
-A table source yields record batches of a few thousand rows; the module `selection` chooses their columns, and the
-module `rows` decodes them.
-A block is one batch, cut at the same rows in every pass, and validated before it is used (`nopad.corpus.batches`).
-Reading is as fast as Arrow decodes. Batches of an Arrow file are copied once, and each must fit in memory.
+A table source yields record batches; the module `selection` chooses their columns, and the module `rows` decodes them.
+A block is one batch or a part of a batch, cut at the same rows in every pass, and validated before it is used
+(`nopad.corpus.batches`). Reading is as fast as Arrow decodes. Batches of an Arrow file are copied once, and each must
+fit in memory.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def _part(size: int, first: int, rows: int, of: int) -> int:
 
 
 class ParquetFile(TableSource):
-    """One Parquet file as a source. Its footer is read when it is opened; a truncated file then raises SourceError."""
+    """One Parquet file as a source. Making this object reads the footer; a truncated file raises SourceError then."""
 
     def __init__(self, file: InputFile, options: ReaderOptions, *, block_bytes: int = BLOCK_BYTES) -> None:
         """Read the footer, and choose the columns to read."""
@@ -169,7 +169,7 @@ def parquet_footer(file: InputFile) -> tuple[Any, pa.Schema]:
     """Return the metadata and the schema of a Parquet file.
 
     Raises:
-        SourceError: the file is not a whole Parquet file, or changed since it was found.
+        SourceError: the file has no sound Parquet footer, cannot be read, or changed since it was found.
     """
     with file.random() as opened, library_errors(file, "Parquet"):
         metadata = pq.read_metadata(opened)
@@ -207,17 +207,17 @@ def arrow_schema(file: InputFile) -> pa.Schema:
     """Return the schema of an Arrow file or stream.
 
     Raises:
-        SourceError: the file is neither, or changed since it was found.
+        SourceError: the file is neither, cannot be read, or changed since it was found.
     """
     with file.random() as opened, library_errors(file, "Arrow"):
         return opened_arrow(opened).schema
 
 
 def arrow_batches(file: InputFile) -> Iterator[pa.RecordBatch]:
-    """Yield an Arrow file's own record batches.
+    """Yield the own record batches of an Arrow file or stream.
 
     Raises:
-        SourceError: the file is damaged or cut short.
+        SourceError: the file is damaged or cut short, or changed since it was found.
     """
     with file.random() as opened, library_errors(file, "Arrow"):
         found = opened_arrow(opened, file.path)
@@ -232,7 +232,7 @@ def arrow_batches(file: InputFile) -> Iterator[pa.RecordBatch]:
 def library_errors(file: InputFile, kind: str) -> Iterator[None]:
     """In a ``with`` block, turn any error that a damaged file causes in Arrow into a SourceError that names the file.
 
-    `kind` is what messages call the format, such as "Parquet".
+    Errors of nopad and of the disk pass unchanged. `kind` is what messages call the format, such as "Parquet".
     """
     try:
         yield

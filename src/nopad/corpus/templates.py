@@ -1,8 +1,9 @@
 """Apply a tokenizer's chat template to messages, and find the special tokens that a tokenizer puts around a text.
 
 Any error that a template raises becomes a `RecordError` with the record's number. Templates silently ignore what they
-do not support, such as a role or tools. So the first chat with each role, with tools, and with tool calls is also
-rendered without these, and refused if the result is the same.
+do not support, such as a role or tools. So the first chat with tools, the first with tool calls, and the first with a
+message of each role are rendered once more without the tools, the calls, or the content of that message. If the text
+stays the same, the chat is refused.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Frame:
         eos: id of the end-of-sequence token; None: the tokenizer has none.
 
     Raises:
-        OptionError: the tokenizer tokenises a text differently when it adds special tokens.
+        OptionError: the tokenizer tokenises the text "a" differently when it adds special tokens, or not at all.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -127,7 +128,8 @@ class Template:
             tools: whether to pass the chat's tools to the template.
 
         Raises:
-            RecordError: the template refuses these messages.
+            RecordError: the template refuses these messages, or the chat's options have an argument of
+                `apply_chat_template` that is not the template's.
             OptionError: the tokenizer has no chat template.
         """
         found = self._applied(chat, number, until, tokenize=False, add_generation_prompt=prompt, with_tools=tools)
@@ -153,9 +155,10 @@ class Template:
         return list(found["input_ids"]), mask, list(found["offset_mapping"])
 
     def check(self, chat: Conversation, number: int, whole: str) -> None:
-        """Refuse a chat with a role, tools or tool calls that the template ignores; each of these is checked only once.
+        """Refuse a chat with tools, tool calls, or messages of a role that the template ignores.
 
-        `whole` is the text that the template writes for the chat.
+        Tools, tool calls and each role are checked only in the first chat that has them. `whole` is the text that the
+        template writes for the chat.
 
         Raises:
             RecordError: the template writes the same text without one of these.

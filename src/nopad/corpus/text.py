@@ -25,7 +25,8 @@ class TextFile(Source):
     """A text file as a source: one document (`unit` "file"), or one document per "line" or "paragraph".
 
     Raises:
-        SourceError: `unit` is "file", and the file is too large to be tokenised at once (`DOCUMENT_BYTES`).
+        SourceError: `unit` is "file", and the file is too large to be tokenised at once (`DOCUMENT_BYTES`). For a
+            compressed file, this is found while reading.
     """
 
     kind: Kind | None = "text"
@@ -43,7 +44,7 @@ class TextFile(Source):
         return self.blocks_from((0,) if self._unit == "file" else (0, 1))
 
     def blocks_from(self, at: tuple[int, ...]) -> Iterator[Block]:
-        """Yield the blocks from the line at `at` on; a file that is one document has a single block.
+        """Yield the blocks from a given line on; a file that is one document has a single block.
 
         `at` is (offset of the line in bytes, its 1-based number).
         """
@@ -77,9 +78,9 @@ class TextFile(Source):
 
 
 def _whole_paragraphs(blocks: Iterator[tuple[bytes, int, int]]) -> Iterator[tuple[bytes, int, int]]:
-    """Move the cuts between blocks of whole lines to empty lines, so that no block ends inside a paragraph.
+    """Move the cuts between blocks of whole lines to blank lines, so that no block ends inside a paragraph.
 
-    A block is (data, its offset in bytes, number of its first line), in the input and in the result.
+    A block is (data, offset in bytes, number of the first line), in the input and in the result.
     """
     rest, begin, first = b"", 0, 1
     for data, offset, line in blocks:

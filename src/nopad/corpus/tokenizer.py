@@ -1,11 +1,12 @@
-"""Tokenise texts without truncation and padding: on all cores with the library `tokenizers`, on one with slow ones.
+"""Tokenise texts without truncation and padding.
 
 A tokenizer file may hold the truncation and padding of the model it was saved with (that of all-MiniLM truncates and
 pads to 128 tokens). Both are switched off here, since packing needs every token and no padding. Special tokens are not
 added while encoding; they are kept as a `prefix` and a `suffix`, so that over-long content can be cut before they are
 added.
 
-The speed is that of the library's `encode_batch_fast`. A single document is tokenised on one core, however long it is.
+Tokenizers of the library `tokenizers` use all cores, at the speed of its `encode_batch_fast`, but tokenise a single
+document on one core, however long it is. Slow tokenizers (written in Python) use one core.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class Tokenizer:
         prefix, suffix: ids of the special tokens before and after a sequence; int32 ``[p]`` and ``[s]``.
 
     Raises:
-        FormatError: the tokenizer puts special tokens inside a sequence, or gives no token for any text.
+        FormatError: the tokenizer puts special tokens inside a sequence, or gives no token for any of the texts that
+            are tried: some words, and the first 1,000 tokens of its vocabulary.
 
     >>> import tokenizers
     >>> from nopad.corpus import Tokenizer
@@ -86,10 +88,12 @@ class Tokenizer:
     def encodings(self, texts: Sequence[str]) -> list[Any]:
         """Return one `tokenizers.Encoding` (or `SlowEncoding`) per text, without special tokens, for `flatten`.
 
-        A `tokenizers.Tokenizer` works on all cores and without holding the GIL; a `SlowBackend` does neither.
+        A `tokenizers.Tokenizer` works on all cores and without holding the GIL. A `SlowBackend` works on one core and
+        holds the GIL.
 
         Raises:
-            FormatError: the tokenizer has no token for a part of a text, not even an unknown token.
+            FormatError: the tokenizer fails, for example because it has no token for a part of a text, not even an
+                unknown token.
         """
         return self._encoded(self._inner, texts)
 
@@ -138,8 +142,9 @@ def load_tokenizer(spec: Any = None) -> Tokenizer:
     `tokenizer.json` is loaded by transformers.
 
     Raises:
-        FormatError: `spec` is not a tokenizer, or cannot be found or read.
-        MissingExtraError: a package is missing; the message says which one to install.
+        FormatError: `spec` is not a tokenizer, cannot be found or read, or is one that `Tokenizer` refuses. (Without
+            transformers, a folder without `tokenizer.json` cannot be read.)
+        MissingExtraError: the package of the default tokenizer, or the one that reads from the hub, is not installed.
 
     >>> load_tokenizer().encode(["padding is waste"])
     [array([11687,  4667,  2003,  5949], dtype=int32)]
@@ -193,7 +198,11 @@ def _from_file(path: Path) -> Tokenizer:
 
 
 def _from_object(given: Any) -> Tokenizer:
-    """Return a `Tokenizer` for an object of tokenizers or transformers, without changing the object."""
+    """Return a `Tokenizer` for an object of tokenizers or transformers, without changing the object.
+
+    Raises:
+        FormatError: the object is no tokenizer, or one that `Tokenizer` refuses.
+    """
     import tokenizers
 
     if isinstance(given, Tokenizer):
@@ -214,7 +223,11 @@ def _copied(inner: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
 
 
 def _from_transformers(folder: Path) -> Tokenizer:
-    """Load a tokenizer from a folder without tokenizer.json, with transformers."""
+    """Load a tokenizer from a folder without tokenizer.json, with transformers.
+
+    Raises:
+        FormatError: transformers is not installed or cannot read the folder, or the tokenizer is not usable.
+    """
     reason = f"{folder}: no tokenizer.json in this folder"
     try:
         from transformers import AutoTokenizer
@@ -239,8 +252,8 @@ def with_words(tokenizer: Any, spec: Any) -> Any:
     warning: every text would become a row of unknown tokens.
 
     Raises:
-        FormatError: the vocabulary has at most one token that is not special. The message names `spec`, from which the
-            tokenizer was loaded.
+        FormatError: the vocabulary has fewer than 1,000 tokens, and at most one that is not special. The message names
+            `spec`, from which the tokenizer was loaded.
     """
     if len(tokenizer) < _FEW and len(set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens)) <= 1:
         raise FormatError(
@@ -276,7 +289,10 @@ def _special_tokens(
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """Return the special tokens before and after a sequence, as int32 ``[p]`` and ``[s]``.
 
-    They are found by encoding a probe text with and without them; `name` is the tokenizer's, for messages.
+    They are found by encoding a probe text with and without them; `name` is the tokenizer's name, for messages.
+
+    Raises:
+        FormatError: special tokens stand inside a sequence, or no text gives a token.
     """
     content, probe = _probe(inner, name)
     encoding = inner.encode(probe, add_special_tokens=True)
@@ -293,7 +309,11 @@ def _special_tokens(
 
 
 def _probe(inner: tokenizers.Tokenizer | SlowBackend, name: str) -> tuple[list[int], str]:
-    """Return the ids of a text with at least one token, and this text."""
+    """Return the ids of a text with at least one token, none of them special, and this text.
+
+    Raises:
+        FormatError: no text that is tried gives such tokens.
+    """
     vocabulary = (inner.id_to_token(i) for i in range(min(inner.get_vocab_size(), 1000)))
     for text in chain(PROBES, filter(None, vocabulary)):
         try:

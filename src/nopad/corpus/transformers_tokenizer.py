@@ -17,8 +17,9 @@ def load_transformers_tokenizer(spec: str | Path | None = None) -> Any:
     """Load a tokenizer of transformers.
 
     Args:
-        spec: a folder, a ``tokenizer.json`` (the other tokenizer files in its folder are read too), or a name on the
-            hub; None: the tokenizer of bert-base-uncased, if it is installed, as for `nopad.load_tokenizer`.
+        spec: a folder, a ``tokenizer.json`` (if there is a ``tokenizer_config.json`` beside it, all tokenizer files of
+            the folder are read), or a name on the hub; None: the tokenizer of bert-base-uncased, if it is installed, as
+            for `nopad.load_tokenizer`.
 
     Raises:
         MissingExtraError: transformers is not installed, or no tokenizer is chosen and the default one is not there.

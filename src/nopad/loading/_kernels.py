@@ -38,7 +38,8 @@ def sizes_of(indptr: NDArray[Any], chosen: NDArray[Any], sizes: NDArray[Any]) ->
 def members_of(indptr: NDArray[Any], values: NDArray[Any], chosen: NDArray[Any], members: NDArray[Any]) -> None:
     """Write the values of the chosen lists to `members`, list after list.
 
-    List p is ``values[indptr[p]:indptr[p + 1]]``; if `values` is empty, its values are the indices themselves.
+    List p is ``values[indptr[p]:indptr[p + 1]]``. If `values` is empty, list p has the integers from ``indptr[p]`` to
+    ``indptr[p + 1]`` (exclusive).
     """
     at = 0
     for chosen_list in chosen:
@@ -84,7 +85,7 @@ def total_of_runs(begins: NDArray[Any], lengths: NDArray[Any], size: int, short:
 
 @njit(cache=True, nogil=True)
 def between(offsets: NDArray[Any], numbers: NDArray[Any], begins: NDArray[Any], lengths: NDArray[Any]) -> None:
-    """Set ``begins[i]`` to ``offsets[numbers[i]]``, and ``lengths[i]`` to the distance to the offset after it."""
+    """Set ``begins[i]`` to ``offsets[k]`` and ``lengths[i]`` to ``offsets[k + 1] - offsets[k]``; k = ``numbers[i]``."""
     for i in range(numbers.shape[0]):
         begins[i] = offsets[numbers[i]]
         lengths[i] = np.int64(offsets[numbers[i] + 1]) - begins[i]

@@ -1,7 +1,8 @@
 """A check that all ranks load the same data in the same way, so that a mistake is an error at once, not a hang later.
 
-When a rank begins to iterate, it sends all other ranks what must be the same everywhere: data, plan, seed, step, world
-size and position. Without an initialised torch.distributed, ranks are not compared.
+Before a rank first iterates, it sends all other ranks what must be the same everywhere, such as data, plan, seed, step,
+world size and position; it does so again after the loader was set to another place. With a single rank, or without an
+initialised torch.distributed, nothing is compared.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ Exchange = Callable[[Any], Sequence[Any]]  # sends one object, and returns the o
 
 
 def exchange_of(ranks: Ranks) -> Exchange | None:
-    """Return a function that gathers one object from each process.
+    """Return a function that gathers one object from each process of ``ranks.group`` (None: of the default group).
 
-    None if the group has a single process, or torch.distributed is not initialised.
+    The result is None if the group has a single process, or torch.distributed is not initialised.
     """
     distributed = getattr(sys.modules.get("torch"), "distributed", None)
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
@@ -48,8 +49,8 @@ def check_agreement(ranks: Ranks, facts: Mapping[str, Any], exchange: Exchange |
         exchange: gathers an object from all ranks (`exchange_of`); None: nothing is compared.
 
     Raises:
-        OptionError: a fact differs, or the processes do not have the ranks 0 to ``world_size - 1``, each once; the
-            message is the same on all ranks.
+        OptionError: a fact differs, or the processes do not have the ranks 0 to ``world_size - 1``, each once. If
+            `facts` include the world size, the message is the same on all ranks.
     """
     if exchange is None:
         return

@@ -14,10 +14,10 @@ _END = object()
 
 
 def ahead(items: Generator[Item, None, None], count: int, name: str) -> Generator[Item, None, None]:
-    """Yield the items of a generator, which a thread called `name` runs up to `count` items ahead.
+    """Yield the items of the generator `items`, which a thread computes up to `count` items ahead.
 
-    With `count` 0 there is no thread. An error that `items` raises is raised after the items before it. Closing the
-    iterator closes `items` and ends the thread.
+    The thread's name begins with `name`; with `count` 0 there is no thread. An error that `items` raises is raised
+    after the items before it. Closing the iterator closes `items` and ends the thread.
     """
     if not count:
         try:

@@ -1,4 +1,4 @@
-"""Checks of those arguments of `PackedLoader` that define a step."""
+"""Checks of arguments of `PackedLoader`, mostly of those that define a step."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ def refuse_dealing(**given: Any) -> None:
 
 
 def per_rank(rows: int | None, tokens: int | None, sequences: int | None, capacity: int | None) -> int:
-    """Return how many units a rank takes in a micro-step.
+    """Return how many units (packs or single sequences) a rank takes in a micro-step; with `tokens`, it is 1.
 
     Raises:
-        OptionError: not exactly one of `rows`, `tokens` and `sequences` is given, it is out of range, or it contradicts
-            `capacity`.
+        OptionError: not exactly one of `rows`, `tokens` and `sequences` is given; the given number is out of range; or
+            there is a `capacity`, and `rows` is not the one given.
     """
     given = {name: n for name, n in (("rows", rows), ("tokens", tokens), ("sequences", sequences)) if n is not None}
     if len(given) != 1:
@@ -83,10 +83,10 @@ def per_rank(rows: int | None, tokens: int | None, sequences: int | None, capaci
 
 
 def aligned(align: int, capacity: int | None, options: dict[str, Any]) -> int:
-    """Return `align` after checking it, and add it to `options`, the options of the plan, if it is above 1.
+    """Check `align` and return it; an `align` above 1 is also added to `options`, the options of the plan, in place.
 
     Raises:
-        OptionError: `align` is out of range, or is above 1 where sequences are not packed.
+        OptionError: `align` is out of range, or is above 1 without a `capacity`.
     """
     align = ALIGN.check("align", align)
     if align > 1:
@@ -97,10 +97,10 @@ def aligned(align: int, capacity: int | None, options: dict[str, Any]) -> int:
 
 
 def fitting(form: Form, align: int, *, packed: bool) -> Form:
-    """Return `form` after checking that, if sequences are packed, it pads each to a multiple of `align`.
+    """Return `form` after checking that, if `packed`, its alignment (1 for `Flat`) is exactly `align`.
 
     Raises:
-        OptionError: `form` does not align sequences in this way.
+        OptionError: `packed` is True, and the alignment of `form` is not `align`.
     """
     if packed and getattr(form, "align", 1) != align:
         raise OptionError(f"align is {align}, and {form} does not align sequences so; leave form out, or let it")
@@ -108,12 +108,11 @@ def fitting(form: Form, align: int, *, packed: bool) -> Form:
 
 
 def capped(token_cap: int | None, form: Form | None, *, unpacked: bool, stream: bool) -> int | None:
-    """Return `token_cap` (None: no limit) after checking that the other arguments allow one.
-
-    It is a limit on the tokens per rank and micro-step.
+    """Return `token_cap`, the most tokens per rank and micro-step, after checking that it can be used; None: no limit.
 
     Raises:
-        OptionError: a cap is given for packs or for a stream, `form` adds padding, or the cap is out of range.
+        OptionError: the cap is out of range; or a cap is given for packs, for a stream, or with a form other than
+            `Flat`.
     """
     cap = TOKEN_CAP.check("token_cap", token_cap)
     if cap is None:

@@ -18,11 +18,11 @@ __all__ = ["causal"]
 def causal(sequences: Sequences, form: Form, per_row: NDArray[np.int64]) -> PackedBatch:
     """Make a batch for a causal language model, as the `collate` of a `PackedLoader`.
 
-    If there is no column ``labels``, the labels are a copy of ``input_ids``. The first label of each sequence becomes
-    -100: no token predicts it, and training loops must not count it.
+    If there is no column of labels (``labels``, ``label`` or ``label_ids``), the labels are a copy of ``input_ids``.
+    The first label of each sequence becomes -100: no token predicts it, and training loops must not count it.
 
     Raises:
-        BatchError: ``labels`` has one value per sequence instead of one per token.
+        BatchError: a column of labels has one value per sequence instead of one per token.
 
     >>> import nopad
     >>> loader = nopad.PackedLoader([[7, 8, 9], [5, 6]], 5, rows=1, collate=nopad.loading.causal)

@@ -81,12 +81,13 @@ class PackCollator:
         self.epoch = _EPOCH.check("epoch", epoch)
 
     def __call__(self, features: Sequence[Any]) -> PackedBatch:
-        """Make a batch of rows.
+        """Make a batch of the rows in `features`.
 
         Raises:
-            BatchError: rows have neither ``seq_lengths`` nor ``position_ids``; masks are to be drawn, and they have no
-                ``seq_index`` or have labels; or as `PackedBatch.from_features`.
+            BatchError: rows have neither ``seq_lengths`` nor ``position_ids``; masks are to be drawn, and the rows have
+                labels, or no ``seq_index``; or there is another reason, as in `PackedBatch.from_features`.
             LengthError: a row has more tokens than the form's capacity.
+            OptionError: the form would move sequences to other rows, or has fewer rows than `features`.
         """
         sequences, per_row = self._sequences(features)
         return self._collate()(sequences, self.form, per_row)
@@ -119,7 +120,11 @@ class PackCollator:
 
 
 def _with_lengths(feature: Any, number: int) -> Mapping[str, Any]:
-    """Return a row with ``seq_lengths``; where these are missing, they are computed from ``position_ids``."""
+    """Return a row with ``seq_lengths``; where these are missing, they are computed from ``position_ids``.
+
+    Raises:
+        BatchError: the row is not a dict of columns, has neither of these columns, or its positions do not begin at 0.
+    """
     if not isinstance(feature, Mapping):
         raise BatchError(f"row {number} is a {type(feature).__name__}; expected a row of a packed dataset")
     if LENGTHS in feature:

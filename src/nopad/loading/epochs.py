@@ -1,7 +1,8 @@
 """`Epochs`: the units that a loader deals in an epoch, the current leg, and the position after the next batch.
 
-A leg is the part of an epoch during which the ranks stay the same (`nopad.loading.legs`).
-The next epoch is dealt in the background while the last tenth of the current one is read.
+Units are packs, rows, single sequences or groups of sequences. A leg is a part of an epoch during which ranks, step and
+balance stay the same (`nopad.loading.legs`). The next epoch is dealt in the background while the last tenth of the
+current one is read (`Epochs.deal_ahead`).
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ class Epochs:
     """
 
     def __init__(self, feed: Feed, cost: CostModel, last: Last, shared: HostArrays | None = None) -> None:
-        """Deal nothing yet; `shared` holds the arrays that the ranks of this host share; None: each rank has its own.
+        """Keep the arguments; nothing is dealt yet.
+
+        `shared` holds the arrays that the ranks of this host share. None: each rank has arrays of its own.
 
         Raises:
             OptionError: `cost` is not a cost model.
@@ -65,7 +68,7 @@ class Epochs:
         self._ahead: tuple[int, int, Future[_Begun]] | None = None  # (process, epoch)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what other processes need; each deals for itself."""
+        """Return the state without what is dealt and without shared arrays: each process deals its own epochs."""
         return {"feed": self.feed, "cost": self.cost, "last": self.last, "_shared": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -74,7 +77,7 @@ class Epochs:
         self._forget()
 
     def units(self, epoch: int) -> Units:
-        """Return the units of an epoch."""
+        """Return the units (packs, rows, single sequences or groups) that are dealt in an epoch."""
         kept = self._units  # a reference of its own: a thread of an earlier iteration may replace the attribute
         if kept is None or kept[0] != epoch:
             ahead, self._ahead = self._ahead, None
@@ -98,9 +101,14 @@ class Epochs:
     def course(self, at: Position) -> Course:
         """Return the `Course` (the steps) of the leg to which this position belongs.
 
+        A leg is a part of an epoch in which ranks, step and balance stay the same.
+
         Raises:
-            OptionError: the units left do not make whole steps and `last` is "refuse", or they do not make a single
-                step.
+            OptionError: the units left do not make whole steps and `last` is "refuse"; or, in the first leg of an
+                epoch, they do not make a single step; or the balance would reorder units that must stay in their
+                phases.
+            BalanceError: the balance cannot draw or deal these units, or the cost model gives an invalid cost.
+            FormatError: the earlier legs of this epoch cannot have taken their steps from its units.
         """
         which = _which(at)
         kept = self._course  # a reference of its own, as in `units`
@@ -116,9 +124,10 @@ class Epochs:
         return Course(units, order, at.leg, cost=self.cost, last=self.last, resumed=bool(at.past))
 
     def _begun(self, at: Position) -> _Begun:
-        """Return the units of the epoch that begins at `at`, and the steps of its first leg.
+        """Return the units of the epoch that begins at `at`, and its first leg as a pair (key from `_which`, `Course`).
 
-        The steps are None without a token cap, since they are then quick to compute later.
+        A leg is a part of an epoch in which ranks, step and balance stay the same. Without a token cap, the second
+        result is None: no steps have to be fitted to a cap, so the leg is dealt later.
         """
         units = self._made(at.epoch)
         return units, None if at.leg.token_cap is None else (_which(at), self._dealt(units, at))
@@ -147,7 +156,7 @@ class Epochs:
         """Refuse a position that lies beyond the end of its epoch.
 
         Raises:
-            FormatError: the position counts more units or steps than the epoch has.
+            FormatError: the position counts more units (packs, rows, sequences or groups) or steps than the epoch has.
         """
         taken = sum(leg.steps * leg.shape.per_step for leg in at.past if leg.token_cap is None)
         if taken > len(self.units(at.epoch)):
@@ -169,7 +178,10 @@ class Epochs:
         return at.after_step(*self.course(at).seen(at.leg.steps))
 
     def deal_ahead(self, at: Position) -> None:
-        """Start dealing the next epoch in the background if the last tenth of this one has begun."""
+        """Start dealing the next epoch in the background if nine tenths of this one's steps were taken.
+
+        Nothing happens if an epoch that was dealt ahead is still kept.
+        """
         if self._ahead is None and at.leg.steps >= int(_NEARLY * self.course(at).steps):
             pool = ThreadPoolExecutor(1, thread_name_prefix="nopad-deal")
             self._ahead = os.getpid(), at.epoch + 1, pool.submit(self._begun, at.at_start_of(at.epoch + 1))

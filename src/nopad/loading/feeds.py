@@ -39,14 +39,15 @@ class Feed(ABC):
     Attributes:
         unit: what a unit is called in messages and summaries: "pack", "sequence" or "group".
         group_size: number of sequences per unit, if units are groups; 1 for all other units.
-        capacity: most tokens of a unit.
+        capacity: most tokens of a pack; if sequences are not packed, the length of the longest sequence.
         sequences: number of sequences that the feed deals from.
         packs: number of packs of an epoch; None: sequences are not packed, or the number differs between epochs.
         tokens: number of tokens; None: not known without counting.
         seed: the seed of all random choices.
         apart: whether the sequences of a unit may go to different ranks of a step.
         steady: whether every epoch has the same number of units.
-        phased: whether units must stay in the order of `units`; ``Balance.draw`` "random" keeps it, others are refused.
+        phased: whether units must stay in the order in which `units` returns them. ``Balance.draw`` "random" keeps this
+            order; other draws are refused.
     """
 
     apart: bool = False
@@ -69,7 +70,7 @@ class Feed(ABC):
 
     @abstractmethod
     def units(self, epoch: int) -> Units:
-        """Return the units of epoch number `epoch` (from 0); every rank gets the same."""
+        """Return the units (packs, rows, sequences or groups) of epoch `epoch`, from 0; the same on every rank."""
 
     def notes(self, epoch: int) -> tuple[str, ...]:
         """Return further lines for the summary of epoch number `epoch`; () if there are none."""
@@ -77,7 +78,7 @@ class Feed(ABC):
 
     @abstractmethod
     def gather(self, taken: Taken) -> Sequences:
-        """Return the sequences of these units, unit after unit.
+        """Return the sequences of these units (packs, rows, single sequences or groups), unit after unit.
 
         Their per-sequence columns include ``seq_index``: the column of that name in the data if there is one, else the
         number of each sequence in the source.
@@ -88,7 +89,7 @@ class Feed(ABC):
 
     @abstractmethod
     def check_unchanged(self) -> None:
-        """Refuse data that changed since the feed was opened; called at the beginning of every epoch.
+        """Refuse data that changed since the feed was opened; called whenever a loop over the batches begins.
 
         Raises:
             SourceError, CorruptError: the data changed.
@@ -98,8 +99,8 @@ class Feed(ABC):
 class StoredTokens(Feed):
     """Sequences of stored tokens: packed by a plan, or as single sequences or groups.
 
-    The plan is the same in all epochs; which sequences share a pack is chosen anew in each. Without a plan,
-    single sequences or whole groups are dealt.
+    The plan is the same in all epochs; which sequences share a pack is chosen anew in each epoch. Without a plan,
+    single sequences or groups are dealt.
     """
 
     def __init__(
@@ -116,10 +117,13 @@ class StoredTokens(Feed):
 
         Args:
             source: the tokens.
-            plan: covers exactly their lengths, or those of the groups (`planned`); None: no packs.
-            groups: sequences that share a step, a rank or a pack; None: none do.
-            together: what the sequences of a group share without a plan: "step" or "rank"; with a plan, a pack.
-            align: with packed groups, each sequence takes a multiple of this many slots.
+            plan: a plan for exactly the lengths of the sequences or, with `groups`, of the groups (see `planned`);
+                None: nothing is packed.
+            groups: which sequences share a step, a rank or a pack; None: there are no groups.
+            together: without a plan, what the sequences of a group share: a "step" or a "rank". With a plan, they share
+                a pack.
+            align: where groups are packed, each sequence takes a multiple of this many slots (a slot holds a token or
+                padding).
             seed: the seed of all random choices.
 
         Raises:
@@ -194,12 +198,13 @@ def planned(
         groups: groups of sequences that share a pack; the plan is then for groups, each as long as its sequences
             together. None: the plan is for single sequences.
         plan: a plan made before; None: a new one.
-        align: every sequence takes a multiple of this many slots.
+        align: every sequence takes a multiple of this many slots (a slot holds a token or padding).
         options: options of a new plan, as in `nopad.plan`.
 
     Raises:
         LengthError: a sequence or group is longer than `capacity`; the message counts them.
-        PlanMismatchError: `plan` is for other lengths, another capacity, or a smaller `align`.
+        PlanMismatchError: `plan` is for other lengths or another capacity, or has a pack that is above the capacity if
+            each sequence takes a multiple of `align` slots.
         OptionError: an option has an invalid value, `depth` is given with `groups`, or options are given with `plan`.
     """
     lengths = source.seq_lengths if groups is None else groups.slots(source.seq_lengths, align)
@@ -268,7 +273,7 @@ class StoredRows(Feed):
         return {"unit": "row", "seed": self.seed, "data": _of_shards(self._dataset)}
 
     def units(self, epoch: int) -> Units:
-        """Return the rows of an epoch in a random order in which each row group is read only once."""
+        """Return the rows of an epoch in a random order in which the rows of a row group follow one another."""
         return Units(seq_lengths=self._lengths, indptr=self._indptr, order=self._dataset.order(self.seed, epoch))
 
     def gather(self, taken: Taken) -> Sequences:

@@ -33,7 +33,9 @@ class EpochSupply(Supply):
         """Serve batches of these epochs.
 
         Raises:
-            OptionError: the units do not make a single step, or do not make whole steps and `last` is "refuse".
+            OptionError: the units (packs, rows, single sequences or groups) do not make a single step, or do not make
+                whole steps and `last` is "refuse".
+            BalanceError: the balance cannot draw these units, or the cost model gives an invalid cost.
             LengthError: a unit does not fit under the token cap.
         """
         self._epochs, self._serving = epochs, serving
@@ -57,7 +59,7 @@ class EpochSupply(Supply):
         return at.at_start_of(epoch)
 
     def described(self) -> str:
-        """Return a phrase that says what is dealt, and how many units a rank takes in a micro-step."""
+        """Return a phrase that says what is dealt, and what a rank takes in a micro-step."""
         feed = self._epochs.feed
         number = "packs" if feed.packs is None else counted(feed.packs, "pack")
         packs = f" in {number} of at most {feed.capacity:,} tokens" if feed.unit == "pack" else ""
@@ -70,7 +72,7 @@ class EpochSupply(Supply):
         return {**self._serving.facts(), **self._epochs.feed.facts(), "cost": self._cost}
 
     def agreed(self, at: Position) -> dict[str, Any]:
-        """Return what all ranks must agree on: the facts, the units per step, the balance and the position."""
+        """Return what all ranks must agree on, by name: facts, ranks, step, balance, cap, `last`, and the position."""
         leg = at.leg
         return {
             **self.facts(),
@@ -97,7 +99,7 @@ class EpochSupply(Supply):
         return self._epochs.course(at.at_start_of(at.epoch if same else epoch)).steps
 
     def summary(self, at: Position) -> Summary:
-        """Return the summary of the epoch of this position."""
+        """Return the summary of the epoch of this position; after a change of ranks, of what was left of the epoch."""
         epochs = self._epochs
         capacity = epochs.feed.capacity if self._serving.rows else None
         feed, notes = epochs.feed, epochs.feed.notes(at.epoch)
@@ -107,7 +109,10 @@ class EpochSupply(Supply):
     def state(self, at: Position, batches: int) -> dict[str, Any]:
         """Return the state after `batches` more batches of this epoch.
 
-        After the last batch, this is the beginning of the next epoch.
+        After the last batch, the state is that of the beginning of the next epoch.
+
+        Raises:
+            OptionError: the epoch has fewer batches left.
         """
         for _ in range(batches):
             at = self._epochs.after(at)
@@ -120,8 +125,13 @@ class EpochSupply(Supply):
     def placed(self, state: Any) -> Position:
         """Return the position that a state holds; a new leg begins there if the ranks, the step or the balance changed.
 
-        If the units left of the epoch do not make a single step for the new ranks, the next epoch begins, with a
-        warning in the log.
+        A leg is a part of an epoch in which these stay the same. If the units (packs, rows, sequences or groups) left
+        of the epoch do not make a single step for the new ranks, the next epoch begins, with a warning in the log.
+
+        Raises:
+            FormatError: this is not a state of such a loader, or it does not fit the data.
+            PlanMismatchError: the state is for other data or other options.
+            OptionError: the units left do not make whole steps, and `last` is "refuse".
         """
         position, facts = read_state(state)
         check_same(facts, self.facts())

@@ -102,7 +102,10 @@ class Groups:
         return most
 
     def slots(self, seq_lengths: NDArray[np.int32], align: int = 1) -> NDArray[np.int64]:
-        """Return the slots of each group if every sequence is padded to a multiple of `align`; int64 ``[groups]``."""
+        """Return how many slots (tokens and padding) each group takes; int64 ``[groups]``.
+
+        Every sequence is padded to a multiple of `align`.
+        """
         slots = round_up(seq_lengths, align)[self.sequence]
         sums: NDArray[np.int64] = np.add.reduceat(slots, self.indptr[:-1])
         return sums

@@ -1,9 +1,9 @@
 """Legs: the parts of an epoch between two changes of the ranks, and the steps of the current leg.
 
 An epoch is one leg, unless training stops in the middle and goes on with another number of ranks or nodes, another step
-(accumulation, units per rank, token cap) or another balance. Then a new leg begins, which deals exactly the units that
-no earlier leg has taken. A state stores only a few integers per leg: the order of a leg is computed again from the
-seed, the epoch, the leg's number and the units left.
+(accumulation, units per rank, token cap) or another balance. Then a new leg begins, which deals exactly the units
+(packs, rows, single sequences or groups) that no earlier leg has taken. A state stores only a few integers per leg: the
+order of a leg is computed again from the seed, the epoch, the leg's number and the units left.
 
 Cost: O(units) when a leg begins, and once more for every earlier leg; O(units of a step) per step.
 """
@@ -37,7 +37,7 @@ class Leg:
     """A part of an epoch in which ranks, step and balance stay the same.
 
     Attributes:
-        shape: the ranks, and the number of units per rank and micro-step.
+        shape: the ranks, and the number of units (packs, rows, sequences or groups) per rank and micro-step.
         balance: how units are drawn and dealt.
         steps: number of whole steps that the leg has taken.
         token_cap: most tokens per rank and micro-step; None: no limit.
@@ -56,7 +56,8 @@ class Leg:
 class Course:
     """The steps of the current leg: which units each rank gets in each step. Every rank computes the same.
 
-    A leg is a part of an epoch in which ranks, step and balance stay the same.
+    A leg is a part of an epoch in which ranks, step and balance stay the same. Units are packs, rows, single sequences
+    or groups of sequences.
 
     Attributes:
         steps: number of steps from the beginning of this leg to the end of the epoch.
@@ -80,7 +81,8 @@ class Course:
             resumed: whether earlier legs took some units; if so, a leg without a step is not an error.
 
         Raises:
-            OptionError: the units do not make whole steps and `last` is "refuse", or not a single step can be made.
+            OptionError: the units do not make whole steps and `last` is "refuse"; or not a single step can be made, and
+                `resumed` is False.
         """
         self._units, self._order, self._cost = units, order, cost
         self.shape, self.balance, self.token_cap = leg.shape, leg.balance, leg.token_cap
@@ -92,16 +94,17 @@ class Course:
         self.steps, self.empty = _whole_steps(self.units_left, leg.shape, last, resumed, self._cuts)
 
     def units_at(self, begin: int, end: int) -> NDArray[np.int64]:
-        """Return the unit numbers at places `begin` to `end` (exclusive) in the order of this leg; int64 ``[k]``."""
+        """Return the numbers of units `begin` to `end` (exclusive), counted in the order of this leg; int64 ``[k]``."""
         end = min(end, self.units_left)
         if self._order is None:
             return np.arange(begin, end)
         return self._order[begin:end].astype(np.int64)
 
     def bounds(self, step: int) -> tuple[int, int]:
-        """Return where the units of a step begin and end (exclusive), as places in the order of this leg.
+        """Return where the units of a step begin and end (exclusive) in the order in which this leg takes units.
 
-        With `step` equal to the number of steps, "begin" is where the last step ends.
+        With `step` equal to the number of steps, "begin" is where the last step ends. If the last step is filled with
+        empty places, its end lies beyond the last unit.
         """
         if self._cuts is None:
             return step * self.shape.per_step, (step + 1) * self.shape.per_step
@@ -141,7 +144,7 @@ class Course:
     def part(self, step: int, rank: int, micro: int) -> Taken:
         """Return the units and sequences that one rank takes in one micro-step of step number `step`.
 
-        In a last step that was filled with empty rows, a rank may have none.
+        In a last step that was filled with empty places, a rank may have no unit.
         """
         if self.shape.per_step == self.shape.per_rank and not self._units.apart:  # a single rank, without accumulation
             return self.step(step)
@@ -193,7 +196,8 @@ def ordered(
 ) -> NDArray[Any] | None:
     """Return the units that the legs in `past` did not take, in the order in which `leg` takes them; ``[units left]``.
 
-    None stands for all units, in the order of their numbers. Takes O(units) per leg.
+    None stands for all units, in the order of their numbers. A leg is a part of an epoch; units are packs, rows, single
+    sequences or groups. Takes O(units) per leg.
 
     Args:
         units: the units of the epoch.
@@ -205,6 +209,7 @@ def ordered(
 
     Raises:
         OptionError: a leg's balance would reorder units that must stay in their phases (`Units.phased`).
+        BalanceError: the balance of the first leg cannot draw these units, or the cost model gives an invalid cost.
         FormatError: a finished leg cannot have taken its steps from these units.
     """
     left = units.order
@@ -228,7 +233,7 @@ def ordered(
 def check_cap(units: Units, leg: Leg, unit: str) -> None:
     """Refuse a token cap under which a unit could never be dealt, even if this epoch leaves that unit out.
 
-    `unit`, such as "sequence", is the word for a unit in the message.
+    Units are packs, rows, single sequences or groups; `unit`, such as "sequence", is the word for one in the message.
 
     Raises:
         LengthError: a unit does not fit under the cap; the message names it.
@@ -259,7 +264,10 @@ def check_cap(units: Units, leg: Leg, unit: str) -> None:
 
 
 def _cuts(units: Units, order: NDArray[Any] | None, leg: Leg) -> NDArray[np.int64] | None:
-    """Return where each step of a leg begins in its order, and where the last one ends; None without a token cap."""
+    """Return where each step of a leg begins in the leg's order of units, and where the last step ends.
+
+    The result is int64 ``[steps + 1]``; None without a token cap. `order` is that of `Course`.
+    """
     if leg.token_cap is None:
         return None
     chosen = np.arange(len(units)) if order is None else order.astype(np.int64)
@@ -267,7 +275,7 @@ def _cuts(units: Units, order: NDArray[Any] | None, leg: Leg) -> NDArray[np.int6
 
 
 def _taken_by(units: Units, left: NDArray[Any], leg: Leg) -> int:
-    """Return how many units of `left` a finished leg took.
+    """Return how many of the units in `left` a finished leg, an earlier part of the epoch, took.
 
     Raises:
         FormatError: the leg cannot have taken that many steps from these units.
@@ -285,7 +293,14 @@ def _taken_by(units: Units, left: NDArray[Any], leg: Leg) -> int:
 
 
 def _drawn(costs: NDArray[np.int64], leg: Leg, key: int, *, resumed: bool) -> NDArray[Any]:
-    """Return the order of a leg, as indices into `costs`; the given order if earlier legs used up a stratum."""
+    """Return the order in which a leg (a part of an epoch) takes its units, as indices into `costs`.
+
+    If `resumed` is True and draw "stratified" fails, as it does when earlier legs used up a stratum (a range of costs),
+    the order stays as it was given.
+
+    Raises:
+        BalanceError: the balance cannot draw these units.
+    """
     try:
         return draw(costs, leg.shape, leg.balance, key)
     except BalanceError:
@@ -297,9 +312,13 @@ def _drawn(costs: NDArray[np.int64], leg: Leg, key: int, *, resumed: bool) -> ND
 def _whole_steps(
     units: int, shape: Shape, last: Last, resumed: bool, cuts: NDArray[np.int64] | None
 ) -> tuple[int, int]:
-    """Return (steps, places left empty) of a leg with this many units; `cuts`: where steps begin under a cap.
+    """Return (number of steps, number of empty places for units in the last step) of a leg with this many units.
 
-    Under a cap too, the last units make a whole step only if there are ``shape.per_step`` of them.
+    `cuts` is what `_cuts` returns: where steps begin under a token cap, or None. Under a cap too, the last units make a
+    whole step only if there are ``shape.per_step`` of them. `last` and `resumed` are those of `Course`.
+
+    Raises:
+        OptionError: units are left over and `last` is "refuse"; or there is no step, and `resumed` is False.
     """
     steps, over = divmod(units, shape.per_step)
     if cuts is not None:

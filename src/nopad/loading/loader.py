@@ -1,13 +1,13 @@
 """`PackedLoader`: from stored tokens, or a stream, to the batches of one rank.
 
 For stored tokens, every rank computes which units (packs or sequences) each step takes, and which rank gets which unit,
-from lengths, seed and epoch alone: nothing is communicated, and every rank takes the same number of steps. A state is a
-few integers. After a state is loaded, the loader gives the batches that were still to come; if the number of ranks has
-changed, it gives new batches of the sequences that were still to come. `nopad.loading.streams` says how streams are
-read.
+from lengths, seed and epoch alone: every rank takes the same number of steps, and nothing is communicated, except a
+check at the beginning that all ranks have the same data and options. A state is a few integers. After a state is
+loaded, the loader gives the batches that were still to come; if the number of ranks has changed, it gives new batches
+of the sequences that were still to come. `nopad.loading.streams` says how streams are read.
 
-Cost: O(sequences) per epoch, in the background while the previous epoch ends; O(units of a step) per step, on every
-rank; O(tokens) per batch. Batches are built ahead in a thread.
+Cost: O(sequences) per epoch, after the first epoch in the background while the previous epoch ends; O(units of a step)
+per step, on every rank; O(tokens) per batch. Batches are built ahead in a thread (`prefetch`) or in worker processes.
 """
 
 from __future__ import annotations
@@ -61,18 +61,18 @@ class PackedLoader:
 
     Args:
         data: a packed dataset or its folder; tokens already stored, in any form that
-            `nopad.loading.sources.open_tokens` takes; a `nopad.loading.Mixture` of several of
-            these; or a stream (see `options`).
+            `nopad.loading.sources.open_tokens` takes; a `nopad.loading.Mixture` of several of these; or a stream (see
+            `options`).
         capacity: with `rows`, most tokens per pack; the sequences are packed anew every epoch. None: the rows of a
             packed dataset are used as stored.
         rows: number of packs per rank and micro-step. Give exactly one of `rows`, `tokens` and `sequences`.
         tokens: most tokens per rank and micro-step: one pack, as one flat row without padding; replaces `rows` and
             `capacity`.
-        sequences: number of sequences per rank and micro-step, not packed, as one flat row without padding; replaces
-            `rows` and `capacity`.
-        token_cap: only with `sequences`: most tokens per rank and micro-step. To stay below it, ranks may get different
-            numbers of sequences; if the sequences of a step still do not fit, the step takes fewer, and those left over
-            go to the next step. None: no limit.
+        sequences: number of sequences per rank and micro-step, not packed, as one flat row without padding unless
+            `form` says otherwise; replaces `rows` and `capacity`.
+        token_cap: only with `sequences`: most tokens per rank and micro-step. To keep to this limit, ranks may get
+            different numbers of sequences; if the sequences of a step still do not fit, the step takes fewer, and the
+            sequences left over go to the next step. None: no limit.
         accumulation: micro-steps per optimiser step.
         last: what happens at the end of an epoch to the units (packs, single sequences or groups) that are too few for
             a whole step. "drop" leaves them out (`summary` counts them); "fill" completes the step with empty rows (a
@@ -114,6 +114,10 @@ class PackedLoader:
     Raises:
         OptionError: an argument is invalid, two contradict each other, or the units do not make a single step.
         LengthError: a sequence (or group) is longer than the capacity, or than `token_cap`.
+        PlanMismatchError: `plan` is for other lengths or another capacity.
+        BalanceError: the balance cannot draw or deal these units, or `cost` gives an invalid cost.
+        SourceError, FormatError, CorruptError, RecordError: the data cannot be read, as for `open_tokens`.
+        StorageError: `host_dir`, or the folder for copies of the tokens, cannot be written.
 
     >>> import nopad
     >>> loader = nopad.PackedLoader([[1, 2, 3], [4], [5, 6], [7, 8, 9]], capacity=4, rows=1)
@@ -260,7 +264,7 @@ class PackedLoader:
 
     @property
     def rows(self) -> int:
-        """Most rows of a batch; 1 if all its sequences lie in one flat row."""
+        """Most rows of a batch, without empty rows that `form` adds; 1 if all sequences lie in one flat row."""
         return self._rows
 
     def __repr__(self) -> str:
@@ -304,7 +308,9 @@ class PackedLoader:
         return self._supply.steps_in(self._at, _NUMBER.check("epoch", epoch))
 
     def summary(self) -> Summary | StreamSummary:
-        """Return a summary of the current epoch: steps, sequences, tokens, units left out, and how evenly ranks work.
+        """Return a summary of the current epoch: steps, sequences, tokens, what is left out, and how evenly ranks work.
+
+        For a stream, the summary says what this rank has read so far (`StreamSummary`).
 
         >>> import nopad
         >>> data = [[1, 2, 3], [4], [5, 6], [7, 8]]
@@ -321,7 +327,8 @@ class PackedLoader:
         """Go to the beginning of epoch number `epoch`; if it is the current epoch, the loader stays where it is.
 
         Raises:
-            OptionError: `epoch` is not an integer of at least 0.
+            OptionError: `epoch` is not an integer of at least 0; or the data are a stream that never ends, and `epoch`
+                is not the current epoch.
         """
         if _NUMBER.check("epoch", epoch) != self._at.epoch:
             self._at = self._supply.epoch_begin(self._at, epoch)
@@ -352,16 +359,17 @@ class PackedLoader:
         """Move this loader to where the loader that gave `state` stood.
 
         With the same ranks, step and balance, the next batch is the one that would have come next. If any of these
-        differs, the epoch goes on with exactly the units that it has not seen yet; a step that was taken only in part
-        counts as not seen, since its gradient was never applied.
+        differs, the epoch goes on with exactly those packs (or sequences, or groups) that it has not seen yet; a step
+        that was taken only in part counts as not seen, since its gradient was never applied.
 
         For a stream, each rank loads the state that it saved itself; if the number of ranks changed, each rank loads a
         list of the states of all former ranks.
 
         Raises:
-            FormatError: `state` is not the state of a loader, is from a newer nopad, or lacks the states of some ranks.
-            PlanMismatchError: the state is for other data, or another plan, cost model or seed; the message names what
-                differs.
+            FormatError: `state` is not the state of a loader, is of another format version, or lacks the states of some
+                ranks.
+            PlanMismatchError: the state is for other data, or another plan, cost model, seed or option; the message
+                names what differs.
         """
         self._at = self._supply.placed(state)
         self._begin_again()
@@ -371,8 +379,8 @@ class PackedLoader:
 
         Raises:
             OptionError: the ranks have different data or options (checked once, if torch.distributed is in use), or
-                another iteration of this loader began meanwhile.
-            CorruptError: the tokens changed since the loader was made.
+                another iteration of this loader began meanwhile, or the loader was set to another place.
+            CorruptError, SourceError: the data changed since the loader was made.
         """
         return self._moved_on(lambda: self._supply.batches(self._at))
 
@@ -387,7 +395,8 @@ class PackedLoader:
 
         Raises:
             MissingExtraError: torch is not installed.
-            OptionError: an option would change the batches or their order.
+            OptionError: an option would change the batches or their order; or the data are a stream, and `num_workers`
+                is not 0.
         """
         from nopad.loading.torch import TorchLoader
 
@@ -420,7 +429,7 @@ class PackedLoader:
             yield after, batch
 
     def _moved_on(self, batches: Callable[[], Iterator[tuple[Place, PackedBatch | None]]]) -> Iterator[PackedBatch]:
-        """Yield the batches; when the loop gets one, this loader moves to the place after it."""
+        """Yield the batches that ``batches()`` gives; as the loop gets a batch, move to the place after that batch."""
         self._agree()
         self._at = self._supply.settled(self._at)  # the last loop may have stopped right after the last batch
         running = self._running = os.getpid(), object()
@@ -456,7 +465,7 @@ def _collated(sequences: Sequences, form: Form, per_row: NDArray[np.int64]) -> P
 
 
 def _shared(ranks: Ranks, feed: Feed, host_dir: str | os.PathLike[str] | None) -> HostArrays | None:
-    """Return this host's shared arrays; None if `host_dir` is None and a node has one rank or the data are small."""
+    """Return this host's shared arrays; None if `host_dir` is None, and a node has one rank or the data are small."""
     if host_dir is None and (ranks.node_size == 1 or feed.sequences < _SHARED_FROM):
         return None
     return HostArrays(feed.facts(), None if host_dir is None else Path(host_dir))

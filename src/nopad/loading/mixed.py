@@ -53,9 +53,10 @@ class MixedTokens(Feed):
         return self._mixture.chosen(self.seed, epoch).notes
 
     def units(self, epoch: int) -> Units:
-        """Return the units of an epoch: choose the sequences of each source, and plan and pack them, phase by phase.
+        """Choose the sequences of each source for an epoch, and return them as units: packs, or single sequences.
 
-        A phase is a part of the epoch in which the shares of the sources are constant (`Chosen.phases`).
+        They are packed phase by phase or, without a capacity, shuffled within each phase. A phase is a part of the
+        epoch in which the shares of the sources are constant (`Chosen.phases`).
         """
         lengths, chosen = self._mixture.seq_lengths, self._mixture.chosen(self.seed, epoch)
         dtype = index_dtype(max(lengths.size, chosen.numbers.size))

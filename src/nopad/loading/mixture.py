@@ -1,9 +1,10 @@
 """`Mixture`: several sources of stored tokens in one epoch, each with a share of the epoch's tokens.
 
-Each epoch chooses its sequences so that their tokens have these shares; over several epochs, no sequence is left out.
-Every source is read in passes, each in a random order of its own. An epoch takes from each source as many tokens as its
-share, from where the last epoch stopped. Which sequences these are depends only on seed and epoch. O(sequences) per
-epoch.
+Each epoch chooses its sequences so that their tokens have these shares, to within a sequence of each source; over
+several epochs, no sequence is left out. Every source is read in passes, each in a random order of its own. An epoch
+takes from each source as many tokens as its share, from where the last epoch stopped. (With `exhausted` "drop", an
+epoch takes every sequence once instead, and the shares hold until a source runs out.) Which sequences an epoch takes
+depends only on the mixture, seed and epoch. Cost: O(sequences of a source) for each pass that an epoch touches.
 """
 
 from __future__ import annotations
@@ -61,8 +62,9 @@ class Mixture:
         names: names of the sources, in the order given; ``seq_source`` in a batch's records is an index into them.
 
     Raises:
-        OptionError: a weight names no source, is missing or is not above 0; `exhausted` has another value; the sources
-            do not have the same columns; or an epoch would take more than 2^31 - 1 sequences from one source.
+        OptionError: `sources` is not a dict or is empty; a weight names no source, is missing, or is not a finite
+            number above 0; `exhausted` has another value; the sources do not have the same columns; or an epoch would
+            take more than 2^31 - 1 sequences from one source.
 
     >>> import nopad
     >>> from nopad.loading import Mixture
@@ -104,7 +106,7 @@ class Mixture:
         return np.concatenate([source.seq_lengths for source in self._sources])
 
     def facts(self) -> dict[str, Any]:
-        """Return the fingerprints and shares of the sources, by name."""
+        """Return the fingerprints and shares of the sources, and `exhausted`, by name."""
         found: dict[str, Any] = {f"data of {n}": s.fingerprint for n, s in zip(self.names, self._sources, strict=True)}
         shares = {name: str(share) for name, share in zip(self.names, self._shares, strict=True)}
         return {**found, "shares": shares, "exhausted": self.exhausted}
@@ -167,7 +169,7 @@ class Mixture:
         return order, ends - lengths
 
     def _each_once(self, seed: int, epoch: int) -> Chosen:
-        """Return every sequence once, for "drop"; a phase ends where a source runs out, and the others go on."""
+        """Return every sequence once, for "drop"; a phase ends where a source runs out, and the other sources go on."""
         passes = [self._pass(place, seed, epoch) for place in range(len(self.names))]
         read, parts, phases = [Fraction(0)] * len(passes), [], [0]
         left = [Fraction(tokens) for tokens in self._tokens]
@@ -189,7 +191,8 @@ class Mixture:
         """Return the sequences with these numbers, in this order; their values include ``seq_source``.
 
         `numbers` are counted over all sources, as in `Chosen`. Columns are as from `TokenSource.gather`; per-token
-        columns of integers are int64. ``seq_source`` is the index of each sequence's source in `names`.
+        columns of integers are int64. ``seq_source`` is the index of each sequence's source in `names`; ``seq_index``,
+        unless the source has a column of this name, is the sequence's number within its source.
         """
         of = np.searchsorted(self._begin, numbers, side="right") - 1
         by_source = np.argsort(of, kind="stable")
@@ -205,7 +208,7 @@ class Mixture:
         )
 
     def _parts(self, numbers: NDArray[np.int64], of: NDArray[np.int64]) -> Iterator[Sequences]:
-        """Yield the sequences with these numbers, source by source; `of` is the source of each."""
+        """Yield the sequences with these numbers, source by source, with ``seq_index``; `of` is the source of each."""
         for place in np.unique(of).tolist():
             local = numbers[of == place] - self._begin[place]
             found = self._sources[place].gather(local, wide=True)
@@ -214,7 +217,11 @@ class Mixture:
             )
 
     def _check_size(self) -> None:
-        """Refuse weights with which an epoch would take more than 2^31 - 1 sequences from one source."""
+        """Refuse weights with which an epoch would take more than 2^31 - 1 sequences from one source.
+
+        Raises:
+            OptionError: there is such a source; the message names it.
+        """
         if self.exhausted == "drop":
             return
         for name, source, tokens, share in zip(self.names, self._sources, self._tokens, self._shares, strict=True):
@@ -241,7 +248,11 @@ def _columns(found: Sequences) -> set[str]:
 
 
 def _shares(weights: Mapping[str, float] | None, names: tuple[str, ...], tokens: list[int]) -> list[Fraction]:
-    """Return the share of each source; they add up to 1."""
+    """Return the share of each source, in the order of `names`; the shares add up to 1.
+
+    Raises:
+        OptionError: a weight names no source, is missing, or is not a finite number above 0.
+    """
     if weights is None:
         return [Fraction(count, sum(tokens)) for count in tokens]
     for name in weights:

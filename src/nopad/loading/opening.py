@@ -36,9 +36,11 @@ def open_feed(
     `groups`, `together` and `options` are as in `PackedLoader`.
 
     Raises:
-        OptionError: `data` is not a packed dataset and has neither a capacity nor `unpacked`; options of a plan are
+        OptionError: `data` is not a packed dataset, `capacity` is None, and `unpacked` is False; options of a plan are
             given where nothing is planned; groups cannot stay together in this way; or groups or a plan are given for a
             mixture.
+        LengthError, PlanMismatchError: as for `nopad.loading.feeds.planned`.
+        SourceError, FormatError, CorruptError, RecordError, StorageError: as for `open_tokens` and `open_packed`.
     """
     checked, _ = check_sizes(1 if capacity is None else capacity, None, seed)
     capacity, seed = None if capacity is None else checked, int(seed)

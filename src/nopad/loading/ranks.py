@@ -1,8 +1,8 @@
 """`Ranks`: this process's data-parallel rank, the number of ranks, and how many of them share a node.
 
-Tensor- and pipeline-parallel peers compute on the same batches, so they have the same data-parallel rank. With these,
-pass as `group` the process group (or the one-dimensional `DeviceMesh`) of the ranks that take different data. This
-module does not import torch; it asks torch.distributed only if the program has imported torch already.
+Tensor- and pipeline-parallel peers compute on the same batches, so they have the same data-parallel rank. If there are
+such peers, pass as `group` the process group (or the one-dimensional `DeviceMesh`) of the ranks that take different
+data. This module does not import torch; it asks torch.distributed only if the program has imported torch already.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Ranks:
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what worker processes need: not the group, which belongs to this process."""
+        """Return the attributes for worker processes, without the group, which belongs to this process."""
         return {**vars(self), "group": None}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Ranks:
@@ -82,8 +82,8 @@ class Ranks:
 
         The first of these that is available decides: `group`; `rank` and `world_size`; the default process group of
         torch.distributed, if it is initialised; ``RANK`` and ``WORLD_SIZE`` in the environment; else a single rank.
-        Without `node_size` and `group`, a node has ``LOCAL_WORLD_SIZE`` ranks if that is set and divides the number of
-        ranks; otherwise all ranks count as one node.
+        If `node_size` is None, a node has ``LOCAL_WORLD_SIZE`` ranks, provided that this variable is set and divides
+        the number of ranks, and that no `group` is given; otherwise all ranks count as one node.
 
         Args:
             rank: number of this process; needs `world_size`.
@@ -92,8 +92,9 @@ class Ranks:
             group: a torch process group or a `DeviceMesh` of one dimension.
 
         Raises:
-            OptionError: only one of `rank` and `world_size` is given, a number is invalid, `group` is not a group or
-                does not contain this process, or `rank` and `world_size` differ from those in `group`.
+            OptionError: there is only one of `rank` and `world_size`, or of ``RANK`` and ``WORLD_SIZE``; a number is
+                invalid; `group` is not a group or does not contain this process; or `rank` and `world_size` differ from
+                those in `group`.
         """
         if (rank is None) != (world_size is None):
             raise OptionError("rank and world_size go together; give both, or neither")
@@ -112,7 +113,11 @@ class Ranks:
 
 
 def _of_group(group: Any) -> tuple[int, int]:
-    """Return (rank, size) of a torch process group or a one-dimensional device mesh."""
+    """Return (rank, size) of a torch process group or a one-dimensional device mesh.
+
+    Raises:
+        OptionError: `group` is something else, or does not contain this process.
+    """
     size = getattr(group, "size", None)
     if not callable(size) or not hasattr(group, "rank" if not hasattr(group, "get_local_rank") else "get_local_rank"):
         raise OptionError(
@@ -132,7 +137,11 @@ def _of_group(group: Any) -> tuple[int, int]:
 
 
 def _of_program() -> tuple[int, int]:
-    """Return (rank, world size) of the default process group, or of the environment, or (0, 1)."""
+    """Return (rank, world size) of the default process group, or of the environment, or (0, 1).
+
+    Raises:
+        OptionError: only one of ``RANK`` and ``WORLD_SIZE`` is set, or one of them is not a number.
+    """
     torch = sys.modules.get("torch")
     distributed = getattr(torch, "distributed", None)
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
@@ -144,7 +153,11 @@ def _of_program() -> tuple[int, int]:
 
 
 def _number(name: str) -> int | None:
-    """Return the environment variable `name` as an integer; None if it is not set."""
+    """Return the environment variable `name` as an integer; None if it is not set.
+
+    Raises:
+        OptionError: its value is not a number.
+    """
     text = os.environ.get(name, "").strip()
     if not text:
         return None

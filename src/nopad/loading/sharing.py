@@ -38,8 +38,8 @@ class HostArrays:
     """Arrays by name, made by one process of this host and mapped from files by all others with the same facts.
 
     Args:
-        facts: the facts that are the same in all processes that share arrays; JSON values. Their digest names the
-            folder.
+        facts: the facts that are the same in all processes that share arrays; JSON values. The folder is named by a
+            digest of these facts and nopad's version.
         root: where that folder is made; None: in this user's folder below the system's folder for temporary files.
 
     Attributes:
@@ -71,9 +71,10 @@ class HostArrays:
         self._close = weakref.finalize(self, _leave, root, self.folder, users, os.getpid())
 
     def arrays(self, name: str, make: Callable[[], Arrays]) -> dict[str, NDArray[Any]]:
-        """Return the arrays of this name, mapped from files; `make` is called only if no process has made them yet.
+        """Return the arrays of this name, mapped from files; `make` is called if the files do not exist (any more).
 
-        Writing to the returned arrays does not change them in other processes.
+        If the whole folder is gone, the result of `make` is returned instead, in memory of this process. Writing to the
+        returned arrays does not change them in other processes.
 
         Raises:
             StorageError: the disk is full, or a read or write failed.
@@ -120,7 +121,7 @@ def _whole(place: Path) -> bool:
 
 
 def _free(users: int) -> bool:
-    """Return whether no other process has locked this file; if so, this process locks it until it is closed."""
+    """Return whether no other process has locked this open file; if none has, lock the file until it is closed."""
     try:
         fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

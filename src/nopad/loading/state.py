@@ -44,7 +44,7 @@ class Position:
     tokens_seen: int = 0
 
     def at_start_of(self, epoch: int) -> Position:
-        """Return the position at the beginning of epoch number `epoch`; ranks and numbers seen stay the same."""
+        """Return the position at the beginning of epoch number `epoch`; ranks and `steps_seen` etc. stay the same."""
         return replace(self, epoch=epoch, past=(), leg=replace(self.leg, steps=0), batches=0)
 
     def after_step(self, sequences: int, tokens: int) -> Position:
@@ -59,10 +59,11 @@ class Position:
         )
 
     def resumed(self, leg: Leg) -> Position:
-        """Return the position from which a loader goes on whose ranks, step and balance are those of `leg`.
+        """Return the position from which a loader with the ranks, step and balance of `leg` goes on.
 
-        If the position's own leg deals units in the same way as `leg`, this is the position itself. Otherwise it is
-        the beginning of a new leg, which takes an unfinished step again, since its gradient was never applied.
+        If the position's own leg deals units in the same way as `leg`, the result is the position itself. Otherwise the
+        result is the beginning of a new leg, which takes an unfinished step again, since the gradient of that step was
+        never applied.
         """
         if leg.deals_as(self.leg):
             return self
@@ -94,7 +95,7 @@ def read_state(state: Any) -> tuple[Position, dict[str, Any]]:
     """Return the position and the facts in a state.
 
     Raises:
-        FormatError: `state` is not a state of a loader, is from a newer version, or has impossible values.
+        FormatError: `state` is not a state of a loader, is of another format version, or has impossible values.
     """
     if not isinstance(state, Mapping) or state.get("format") != _FORMAT:
         raise FormatError("this is no state of a nopad.PackedLoader; give what its state_dict() returned")
@@ -148,7 +149,7 @@ def _read_leg(leg: Any, number: int) -> Leg:
 
 
 def _tuples(value: Any) -> Any:
-    """Return lists as tuples: JSON has no tuples."""
+    """Return a list as a tuple, also the lists in it, since JSON has no tuples; other values are returned unchanged."""
     return tuple(_tuples(one) for one in value) if isinstance(value, list | tuple) else value
 
 

@@ -45,7 +45,7 @@ class Summary:
         too_long: (sequence, tokens) of each sequence that alone costs over 10 % more than the mean cost of a rank,
             the longest first; no balance can even these out, only context parallelism. Only measured steps without
             empty places count.
-        longest: number of tokens of the longest sequence of the epoch.
+        longest: number of tokens of the longest sequence in the data.
     """
 
     unit: str
@@ -175,7 +175,13 @@ def _most_tokens(units: Units, dealt: NDArray[np.int64]) -> int:
 
 
 class _Wait(NamedTuple):
-    """The work between two points where ranks wait: cost of each rank, `floor`, sequences that are too long."""
+    """The work between two points where ranks wait for one another.
+
+    Attributes:
+        ranks: cost of each rank; int64 ``[ranks]``.
+        floor: a lower bound on the waste, however the units are dealt (`nopad.balance.floor`).
+        too_long: numbers of the sequences that alone cost over 10 % more than the mean cost of a rank; int64 ``[k]``.
+    """
 
     ranks: NDArray[np.int64]
     floor: float
@@ -183,7 +189,10 @@ class _Wait(NamedTuple):
 
 
 def _waits(course: Course, units: Units, cost: CostModel, step: int, dealt: NDArray[np.int64]) -> Iterator[_Wait]:
-    """Yield the work of a step, or of each micro-step if ranks wait there; `dealt` is from `Course.dealt`."""
+    """Yield the work of a step, or of each micro-step if ranks wait there, unless it is 0.
+
+    `dealt` is from `Course.dealt`.
+    """
     whole = not (course.empty and step == course.steps - 1)
     world_size, accumulation, per_rank = dealt.shape
     if course.balance.wait == "step":

@@ -80,7 +80,7 @@ class Serving:
     Attributes:
         ranks: this process's rank and the number of ranks.
         accumulation: number of micro-steps per optimiser step.
-        per_rank: number of units per rank and micro-step.
+        per_rank: number of units (packs, rows, single sequences or groups) per rank and micro-step.
         rows: whether a unit is a row of fixed capacity.
         tokens: the loader's argument `tokens`: most tokens per rank and micro-step; None if it was not given.
         token_cap: the loader's argument `token_cap`; None: no limit.
@@ -115,7 +115,7 @@ class Serving:
         """Make a batch from sequences; `per_row` is the number of sequences in each row, int64 ``[rows]``.
 
         Raises:
-            OptionError: `collate` did not return a `PackedBatch`, or one with more tokens than the cap.
+            OptionError: `collate` did not return a `PackedBatch`, or returned one with more tokens than `token_cap`.
         """
         collate = self.collate.at(epoch) if isinstance(self.collate, EpochCollate) else self.collate
         batch = collate(sequences, self.form, per_row)
@@ -139,7 +139,7 @@ class Supply(ABC):
 
     @abstractmethod
     def described(self) -> str:
-        """Return a phrase that says what is dealt, and how many units a rank takes in a micro-step."""
+        """Return a phrase that says what is dealt, and what a rank takes in a micro-step."""
 
     @abstractmethod
     def facts(self) -> dict[str, Any]:
@@ -206,7 +206,7 @@ class Supply(ABC):
 
     @abstractmethod
     def places(self, at: Any) -> Iterator[Any]:
-        """Yield the place after each batch left of the epoch, without building batches, which other processes build."""
+        """Yield the place after each batch left of the epoch; no batch is built, since other processes build them."""
 
     @abstractmethod
     def check_workers(self, workers: int) -> None:

@@ -39,7 +39,7 @@ class TorchDataset(IterableDataset[PackedBatch]):
     """
 
     def __init__(self, loader: PackedLoader) -> None:
-        """Iterate over `loader`."""
+        """Make a dataset of the batches of `loader`."""
         self.loader = loader
         self.followed = False  # whether the main process counts the batches of worker processes
 
@@ -137,6 +137,9 @@ def _check_not_batched(reader: Any) -> None:
 
     A dataset cannot ask for the batch size. Only the object that reads the dataset for the DataLoader knows whether
     there is one, so `reader`, the caller of ``__iter__``, is checked.
+
+    Raises:
+        OptionError: the DataLoader has a batch size.
     """
     if isinstance(reader, _IterableDatasetFetcher) and reader.auto_collation:
         _refuse_batches_of_batches(None)

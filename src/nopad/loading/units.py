@@ -21,7 +21,7 @@ __all__ = ["Taken", "Units", "narrow"]
 
 
 class Taken(NamedTuple):
-    """Some units of an epoch, and the sequences in them.
+    """Some units (packs, rows, single sequences or groups) of an epoch, and the sequences in them.
 
     Attributes:
         units: unit numbers, or sequence numbers if sequences are dealt one by one (`Units.apart`); int64 ``[units]``.
@@ -36,10 +36,10 @@ class Taken(NamedTuple):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Units:
-    """The units of one epoch.
+    """The units of one epoch: packs, rows, single sequences or groups of sequences, which are dealt to ranks.
 
     Attributes:
-        seq_lengths: length of each sequence in tokens; ``[sequences]``, of the narrowest unsigned type.
+        seq_lengths: length of each sequence in tokens; integers ``[sequences]``, as narrow as `narrow` makes them.
         indptr: unit u holds the sequences ``sequence[indptr[u]:indptr[u + 1]]``; ``[units + 1]``. None: unit u is
             sequence u.
         sequence: sequence numbers, unit after unit; ``[sequences]``; None: ascending, so that unit u holds the
@@ -127,7 +127,7 @@ class Units:
         """Return the cost of each of the chosen units under `model`; int64 ``[chosen]``.
 
         Raises:
-            BalanceError: a cost does not fit into 64 bits, or is not an integer.
+            BalanceError: as in `CostModel.checked` and `CostModel.of_packs`.
         """
         return self.costs_of(*self.members(chosen), model)
 
@@ -148,7 +148,7 @@ def narrow(seq_lengths: NDArray[Any]) -> NDArray[Any]:
 
 
 def _sums(values: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the sum of each run of `sizes` values; a run has at least one."""
+    """Return the sums of consecutive runs of `values`; run i has ``sizes[i]`` values, at least one."""
     if not sizes.size:
         return np.zeros(0, dtype=np.int64)
     sums: NDArray[np.int64] = np.add.reduceat(values, np.cumsum(sizes) - sizes)

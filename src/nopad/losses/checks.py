@@ -43,7 +43,7 @@ def check_tensors(**given: Any) -> None:
 
 
 def check_floating(**given: Tensor) -> None:
-    """Refuse logits that are not floating-point numbers.
+    """Refuse tensors, given by name, that are not floating-point numbers.
 
     Raises:
         BatchError: an argument has another dtype.
@@ -83,10 +83,10 @@ def check_per(per: str) -> None:
 def check_classes(labels: Tensor, classes: int, name: str = "labels", *, anywhere: bool = False) -> None:
     """Refuse labels that are not classes from 0 to `classes` - 1; -100, which losses ignore, is allowed.
 
-    With `anywhere`, the values are checked on an accelerator too, which waits for the device.
+    On an accelerator only the dtype is checked; with `anywhere` the values too, which waits for the device.
 
     Raises:
-        BatchError: labels are not integers, or one is below 0 or above the last class.
+        BatchError: the labels are not integers; or a checked value is neither -100 nor a class.
     """
     if labels.is_floating_point() or labels.dtype == torch.bool:
         raise BatchError(f"{name} are {labels.dtype}; expected numbers of classes, integers")

@@ -5,8 +5,9 @@ to its positive than to the other positives and the hard negatives of the batch,
 apart; only their vectors meet here. Ranks may hold different numbers of sequences. Vectors are gathered with gradients:
 the gradient of a vector is the sum of its gradients from the losses of all ranks.
 
-Two equal texts in a batch are not negatives of each other. `contents`, a number per text, says which texts are equal;
-with `same="mask"`, texts equal to an anchor or its positive are left out of that anchor's candidates.
+Equal texts should not be negatives of each other. `contents`, a number per text, says which texts are equal. With
+`same="mask"` (the default), candidates that would be such false negatives of an anchor are left out; with
+`same="keep"`, they are negatives.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ def contrastive_sum(
         symmetric: average the loss of anchors against candidates with the loss of positives against all anchors.
         same: what happens to an anchor's false negatives: candidates with the same tokens as the anchor or its
             positive, and positives of other anchors that have the anchor's tokens. "mask": they are left out; "keep":
-            they are negatives.
+            they are negatives. With `symmetric`, anchors that are false negatives of a positive are treated alike.
     """
     vectors = vectors.float() if vectors.dtype.itemsize < 4 else vectors
     wanted = mine.nonzero()[:, 0]

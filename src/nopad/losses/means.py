@@ -1,14 +1,15 @@
 """Losses of packed batches that equal those of the unpacked sequences, in value and gradient.
 
 A mean needs a denominator. The number of packs is the wrong one, since packs hold different numbers of tokens and
-sequences. So every loss here is a sum over labelled tokens or sequences, divided by their number in the batch, or by
-`denominator`: their number in all batches of a step, on all ranks. This makes gradient accumulation and training on
-many ranks exact.
+sequences. So every loss here is a sum over labelled tokens or sequences, divided by a denominator. By default the
+denominator is their number in the batch. For gradient accumulation and several ranks, give `denominator`: their number
+in all batches of a step, on all ranks; the loss is then exact.
 
-``per="token"`` (the default): every labelled token has the same weight, as in transformers' losses of padded batches,
-so packing does not change the loss. ``per="sequence"``: the mean over each sequence's labelled tokens first, then over
-sequences, so that a short sequence weighs as much as a long one: the loss of the packing papers (arXiv 2107.02027,
-section 3.3). In both cases, `weights` has a weight per sequence. This module needs the extra ``nopad[torch]``.
+With ``per="token"`` (the default), every labelled token has the same weight, as in transformers' losses of padded
+batches, so packing does not change the loss. With ``per="sequence"``, a loss is first averaged over each sequence's
+labelled tokens, then over sequences, so a short sequence weighs as much as a long one. This is the loss of the packing
+papers (arXiv 2107.02027, section 3.3). `weights` multiplies the losses of each sequence by a weight of its own, and
+denominators count with the same weights. This module needs the extra ``nopad[torch]``.
 
 `token_loss` is for masked and causal language models and token classification; `sequence_loss` for sequence
 classification, regression and next-sentence prediction; `span_loss` for question answering. BERT's pre-training loss
@@ -68,8 +69,8 @@ def token_loss(
         logits: ``[R, L, C]``.
         labels: ``[R, L]``, -100 for tokens that the loss ignores.
         batch: the batch whose layout logits and labels have.
-        per: "token": all labelled tokens have the same weight; "sequence": all sequences have the same weight (see
-            the module).
+        per: "token": all labelled tokens have the same weight; "sequence": all sequences with a label have the same
+            weight (see the module).
         causal: the logits of a token predict the label of the next token; a sequence's first label is not predicted.
         smoothing: share of a label that is spread evenly over all classes, as transformers' ``label_smoothing_factor``.
         dynamic: weigh each token's loss by the model's probability of its label, taken as a constant (no gradient):
@@ -79,10 +80,10 @@ def token_loss(
             `per`, `causal` and `weights`.
 
     Returns:
-        A scalar, in float32 or wider; NaN if no token is labelled.
+        A scalar, in float32 or wider. NaN if no token is labelled and no `denominator` is given.
 
     Raises:
-        BatchError: a shape does not fit the batch, or a label is not a class.
+        BatchError: a type, device or shape does not fit; or a label is not a class (checked on the CPU only).
         OptionError: `per` is neither "token" nor "sequence".
 
     >>> import nopad, torch
@@ -105,9 +106,11 @@ def token_loss(
 def token_denominator(
     labels: Tensor, batch: PackedBatch, *, per: Per = "token", causal: bool = False, weights: Tensor | None = None
 ) -> Tensor:
-    """Return the denominator of `token_loss`: the number of labelled tokens, or of sequences with a label.
+    """Return the denominator of `token_loss`: the number of labelled tokens; a float64 scalar on the labels' device.
 
-    Each token or sequence counts with its sequence's weight. The result is a float64 scalar on the labels' device.
+    With ``per="sequence"``, it is the number of sequences with a label. With `causal`, labels of first tokens do not
+    count. With `weights`, each token or sequence counts as the weight of its sequence instead of 1. Arguments that do
+    not fit raise the errors of `token_loss`.
 
     transformers calls this number ``num_items_in_batch``; here it is the number for one batch. For gradient
     accumulation and several ranks, sum the denominators of all batches of a step (over ranks with `over_ranks`), pass
@@ -136,18 +139,21 @@ def sequence_loss(
 
     Args:
         logits: ``[S, C]``.
-        labels: their dtype and shape decide which of transformers' three problem types this is. Integers ``[S]`` are
-            classes, with -100 for sequences that the loss ignores: cross-entropy. Floats ``[S, C]`` say for each class
-            whether it applies: binary cross-entropy, averaged over classes. Floats ``[S]`` or ``[S, 1]``, with one
-            logit, are regression targets: squared error. To ignore a sequence with float labels, give it the weight 0.
+        labels: their dtype and shape decide which of transformers' three problem types this is:
+
+            * integers ``[S]``: classes, -100 for sequences that the loss ignores; the loss is the cross-entropy;
+            * floats ``[S, C]``, C above 1: whether each class applies; the binary cross-entropy, averaged over classes;
+            * floats ``[S]`` or ``[S, 1]``, with one logit: targets of a regression; the squared error.
+
+            To ignore a sequence with float labels, give it the weight 0.
         weights: a weight per sequence, ``[S]``; None: all 1.
         denominator: divide by this number instead of `sequence_denominator`.
 
     Returns:
-        A scalar, in float32 or wider; NaN if no sequence has a label.
+        A scalar, in float32 or wider. NaN if no sequence has a label and no `denominator` is given.
 
     Raises:
-        BatchError: shapes do not fit each other, or a label is not a class.
+        BatchError: types, devices or shapes do not fit each other; or a label is not a class (checked on the CPU only).
 
     >>> import torch
     >>> from nopad.losses import sequence_loss
@@ -171,6 +177,8 @@ def sequence_loss(
 def sequence_denominator(labels: Tensor, *, weights: Tensor | None = None) -> Tensor:
     """Return the denominator of `sequence_loss`: the sum of the weights of sequences with a label; a float64 scalar.
 
+    `labels` and `weights` are those of `sequence_loss`; if they do not fit each other, BatchError is raised.
+
     >>> import torch
     >>> from nopad.losses import sequence_denominator
     >>> sequence_denominator(torch.tensor([0, 3, -100])).item()
@@ -192,7 +200,9 @@ def span_loss(
     weights: Tensor | None = None,
     denominator: float | Tensor | None = None,
 ) -> Tensor:
-    """Return the loss of question answering: the mean of the cross-entropies of answer starts and answer ends.
+    """Return the loss of question answering: the mean over sequences that contain their answer.
+
+    The loss of a sequence is the mean of two cross-entropies: of its answer's start and of its answer's end.
 
     Args:
         start_logits: ``[S, longest]``, minus infinity after a sequence's end, as a pack-safe question-answering model
@@ -207,10 +217,10 @@ def span_loss(
         denominator: divide by this number instead of `span_denominator`.
 
     Returns:
-        A scalar, in float32 or wider; NaN if no sequence contains its answer.
+        A scalar, in float32 or wider. NaN if no sequence contains its answer and no `denominator` is given.
 
     Raises:
-        BatchError: shapes do not fit the batch.
+        BatchError: types, devices or shapes do not fit the batch.
 
     >>> import nopad, torch
     >>> from nopad.losses import span_loss
@@ -235,7 +245,7 @@ def span_loss(
 def span_denominator(starts: Tensor, ends: Tensor, batch: PackedBatch, *, weights: Tensor | None = None) -> Tensor:
     """Return the denominator of `span_loss`: the sum of the weights of sequences that contain their answer.
 
-    The result is a float64 scalar.
+    The result is a float64 scalar. Arguments that do not fit raise BatchError, as in `span_loss`.
 
     >>> import nopad, torch
     >>> from nopad.losses import span_denominator
@@ -267,8 +277,8 @@ def labelled(labels: Tensor, batch: PackedBatch, causal: bool) -> tuple[Tensor, 
     """Return, for the logits of each slot, (sequence number, label); int64 ``[R x L]`` each.
 
     A slot is a token or padding. Sequence numbers begin at 1, and are 0 in padding; ignored labels are -100. `labels`
-    are ``[R, L]``. With `causal`, the logits of a slot get the label of the next slot, or -100 if a sequence begins
-    there.
+    are ``[R, L]``. With `causal`, a slot's logits get number and label of the next slot, since they predict its token;
+    the label is -100 if a sequence begins there. The slot after the last one is the first.
     """
     check_tensors(labels=labels)
     check_batch(batch)
@@ -287,7 +297,7 @@ def labelled(labels: Tensor, batch: PackedBatch, causal: bool) -> tuple[Tensor, 
 
 
 def slot_weights(number: Tensor, wanted: Tensor, batch: PackedBatch, per: str, weights: Tensor | None) -> Tensor:
-    """Return the weight of each slot's loss; float64 ``[R x L]``. The weights sum to the denominator.
+    """Return the weight of the loss of each slot (token or padding); float64 ``[R x L]``. The sum is the denominator.
 
     `number` and `wanted` are each slot's sequence number and label, as `labelled` returns them.
     """
@@ -374,10 +384,10 @@ def _check_sequences(logits: Tensor, labels: Tensor) -> None:
 
 
 def check_logits(logits: Tensor, labels: Tensor, batch: PackedBatch) -> None:
-    """Refuse logits that are not ``[R, L, C]``, and labels that are not one of the C classes.
+    """Refuse logits that are not ``[R, L, C]``, and labels that are neither -100 nor one of the C classes.
 
     Raises:
-        BatchError: the logits have another shape, or a label is not a class.
+        BatchError: the logits have another shape, or a label is not a class (checked on the CPU only).
     """
     check_tensors(logits=logits, labels=labels)
     rows, width = batch.layout.shape

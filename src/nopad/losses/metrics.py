@@ -33,7 +33,7 @@ class _Counts:
         self.counts = self.counts.to(counts.device) + counts.detach().double()
 
     def reduce(self) -> None:
-        """Sum the counts over all ranks, so that each rank has the total; call this once, at the end."""
+        """Sum the counts over all ranks, so that each rank has the total; call this once at the end, on every rank."""
         self.counts = over_ranks(self.counts)
 
 
@@ -67,7 +67,7 @@ class Accuracy(_Counts):
         With `causal`, the logits of a token predict the label of the next token.
 
         Raises:
-            BatchError: a shape does not fit the batch.
+            BatchError: a type or shape does not fit the batch; or a label is not a class (checked on the CPU only).
         """
         number, wanted = labelled(labels, batch, causal)
         check_logits(logits, labels, batch)
@@ -118,9 +118,10 @@ class Confusion(_Counts):
 
     @property
     def matthews(self) -> float:
-        """Matthews correlation of predictions and labels, for any number of classes; 0 if either is constant.
+        """Matthews correlation of predictions and labels, for any number of classes.
 
-        It is Gorodkin's correlation coefficient R_K (2004), which for two classes is the usual Matthews correlation.
+        The formula is Gorodkin's correlation coefficient R_K (2004), which for two classes is the usual Matthews
+        correlation. It is 0 if all predictions are equal, all labels are equal, or nothing was counted.
         """
         found = self.counts
         total, right = found.sum(), found.trace()
@@ -167,7 +168,7 @@ class Spans(_Counts):
         Sequences without a true answer (a position below 0) are ignored; an answer that ends before it begins is empty.
 
         Raises:
-            BatchError: the shapes differ.
+            BatchError: the shapes differ, or positions are not integers.
         """
         given = {"starts": starts, "ends": ends, "true_starts": true_starts, "true_ends": true_ends}
         check_tensors(**given)
@@ -195,7 +196,7 @@ class Spans(_Counts):
 
 
 def best_spans(start_logits: Tensor, end_logits: Tensor, longest: int = 30) -> tuple[Tensor, Tensor]:
-    """Return each sequence's most likely answer that has 1 to `longest` tokens.
+    """Return each sequence's best answer of 1 to `longest` tokens, by the sum of its start and end logits.
 
     Args:
         start_logits: ``[S, L]``, minus infinity after a sequence's end.

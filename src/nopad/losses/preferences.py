@@ -1,8 +1,9 @@
-"""Losses of pairs of a chosen and a rejected answer, for reward models and for DPO.
+"""Losses of preference pairs (a chosen and a rejected answer), for reward models and for DPO.
 
-They take one number per sequence, for the chosen and the rejected answers in the same order, so packing does not change
-them. Like all losses here, they are sums divided by a denominator: the number of pairs, or a number that the caller
-gives.
+These losses take one number per sequence, for the chosen and the rejected answers in the same order, so packing does
+not change them. Like all losses here, they are sums divided by a denominator: the number of pairs, or a number that the
+caller gives.
+
 The definitions are those of TRL 1.16: Bradley-Terry with a margin and centred rewards (arXiv 2307.09288, 2312.09244);
 DPO (arXiv 2305.18290), IPO per token (arXiv 2310.12036), robust DPO (arXiv 2403.00409). With "sigmoid",
 ``label_smoothing`` gives conservative DPO, as in earlier versions of TRL; TRL 1.16 ignores it.
@@ -46,7 +47,7 @@ def label_logprobs(logits: Tensor, labels: Tensor, batch: PackedBatch) -> tuple[
         sequences were given, in float32 or wider.
 
     Raises:
-        BatchError: a shape does not fit the batch, or a label is not a class.
+        BatchError: a type or shape does not fit the batch; or a label is not a class (checked on the CPU only).
 
     >>> import nopad, torch
     >>> from nopad.losses import label_logprobs
@@ -85,7 +86,8 @@ def reward_loss(
         The sum of the pairs' losses, divided by P or `denominator`; a scalar, in float32 or wider.
 
     Raises:
-        BatchError: the shapes differ.
+        BatchError: `chosen`, `rejected` and `margin` are not floats ``[P]`` of one shape and device, or `denominator`
+            is not one number.
 
     >>> import torch
     >>> from nopad.losses import reward_loss
@@ -116,17 +118,20 @@ def preference_loss(
     Args:
         chosen: the model's log-probability of each chosen answer minus the reference model's, ``[P]``.
         rejected: the same for the rejected answers, ``[P]``.
-        counts: numbers of tokens of the chosen and of the rejected answers, ``[P]`` each; "ipo" divides by them.
-        beta: how strongly the model is held to the reference; above 0, as in TRL.
+        counts: numbers of tokens of the chosen and of the rejected answers, floats ``[P]`` each; "ipo" divides by
+            these numbers.
+        beta: how strongly the model is held to the reference, above 0, as in TRL; not checked here.
         kind: "sigmoid", "ipo" or "robust".
-        label_smoothing: share of pairs whose answers are assumed to be swapped; below 0.5, and 0 with "ipo".
+        label_smoothing: share of pairs whose answers are assumed to be swapped, below 0.5; not checked here. "ipo"
+            ignores it.
         denominator: divide by this number instead of P.
 
     Returns:
         The sum of the pairs' losses, divided by P or `denominator`; a scalar, in float32 or wider.
 
     Raises:
-        BatchError: the shapes differ.
+        BatchError: `chosen`, `rejected` and `counts` are not floats ``[P]`` of one shape and device, or `denominator`
+            is not one number.
         OptionError: there is no such kind.
 
     >>> import torch

@@ -36,14 +36,16 @@ def check_call(
     named: Mapping[str, Any],
     layout: Layout,
 ) -> None:
-    """Check the arguments of a packed call, given by name, against the batch's layout and the model.
+    """Check the arguments of a packed call against the batch's layout and the model.
 
-    `most` is the most sequences that a batch may have (None: unlimited), `takes` are the names of the model's
-    arguments, and `stock` says whether the model is one of transformers' own classes.
+    `named` holds the arguments by name. `most` is the largest number of sequences that a batch may have (None:
+    unlimited), `takes` has the names of the model's arguments, and `stock` says whether the model is one of
+    transformers' own classes.
 
     Raises:
-        BatchError: inputs have a wrong shape, device or dtype, attention weights are asked for, a cache of earlier
-            tokens is given, weights are on no device, or the batch does not pass `check_inputs` or `check_layout`.
+        BatchError: the batch does not pass `check_inputs` or `check_layout`; attention weights are asked for; a cache
+            of earlier tokens is given; `inputs_embeds` have another dtype than the model; the weights are on no device;
+            or mask tokens are given to a model that scales embeddings by their share of a row (`token_dropout`).
         UnsupportedModelError: the model does not pass `check_layers` or `check_embeddings`.
     """
     refuse_attentions(model, named)
@@ -72,10 +74,10 @@ def check_call(
 
 
 def refuse_attentions(model: Any, named: Mapping[str, Any]) -> None:
-    """Refuse a call that asks for attention weights, which nopad's attention never computes.
+    """Refuse a call that asks for attention weights, which nopad's attention never returns.
 
     Raises:
-        BatchError: the call or the configuration asks for `output_attentions`.
+        BatchError: the call asks for `output_attentions`, or it leaves them open and the configuration asks for them.
     """
     asked = named.get("output_attentions")
     if asked or (asked is None and getattr(model.config, "output_attentions", False)):
@@ -86,11 +88,14 @@ def refuse_attentions(model: Any, named: Mapping[str, Any]) -> None:
 
 
 def leave_columns(model: Any, takes: Sequence[str], named: dict[str, Any]) -> None:
-    """Remove from `named` the columns of the batch that the model does not accept, and warn once.
+    """Remove from `named` the columns of the batch that the model does not accept, and warn once about them.
+
+    `takes` has the names of the arguments that the model accepts.
 
     Raises:
-        BatchError: a column's name is very similar to that of an argument that was not given, an argument of the model
-            does not hold numbers, or labels are already shifted.
+        BatchError: a column's name is very similar to that of an argument that was not given; an argument of the model
+            does not hold numbers; or `shift_labels` (labels already shifted) are given and the model has no such
+            argument.
     """
     if named.get("shift_labels") is not None and "shift_labels" not in takes:
         raise BatchError(
@@ -167,5 +172,5 @@ def positions_of(model: Any, family: Family) -> int | None:
 
 
 def device_of(module: nn.Module) -> torch.device:
-    """Return the device of a module's parameters."""
+    """Return the device of a module's first parameter."""
     return next(module.parameters()).device

@@ -1,7 +1,7 @@
 """Check the types, shapes and values of a packed call's arguments against the batch's layout and the model.
 
-A bad argument is refused before the model runs, with an error that names the sequence. Values are checked only if the
-tensor is on a CPU: on an accelerator the check would wait for the device, whose own kernels report ids out of range.
+A bad argument is refused before the model runs. Whether ids and labels are in range is checked only for tensors on a
+CPU: on an accelerator the check would wait for the device, whose own kernels report ids out of range.
 """
 
 from __future__ import annotations
@@ -32,18 +32,21 @@ OTHERS = (
 
 
 def check_inputs(model: Any, takes: Sequence[str], stock: bool, named: Mapping[str, Any], layout: Layout) -> None:
-    """Check the model's inputs: ids or embeddings, token types and positions, and the decoder's ids or embeddings.
+    """Check the model's inputs: ids or embeddings, token types, positions, `encoder_outputs` and the decoder's inputs.
 
     Args:
         model: the transformers model, without wrappers.
-        takes: names of the model's arguments; other entries of `named` are not checked.
+        takes: names of the model's arguments. Entries of `named` that are neither in `takes` nor one of these inputs
+            are not checked.
         stock: whether the model is one of transformers' own classes.
         named: the arguments by name.
         layout: the batch's layout.
 
     Raises:
-        BatchError: an argument is not a tensor, has a wrong shape, is on another device, or holds values outside the
-            model's range; positions are not the layout's; or a decoder would have to make its ids from its labels.
+        BatchError: ids, token types or positions are not integer tensors, or embeddings not a tensor; an argument has a
+            wrong shape or is on another device; a tensor on a CPU has ids or token types outside the model's range;
+            positions are not the layout's; neither ids nor embeddings, or both, are given for the encoder or the
+            decoder; or embeddings are given and the model does not take them.
     """
     _check_devices(model, takes, named)
     _check_side(model, takes, named, "", layout)
@@ -78,9 +81,9 @@ def _check_devices(model: Any, takes: Sequence[str], named: Mapping[str, Any]) -
 def _check_known(model: Any, stock: bool, name: str, value: Tensor, at: Layout | None, source: Layout) -> None:
     """Refuse an argument without one value per slot, since the model would read it per row and not per sequence.
 
-    `at` is the layout that the argument must have, None if there is no such layout; `source` is the layout of the
-    batch. A class that is not transformers' own (`stock` is False) may also get one value per sequence, or a single
-    value.
+    `at` is the layout that the argument must have; None: nothing is checked. `source` is the layout of the batch.
+    Scalars and the arguments in `OTHERS` are not checked. A class that is not transformers' own (`stock` is False) may
+    also get a tensor with a single value, or one value per sequence unless there are as many rows as sequences.
     """
     if not value.dim() or name in OTHERS or at is None or tuple(value.shape[:2]) == at.shape:
         return
@@ -151,12 +154,12 @@ def _check_per_token(name: str, value: Any, layout: Layout) -> None:
 
 
 def check_range(name: str, value: Tensor, most: int, what: str, layout: Layout) -> None:
-    """Check, on a CPU, that values ``[R, L]`` are from 0 to `most` - 1; the error names the first one that is not.
+    """Check that values ``[R, L]`` are from 0 to `most` - 1; values on another device than a CPU are not checked.
 
     In the message, `name` is the argument, and `what` a word for what the model has `most` of, such as "tokens".
 
     Raises:
-        BatchError: a value is out of range.
+        BatchError: a value is out of range; the message names the first such value, and its sequence or the padding.
     """
     if value.device.type != "cpu":
         return
@@ -176,12 +179,14 @@ def _told(value: Any) -> str:
 
 
 def check_labels(model: Any, by_token: bool, named: dict[str, Any]) -> None:
-    """Check that the labels of a call are classes that the model has, or numbers for regression.
+    """Check that the labels of a call are classes that the model has; for regression, any tensor passes.
 
-    Integer labels in `named` are converted to int64. `by_token` says whether there is one label per token.
+    Integer labels in `named` are converted to int64. `by_token` says whether there is one label per token. Of
+    `start_positions` and `end_positions`, only the dtype is checked.
 
     Raises:
-        BatchError: labels are not a tensor, are not integers although they must be classes, or are not a valid class.
+        BatchError: labels are not a tensor; are not integers although they must be classes or positions; are on a CPU
+            and hold a number that is not a class; or have a wrong shape (heads with one result per sequence).
     """
     for name in ("labels", "next_sentence_label", "sentence_order_label", "start_positions", "end_positions"):
         value = named.get(name)
@@ -203,7 +208,7 @@ def check_labels(model: Any, by_token: bool, named: dict[str, Any]) -> None:
 
 
 def _classes(model: Any) -> int:
-    """Return the number of classes of a head that gives one result per token."""
+    """Return the number of classes of a head that gives one result per token: its labels, or the vocabulary's size."""
     out = getattr(model.get_output_embeddings(), "weight", None)
     return int(model.config.num_labels if out is None else out.shape[0])
 
@@ -215,7 +220,8 @@ def _check_sequence_labels(config: Any, labels: Tensor) -> None:
     of the labels decide.
 
     Raises:
-        BatchError: labels are not a valid class, or have a wrong shape or dtype.
+        BatchError: labels for classes have a wrong dtype or number of dimensions, or a label (one class per sequence)
+            is not a valid class. Labels for regression are not checked.
     """
     classes, problem = config.num_labels, config.problem_type
     if problem == "regression" or (problem is None and classes == 1):

@@ -1,8 +1,9 @@
-"""The attention function that nopad registers with transformers, which serves every model with registered attention.
+"""The attention function that nopad registers with transformers; models with registered attention call it.
 
 The function takes the layer's settings (causality, window, scale, position bias) and the `Placement` attached to the
-mask, which is the batch's layout on its device, and calls a backend with both. Batches that are not packed go to
-transformers' own SDPA, so a pack-safe model still runs ordinary batches.
+mask, which is the batch's layout on its device, and calls a backend with both. If a compiled graph kept only the
+mask's numbers, the function computes attention from these. Batches that are not packed go to transformers' own SDPA,
+or to eager attention in layers with a softcap or sinks, so a pack-safe model still runs ordinary batches.
 """
 
 from __future__ import annotations
@@ -69,8 +70,10 @@ def packed_attention(
     `s_aux`.
 
     Raises:
-        UnsupportedModelError: the layer needs a feature that no backend has, does not say whether it is causal, or gets
-            a mask without the layout in a packed call.
+        UnsupportedModelError: the layer does not say whether it is causal, has a sliding window that it does not pass
+            on, passes on tensors that nopad does not know, or gets a mask without the layout in a packed call; or, in
+            an ordinary call, a layer with softcap or sinks gets a mask that is not bool.
+        BatchError: the batch's backend does not support the batch, or a setting of the layer.
     """
     causal = getattr(module, "is_causal", None) if is_causal is None else is_causal
     if causal is None:
@@ -135,7 +138,7 @@ def packed_attention(
 
 
 def _keep_of(module: nn.Module, mask: Tensor, query: Tensor, key: Tensor, heads: Heads) -> Tensor:
-    """Return which keys each query sees, for a mask that lost its layout, so that only its values are left.
+    """Return which keys each query sees, read from the values of a mask that has lost its attached layout.
 
     The result is bool and broadcasts to ``[R, H, L of the queries, L of the keys]``. The values of a `DENSE` mask say
     which keys are seen. With a `NUMBERS` mask, slots of the same number see each other, as far as `heads` (causality,
@@ -155,7 +158,7 @@ def _eager(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, heads
     """Compute attention of an ordinary call with softcap or sinks, which SDPA does not have; return ``[B, L, H, D]``.
 
     `query`, `key` and `value` are ``[B, H, L, D]``. `mask` is bool, True where a key is seen; None: causality and
-    window in `heads` decide.
+    window in `heads` decide. A mask of another dtype raises `UnsupportedModelError`.
     """
     if mask is not None and mask.dtype != torch.bool:
         raise UnsupportedModelError("a model with softcap or sinks that is pack-safe takes masks of bool only")
@@ -176,10 +179,12 @@ def register() -> None:
 
 
 def check_replaceable(model: Any) -> None:
-    """Check that a model's attention is one of transformers' own functions, which compute the same as nopad's.
+    """Check that a model's attention is eager, a function of transformers' own, or nopad's.
+
+    Any other function need not compute the same as nopad's attention, which replaces it.
 
     Raises:
-        UnsupportedModelError: the model's attention was registered by the user or by a library.
+        UnsupportedModelError: the model's attention was registered by the user or by another library.
     """
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -205,7 +210,10 @@ def tell(module: nn.Module) -> None:
 
 
 def inside() -> Call | None:
-    """Return the current packed call, whose layout every attention module must get; None outside of a packed call."""
+    """Return the current packed call, whose layout attention modules must get.
+
+    The result is None outside of a packed call, and while compiling.
+    """
     if torch.compiler.is_compiling():
         return None
     call = known = _inside.get()
@@ -238,7 +246,7 @@ def end(token: Any) -> None:
 
 @contextmanager
 def watched(seen: Callable[[nn.Module], None]) -> Any:
-    """In a ``with`` block, call `seen` with every layer that attends to a packed batch; the audit uses this."""
+    """In a ``with`` block, call `seen` with each layer that attends to a packed batch and is not compiled."""
     token = _watch.set(seen)
     try:
         yield

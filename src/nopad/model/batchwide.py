@@ -1,9 +1,10 @@
 """Refuse features that depend on a whole batch or row: with them a sequence would not get the result it gets alone.
 
-Each of these features is refused with an error that names it:
+These features are refused, each with an error that names it:
 
 * rotary frequencies that change with the longest sequence of a batch (longrope, dynamic rope);
-* activations quantised with one scale for the whole batch (one scale per token is allowed);
+* activations quantised with one scale for the whole batch, by torch.ao, bitsandbytes or torchao (one scale per token is
+  allowed);
 * a cache of earlier tokens (``past_key_values``, ``cache_params``), which belongs to rows and not to sequences;
 * PEFT adapters that are chosen or switched on per row;
 * noise on embeddings that is scaled by the width of a row (NEFTune).
@@ -42,10 +43,10 @@ def check_arguments(named: Mapping[str, Any]) -> None:
 
 
 def check_embeddings(model: Any) -> None:
-    """Check that no noise scaled by the width of a row is added to embeddings.
+    """Check that NEFTune adds no noise to the input embeddings: its noise is scaled by the width of a row.
 
     Raises:
-        UnsupportedModelError: such noise is added (NEFTune, the trainers' option `neftune_noise_alpha`).
+        UnsupportedModelError: NEFTune's hook is on the embeddings (the trainers' option `neftune_noise_alpha`).
     """
     try:
         table = model.get_input_embeddings()
@@ -64,7 +65,7 @@ def check_rope(model: Any, layout: Layout) -> None:
 
     Longrope has two sets of frequencies; the long one applies to the whole batch when its longest sequence exceeds
     `original_max_position_embeddings`. Dynamic rope stretches the frequencies by the longest sequence beyond
-    `max_position_embeddings` and keeps them for later calls; here they are reset after such a call.
+    `max_position_embeddings` and keeps the stretched frequencies for later calls; this function resets them.
 
     Raises:
         BatchError: some sequences are longer than `original_max_position_embeddings` and others are not (longrope), or
@@ -90,8 +91,11 @@ def check_rope(model: Any, layout: Layout) -> None:
 def check_layers(model: nn.Module) -> None:
     """Check that no layer quantises the activations of a whole batch together, or gets one argument per row (PEFT).
 
+    Only layers that torch.ao, bitsandbytes or torchao quantised are recognised.
+
     Raises:
-        UnsupportedModelError: a layer does one of these. PEFT's hooks that give arguments per row are then removed.
+        UnsupportedModelError: a layer does one of these. If PEFT gives it an argument per row, PEFT's hooks that do so
+            are removed from all layers first.
     """
     for module in _modules(model):
         given = _per_row(module)
@@ -157,7 +161,7 @@ def _reset_frequencies(model: nn.Module) -> None:
 
 
 def _modules(model: nn.Module) -> Iterator[nn.Module]:
-    """Yield all modules of a model; this runs at each call, and is faster than ``model.modules()``."""
+    """Yield all modules of a model, a shared module more than once; faster than ``model.modules()``."""
     waiting: list[nn.Module | None] = [model]
     while waiting:
         module = waiting.pop()

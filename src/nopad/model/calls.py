@@ -39,7 +39,7 @@ class Call:
         as_tuple: whether the caller wants a tuple.
         labels: by name, the labels from which the head computes the loss after the model ran.
         seen: tensors that hooks and the head store during the call, by name.
-        ran: how often each hook ran, by role.
+        ran: how often each hook ran, by the hook's name (`Hook.role`).
         attended: how often each attention module attended, by ``id(module)``.
         kinds: classes of the modules that attended.
         frame: the Python stack frame that calls the module, until the call ends.
@@ -75,7 +75,8 @@ class Static:
     """The state of a call with static shapes (`nopad.model.static_inputs`).
 
     Attributes:
-        ids: the sequence numbers, int32 ``[R, 1, 1, L]``; None: no call with static shapes runs now.
+        ids: the number of each slot's sequence, from 1, and 0 in padding; int32 ``[R, 1, 1, L]``. None: no call with
+            static shapes runs now.
         kept: output of a module, stored for the head by `Keep`.
         tokens: token ids ``[R, L]``, or None.
         frame: the frame that calls the module, until the call ends; None while compiling.
@@ -92,7 +93,7 @@ class Static:
 
 
 class Calls(local):
-    """The state of each thread: `stack` has the calls that run now, the innermost last; None for an ordinary call."""
+    """The state of each thread: `stack` has the calls that run now, the innermost last; None is an ordinary call."""
 
     def __init__(self) -> None:
         self.stack: list[Call | None] = []
@@ -111,9 +112,8 @@ class Cell:
         compiled: while compiling, the state of a call with static shapes, since the compiler cannot trace thread-local
             values.
         most: largest number of sequences that a batch may have; None: any number.
-        how: in calls with static shapes: how a sequence's result is read from its tokens, as `Head.pooling` returns
-            it.
-        opened: number of packed calls that run now, in all threads; the compiler can read this number.
+        how: how a sequence's result is read from its tokens in calls with static shapes: a value of `Head.pooling`.
+        opened: number of packed calls that run now, in all threads; unlike `calls`, a compiled hook can read it.
         owned: whether the cell belongs to a model, and not to a module that was copied by itself.
     """
 
@@ -132,7 +132,7 @@ class Cell:
 
     @property
     def call(self) -> Call | None:
-        """The packed call that runs now; None in an ordinary call and while compiling."""
+        """The packed call that runs now; None in an ordinary call, outside of all calls and while compiling."""
         if torch.compiler.is_compiling():
             return None
         stack = self.calls.stack
@@ -146,7 +146,7 @@ class Cell:
             self.opened += more
 
     def settle(self) -> None:
-        """End packed calls of this thread that Ctrl-C interrupted, for which PyTorch did not run the ending hook."""
+        """End the innermost calls of this thread that Ctrl-C interrupted; PyTorch runs no ending hook for them."""
         stack = self.calls.stack
         while stack:
             call = stack[-1]
@@ -195,7 +195,7 @@ def runs(frame: FrameType | None) -> bool:
 
 
 def bound(module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return all arguments of a forward call by name.
+    """Return the positional and keyword arguments of a forward call, all by name.
 
     Raises:
         UnsupportedModelError: there are more positional arguments than the method has names for (a wrapper's
@@ -220,6 +220,6 @@ def takes_more(forward: Any) -> bool:
 
 @lru_cache(maxsize=256)
 def parameters(forward: Any) -> tuple[str, ...]:
-    """Return the names of the arguments of a forward method, without self and ``**kwargs``."""
+    """Return the names of the arguments of a forward method, without self, ``*args`` and ``**kwargs``."""
     found = inspect.signature(forward).parameters.values()
     return tuple(p.name for p in found if p.name != "self" and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL))

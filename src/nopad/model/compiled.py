@@ -21,11 +21,13 @@ __all__ = ["static_inputs"]
 
 
 def static_inputs(model: Any, batch: PackedBatch) -> dict[str, Any]:
-    """Return the inputs of a compiled pack-safe model: tensors whose shapes are the same for every batch.
+    """Return the inputs of a compiled pack-safe model by name: tensors whose shapes depend only on the rows' shape.
 
-    The mask holds the sequence numbers, int32 ``[R, 1, 1, L]``, from which the compiled attention makes a block mask.
-    Pass these inputs to a pack-safe model only: unlike a batch's own `attention_mask`, this mask raises no error in
-    another model. One graph serves all batches with the same number and width of rows.
+    One graph serves all batches with the same number and width of rows. If the model takes `use_cache`, it is False.
+
+    The mask holds the number of each slot's sequence, int32 ``[R, 1, 1, L]``, from which the compiled attention makes a
+    block mask. Pass these inputs to a pack-safe model only: unlike a batch's own `attention_mask`, this mask raises no
+    error in another model.
 
     Results per sequence need a limit, ``nopad.packed(model, max_sequences=K)``, and have the shape ``[K, ...]``: with S
     sequences, the first S are real (``logits[:batch.layout.sequences]``). Labels per sequence are left out: compute the

@@ -31,7 +31,7 @@ REPACKED = "nopad_repacked"
 
 @dataclass(frozen=True)
 class _Around:
-    """Attached to the mask for the hooks around attention modules: the encoder, and the facts about the model type."""
+    """What the hooks around attention modules read from the mask: the encoder, and the facts about the model type."""
 
     encoder: Any
     family: Family
@@ -40,8 +40,8 @@ class _Around:
 def encoder_mask(placed: Placement, family: Family, dtype: torch.dtype, encoder: nn.Module, compiled: bool) -> Any:
     """Return the attention mask for the encoder of a model with its own attention, with `placed` attached to it.
 
-    `family` says whether the mask is bool or additive; `dtype` is the dtype of an additive one. `compiled` says whether
-    layers are compiled.
+    `family` says whether the mask is bool or additive; `dtype` is the dtype of an additive mask. `compiled` says
+    whether layers are compiled.
 
     Raises:
         BatchError: the backend cannot run this model's attention, its compiled layers, or rows filled end to end.
@@ -95,7 +95,10 @@ def unpack_first(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def pack_again(kwargs: dict[str, Any], output: Any) -> Any:
-    """Return an attention module's output packed into the batch's rows again; None if it needs no change."""
+    """Return an attention module's output packed into the batch's rows again; None: its input was not unpacked.
+
+    `kwargs` are the module's keyword arguments, and `output` is a tuple that begins with the states.
+    """
     placed = getattr(kwargs.get("attention_mask"), REPACKED, None)
     if placed is None:
         return None

@@ -1,7 +1,7 @@
 """Facts about each model type: how to reach its attention, where its positions begin, and how its heads pool.
 
 A model type that is not listed, or is listed in `REFUSED` with a reason, raises an error, since a wrong result looks
-like a right one. These tables hold data only; `nopad.audit` and the equality tests check every line.
+like a right one. `nopad.audit` and the equality tests check what these tables say.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ class Family:
         after_padding: whether positions are counted as in RoBERTa: from `padding_idx + 1` on, and pad ids are not
             counted (`nopad.model.positions`). Otherwise they count from 0.
         mask: for "encoder mask": whether its mask is "bool", or "additive" (numbers that are added to scores).
-        head: name of the sequence classification head's module that gets the pooled states, and their number of
-            dimensions: 3 for ``[S, 1, H]``, 2 for ``[S, H]``; 0: the module scores every token, and the score of one
+        head: (name of the module of a sequence classification head that gets the pooled states, number of dimensions of
+            these states): 3 for ``[S, 1, H]``, 2 for ``[S, H]``; 0: the module scores every token, and the score of one
             token is read.
         pooled: the token from which a sequence's result is read: "first"; "last"; "config": as the configuration's
             `classifier_pooling` says; "eos": the first end-of-sequence token (CLIP).
         pads_inside: whether a sequence that is classified may have pad ids inside; False if versions of transformers
             would then read different tokens.
-        pooler: name of the base model's pooler and its input's number of dimensions: 3 for ``[S, 1, H]``, 2 for
+        pooler: (name of the base model's pooler, number of dimensions of its input): 3 for ``[S, 1, H]``, 2 for
             ``[S, H]``; None: there is no pooler.
         mask_at: name of the base model's part that gets the mask; "": the base model itself. A part is named where the
             base model itself uses the mask (ESM, MPNet, DeBERTa), or a head calls the part directly (OPT).
@@ -310,7 +310,8 @@ def family_of(config: Any) -> Family:
     """Return the `Family` (facts about the model type) of a model with this configuration.
 
     Raises:
-        UnsupportedModelError: nopad cannot keep the sequences of this model apart, or does not know its type.
+        UnsupportedModelError: nopad cannot keep the sequences of this model apart, does not know its type, or needs a
+            newer transformers for it.
     """
     kind = getattr(config, "model_type", "") or type(config).__name__
     if kind in REFUSED:

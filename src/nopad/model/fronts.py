@@ -42,10 +42,10 @@ class GiveStates(Hook):
 
 
 def front_of(base: Any, family: Family) -> nn.Module:
-    """Return the front end of a base model that has one.
+    """Return the front end of a base model, the module that `family.front` names.
 
     Raises:
-        UnsupportedModelError: the base model no longer has its front end.
+        UnsupportedModelError: the base model has no such module.
     """
     name = "" if family.front is None else family.front[0]
     module = getattr(base, name, None)

@@ -48,7 +48,7 @@ class Head:
 
     @property
     def one_row(self) -> bool:
-        """Whether a call of the model can have only one row."""
+        """Whether the model accepts only calls with one row."""
         return False
 
     @property
@@ -62,7 +62,7 @@ class Head:
         return getattr(self.model, self.model.base_model_prefix, self.model)
 
     def hooks(self, cell: Cell) -> Iterator[tuple[nn.Module, Hook]]:
-        """Yield the modules that this head needs hooks on, each with its hook.
+        """Yield (module, hook) pairs: the hooks that this head needs, and the modules on which it needs them.
 
         Raises:
             UnsupportedModelError: a module was replaced by one that nopad does not know.
@@ -79,9 +79,8 @@ class Head:
     def enter(self, call: Call, named: dict[str, Any]) -> None:
         """Check the shapes of labels before the model runs; `named` are the model's arguments by name.
 
-        If a sequence's result is read from its end-of-sequence token (CLIP), the positions of these tokens are stored
-        in `call.seen` for `leave`. If the model would compute a wrong loss from some labels, subclasses change or
-        remove these labels in `named`.
+        For CLIP, the index of each sequence's end-of-sequence token in the concatenated rows is stored in `call.seen`.
+        Subclasses change or remove labels in `named` from which the model would compute a wrong loss.
 
         Raises:
             BatchError: labels have another shape than the batch needs.
@@ -94,7 +93,7 @@ class Head:
             call.seen["eos"] = eos_tokens(self.model.config, named["input_ids"], call.placed)
 
     def leave(self, call: Call, output: Any) -> Any:
-        """Return the output with one result per sequence in place of one per row."""
+        """Return the output with one result per sequence in place of one per row; here, only CLIP's `pooler_output`."""
         if "eos" in call.seen:
             states = output["last_hidden_state"]
             output["pooler_output"] = states.reshape(-1, states.shape[-1])[call.seen["eos"]]
@@ -121,9 +120,10 @@ class Head:
     def _feed(
         self, cell: Cell, role: str, module: nn.Module, dims: int, inner: nn.Module
     ) -> Iterator[tuple[nn.Module, Hook]]:
-        """Yield the hooks that give a module each sequence's states: ``[S, 1, H]`` (`dims` 3) or ``[S, H]`` (2).
+        """Yield (module, hook) pairs that give `module`, called `role` in errors, one pooled state per sequence.
 
-        With 2 dimensions the states are the output of `inner`.
+        With `dims` 3, it gets ``[S, 1, H]``, pooled from its own input; `UnsupportedModelError` is raised unless its
+        class is transformers' own. With `dims` 2, it gets ``[S, H]``, pooled from the output of `inner`.
         """
         reader = class_of(unwrapped(module))
         if dims == 3 and not reader.__module__.startswith("transformers."):
@@ -173,7 +173,7 @@ class _Classifier(Head):
 
 
 class _LastToken(Head):
-    """A classifier that scores every token; a sequence's result is the score of one token, or the mean (EuroBERT)."""
+    """A classifier that scores every token; a sequence's result is one token's score, or the mean score (EuroBERT)."""
 
     name = "classification"
     gives = "sequence"
@@ -205,7 +205,7 @@ class _LastToken(Head):
 
     @property
     def one_row(self) -> bool:
-        """Whether transformers refuses several rows, since it could not tell where they end."""
+        """Whether transformers refuses several rows, since it could not tell where padding begins in a row."""
         return self.pooling() == "last" and self.model.config.get_text_config().pad_token_id is None
 
     def leave(self, call: Call, output: Any) -> Any:
@@ -250,7 +250,7 @@ class Causal(Head):
     name = "causal"
 
     def enter(self, call: Call, named: dict[str, Any]) -> None:
-        """Set the labels of first tokens to -100.
+        """Set the label of each sequence's first token to -100, if labels are given.
 
         Refuse calls whose loss would be wrong, because labels are shifted along rows and not along sequences, or
         because ``num_items_in_batch`` counts labels of first tokens.
@@ -359,7 +359,7 @@ def head_of(model: Any, family: Family, given: str | None = None) -> Head:
 
 
 def _takes_last(scores: Tensor, call: Call, output: Any) -> bool:
-    """Whether the model's logits ``[R, C]`` are the scores (``[R, L, C]``) of each row's last token."""
+    """Whether the model's logits ``[R, C]`` are the scores (``[R, L, C]``) of the last real token of each row."""
     real = call.placed.ids != 0
     rows = torch.arange(real.shape[0], device=real.device)[real.any(1)]
     # argmax finds the first True, so on a flipped row it finds the last real slot.
@@ -369,7 +369,7 @@ def _takes_last(scores: Tensor, call: Call, output: Any) -> bool:
 
 
 def _static_padded(values: Tensor, ids: Tensor, most: int) -> Tensor:
-    """Turn logits ``[R, L]`` of R packs into ``[most, L]``, a row per sequence: minus infinity after its last token.
+    """Turn logits ``[R, L]`` into ``[most, L]``, one row per sequence, with minus infinity after its last token.
 
     `ids` is the number of each slot's sequence, from 1 on, 0 for padding; integers ``[R, L]``.
     """

@@ -1,8 +1,9 @@
 """The hooks of a pack-safe model: they replace the mask, feed the heads, and compute learned positions.
 
-A hook knows only its role and the model's `Cell`, so modules may be copied, replaced and wrapped after `nopad.packed`:
-before each call, `State.renew` puts hooks on the modules that the model uses now. Runs are counted by role, and a
-packed call in which a hook did not run exactly once raises an error (`nopad.model.postconditions`).
+A hook refers to the model's `Cell` and to no module, so modules may be copied, replaced and wrapped after
+`nopad.packed`: before each packed call, `State.renew` puts hooks on the modules that the model uses now. Runs are
+counted by role, and a packed call raises an error if a counted hook (`State.roles`) did not run exactly once, or if an
+encoder's hook ran although the caller gave the encoder's states (`nopad.model.postconditions`).
 """
 
 from __future__ import annotations
@@ -81,7 +82,10 @@ def take_off(module: nn.Module, cell: Cell) -> None:
 
 @dataclass(eq=False)
 class Swap(Hook):
-    """Replaces the mask by one that carries the layout, at the start of the base model (or its encoder or decoder)."""
+    """Replaces the mask by one that carries the layout, at the start of the base model (or its encoder or decoder).
+
+    A base model that must get no mask (`Family.masked`) gets None. A decoder gets a mask of cross attention too.
+    """
 
     part: str = "encoder"
 
@@ -110,7 +114,10 @@ class Swap(Hook):
 
 @dataclass(eq=False)
 class Count(Hook):
-    """Passes the batch's positions to the base model, in case the class around it does not pass them on."""
+    """Passes the batch's positions to the base model, in case the class around it does not pass them on.
+
+    Other positions raise an error. If the base model takes `use_cache` and it is not given, it becomes False.
+    """
 
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
         """Return the module's new arguments, ``(args, kwargs)``; None: leave them as they are."""
@@ -152,7 +159,7 @@ class PackAgain(Hook):
 
 @dataclass(eq=False)
 class NoPositions(Hook):
-    """Stops learned position embeddings (BART) from counting along the whole row, which would exceed their table."""
+    """Stops learned position embeddings (BART) from counting along the whole row, which could exceed their table."""
 
     def __call__(self, module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Return the module's new arguments, ``(args, kwargs)``; None: leave them as they are."""
@@ -185,7 +192,8 @@ class Feed(Hook):
     Attributes:
         dims: number of dimensions of the module's input: 2 for ``[S, H]``, or 3 for ``[S, 1, H]`` if the module itself
             takes the first token.
-        stock: whether the model is one of transformers' own classes; if not, the module's input is checked.
+        stock: whether the model is one of transformers' own classes. If not, and `dims` is 2, the input that the model
+            gives to the module is checked: it must be the first token's states of each row.
     """
 
     dims: int = 3
@@ -253,7 +261,7 @@ class Keep(Hook):
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """Return the module inside PEFT's `modules_to_save` wrapper, or the module itself."""
+    """Return the original module inside PEFT's `modules_to_save` wrapper; without a wrapper, the module itself."""
     while "modules_to_save" in module._modules and isinstance(module._modules.get("original_module"), nn.Module):
         module = module._modules["original_module"]  # type: ignore[assignment]
     return module

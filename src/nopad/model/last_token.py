@@ -20,7 +20,9 @@ __all__ = ["eos_tokens", "last_tokens", "static_last_tokens"]
 
 
 def last_tokens(config: Any, ids: Tensor | None, placed: Placement, pads_inside: bool = True) -> Tensor:
-    """Return the index in the concatenated rows of the token from which each sequence's result is read; int64 ``[S]``.
+    """Return, for each sequence, which token its result is read from: an index into the concatenated rows.
+
+    The result is int64 ``[S]``.
 
     Args:
         config: the model's configuration.
@@ -50,7 +52,7 @@ def last_tokens(config: Any, ids: Tensor | None, placed: Placement, pads_inside:
 
 
 def eos_tokens(config: Any, ids: Tensor, placed: Placement) -> Tensor:
-    """Return the index in the concatenated rows of the token that CLIP's text model reads for each sequence.
+    """Return, for each sequence, which token CLIP's text model reads: an index into the concatenated rows.
 
     The result is int64 ``[S]``.
 

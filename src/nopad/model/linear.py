@@ -1,11 +1,11 @@
 """`fast_linear`: run linear layers with the faster of two kernels, for inference on CPUs.
 
 PyTorch multiplies float32 matrices with MKL. On AVX-512 CPUs that are not made by Intel, oneDNN with reordered weights
-is up to 1.85 times as fast; on CPUs with AVX2 only, MKL is faster. So both are timed on the model's most frequent layer
-size, once per process and size, and the result is logged. Parameters and `state_dict` stay unchanged: the reordered
-copies take as much memory as the linear layers' weights, and are freed at the end of the ``with`` block. Do not
-change weights inside it: a weight that is changed in place or replaced is reordered again, but a change through
-``.data`` cannot be noticed.
+is up to 1.85 times as fast; on CPUs with AVX2 only, MKL is faster. So both kernels are timed on the model's most
+frequent layer size, once per process and size, and the result is logged. Parameters and `state_dict` stay unchanged:
+the reordered copies take as much memory as the linear layers' weights, and are freed at the end of the ``with`` block.
+Do not change weights inside the block: a weight that is changed in place is reordered again, but a change through
+``.data`` cannot be noticed; a new parameter in a weight's place runs on PyTorch's own kernel.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ _linear = nn.functional.linear
 def fast_linear(model: nn.Module) -> Iterator[None]:
     """In a ``with`` block, run the model's float32 linear layers on oneDNN's kernel if it is faster than PyTorch's.
 
-    It is for inference on a CPU: calls that need gradients run on PyTorch's own kernel. Do not train, load or swap the
-    model's weights inside the context. Each time the context is entered, the weights are reordered, which takes about
-    as long as running a few hundred tokens. If PyTorch's own kernel is faster, or the model is not in float32 on a CPU,
-    the context does nothing.
+    It is for inference on a CPU: with gradients or autocast enabled, and in compiled code, layers run on PyTorch's own
+    kernel. Do not train, load or swap the model's weights inside the context. After each entry, every weight is
+    reordered when it is first used; for the whole model this takes about as long as running a few hundred tokens. If
+    oneDNN is less than 1.15 times as fast, or the model's first parameter is not in float32 on a CPU, the context does
+    nothing.
 
     >>> import nopad, torch
     >>> from transformers import BertConfig, BertModel
@@ -56,7 +57,7 @@ def fast_linear(model: nn.Module) -> Iterator[None]:
 
 
 def is_worth_it(model: nn.Module) -> bool:
-    """Return whether `fast_linear` makes this model faster on this CPU; this may time both kernels first."""
+    """Return whether oneDNN is at least 1.15 times as fast for this model on this CPU; this may time both kernels."""
     parameter = next(model.parameters(), None)
     if parameter is None or parameter.device.type != "cpu" or parameter.dtype != torch.float32:
         return False
@@ -68,7 +69,10 @@ def is_worth_it(model: nn.Module) -> bool:
 
 
 class _FastLinear(TorchFunctionMode):
-    """While active, a model's float32 linear layers without gradients run on weights reordered for oneDNN."""
+    """While active, a model's float32 linear layers run on weights reordered for oneDNN.
+
+    They run on PyTorch's own kernel with gradients or autocast enabled, and in compiled code.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -102,7 +106,7 @@ def _is_plain(weight: Any) -> bool:
 
 @cache
 def _gain(inputs: int, outputs: int) -> float:
-    """Return how many times as fast oneDNN is as PyTorch's kernel on one linear layer; measured once per process."""
+    """Return how many times as fast oneDNN is as PyTorch's kernel on one linear layer; measured once per size."""
     states, weight = torch.ones(TRIED_TOKENS, inputs), torch.ones(outputs, inputs)
     with torch.inference_mode():
         laid_out = _lay_out(weight)
@@ -126,7 +130,7 @@ def _by_onednn(states: Tensor, laid_out: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _fastest(*ways: Callable[[], Any], turns: int = 9) -> list[float]:
-    """Return each function's fastest time in seconds; they take turns, so that a busy machine slows all alike."""
+    """Return each function's fastest time in seconds; the functions take turns, so a busy machine slows all alike."""
     best = [float("inf")] * len(ways)
     for turn in range(turns + 1):
         for which, way in enumerate(ways):

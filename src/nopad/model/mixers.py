@@ -4,8 +4,9 @@ A *mixing* module moves information between tokens without transformers' registe
 a state-space scan, linear attention, or an attention of the model's own. `Family.mixers` names their classes. All other
 modules, and registered attention, run on the batch's rows as usual.
 
-A hook before a mixing module cuts its arguments into groups of sequences, ``[n, l, ...]``, and gives it the first one.
-A hook after it runs the module's own `forward` on the other groups, and puts all results into the batch's rows again.
+A hook before a mixing module cuts the module's arguments into groups of sequences, ``[n, l, ...]``, and gives the
+module the first group. A hook after it runs the module's own `forward` on the other groups, and puts all results into
+the batch's rows again.
 So the module's state begins empty in each sequence, and PyTorch's other hooks see the module run once.
 
 The n sequences of a group have the same length. If the module is causal, their lengths may differ: the shorter ones are
@@ -113,7 +114,12 @@ class Cut(Hook):
     family: Family | None = None
 
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Return the module's new arguments, ``(args, kwargs)``; None: leave them as they are."""
+        """Return the module's new arguments, ``(args, kwargs)``; None: leave them as they are.
+
+        Raises:
+            UnsupportedModelError, BatchError: as for `_pieces`; or the module gets no tensor that could carry the other
+                groups.
+        """
         self.cell.refuse_compiling()
         if torch.compiler.is_compiling():
             return None
@@ -150,7 +156,7 @@ class Join(Hook):
 
 
 def mixing_hooks(cell: Cell, modules: Iterable[nn.Module], family: Family) -> Iterator[tuple[nn.Module, Hook]]:
-    """Yield the mixing modules among `modules`, each with each of its two hooks."""
+    """Yield (module, hook) pairs: a `Cut` and a `Join` for each mixing module among `modules`."""
     for module in modules:
         if class_of(module).__name__ in family.mixers:
             yield module, Cut(cell, family=family)
@@ -198,8 +204,9 @@ def refuse_compiled(model: Any, family: Family) -> None:
 
 
 def grouped(lengths: Sequence[int], causal: bool, call: int = CALL) -> list[list[int]]:
-    """Divide sequences into groups that a mixing module runs together; return their numbers, group by group.
+    """Divide sequences into groups that a mixing module runs together; return each group's indices into `lengths`.
 
+    Groups of longer sequences come first.
     Without `causal`, the sequences of a group have the same length. With `causal`, lengths may differ, and the groups
     are the cheapest: a group costs n * l slots (n sequences, the longest of l tokens), and `call` more for its own call
     of the module. Run time: O(D^2) for D different lengths.
@@ -246,8 +253,9 @@ def _pieces(
 ) -> list[dict[str, Any]]:
     """Return a mixing module's arguments for each group.
 
-    Tensors with one entry per token are cut. The mask becomes None, or a causal one: no token of a group can see the
-    padding. Of arguments with one entry per position in a row (`Family.places`), a group gets the first l entries.
+    Tensors with one entry per token are cut. A 4-D mask becomes None, or a causal mask for a decoder's own attention;
+    both keep real tokens from seeing the padding, which follows them. Of arguments with one entry per position in a row
+    (`Family.places`), a group gets the first l entries. Scalars and other objects stay as they are.
 
     Raises:
         UnsupportedModelError: the module is given a cache of earlier tokens, a tensor that is not per token, or no
@@ -300,6 +308,9 @@ def _first(value: Tensor, dim: int | None, rows: int, size: tuple[int, int]) -> 
     """Return the first l entries of a tensor along `dim`, for a group of n sequences; `dim` None: the whole tensor.
 
     `size` is (n, l). A tensor ``[rows * heads, 1, L]`` (ALiBi) becomes ``[n * heads, 1, l]``.
+
+    Raises:
+        BatchError: the tensor has fewer than l entries, since a sequence crosses rows.
     """
     if dim is None:
         return value
@@ -317,7 +328,8 @@ def _first(value: Tensor, dim: int | None, rows: int, size: tuple[int, int]) -> 
 def _joined(module: nn.Module, outputs: list[Any], pending: Pending, strict: bool = True) -> Any:
     """Join a module's outputs for all groups into one output, laid out as the batch's rows.
 
-    In a tuple, only the first output must be per token; None replaces others that are not (attention weights).
+    In a tuple, only the first output must be per token; None replaces others that are not (attention weights). For one
+    of these others, `strict` is False.
 
     Raises:
         UnsupportedModelError: an output is not per token.

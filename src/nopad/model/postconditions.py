@@ -1,8 +1,13 @@
 """Checks at the end of a packed call; if one fails, the call raises an error instead of returning a result.
 
-The checks: every hook ran once, every layer attended as often as the configuration says, and each output has one entry
-per slot or one per sequence, as its head declares. They catch models that do not work as nopad assumes, for example
-with a module that was replaced, a class that pools by itself, or a layer that bypasses nopad's attention.
+The checks are:
+
+* each counted hook ran once (the encoder's did not run if the caller gave the encoder's states);
+* layers attended as often, in total, as the configuration says (not with compiled layers; LayerDrop may skip layers);
+* output tensors, except those in `FREE`, have one entry per slot or one per sequence, as the head declares.
+
+The checks catch models that do not work as nopad assumes, for example with a module that was replaced, a class that
+pools by itself, or a layer that bypasses nopad's attention.
 """
 
 from __future__ import annotations
@@ -63,13 +68,19 @@ def check_ran(model: Any, call: Call, roles: Iterable[str]) -> None:
 
 
 def check_attended(model: Any, family: Family, call: Call, modules: Sequence[nn.Module]) -> None:
-    """Check that every layer called nopad's attention, as often in total as the configuration says.
+    """Check that layers called nopad's attention (or mixing hooks) as often in total as the configuration says.
 
-    `modules` are the modules of the model. If one module of a class called nopad's attention in `call`, all modules of
-    this class must have called it.
+    `modules` are the modules of the model. If one module of a class made such a call, all modules of this class must
+    have made one.
+
+    Exceptions:
+
+    * if parts of the model are compiled, nothing is checked;
+    * if a model with LayerDrop is trained, only a number of calls that is too high is an error;
+    * if the caller gave the encoder's states, modules of one class may differ.
 
     Raises:
-        UnsupportedModelError: a layer did not call nopad's attention, or the number of calls differs.
+        UnsupportedModelError: the number of calls differs, or a module did not call although another of its class did.
     """
     if call.compiled:
         return  # compiled layers do not report that they attended
@@ -109,7 +120,9 @@ def _first(config: Any, names: Sequence[str]) -> int:
 
 
 def check_output(model: Any, head: Head, call: Call, output: Any) -> None:
-    """Check that each output tensor has one entry per slot or one per sequence, as the head declares.
+    """Check that output tensors have one entry per slot or one per sequence, as the head declares.
+
+    Scalars and the outputs in `FREE` are not checked. Those in `OF_PREDICTIONS` may have one slot less per row.
 
     Raises:
         UnsupportedModelError: an output has another shape.
@@ -134,7 +147,7 @@ def _widths(config: Any) -> set[Any]:
 
 
 def check_static(model: Any, head: Head, most: int | None, shape: tuple[int, int], output: Any) -> None:
-    """Check each output's shape in a call with static shapes.
+    """Check the shapes of outputs, except scalars and those in `FREE`, in a call with static shapes.
 
     `shape` is (R, L), for results per token. `most` is the required number of results per sequence; None: these are not
     checked.
@@ -169,7 +182,7 @@ def _shapes(head: Head, kind: str, name: str, at: Layout, sequences: int, longes
 def _check(model: Any, name: str, value: Tensor, shapes: list[tuple[int, ...]]) -> None:
     """Refuse a tensor whose shape begins with none of `shapes`.
 
-    Where ``[S]`` is wanted, the tensor must have at most two dimensions: a third one means results per token.
+    If the first of `shapes` is ``[S]``, the tensor must have at most two dimensions: a third means results per token.
     """
     fits = any(tuple(value.shape[: len(shape)]) == shape for shape in shapes)
     if fits and (len(shapes[0]) > 1 or value.dim() <= 2):
@@ -182,7 +195,10 @@ def _check(model: Any, name: str, value: Tensor, shapes: list[tuple[int, ...]]) 
 
 
 def _tensors(output: Any) -> Iterator[tuple[str, Tensor]]:
-    """Yield the output's result tensors with their names; the name is "" for a tuple or a single tensor."""
+    """Yield the output's tensors with their names, without scalars and the outputs in `FREE`.
+
+    The name is "" if the output is a tuple or a single tensor. The entries of a named tuple of tensors share its name.
+    """
     named = output.items() if isinstance(output, Mapping) else [("", output)]
     for name, value in named:
         if name in FREE:

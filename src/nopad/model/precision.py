@@ -2,7 +2,7 @@
 
 int8 is done by torchao: linear layers multiply 8-bit weights, one scale per output, by 8-bit activations, one scale per
 token. With a scale per batch, as in PyTorch's own dynamic quantisation, a sequence's result would depend on the other
-sequences of its batch; `nopad.packed` refuses it.
+sequences of its batch; packed calls of such a model are refused.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ def lowered(model: Any, precision: Precision) -> Any:
     "bfloat16": weights and activations have 8 significant bits; fast on CPUs with AMX or AVX-512 BF16, and on GPUs.
     "int8": linear layers only, the rest stays in float32; needs torchao. Make the copy pack-safe, not the original.
 
-    With "int8", a sequence's result is the same alone and in any batch, as in float32. With "bfloat16", the two differ
-    by rounding errors, since kernels add up in another order for another number of tokens.
+    With "int8", each token has its own scale, so a sequence's result does not depend on the rest of its batch, as in
+    float32. With "bfloat16", results alone and in a batch differ by larger rounding errors, since kernels add up in
+    another order for another number of tokens.
 
     Raises:
         OptionError: the precision is unknown, or the model is pack-safe already or not in float32 ("bfloat16" also
@@ -63,8 +64,8 @@ def lowered(model: Any, precision: Precision) -> Any:
 def agreement(model: Any, other: Any) -> float:
     """Return how alike the outputs of two models are: the smallest cosine over four sequences of random tokens.
 
-    The cosine of a sequence is that of all values of the models' first output, hidden states or logits. The result is
-    NaN if a model does not run on ``input_ids`` alone.
+    The cosine of a sequence is taken between all values of the two models' first outputs (hidden states or logits). The
+    result is NaN if a model does not run on ``input_ids`` alone.
 
     >>> from transformers import BertConfig, BertModel
     >>> from nopad.model.precision import agreement, lowered

@@ -41,19 +41,22 @@ def packed(model: M, *, backend: str = "auto", max_sequences: int | None = None,
     Args:
         model: a transformers model, bare or with a head, also inside PEFT.
         backend: how attention keeps sequences apart: "flex", "mask", "repack", "segments" or "varlen"; or "auto":
-            `segments` on a CPU; on other devices `varlen` for flat batches in half precision on a CUDA GPU, `repack`
-            if sequences may go on in the next row (rows filled end to end), else `mask`.
+            `segments` on a CPU; on other devices `varlen` for flat batches in half precision on a CUDA GPU (`segments`
+            in layers that the kernel does not support), `repack` if sequences may go on in the next row (rows filled
+            end to end), else `mask`. Models with attention of their own (DeBERTa) never use `varlen`, and use `mask` if
+            their layers are compiled.
         max_sequences: the most sequences that a batch may have; a batch with more is refused. None: unlimited. With
             this limit, heads that give a result per sequence have static shapes too (`nopad.model.static_inputs`).
         head: the kind of head, needed only if the model's class is your own. "tokens": one result per token; "causal":
             the same, with labels that the model shifts; "classification": one result per sequence, read from the same
             token or mean as in transformers' own classes of this model type; "answers": start_logits and end_logits of
-            question answering. A call that contradicts this raises an error.
+            question answering. A call whose results have shapes that contradict this raises an error.
 
     Raises:
         UnsupportedModelError: sequences of this model cannot be kept apart, or nopad does not know the model.
-        OptionError: there is no such backend or head, the class is known to have another head, `max_sequences` is
-            not an integer of at least 1, the model is already pack-safe, or its own attention has no such backend.
+        OptionError: there is no such backend or head; the class is known to have another head; `max_sequences` is not
+            an integer of at least 1; the model, or a part of it, is already pack-safe; it is not a transformers model;
+            or its own attention runs sequence by sequence and `backend` is neither "auto" nor "segments".
 
     >>> import nopad, torch
     >>> from transformers import BertConfig, BertModel
@@ -111,6 +114,10 @@ def unpacked(model: M) -> M:
 def is_packed(model: Any) -> bool:
     """Return whether `packed` made this model pack-safe.
 
+    Raises:
+        OptionError: there is no transformers model inside.
+        UnsupportedModelError: PEFT adds tokens to the model's input (prompt or prefix tuning).
+
     >>> import nopad
     >>> from nopad.model import is_packed
     >>> from transformers import BertConfig, BertModel
@@ -126,7 +133,7 @@ def state_of(model: Any) -> State:
     """Return the `State` that makes a model pack-safe.
 
     Raises:
-        OptionError: the model is not pack-safe.
+        OptionError: the model is not pack-safe, or is not a transformers model.
     """
     state: State | None = getattr(bare(model), STATE, None)
     if state is None:
@@ -135,7 +142,7 @@ def state_of(model: Any) -> State:
 
 
 def bare(model: Any) -> Any:
-    """Return the transformers model inside wrappers of PEFT, DDP and torch.compile.
+    """Return the transformers model inside wrappers of PEFT, DDP, DataParallel and torch.compile.
 
     Raises:
         OptionError: there is no transformers model inside.

@@ -78,7 +78,7 @@ class State:
         attention.register()  # perhaps in another process
 
     def install(self) -> None:
-        """Register nopad's attention with transformers, and attach all hooks."""
+        """Register nopad's attention, and attach all hooks; raise `UnsupportedModelError` if the model refuses one."""
         attention.register()
         model = self.model
         self.cell.owned = True
@@ -131,7 +131,7 @@ class State:
             self.model.set_attn_implementation(self.before)
 
     def renew(self) -> None:
-        """Attach hooks to the modules that the model uses now, unless they are the same as at the last call.
+        """Attach hooks to the modules that the model uses now, unless hooks were last attached to the same modules.
 
         Raises:
             UnsupportedModelError: a module that needs a hook was replaced by one that nopad does not know.
@@ -162,7 +162,7 @@ class State:
         self.cell.most, self.cell.how = self.most, self.head.pooling()
 
     def _hooks(self) -> Iterator[tuple[nn.Module, Hook]]:
-        """Yield the modules that need hooks, each with its hook, as the model uses them now."""
+        """Yield (module, hook) pairs for the modules that the model uses now, also several pairs for one module."""
         cell, model, family = self.cell, self.model, self.family
         check_rows(model, self.head.base)
         base = self.head.base
@@ -187,7 +187,7 @@ class State:
         yield from self.head.hooks(cell)
 
     def _entries(self) -> list[tuple[str, nn.Module]]:
-        """Return the modules at which the mask is replaced, each with the name of its part."""
+        """Return (part, module) pairs for the modules at which the mask is replaced: part "encoder" or "decoder"."""
         if self.family.encoder_decoder:
             found = [(name, part_of(self.model, name)) for name in ("encoder", "decoder")]
             return [(name, module) for name, module in found if module is not None]
@@ -198,8 +198,8 @@ class State:
         """Begin a call: check that batch and model fit, and turn the batch into the model's own arguments.
 
         Returns the new ``(args, kwargs)``, or None for a call that goes on unchanged: a call with static shapes
-        (`nopad.model.static_inputs`), or an ordinary call. An ordinary call with tensors of a packed batch is refused.
-        `frame` is the frame that calls the module; None while compiling.
+        (`nopad.model.static_inputs`), or an ordinary call. An ordinary call with tensors of a packed batch is refused,
+        unless it runs inside another packed call. `frame` is the frame that calls the module; None while compiling.
         """
         if torch.compiler.is_compiling():
             arguments = bound(module, args, kwargs)
@@ -252,7 +252,7 @@ class State:
         return (), named
 
     def leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-        """End a packed call: check that all hooks and layers ran, and return the output with results per sequence.
+        """End a packed call: check that hooks and layers ran as they must, and return the output, pooled per sequence.
 
         `leave_static` ends a call with static shapes. The output of an ordinary call, or of a call that raised, does
         not change.
@@ -278,7 +278,7 @@ class State:
         return output.to_tuple() if call.as_tuple and hasattr(output, "to_tuple") else output
 
     def _opened(self, guard: PackedMask, named: Mapping[str, Any], module: nn.Module) -> Call:
-        """Return the `Call` for the batch whose `attention_mask` is `guard`."""
+        """Return the `Call` for the batch whose `attention_mask` is `guard`; raise `BatchError` if it does not fit."""
         compiled = any(one._compiled_call_impl is not None or "_orig_mod" in one._modules for one in self.modules)
         if compiled:
             refuse_compiled(module, self.family)
@@ -306,9 +306,9 @@ class State:
         return Call(self.head, placed, aimed, named.get("encoder_outputs") is None, compiled)
 
     def _choice(self, guard: PackedMask, module: nn.Module, compiled: bool) -> str:
-        """Return the attention backend: the one asked for, or for "auto" one chosen by device, dtype and form.
+        """Return the name of the attention backend; for "auto", choose it by device, dtype and form of the batch.
 
-        `compiled`: whether layers are compiled. Each choice is logged once.
+        `compiled`: whether layers are compiled. Each choice for "auto" is logged once.
         """
         if self.backend != "auto":
             return self.backend

@@ -48,7 +48,10 @@ def enter_static(cell: Cell, head: Head, named: Mapping[str, Any], frame: FrameT
 
 
 def leave_static(model: Any, cell: Cell, head: Head, output: Any) -> Any:
-    """End a call with static shapes; return the output with results per sequence, ``[most, ...]``, not per row."""
+    """End a call with static shapes; return the output with results per sequence, ``[most, ...]``, not per row.
+
+    Without a limit (`cell.most` None), results that exist only per row become None.
+    """
     static = cell.static
     numbers = static.ids
     try:

@@ -1,9 +1,10 @@
 """Pack an endless stream: sequences are packed as they arrive, and packs are returned when they are ready.
 
-A buffer holds back at most `buffer` sequences, with fewer than `buffer_tokens` tokens in total. When the buffer is
-full, one pack leaves: it begins with one of the longest sequences held, and prefers lengths that fill it *exactly*; of
-several such lengths, it prefers those held most often. So common lengths are used up, rare lengths wait for the packs
-that only they complete, and the buffer stays varied. `finish` packs all sequences still held; no sequence is lost.
+A buffer holds back at most `buffer` sequences, with fewer than `buffer_tokens` tokens in total. When one of these
+limits is reached, a pack leaves. The pack begins with one of the longest sequences held, and is filled *exactly* where
+lengths for this are held; of several such lengths, those held most often are taken. So common lengths are used up, rare
+lengths wait for the packs that only they complete, and the buffer stays varied. `finish` packs all sequences still
+held; no sequence is lost.
 
 A sequence of the full capacity leaves immediately, as a pack by itself. When `patience` sequences have arrived after a
 sequence that still waits, the waiting sequence begins the next pack. The packs depend on the lengths and their order

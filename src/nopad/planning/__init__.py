@@ -1,7 +1,7 @@
 """Planning: turn a `Histogram` into a `Plan`.
 
-`plan` runs an algorithm by its name and checks the result. Each algorithm is a file of this folder, except `auto` and
-`optimal`, which are in the folder ``optimal``.
+`plan` runs an algorithm by its name and checks the result. Each algorithm is a file of this folder, with two
+exceptions: `auto` and `optimal` are in the folder ``optimal``, and `bfd` is another name of `lpfhp`.
 """
 
 from nopad.planning.bounds import Bound, lower_bound

@@ -1,4 +1,4 @@
-"""Compiled best-fit decreasing, in which equal packs are handled as one class, as in `nopad.planning.open_packs`.
+"""Compiled best-fit and worst-fit decreasing; equal packs are handled as one class, as in `nopad.planning.open_packs`.
 
 Arguments are plain arrays, and callers validate them. A row of `classes` is one class, in four columns: how many packs
 it has, the row of `contents` that says what each pack holds, how many sequences each pack holds, and the row of the
@@ -14,16 +14,17 @@ from typing import Any
 from numba import njit
 from numpy.typing import NDArray
 
-from nopad._bit_kernels import add, at_least, remove
+from nopad._bit_kernels import add, at_least, at_most, remove
 from nopad.planning._fit_kernels import slot_of
 
 
 @njit(cache=True, nogil=True)
-def best_fit_classes(
+def place_classes(
     lengths: NDArray[Any],
     counts: NDArray[Any],
     capacity: int,
     depth: int,
+    first: int,
     words: NDArray[Any],
     keys: NDArray[Any],
     tops: NDArray[Any],
@@ -32,10 +33,14 @@ def best_fit_classes(
 ) -> tuple[int, int]:
     """Place ``counts[i]`` sequences of each ``lengths[i]`` (descending), each into the fullest pack with room for it.
 
-    Returns how many rows of `classes` and of `contents` are used, as a pair; (-1, -1) if one of these tables is full. A
-    class whose packs all went into other classes keeps its row, with a count of 0. `words` is the set of free rooms
-    (`nopad._bit_kernels`), all 0 at first. `keys` is a hash table of rooms (`slot_of`), and ``tops[slot]`` is the row
-    of the class on top of the stack of the room ``keys[slot]``; both have the same size and are all -1 at first.
+    That is best-fit decreasing, with a `first` of -1. With a `first` of 0 or more, the `first` longest sequences open a
+    pack each, and each later sequence goes into the emptiest open pack; where it does not fit, new packs are opened.
+
+    A pack holds at most `depth` sequences. Returns how many rows of `classes` and of `contents` are used, as a pair;
+    (-1, -1) if one of these tables has too few rows (`classes` needs a spare one). A class whose packs all went into
+    other classes keeps its row, with a count of 0. `words` is the set of free rooms (`nopad._bit_kernels`), all 0 at
+    first. `keys` is a hash table of rooms (`slot_of`), and ``tops[slot]`` is the row of the class on top of the stack
+    of the room ``keys[slot]``; `keys` and `tops` have the same size and are all -1 at first.
     """
     rows, made = 0, 0
     for i in range(lengths.shape[0]):
@@ -43,17 +48,20 @@ def best_fit_classes(
         while left > 0:
             if rows + 2 > classes.shape[0] or made + 1 > contents.shape[0]:
                 return -1, -1
-            room = at_least(words, capacity, length)
-            if room < 0:
+            room = -1
+            if first <= 0:
+                room = at_least(words, capacity, length) if first < 0 else at_most(words, capacity, capacity)
+            if room < length:
                 room, below, used = capacity, -1, 0
-                copies = min(min(capacity // length, depth), left)
-                count = left // copies
+                copies = 1 if first > 0 else min(min(capacity // length, depth), left)
+                count = min(first, left) if first > 0 else left // copies
+                first -= count if first > 0 else 0
             else:
                 slot = slot_of(keys, room)
                 row = tops[slot]
                 below, used = classes[row, 1], classes[row, 2]
                 # All packs of the class for which `copies` sequences each are left take them in this one step.
-                copies = min(min(room // length, depth - used), left)
+                copies = min(min(room // length, depth - used), left) if first < 0 else 1
                 count = min(classes[row, 0], left // copies)
                 classes[row, 0] -= count
                 if classes[row, 0] == 0:

@@ -87,7 +87,8 @@ def first_fit(
     order of opening, and each inner node holds the largest room below it. The tree starts with `leaves` leaves (a power
     of two). When all leaves are in use, those of closed packs are dropped; if more than half of the leaves remain, the
     number of leaves is doubled. A pack closes when its room is below `shortest` or it holds `depth` sequences. So the
-    tree has O(open packs) leaves, and dropping costs O(1) per pack.
+    number of leaves is at most `leaves` or about four times the largest number of packs open at a time, and dropping
+    leaves costs O(1) per pack on average.
     """
     tree = np.zeros(2 * leaves, np.int32)
     numbers, used = np.empty(leaves, pack_of.dtype), np.empty(leaves, np.int32)
@@ -127,7 +128,10 @@ def first_fit(
 
 @njit(cache=True, nogil=True)
 def slot_of(keys: NDArray[Any], key: int) -> int:
-    """Return the index of `key` in a hash table of 2^b entries (-1: free); add the key if it is not there yet."""
+    """Return the index of `key` in the hash table `keys`, and add the key if the table does not have it yet.
+
+    The table has 2^b entries; free entries are -1, and at least one must be free.
+    """
     # Multiplicative hashing with linear probing.
     slot: int = ((key * 0x9E3779B1) >> 16) & (keys.shape[0] - 1)
     while keys[slot] != key:
@@ -151,8 +155,8 @@ def best_fit(
     """Place each sequence into the fullest pack that has room for it; return the number of packs.
 
     Among equally full packs, the one used last is taken. ``pack_of[i]`` gets the pack of sequence i. A pack is closed
-    when its room is below `shortest`, the length of the shortest sequence, or it holds `depth` sequences. `words` are
-    those of an empty set of rooms (`empty_set`), `keys` an empty hash table (`empty_table`).
+    when its room is below `shortest`, the length of the shortest sequence, or it holds `depth` sequences. `words` is an
+    empty set of rooms (`nopad._bit_kernels.empty_set`), and `keys` an empty hash table (`empty_table`).
     """
     tops = np.full(keys.shape[0], -1, pack_of.dtype)
     below, used = np.empty_like(pack_of), np.empty_like(pack_of)
@@ -209,10 +213,11 @@ def look_ahead(
     keys: NDArray[Any],
     pack_of: NDArray[Any],
 ) -> int:
-    """Fill packs one after another from a buffer of `window` sequences: the oldest, then always the longest that fits.
+    """Fill packs one after another from a buffer of `window` sequences; return the number of packs.
 
-    Returns the number of packs; ``pack_of[i]``, -1 at first, gets the pack of sequence i. `words` are those of an empty
-    set of lengths (`empty_set`), `keys` an empty hash table (`empty_table`).
+    A pack first takes the oldest sequence of the buffer, and then the longest that fits, until none fits or the pack
+    holds `depth` sequences. ``pack_of[i]``, -1 at first, gets the pack of sequence i. `words` is an empty set of
+    lengths (`nopad._bit_kernels.empty_set`), and `keys` an empty hash table (`empty_table`).
     """
     first, last = np.full(keys.shape[0], -1, pack_of.dtype), np.empty(keys.shape[0], pack_of.dtype)
     following = np.empty_like(pack_of)
@@ -244,9 +249,10 @@ def look_ahead(
 
 @njit(cache=True, nogil=True)
 def harmonic(lengths: NDArray[Any], capacity: int, depth: int, k: int, pack_of: NDArray[Any]) -> int:
-    """Pack each of k size classes by next-fit: class j < k has the lengths in (capacity / (j + 1), capacity / j].
+    """Pack each of k size classes by next-fit; return the number of packs.
 
-    Class k has all shorter lengths. Returns the number of packs; ``pack_of[i]`` gets the pack of sequence i.
+    Class j < k has the lengths in (capacity / (j + 1), capacity / j], and class k has all shorter lengths. A pack holds
+    at most `depth` sequences. ``pack_of[i]`` gets the pack of sequence i.
     """
     last = np.empty(k + 1, pack_of.dtype)
     room, places = np.zeros(k + 1, np.int64), np.zeros(k + 1, np.int64)
@@ -267,8 +273,9 @@ def harmonic(lengths: NDArray[Any], capacity: int, depth: int, k: int, pack_of: 
 def next_fit(lengths: NDArray[Any], capacity: int, depth: int, indptr: NDArray[Any]) -> int:
     """Pack sequences by next-fit, in order of arrival; return the number of packs.
 
-    Pack p gets the sequences from ``indptr[p]`` up to ``indptr[p + 1]`` (exclusive). `indptr` has n + 1 entries for n
-    sequences, as many as are needed if each sequence gets its own pack.
+    A pack closes when the next sequence does not fit, or when it holds `depth` sequences. Pack p gets the sequences
+    from ``indptr[p]`` up to ``indptr[p + 1]`` (exclusive). `indptr` has n + 1 entries for n sequences, as many as are
+    needed if each sequence gets its own pack.
     """
     packs, tokens, members = 0, 0, 0
     indptr[0] = 0

@@ -30,8 +30,8 @@ class Planned:
 
     Attributes:
         strategies: ``(count, lengths longest first)`` pairs that cover the histogram exactly.
-        certificate: proof of a lower bound, which the plan stores.
-        facts: figures for `Plan.facts`, by name, as JSON values, such as the number of slots without a sequence.
+        certificate: proof of a lower bound; the plan stores it only if no simpler bound is as high.
+        facts: figures for `Plan.facts`, by name, as JSON values, such as the number of linear programs.
         notes: sentences that the user should see, for example about a fallback.
     """
 
@@ -46,8 +46,9 @@ class Algorithm:
     """A planning algorithm.
 
     Attributes:
-        run: ``run(histogram, capacity, depth, **options)``, or ``run(lengths, capacity, depth, **options)`` for an
-            arrival-order algorithm.
+        run: the planning function: ``run(histogram, capacity, depth, **options)``, which returns strategies or a
+            `Planned`; or for an arrival-order algorithm ``run(lengths, capacity, depth, **options)``, which returns
+            `Packs`.
         help: what the algorithm does, in one line.
         options: its further options, by name.
     """

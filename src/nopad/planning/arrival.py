@@ -16,7 +16,7 @@ __all__ = ["empty_table", "grouped", "unplaced"]
 
 
 def unplaced(n: int) -> NDArray[Any]:
-    """Return an array ``[n]`` of -1: no sequence has a pack yet; int32, or int64 if n is 2^31 or more."""
+    """Return an array ``[n]`` of -1, which means that no sequence has a pack yet; int32, or int64 if n >= 2^31."""
     return np.full(n, -1, dtype=index_dtype(n))
 
 

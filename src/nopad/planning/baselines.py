@@ -94,7 +94,10 @@ def _longest(lengths: np.ndarray, below: np.ndarray, n: int, drawn: int) -> floa
 
 
 def _sorted(histogram: Histogram, batch_size: int) -> int:
-    """Return the slots of batches of sequences sorted by length; a smaller last batch takes the shortest sequences."""
+    """Return the number of slots of all batches if sequences are sorted by length, longest first.
+
+    If the last batch has fewer sequences than the others, it has the shortest ones.
+    """
     slots = longer = batches = last = 0
     for length, count in zip(histogram.lengths[::-1].tolist(), histogram.counts[::-1].tolist(), strict=True):
         longer += count

@@ -1,13 +1,13 @@
 """Best-fit: in order of arrival, each sequence goes into the fullest pack that has room; optionally, with look-ahead.
 
-Without a window every pack stays open until it is full. Among equally full packs the one used last is taken, since its
-memory is cached. O(n log64 capacity) for n sequences.
+Without a window every pack stays open until no sequence fits any more, or the depth is reached. Among equally full
+packs the one used last is taken, since its memory is cached. O(n log64 capacity) for n sequences.
 
 With ``window=w``, for streams, one pack is open at a time, and sequences are taken from a buffer of the next w
 arrivals. The oldest one opens the pack; then the longest that fits (the oldest of these, if several are equally long)
-is added until none fits. The buffer is refilled after each sequence. So no sequence waits longer than w packs, packs
-are in the order of their first members, memory is bounded by w, and ``window=1`` is next-fit. This takes O(n log64
-capacity) too.
+is added until none fits or the depth is reached. The buffer is refilled after each sequence. So no sequence waits
+longer than w packs, packs are in the order of their first members, only w sequences are held back at a time, and
+``window=1`` is next-fit. This takes O(n log64 capacity) too.
 
 Number of packs compared with LPFHP, which sees all lengths, without a window and with a window of 1,024:
 
@@ -35,8 +35,8 @@ __all__ = ["best_fit"]
 def best_fit(lengths: NDArray[np.int32], capacity: int, depth: int | None, window: int | None = None) -> Packs:
     """Return the packs of `lengths` (int32 ``[n]``, each <= capacity), in order of opening.
 
-    `window` is the number of sequences looked at ahead; None: no look-ahead, and every pack stays open until it is
-    full.
+    `window` is the number of sequences in the look-ahead buffer, from which one pack after another is filled. None: no
+    look-ahead; every pack stays open until no sequence fits any more.
 
     >>> lengths = np.array([5, 4, 3, 2, 2, 8], dtype=np.int32)
     >>> [p.tolist() for p in best_fit(lengths, 8, None)]

@@ -34,7 +34,8 @@ class Bound:
         packs: the bound; no plan has fewer packs than this.
         proof: name of the bound: "tokens", "big lengths", "depth", "pairs" or "certificate" (see the module); or, under
             conditions, "max_squares", "cost certificate" or "pack_multiple".
-        certificate: the values of lengths that prove the bound; None if the proof needs none.
+        certificate: the values of lengths that prove the bound, or prove a smaller bound, which "max_squares" or
+            "pack_multiple" then raises; None if no values of lengths are used.
 
     >>> import nopad
     >>> bound = nopad.plan([5, 5, 5], capacity=8).bound
@@ -52,8 +53,8 @@ def lower_bound(
 ) -> Bound:
     """Return the highest of the lower bounds that the module lists, including that of `certificate` if it is given.
 
-    If several are equal, the first in this order is returned: tokens, big lengths, depth, pairs, certificate. `depth`
-    None means unlimited.
+    "depth" is one of them only if `depth` is not None (None: unlimited), and "pairs" only if `depth` is 2. If several
+    are equal, the first in this order is returned: tokens, big lengths, depth, pairs, certificate.
 
     Raises:
         FormatError: `certificate` cannot be checked at this capacity and depth.
@@ -77,9 +78,12 @@ def lower_bound(
 def _big_lengths(histogram: Histogram, capacity: int) -> int:
     """Return Martello and Toth's bound L2, the maximum over all thresholds t.
 
-    The bound for one t is the sum of three numbers of packs: one for each length above capacity - t, since no length
-    >= t fits beside it; one for each other length above half the capacity; and as many as are needed for the lengths
-    from t to half the capacity that do not fit into the room left in the packs of the second kind.
+    The bound for one t is the sum of three numbers of packs:
+
+    * one pack for each sequence longer than capacity - t, since no length >= t fits beside it
+    * one pack for each other sequence longer than half the capacity
+    * the packs needed for the sequences from t to half the capacity, as far as their tokens do not fit into the room
+      that the packs of the second kind have left
     """
     # int64 if no product below can overflow; otherwise Python integers in object arrays
     exact: Any = np.int64 if histogram.sequences < 2**62 // (2 * capacity) else object

@@ -5,11 +5,11 @@ hold. P packs are worth at most ``P * best``, and all sequences together are wor
 sum(count * value) / best``. The values come from a linear program, but nothing here needs to trust it: this module
 recomputes `best` by a plain knapsack recursion that shares no code with the solver.
 
-Values are a step function of length: ``steps[i] = (from length, value)``, both rising. Of the lengths of one step, all
-of the same value, the shortest is the best to put into a pack, so the recursion considers only that one: O(steps *
-capacity) without a depth limit, O(depth * steps * capacity) with one. A certificate is refused if checking it would
-take more than `MAX_WORK` comparisons (a minute or two), more memory than a capacity of `MAX_CAPACITY` takes, or sums
-beyond 64 bits.
+Values are a step function of length: ``steps[i] = (from length, value)``; the lengths rise, and the values do not fall.
+All lengths of one step have the same value, so the shortest of them is the best to put into a pack, and the recursion
+considers only that one: O(steps * capacity) without a depth limit, O(depth * steps * capacity) with one. A certificate
+is refused if the capacity is above `MAX_CAPACITY`, if checking it would take more than `MAX_WORK` comparisons (a minute
+or two), or if the values in one pack might add up to 2^62 or more.
 
 Source: duality of the cutting-stock linear program; Farley, "A note on bounding a class of linear programming
 problems", Operations Research 38(5), 1990.
@@ -42,6 +42,9 @@ class Certificate:
         steps: ``((from length, value), ...)``: a length has the value of the last step that begins at or below it, 0 if
             there is none. The lengths rise, and the values do not fall.
 
+    Raises:
+        ValueError: lengths do not rise from 1 on, or values fall or are not from 0 to 2^40.
+
     >>> proof = Certificate(((1, 0), (3, 1), (6, 2)))
     >>> proof.best(capacity=8, depth=None)
     2
@@ -52,7 +55,7 @@ class Certificate:
     steps: tuple[tuple[int, int], ...]
 
     def __post_init__(self) -> None:
-        """Check that lengths rise from 1 on, and that values do not fall and are from 0 to `MAX_VALUE`."""
+        """Raise ValueError unless lengths rise from 1 on, and values do not fall and are from 0 to `MAX_VALUE`."""
         lengths, values = [a for a, _ in self.steps], [v for _, v in self.steps]
         rising = all(a < b for a, b in itertools.pairwise(lengths))
         rising = rising and all(a <= b for a, b in itertools.pairwise(values))
@@ -72,7 +75,7 @@ class Certificate:
         return cls(tuple(steps))
 
     def problem(self, capacity: int, depth: int | None) -> str | None:
-        """Return why this certificate cannot be checked at this capacity and depth, as text; None if it can."""
+        """Return why this certificate cannot be checked at this capacity and depth (text); None if it can."""
         steps = self._fitting(capacity)
         if not steps:
             return None

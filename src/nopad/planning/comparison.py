@@ -79,9 +79,9 @@ def compare(
 
 
 def notes_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the notes in the rows of `compare`, each once and with the name of its algorithm in front.
+    """Return the notes in the rows of `compare`, once for each algorithm, with the algorithm's name in front.
 
-    If only some depths have the note, these depths are named too.
+    If only some depths of the algorithm have the note, these depths are named too.
 
     >>> rows = [{"algorithm": "auto", "depth": depth, "notes": ["stopped"]} for depth in (2, None)]
     >>> notes_of(rows), notes_of([*rows, {"algorithm": "auto", "depth": 8, "notes": []}])

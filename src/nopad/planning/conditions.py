@@ -6,8 +6,8 @@
   with this limit from the start (`nopad.planning.costs`). With another histogram algorithm a pack above the limit
   keeps its sequences, longest first, as far as the limit allows; the others are packed again. Packs of arrival-order
   algorithms are cut into smaller ones instead.
-* ``even=True``: no pack is far above the mean in attention cost or in number of sequences; this may add one pack in
-  1,000 (`nopad.planning.costs.even`). `auto` and `optimal` only.
+* ``even=True``: a search lowers the highest attention cost and the largest number of sequences of a pack as far as its
+  budget allows; this may add one pack in 1,000 (`nopad.planning.costs.even`). `auto` and `optimal` only.
 * ``pack_multiple=k``: the number of packs is a multiple of k (such as world size x accumulation steps). The packs with
   most sequences are cut in two until this holds.
 
@@ -64,10 +64,11 @@ CONDITIONS = {
 
 
 def check_conditions(options: Mapping[str, Any], histogram: Histogram, capacity: int) -> None:
-    """Check that these lengths can meet the conditions in `options`.
+    """Refuse conditions in `options` that no plan of these lengths could meet.
 
     Raises:
-        OptionError: a condition cannot be met; the message says what is possible.
+        OptionError: the capacity is not a multiple of `align`, or there are fewer sequences than `pack_multiple`; the
+            message says what is possible.
         LengthError: the squared length of a single sequence is above `max_squares`.
     """
     align, squares, multiple = _values(options)
@@ -95,7 +96,12 @@ def bound_under(
     depth: int | None,
     certificate: Certificate | CostCertificate | None = None,
 ) -> Bound:
-    """Return the best lower bound on packs under the conditions in `options`, including that of a `certificate`.
+    """Return the highest lower bound on packs under the conditions in `options`, including that of a `certificate`.
+
+    A `CostCertificate` counts only if `options` has `max_squares`. `depth` None means unlimited.
+
+    Raises:
+        FormatError: the certificate cannot be checked under these limits.
 
     >>> bound_under({"align": 4}, Histogram.from_lengths([5, 5, 1]), 8, None)
     Bound(packs=3, proof='tokens')
@@ -121,7 +127,10 @@ def bound_under(
 def unchecked(
     options: Mapping[str, Any], certificate: Certificate | CostCertificate | None, capacity: int, depth: int | None
 ) -> str | None:
-    """Return why a certificate cannot be checked under the conditions in `options`, as a sentence; None if it can."""
+    """Return why a certificate cannot be checked under the conditions in `options` (text); None if it can be checked.
+
+    The result is None too if `certificate` is None.
+    """
     align, squares, _ = _values(options)
     if isinstance(certificate, CostCertificate):
         if squares is None:
@@ -205,9 +214,10 @@ def within_squares(strategies: Strategies, capacity: int, depth: int | None, mos
 def _packed_again(out: Mapping[int, int], capacity: int, depth: int | None, most: int, align: int) -> Strategies:
     """Pack `out` (length -> number of sequences) by best-fit decreasing; return strategies.
 
-    A pack holds at most `depth` sequences (None: unlimited), `capacity` tokens with each length rounded up to a
-    multiple of `align`, and a sum of squared lengths of `most`. A sequence goes to the pack in which this sum is
-    highest, of those that it fits into.
+    A pack holds at most `depth` sequences (None: unlimited), at most `capacity` tokens with each length rounded up to a
+    multiple of `align`, and a sum of squared lengths of at most `most`. Of the packs that a sequence fits into, it goes
+    to the one with the highest sum of squared lengths. After `_MOST_LOOKS` looks at classes (groups of equal packs),
+    nothing is searched any more, and the sequences left go to new packs.
     """
     if not out:
         return []
@@ -222,6 +232,9 @@ def _packed_again(out: Mapping[int, int], capacity: int, depth: int | None, most
 
 def cut_strategies(strategies: Strategies, multiple: int) -> Strategies:
     """Cut packs in two, those with most sequences first, until their number is a multiple of `multiple`.
+
+    Raises:
+        OptionError: the next multiple of `multiple` is above the number of sequences.
 
     >>> cut_strategies([(2, (4, 2, 2)), (1, (8,))], 4)
     [(1, (4, 2, 2)), (1, (4, 2)), (1, (2,)), (1, (8,))]
@@ -264,6 +277,9 @@ def cut_packs(packs: Packs, lengths: NDArray[np.int32], squares: int | None, mul
 
     First, packs with a sum of squared lengths above `squares` are cut (None: no limit). Then the packs with most
     sequences are cut in two until the number of packs is a multiple of `multiple`.
+
+    Raises:
+        OptionError: the next multiple of `multiple` is above the number of sequences.
     """
     starts = packs.indptr.tolist()
     if squares is not None:

@@ -2,13 +2,14 @@
 
 This is like `nopad.planning.Certificate`, but a pack has two limits: `capacity` tokens, and `squares` for the sum of
 its squared lengths. These limits are divided into T units of tokens and S units of squares. Each length weighs
-``floor(length * T / capacity)`` units of tokens and ``floor(length^2 * S / squares)`` units of squares. Since both are
-rounded down, the weights of every possible pack add up to at most T and S. So a knapsack with the capacities T and S
-finds a value, `best`, that no pack exceeds, and the sequences need at least ``their total value / best`` packs. The
-depth is ignored, which can only lower the bound. O(steps x T x S).
+``floor(length * T / capacity)`` units of tokens (with `align`, the length is rounded up first) and ``floor(length^2 * S
+/ squares)`` units of squares. Since both weights are rounded down, those of every possible pack add up to at most T and
+S. So a knapsack with the capacities T and S finds a value, `best`, that no pack exceeds, and the sequences need at
+least ``their total value / best`` packs. The depth is ignored, which can only lower the bound. O(steps x T x S).
 
 A certificate is refused if checking it takes more than `MAX_WORK` comparisons (half a minute) or a table of more than
-`MAX_TABLE` numbers, if values could add up beyond 64 bits, or if a length with a value weighs 0 units of tokens.
+`MAX_TABLE` numbers, if the values in one pack might add up to 2^62 or more, or if a length with a value weighs 0 units
+of tokens.
 
 Source: dual feasible functions for vector packing, Alves, Valerio de Carvalho, Clautiaux, Rietz, "Multidimensional
 dual-feasible functions and fast lower bounds for the vector packing problem", 2014.
@@ -36,11 +37,15 @@ _MAX_WORTH = 2**62
 
 @dataclass(frozen=True)
 class CostCertificate:
-    """Values of lengths, and the units in which tokens and squared lengths are counted.
+    """Values of lengths that prove a lower bound on the number of packs, under limits on tokens and squared lengths.
 
     Attributes:
         steps: ``((from length, value), ...)``, both rising; shorter lengths than the first are worth 0.
-        units: (T, S): the weight of a full pack in units of tokens and in units of squares.
+        units: (T, S): the numbers of units into which the two limits of a pack are divided, the limit on tokens and the
+            limit on squared lengths. The check counts the weights of lengths in these units, rounded down.
+
+    Raises:
+        ValueError: a number is not an integer or is out of range, or steps do not rise.
 
     >>> proof = CostCertificate(((3, 1), (6, 4)), (12, 40))
     >>> proof.best(capacity=12, squares=40)
@@ -53,7 +58,7 @@ class CostCertificate:
     units: tuple[int, int]
 
     def __post_init__(self) -> None:
-        """Check that the steps rise, and that the units are in range."""
+        """Raise ValueError unless all numbers are integers, the steps rise, and values and units are in range."""
         if any(type(number) is not int for pair in (*self.steps, self.units) for number in pair):
             raise ValueError("a cost certificate needs integers")
         rising = all(a[0] < b[0] and a[1] < b[1] for a, b in itertools.pairwise(self.steps))

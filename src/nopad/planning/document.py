@@ -6,6 +6,7 @@ This module does not check whether the plan and its lower bound are right: `nopa
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -32,7 +33,10 @@ def read_json(text: str) -> Any:
     Raises:
         ValueError: the text is not JSON, or is refused.
     """
-    return json.loads(text, object_pairs_hook=once_each, parse_constant=_no_number)
+    try:
+        return json.loads(text, object_pairs_hook=once_each, parse_constant=_no_number, parse_float=_finite)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def text_of(path: str | Path) -> str:
@@ -55,7 +59,7 @@ def opened(text: str, name: str, kind: str, version: int) -> dict[str, Any]:
     """
     try:
         document = read_json(text)
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise FormatError(f"{name} is not JSON: {error}") from error
     if not isinstance(document, dict) or document.get("format") != kind:
         raise FormatError(f'{name} is no plan file: it lacks "format": "{kind}"')
@@ -69,11 +73,16 @@ def _no_number(name: str) -> NoReturn:
     raise ValueError(f"{name} is no number of JSON")
 
 
+def _finite(number: str) -> float:
+    value = float(number)
+    return value if math.isfinite(value) else _no_number(number)
+
+
 def parsed(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of `Plan` that a plan file's JSON document holds, by name.
 
     Raises:
-        KeyError, TypeError, ValueError, OptionError: a part of the document is missing or malformed.
+        KeyError, TypeError, ValueError, OverflowError, OptionError: a part of the document is missing or malformed.
     """
     for key, kind in _KINDS.items():
         if type(document.get(key, {} if key == "facts" else None)) is not kind:

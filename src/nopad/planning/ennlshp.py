@@ -2,10 +2,11 @@
 
 Let A be the packing matrix, x how often each strategy is used, and b the number of sequences of each length. The
 surplus slots, r = A x - b, become separate unknowns that must be at least 0:
-``min |w (A x - b)|^2 + |W (A x - b - r)|^2`` for x, r >= 0, with w = length and W = 10^6. So every length is covered at
-least as often as it occurs (before rounding), and the sum of squares of the padding tokens is minimised. The matrix has
-twice the rows of NNLSHP's, and solving takes 3 to 6 times as long. It needs more packs and time than ``optimal``, but
-fewer packs than NNLSHP: 0.11 % above ``optimal`` on Wikipedia-512, 0.2 % on SQuAD-384 at depth 3.
+``min |w (A x - b)|^2 + |W (A x - b - r)|^2`` for x, r >= 0, with w = length and W = 10^6. Since W is so large, every
+length is covered as often as it occurs or more, up to a tiny error and before rounding; under this condition the sum of
+squares of the padding tokens is minimised. The matrix has twice the rows of NNLSHP's, and solving takes 3 to 6 times as
+long. ENNLSHP needs more packs and time than ``optimal``, but fewer packs than NNLSHP: 0.11 % above ``optimal`` on
+Wikipedia-512, 0.2 % on SQuAD-384, both at depth 3.
 
 The lower right block of the matrix is a negative identity, as in equation 24. The paper's listing 9 has a block of ones
 there, which makes its plans worse than those of SPFHP (an efficiency of 96.96 % instead of 98.61 % on SQuAD-384).
@@ -48,10 +49,11 @@ def ennlshp(
 
 
 def _extended(matrix: NDArray[np.float64], demand: NDArray[np.float64]) -> System:
-    """Return matrix and target of the paper's equation 24: the weighted problem, and below it r = A x - b with r >= 0.
+    """Return the matrix and the target of the paper's equation 24; the unknowns are x, then r.
 
-    `matrix` is A, float64 ``[units, strategies]``; `demand` is b, float64 ``[units]``. The result has twice the rows,
-    and a column for each r after those of x.
+    The upper half of the rows is the weighted problem, the lower half ``A x - r = b``. `matrix` is A, float64 ``[units,
+    strategies]``, with a row for each length from 1 to the capacity, both in multiples of the granularity; `demand` is
+    b, float64 ``[units]``. The matrix returned is float64 ``[2 units, strategies + units]``.
     """
     units, strategies = matrix.shape
     padding = np.arange(1.0, units + 1)  # what an empty slot costs

@@ -1,8 +1,8 @@
 """List and count all ways to fill a pack exactly; these ways are the strategies of NNLSHP and ENNLSHP.
 
 A strategy here is a multiset of lengths whose sum is the capacity: a partition of the capacity into at most `depth`
-parts. Listing them takes O(strategies x depth) numbers. The dense matrix for least squares, ``[capacity, strategies]``,
-limits the size: at capacity 512 and depth 3 it takes 86 MiB (22,102 strategies), at depth 4 it takes 3.7 GiB (959,631).
+parts. Their list has O(strategies x depth) numbers. The dense matrix for least squares, ``[capacity, strategies]``,
+limits the size: at capacity 512 the matrix takes 86 MiB at depth 3 (22,102 strategies), 3.7 GiB at depth 4 (959,631).
 
 Source: supplement to arXiv 2107.02027, sections D.4.1 and D.5.1. Its equations 5 and 6 approximate the counts, which
 are exact here.
@@ -61,7 +61,7 @@ def strategy_count(capacity: int, depth: int, enough: int) -> int:
     """Return the number of strategies that fill a pack exactly, with at most `depth` sequences each.
 
     The result is exact up to depth 4. At larger depths counting stops once it exceeds `enough`, so a result above
-    `enough` only says that there are more than that.
+    `enough` only says that there are more strategies than `enough`.
 
     >>> [strategy_count(512, depth, 10**6) for depth in (1, 2, 3, 4)]
     [1, 257, 22102, 959631]

@@ -21,6 +21,8 @@ __all__ = ["OverCover", "fill", "fit_remainder", "over_cover", "pad_remainder"]
 class OverCover(NamedTuple):
     """Figures of a rounded solution before its repair, counted as in the papers.
 
+    A slot is a place in a pack for a sequence of a given length.
+
     Attributes:
         missing: number of sequences without a slot.
         over: number of slots without a sequence.
@@ -37,8 +39,8 @@ class OverCover(NamedTuple):
 def over_cover(solution: Strategies, demand: Counter[int], capacity: int, depth: int) -> OverCover:
     """Return the figures of a rounded solution, counted as in the papers.
 
-    The papers give each sequence without a slot a new pack, whose remaining room is one more slot. `solution` are the
-    packs before their repair, and `demand` is the number of sequences of each length.
+    The papers give each sequence without a slot a new pack; if `depth` is above 1, the remaining room of this pack is
+    one more slot. `solution` are the packs before their repair, and `demand` is the number of sequences of each length.
 
     >>> over_cover([(2, (5, 3))], Counter({5: 3, 3: 1}), 8, 2)
     OverCover(missing=1, over=2, packs=3, strategies=1)
@@ -55,13 +57,11 @@ def over_cover(solution: Strategies, demand: Counter[int], capacity: int, depth:
 
 
 def fill(solution: Strategies, left: Counter[int]) -> Strategies:
-    """Put the sequences in `left` (their number by length) into the slots of a solution.
+    """Put the sequences in `left` (their number by length) into the slots of a solution; return the non-empty packs.
 
-    Returns the packs that are not empty.
-
-    Sequences without a slot stay in `left`. Packs are filled one after another. Those with the most tokens in slots of
-    lengths that the solution covers too often are filled last: the empty slots gather in them, and many of these packs
-    stay empty and are dropped.
+    A slot takes a sequence of exactly its length. Sequences that get a slot are removed from `left`. Packs are filled
+    one after another. Those with the most tokens in slots of lengths that the solution covers too often are filled
+    last: the empty slots gather in them, and many of these packs stay empty and are dropped.
 
     >>> fill([(3, (5, 3)), (1, (3, 3, 2))], Counter({5: 2, 3: 3}))
     [(2, (5, 3)), (1, (3,))]
@@ -83,7 +83,10 @@ def fill(solution: Strategies, left: Counter[int]) -> Strategies:
 
 
 def pad_remainder(left: Counter[int], capacity: int, depth: int) -> Strategies:
-    """Give each sequence in `left` a pack of its own, as the papers do, but let two share one that they fill exactly.
+    """Return packs for the sequences in `left` (their number by length), and empty `left`.
+
+    As in the papers, each sequence gets a pack of its own; but if `depth` allows it, two sequences that fill a pack
+    exactly share one.
 
     >>> pad_remainder(Counter({5: 2, 3: 1, 4: 3}), 8, 2)
     [(1, (5, 3)), (1, (5,)), (1, (4, 4)), (1, (4,))]
@@ -102,7 +105,9 @@ def pad_remainder(left: Counter[int], capacity: int, depth: int) -> Strategies:
 
 
 def fit_remainder(packs: Strategies, left: Counter[int], capacity: int, depth: int) -> Strategies:
-    """Put the sequences in `left`, longest first, into the fullest packs with room, or new ones; return all packs.
+    """Put the sequences in `left`, longest first, into the fullest of `packs` with room, or into new packs.
+
+    Returns all packs, in any order.
 
     >>> fit_remainder([(2, (5,)), (1, (8,))], Counter({3: 1, 2: 2}), 8, 3)
     [(1, (8,)), (1, (5, 3)), (1, (5, 2)), (1, (2,))]

@@ -1,9 +1,10 @@
 """FFD, first-fit decreasing: sequences are placed longest first, each into the earliest opened pack that has room.
 
 It runs on the histogram: equal packs that were opened one after the other form one class. Classes are kept in opening
-order in blocks that store their largest room, so that blocks without room for a length are skipped. O(k * sqrt(c)) for
-k distinct lengths and c classes, independent of the number of sequences. On Wikipedia-512 it needs as many packs as
-LPFHP, both at depth 3 and without a depth limit.
+order, in blocks of up to 512, and each block stores its largest room. For each distinct length, all blocks are looked
+at, and those with room for the length are searched class by class; the time depends on the number of sequences only
+through the number of classes. On Wikipedia-512 FFD needs as many packs as LPFHP, both at depth 3 and without a depth
+limit.
 
 Source: Johnson, "Near-optimal bin packing algorithms", MIT 1973; the papers' baseline FFD.
 """
@@ -103,7 +104,10 @@ def _add(entry: _Class, length: int, copies: int, count: int) -> _Class:
 
 
 def _open(length: int, left: int, capacity: int, most: int) -> list[_Class]:
-    """Return new packs for `left` sequences of `length`; each but the last holds as many as fit, at most `most`."""
+    """Return classes of new packs for `left` sequences of `length`, at most two.
+
+    Every pack holds as many of them as fit, but at most `most`; the last pack may hold fewer.
+    """
     copies = min(capacity // length, most)
     full, rest = divmod(left, copies)
     sizes = [(full, copies)] * (full > 0) + [(1, rest)] * (rest > 0)

@@ -1,10 +1,10 @@
 """First-fit: sequences are placed in order of arrival, each into the earliest opened pack that has room.
 
 The pack is found by a tournament tree over the open packs; a pack closes when the shortest sequence no longer fits or
-it holds `depth` sequences. O(n log p) for n sequences and p packs open at a time. On Wikipedia-512 in random order it
-needs 0.7 % more packs than LPFHP, and 7 % fewer at depth 3, where LPFHP wrongly places long lengths first. On SQuAD it
-needs 3.9 % more. It takes more time, since it visits every sequence. Without a depth limit, it needs at most 1.7
-times as many packs as the optimum.
+when the pack holds `depth` sequences. O(n log p) for n sequences and p packs open at a time. On Wikipedia-512 in random
+order, first-fit needs 0.7 % more packs than LPFHP without a depth limit, and 7 % fewer at depth 3, where LPFHP wrongly
+places long lengths first. On SQuAD it needs 3.9 % more. It takes more time than LPFHP, since it visits every sequence.
+Without a depth limit, it needs at most 1.7 times as many packs as the optimum.
 
 Source: Johnson, Demers, Ullman, Garey, Graham, "Worst-case performance bounds for simple one-dimensional packing
 algorithms", SIAM Journal on Computing 3(4), 1974; the bound: Dosa, Sgall, STACS 2013.

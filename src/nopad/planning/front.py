@@ -51,13 +51,18 @@ def plan(
             every algorithm, `even` with "auto" and "optimal"; `docs/internals/algorithms.md` lists them.
 
     Raises:
-        LengthError: a length is < 1, not an integer, or above `capacity`; or its square is above `max_squares`; or more
-            than 2^62 sequences have the same length (or more than 2^62 sequences are given in total, if "auto" or
-            "optimal" plan with `max_squares` or `even`).
-        OptionError: capacity, depth, seed, algorithm or an option has an invalid value, or the algorithm has no such
-            option; or a condition cannot be met; or more than 2^22 of these sequences fit into one pack, which are too
-            many for a plan to list, unless `depth` limits them; or an arrival-order algorithm is given a histogram of
-            more than 2^28 sequences.
+        LengthError: one of these:
+
+            * a length is < 1, not an integer, or above `capacity`, or its square is above `max_squares`
+            * more than 2^62 sequences have the same length
+            * more than 2^62 sequences are given in total, and "auto" or "optimal" plans with `max_squares` or `even`
+        OptionError: one of these:
+
+            * capacity, depth, seed, algorithm or an option has an invalid value, or the algorithm has no such option
+            * a condition cannot be met
+            * a histogram algorithm (one that does not plan in arrival order) may put more than 2^22 of these sequences
+              into one pack: they fit, and `depth` allows it; this is too many for a plan to list
+            * an arrival-order algorithm is given a histogram of more than 2^28 sequences
 
     >>> import nopad
     >>> nopad.plan([5, 3, 4, 2, 8], capacity=8, algorithm="spfhp").packs
@@ -85,10 +90,13 @@ def plan(
 
 
 def _check_histogram(histogram: Histogram, capacity: int, *, by_cost: bool) -> None:
-    """Refuse lengths above the capacity, and counts whose sums would not be exact.
+    """Refuse lengths above the capacity, and numbers of sequences above `MAX_COUNT`.
+
+    `by_cost` says that packs are planned by their squared lengths too; then the total number of sequences is limited,
+    and otherwise only the number of sequences of each length.
 
     Raises:
-        LengthError: see `plan`; `by_cost` says that packs are planned by their squared lengths too.
+        LengthError: a length or a number is above its limit.
     """
     if histogram.max_length > capacity:
         over = exact_sum(histogram.counts[histogram.lengths > capacity])
@@ -159,7 +167,7 @@ class _Run:
     conditions: Mapping[str, Any]
 
     def plan(self) -> Plan:
-        """Run the algorithm, then make its packs meet the conditions."""
+        """Run the algorithm, make its packs meet the conditions, and return the plan after it was checked."""
         budget = self._budget()
         even = self.conditions["even"]
         with budget.part(_BEFORE if even else 1):
@@ -206,7 +214,7 @@ class _Run:
         )
 
     def _evener(self, made: Planned, budget: Budget) -> Planned:
-        """Return a plan whose packs are more alike in cost and number of sequences; its facts describe `made` too."""
+        """Return the most even plan found (`even_out`), with facts and a note that compare it with the plan `made`."""
         load = load_of(self.histogram, self.capacity, self.depth, *even_limits(self.conditions, self.capacity))
         strategies, facts = even_out(
             load,

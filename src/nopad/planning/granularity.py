@@ -28,7 +28,9 @@ def whole_capacity(granularity: int, capacity: int) -> int:
 
 
 def rounded_histogram(histogram: Histogram, granularity: int, capacity: int) -> Histogram:
-    """Return the histogram of lengths rounded up to multiples of `granularity`, but to at most `whole_capacity`.
+    """Return the histogram of lengths rounded up to multiples of `granularity`.
+
+    Lengths above `whole_capacity` are rounded down to it.
 
     >>> rounded_histogram(Histogram.from_counts({3: 5, 8: 1, 9: 1, 18: 2}), 8, 20).to_dict()
     {8: 6, 16: 3}
@@ -43,8 +45,8 @@ def real_strategies(rounded: Strategies, histogram: Histogram, granularity: int,
     """Replace the rounded lengths in strategies by real lengths, longest first; each sequence is used at most once.
 
     If packs of one strategy get different lengths, that strategy becomes several; in total, at most twice the number of
-    distinct lengths is added. Strategies may cover less than the histogram; then the shortest real lengths of each
-    rounded length are left over.
+    distinct lengths is added. Strategies may cover less than the histogram; then, of the sequences with one rounded
+    length, the shortest are left over.
 
     Raises:
         ValueError: the strategies need a length more often than the histogram has it.
@@ -73,7 +75,10 @@ def _next_alike(copies: Counter[int], waiting: dict[int, list[list[int]]], most:
     """Choose real lengths for the next pack; return the lengths, and how many packs (at most `most`) get them.
 
     `copies` says how many slots of each rounded length a pack has. `waiting` holds, by rounded length, the real lengths
-    that no pack has yet, as [length, count]; what the returned packs hold is subtracted from it.
+    that no pack has yet, as [length, count]; the counts are lowered by what the packs get.
+
+    Raises:
+        ValueError: a pack has more slots of a rounded length than sequences are waiting.
     """
     takes: list[tuple[list[int], int]] = []
     for slot, needed in copies.items():

@@ -1,10 +1,11 @@
 """Harmonic-k: in order of arrival, each sequence shares packs only with sequences of its own size class.
 
-Class j < k has the lengths in (capacity / (j + 1), capacity / j], and its packs hold j sequences each; class k has all
-shorter lengths, and is packed by next-fit. One pack of each class is open at a time: O(n) time, O(k) memory beyond the
-result. Up to a constant, it needs at most about 1.692 times as many packs as the optimum at the default k = 12 (1.691
-for large k). It is poor where many lengths are above half the capacity, since each gets a pack alone (14.6 % more packs
-than LPFHP on Wikipedia-512, 31 % on SQuAD).
+Class j < k has the lengths in (capacity / (j + 1), capacity / j], so its packs hold j sequences each (the last pack may
+hold fewer, and a depth limit may stop earlier); class k has all shorter lengths, and is packed by next-fit. One pack of
+each class is open at a time: O(n) time, O(k) memory beyond the result. Without a depth limit, and up to a constant,
+Harmonic-k needs at most about 1.692 times as many packs as the optimum at the default k = 12 (1.691 for large k). It is
+poor where many lengths are above half the capacity, since each gets a pack alone (14.6 % more packs than LPFHP on
+Wikipedia-512, 31 % on SQuAD).
 
 Source: Lee, Lee, "A simple on-line bin-packing algorithm", Journal of the ACM 32(3), 1985.
 """

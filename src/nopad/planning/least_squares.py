@@ -54,8 +54,8 @@ class Choices:
 
     Attributes:
         rounding: how a fractional number of packs becomes whole: "nearest", "ceil" or "floor".
-        remainder: where sequences without a slot go: with "pad", into packs of their own, with padding; with
-            "best_fit", into the fullest packs that have room.
+        remainder: where the sequences go for which the solution has no slot (place in a pack): with "pad", into packs
+            of their own, with padding; with "best_fit", into the fullest packs that have room.
         granularity: lengths are rounded up to multiples of this many tokens.
     """
 
@@ -134,7 +134,7 @@ def _solve(
 def nnls(matrix: NDArray[np.float64], target: NDArray[np.float64], maxiter: int) -> tuple[NDArray[np.float64], float]:
     """Return the x >= 0, float64 ``[columns]``, that minimises the norm of ``matrix @ x - target``, and this norm.
 
-    SciPy's solver is imported at its first use, since that takes longer than importing all of nopad.
+    SciPy's solver is imported at its first use, since importing the solver takes longer than importing all of nopad.
     """
     import scipy.optimize
 
@@ -153,7 +153,7 @@ def _whole(
 
 
 def _everything(solution: Strategies, histogram: Histogram, capacity: int, depth: int, choices: Choices) -> Strategies:
-    """Return packs that cover the histogram exactly: the solution, filled, and the sequences that found no slot in it.
+    """Return packs that cover the histogram exactly: the filled solution, and packs for sequences without a slot.
 
     `solution` are ``(count, slots longest first)`` pairs; a slot takes one sequence whose length, rounded up to the
     granularity, is the slot's. `choices.remainder` says where sequences without a slot go: into packs of their own

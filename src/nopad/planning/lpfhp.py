@@ -1,10 +1,10 @@
-"""LPFHP, longest-pack-first histogram-packing: sequences are placed longest first, each into the fullest pack it fits.
+"""LPFHP, longest-pack-first histogram-packing: sequences are placed longest first, each into the fullest possible pack.
 
-This is exactly best-fit decreasing, run on the histogram: a class of equal packs takes as many copies of the length as
-fit at once, so ten million sequences of one length are one step. O(k log k) for k distinct lengths. It was optimal at
-depth 2 on every input tried, and within 0.04 % of the optimum without a depth limit on Wikipedia-512. At depth 3 it
-needs 12 % more packs than the optimum on Wikipedia-512, because it fills packs with long lengths until they reach the
-depth.
+This is exactly best-fit decreasing, run on the histogram: in one step, all packs of a class of equal packs take as many
+copies of a length as fit, so ten million sequences of one length are one or two steps. A distinct length usually takes
+a few steps, each of about constant time. LPFHP was optimal at depth 2 on every input tried, and within 0.04 % of the
+optimum without a depth limit on Wikipedia-512. At depth 3 it needs 12 % more packs than the optimum on Wikipedia-512,
+because it fills packs with long lengths until they reach the depth.
 
 Source: supplement to arXiv 2107.02027, appendix G ("Fine-tuned longest-pack-first histogram-packing").
 """
@@ -12,6 +12,7 @@ Source: supplement to arXiv 2107.02027, appendix G ("Fine-tuned longest-pack-fir
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +21,7 @@ from nopad.histogram import Histogram
 from nopad.planning.arrival import empty_table
 from nopad.planning.open_packs import OpenPacks
 
-__all__ = ["best_fit_decreasing", "best_fit_decreasing_few", "lpfhp"]
+__all__ = ["best_fit_decreasing", "best_fit_decreasing_few", "lpfhp", "placed"]
 
 
 def lpfhp(
@@ -29,8 +30,8 @@ def lpfhp(
     """Return ``(count, lengths longest first)`` pairs, `count` packs of each, that cover `histogram` exactly.
 
     With ``distribute=False``, sequences of equal length are spread over packs: a pack takes only one of them at a time,
-    and a sequence that fits no open pack opens a new pack. This gives fewer strategies and fewer sequences per pack,
-    but more packs: 0.12 % more on Wikipedia-512 without a depth limit.
+    and a sequence that fits no open pack opens a new pack. This usually gives fewer strategies and fewer sequences per
+    pack, but more packs: 0.12 % more on Wikipedia-512 without a depth limit.
 
     >>> histogram = Histogram.from_lengths([4, 4, 3, 3, 1])
     >>> lpfhp(histogram, 8, None)
@@ -71,6 +72,26 @@ def best_fit_decreasing(
 
     There are ``counts[i]`` sequences of ``sizes[i]`` tokens; `sizes` ascend; both int64 ``[k]``.
     """
+    flat, indptr, copies = placed(sizes, counts, capacity, depth)
+    lengths = flat.tolist()
+    return [
+        (count, tuple(lengths[begin:end]))
+        for count, (begin, end) in zip(copies.tolist(), pairwise(indptr.tolist()), strict=True)
+    ]
+
+
+def placed(
+    sizes: NDArray[np.int64], counts: NDArray[np.int64], capacity: int, depth: int | None, first: int = -1
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Place sequences longest first in a compiled loop; return classes of equal packs: (`flat`, `indptr`, `copies`).
+
+    There are ``counts[i]`` sequences of ``sizes[i]`` tokens; `sizes` ascend; both int64 ``[k]``. A `first` of -1 means
+    best-fit decreasing; otherwise the `first` longest sequences open a pack each, and each later one goes into the
+    emptiest open pack (`nopad.planning.optimal.spread`).
+
+    A pack of class c holds ``flat[indptr[c]:indptr[c + 1]]``, longest first, and there are ``copies[c]`` of them: int64
+    ``[n]``, ``[classes + 1]`` and ``[classes]``.
+    """
     from nopad._bit_kernels import empty_set
     from nopad.planning import _class_kernels
 
@@ -83,18 +104,14 @@ def best_fit_decreasing(
         contents = np.empty((rows, 3), dtype=np.int64)
         keys = empty_table(rows, capacity)
         rooms = empty_set(capacity)
-        used, _ = _class_kernels.best_fit_classes(
-            descending, copies, capacity, most, rooms, keys, keys.copy(), classes, contents
+        used, _ = _class_kernels.place_classes(
+            descending, copies, capacity, most, first, rooms, keys, keys.copy(), classes, contents
         )
         if used >= 0:
             break
         rows *= 4
     kept = np.flatnonzero(classes[:used, 0])
-    ends = np.cumsum(classes[kept, 2])
-    flat = np.empty(int(ends[-1]) if kept.size else 0, dtype=np.int64)
+    indptr = np.append(0, np.cumsum(classes[kept, 2]))
+    flat = np.empty(int(indptr[-1]), dtype=np.int64)
     _class_kernels.flatten(kept, classes, contents, flat)
-    lengths, bounds = flat.tolist(), [0, *ends.tolist()]
-    return [
-        (count, tuple(lengths[begin:end]))
-        for count, begin, end in zip(classes[kept, 0].tolist(), bounds[:-1], bounds[1:], strict=True)
-    ]
+    return flat, indptr, classes[kept, 0]

@@ -42,7 +42,7 @@ class _Class:
     used: int
 
     def split(self, count: int, *adding: tuple[int, int]) -> _Class:
-        """Remove `count` packs from this class, add ``(length, copies)`` pairs to each, and return them as a class."""
+        """Take `count` packs out of this class, add ``(length, copies)`` pairs to each; return the packs as a class."""
         part = _Class(self.room, count, self.content, self.used)
         self.count -= count
         for length, copies in adding:
@@ -112,10 +112,10 @@ def _add_medium(packs: list[_Class], stock: _Stock, capacity: int) -> list[_Clas
 
 
 def _add_two_small(packs: list[_Class], stock: _Stock, capacity: int) -> list[_Class]:
-    """Phase 3: in reverse order, packs with one large length only take two small lengths, if they fit.
+    """Phase 3: in reverse order, each pack that holds only one large length takes two small lengths, if two fit.
 
-    These are the shortest small length, and the longest small length that fits beside it; small is above a sixth and up
-    to a third of the capacity.
+    The first is the shortest small length, the second the longest small length that fits beside it. Small lengths are
+    above a sixth and up to a third of the capacity.
     """
     done = []
     for entry in reversed(packs):

@@ -59,9 +59,9 @@ def nnlshp(
         depth: most sequences of a pack; None: unlimited.
         rounding: how a fractional number of packs becomes whole: "nearest", "ceil" or "floor".
         weighting: the weight of lengths up to 8 tokens: 0.09 with "fixed", ``sqrt(8 / (2 * capacity))`` with
-            "capacity".
-        remainder: where sequences without a slot go: with "pad", into packs of their own, with padding; with
-            "best_fit", into the fullest packs that have room.
+            "capacity"; longer lengths weigh 1. With `granularity`, rounded lengths count.
+        remainder: where the sequences go for which the solution has no slot (place in a pack): with "pad", into packs
+            of their own, with padding; with "best_fit", into the fullest packs that have room.
         granularity: lengths are rounded up to multiples of this many tokens, so that there are fewer strategies.
 
     Raises:

@@ -1,10 +1,10 @@
-"""`OpenPacks`: an index by free room that finds the fullest open pack with room for a length, or the emptiest, in O(1).
+"""`OpenPacks`: an index by free room that quickly finds the fullest open pack with room for a length, or the emptiest.
 
 Packs of equal content are one class: an entry ``(count, content, used)`` on the stack of its room. Two levels of bit
-words say which stacks are not empty, so a query reads two integers: one of 512 bits, one of capacity / 512 bits. Of the
-classes with the same room, the last one added is taken first, as in the papers. The words are Python integers. Called
-from Python, the compiled sets of `nopad._bit_kernels` are no faster: a query takes the same time (0.2 microseconds), a
-change takes 1.5 times as long, and loading them takes half a second.
+words say which stacks are not empty, so a query reads at most three integers: two of 512 bits, and one of capacity /
+512 bits. Of the classes with the same room, the last one added is taken first, as in the papers. The words are Python
+integers. The compiled sets of `nopad._bit_kernels`, if called from Python, are no faster: a query takes the same time
+(0.2 microseconds), a change takes 1.5 times as long, and loading the compiled code takes half a second.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class OpenPacks:
     def put(self, room: int, count: int, content: Content, used: int) -> None:
         """Add `count` packs of equal content with this free `room` and `used` sequences each.
 
-        They are closed if `room` is 0 or `used` reaches the depth.
+        These packs are closed if `room` is 0 or `used` reaches the depth.
         """
         if room == 0 or used >= self.depth:
             self.closed.append((count, content))

@@ -89,8 +89,11 @@ class Plan:
     ) -> Plan:
         """Build a plan from ``(count, lengths longest first)`` pairs in any order; equal strategies are merged.
 
-        `histogram` holds the sequences that the pairs cover. The lower bound is computed from it and `certificate`; the
-        other arguments are as in the class.
+        `histogram` holds the sequences that the pairs cover; this is not checked. The lower bound is computed from
+        `histogram`, `options` and `certificate`; the other arguments are as in the class.
+
+        Raises:
+            FormatError: `certificate` cannot be checked under these limits.
         """
         merged: Counter[tuple[int, ...]] = Counter()
         for count, lengths in strategies:
@@ -246,7 +249,8 @@ class Plan:
         """Check the plan against its own limits, conditions and lower bound.
 
         Returns:
-            One sentence for each problem found; an empty list if there is none.
+            One sentence for each problem found (at most three of each kind); an empty list if there is none. If the
+            certificate cannot be checked, a sentence says so, and the lower bound is not checked.
         """
         found = self.broken_limits()
         load = load_of(self.histogram, self.capacity, self.depth, *even_limits(self.options, self.capacity))
@@ -265,7 +269,9 @@ class Plan:
     def broken_limits(self) -> list[str]:
         """Return one sentence for each limit that a strategy breaks: capacity, depth, and conditions other than `even`.
 
-        There are at most three sentences for each kind of limit.
+        Strategies with a count below 1 are reported too. There are at most three sentences for each of count, capacity
+        and depth, and at most three for all conditions together. If a strategy holds no sequence, a sentence says so,
+        and only the counts are checked.
         """
         found = [f"strategy {s} is used {self.counts[s]} times" for s in np.flatnonzero(self.counts < 1)[:3]]
         sizes = np.diff(self.indptr)
@@ -349,7 +355,7 @@ class Plan:
 
 
 def _percent(part: int, whole: int) -> str:
-    """Return ``part / whole`` in percent with four decimals, rounded exactly; a share above 0 never looks like 0.
+    """Return ``part / whole`` in percent with four decimals, correctly rounded; a share above 0 never looks like 0.
 
     >>> _percent(1, 3), _percent(1, 2**60), _percent(2**62 + 1, 2**63)
     ('33.3333%', 'below 0.0001%', '50.0000%')

@@ -144,8 +144,10 @@ def complete_options(algorithm: str, options: Mapping[str, Any]) -> tuple[dict[s
 def quick_algorithms(options: Mapping[str, Any]) -> list[str]:
     """Return names of algorithms to compare by default: those of `QUICK_ALGORITHMS` that have all these options.
 
-    If none has them, all of `QUICK_ALGORITHMS` are returned. Conditions count as options of every algorithm, but with
-    `even` only algorithms that can plan by cost are returned, whatever the other options are.
+    Conditions (`nopad.planning.conditions`) count as options of every algorithm. There are two exceptions:
+
+    * if none of `QUICK_ALGORITHMS` has all options, all of them are returned
+    * if `even` is set, those that can plan by cost are returned, whatever the other options are
 
     >>> quick_algorithms({"effort": 9, "align": 8}), quick_algorithms({}) == list(QUICK_ALGORITHMS)
     (['auto'], True)

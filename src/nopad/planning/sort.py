@@ -6,7 +6,8 @@ above a third of the capacity. It needs 14.6 % more packs than LPFHP on Wikipedi
 next-fit in random order needs fewer.
 
 Source: next-fit decreasing; Baker, Coffman, "A tight asymptotic bound for next-fit-decreasing bin-packing", SIAM
-Journal on Algebraic and Discrete Methods 2(2), 1981 (1.691 times the optimum, up to a constant).
+Journal on Algebraic and Discrete Methods 2(2), 1981 (without a depth limit, at most 1.691 times the optimum, up to a
+constant).
 """
 
 from __future__ import annotations

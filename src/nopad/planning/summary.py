@@ -33,6 +33,9 @@ def pack_arrivals(
 
     `lengths` are int32 ``[n]``; `own` are the algorithm's options, `conditions` all conditions of
     `nopad.planning.conditions`, by name.
+
+    Raises:
+        OptionError: the number of packs cannot be made a multiple of `pack_multiple` without empty packs.
     """
     align = conditions["align"]
     seen = -(-lengths // align) * align if align > 1 else lengths
@@ -50,7 +53,11 @@ def summarise(
 ) -> Plan:
     """Return the plan that describes existing packs: their distinct multisets of lengths, and how often each occurs.
 
-    `lengths` are those of the sequences that `packs` name; int32 ``[n]``.
+    Sequence i has ``lengths[i]`` tokens (int32 ``[n]``), and is in exactly one of `packs`. `options` are stored in the
+    plan, and include its conditions.
+
+    Raises:
+        RuntimeError: the packs break a limit or a condition, or do not hold every sequence once.
     """
     from nopad import _kernels
     from nopad.planning import _fit_kernels

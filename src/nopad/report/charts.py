@@ -74,7 +74,7 @@ def efficiency_chart(subject: Subject) -> Any:
 
 
 def packs_chart(subject: Subject) -> Any:
-    """Return a chart of packs as bars: one colour per sequence, grey for empty slots."""
+    """Return a chart of packs as bars: neighbouring sequences have different colours, and empty slots are grey."""
     alt = load_altair()
     rows = []
     for number, pack in enumerate(subject.packs):

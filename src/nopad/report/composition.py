@@ -91,7 +91,10 @@ class Composition:
 
     @cached_property
     def steps(self) -> list[Step]:
-        """The `Step` of each difference 0, 1, 2, 4, 8, ..., and the largest; an empty list if all lengths are equal."""
+        """The `Step` of each difference 0, 1, 2, 4, 8, ..., and of the largest.
+
+        The list is empty if all sequences that share a pack have the same length, or if none share one.
+        """
         lengths, _ = self._pool
         if lengths.size < 2:
             return []

@@ -145,7 +145,7 @@ def fill_chart(subject: Subject) -> Any | None:
 
 
 def alike_chart(subject: Subject) -> Any | None:
-    """Return a chart of how much two sequences of a pack differ in length; None if there is nothing to compare."""
+    """Return a chart of how much two sequences of a pack differ in length; None if `Composition.steps` is empty."""
     alt = load_altair()
     found = subject.composition
     if not found.steps:

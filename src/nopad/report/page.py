@@ -28,7 +28,8 @@ def write_report(subjects: Sequence[Subject], path: Path, settings: Settings | N
     """Write a page about all subjects, or a picture of one subject; a failure leaves no partial file.
 
     The suffix of `path` decides: ``.png`` is a picture for a slide, anything else a page. `settings` has the title, and
-    the rates from which steps, hours, money and energy are computed; None: none of these are shown.
+    the rates from which steps, hours, money and energy are computed; None: `Settings()`, which shows none of these
+    four.
 
     Raises:
         MissingExtraError: altair or vl-convert is not installed.

@@ -13,9 +13,10 @@ SEVERAL = 12  # up to this many different numbers, each has its own bar, however
 def in_ranges(counts: dict[int, int]) -> list[tuple[int, int]]:
     """Return ascending ranges, as (first, last) pairs, that cover the numbers (at least 1) in `counts`.
 
-    `counts` maps each number to how often it occurs. If there are few numbers, each is a range. Otherwise ranges have
-    equal width (1, 2 or 5 times a power of ten); if the largest number is more than 8 times the median, there are two
-    ranges for each doubling instead. Ranges that would be empty are left out.
+    `counts` maps each number to how often it occurs. If there are at most 12 different numbers, or the largest is less
+    than 24 above the smallest, each number is a range. Otherwise ranges have equal width (1, 2 or 5 times a power of
+    ten); if the largest number is more than 8 times the median, there are two ranges for each doubling instead, or one
+    if two were too many. Ranges that would be empty are left out.
 
     >>> in_ranges({5: 1, 500: 2}), in_ranges(dict.fromkeys(range(1, 101), 1))[:3]
     ([(5, 5), (500, 500)], [(1, 5), (6, 10), (11, 15)])
@@ -57,14 +58,20 @@ def _median(numbers: list[int], counts: dict[int, int]) -> int:
 
 
 def _even(low: int, high: int) -> list[int]:
-    """Return the upper ends of equally wide ranges."""
+    """Return the upper ends of at most 24 equally wide ranges that cover `low` to `high`.
+
+    The width is 1, 2 or 5 times a power of ten, and the ends are its multiples.
+    """
     widths = (digit * 10**power for power in count() for digit in (1, 2, 5))
     width = next(w for w in widths if (high - 1) // w - (low - 1) // w < MOST)
     return [top * width for top in range((low - 1) // width + 1, (high - 1) // width + 2)]
 
 
 def _growing(low: int, high: int) -> list[int]:
-    """Return the upper ends 1, 2, 3, 4, 6, 8, 12, 16, ..., or only the powers of two if these would be too many."""
+    """Return the upper ends 1, 2, 3, 4, 6, 8, 12, 16, ... from `low` on; the last one is `high`.
+
+    If these would be too many, only powers of two are used.
+    """
     powers = [1 << power for power in range(high.bit_length() + 1)]
     tops = sorted({*powers, *(power * 3 // 2 for power in powers if power > 1)})
     for ends in (tops, powers):

@@ -23,11 +23,11 @@ LOW, HIGH = 1e-9, 1e15  # so that quotients and products stay finite
 class Settings:
     """Title of a report, and the rates from which it computes what an epoch takes.
 
-    A number that needs a rate which is None is not shown.
+    A number is not shown if it needs a rate that is None.
 
     Attributes:
         title: heading of the page; None: the names of its subjects.
-        batch_size: number of sequences in a batch without packing, which are padded together.
+        batch_size: number of sequences that are padded together, as one batch, in the ways without packing.
         rows_per_step: number of rows in an optimiser step, over all GPUs and micro-batches; None: steps are not shown.
         tokens_per_second: number of slots (tokens and padding) that one GPU computes per second; None: hours, money and
             energy are not shown.

@@ -53,7 +53,7 @@ def save_slide(subject: Subject, path: Path, settings: Settings) -> None:
 
 
 def _drawn(subject: Subject, settings: Settings, *, wider: int) -> tuple[str, float, float]:
-    """Return the charts as SVG, and its width and height."""
+    """Return the charts as SVG, and the width and height of this SVG in points; `wider` is as in `_board`."""
     import vl_convert
 
     board: str = vl_convert.vegalite_to_svg(_board(subject, settings, wider).to_json())
@@ -94,7 +94,7 @@ def _board(subject: Subject, settings: Settings, wider: int) -> Any:
 
 
 def _heading(subject: Subject, settings: Settings) -> tuple[str, int]:
-    """Return the title and the answer as elements of SVG, and the height at which they end."""
+    """Return the text above the charts (title, answer, savings, numbers) as SVG, and the height at which it ends."""
     plan = subject.plan
     basis = f"{counted(plan.sequences, 'sequence')}, {counted(plan.tokens, 'token')}, capacity {plan.capacity:,}."
     rate = [said for said in formulas(settings) if said.startswith("GPU-hours")]

@@ -56,7 +56,7 @@ class Subject:
         notes: the notes of the plan (`Plan.notes`).
         sources: the manifest's entries for named sources; empty if sources have no names.
         split: which part of the records the dataset holds, "train" or "validation"; None: no share was held out.
-        supervised: number of tokens with a label; None: no labels are stored per token.
+        supervised: how many tokens have a label (`Supervised`); None: neither labels nor a mask are stored per token.
     """
 
     name: str
@@ -123,7 +123,10 @@ def read_subject(path: Path) -> Subject:
 
     Raises:
         FormatError: the path is not a histogram, plan or packed dataset.
-        OptionError: the histogram states no capacity, or is empty.
+        OptionError: the histogram states no valid capacity, or is empty.
+        LengthError: a length or count in the histogram is out of range, or a length is above the capacity.
+        CorruptError: the dataset is damaged, or its job has not finished.
+        StorageError: a file of the dataset cannot be read.
     """
     if path.is_dir():
         return _dataset(path)

@@ -1,6 +1,7 @@
 """Count the tokens of a dataset on which a loss is computed, if labels or a mask are stored with the tokens.
 
-Up to 2^26 slots are read; of a larger dataset, only evenly spaced row groups with about that many slots in total.
+Up to about 2^26 slots are read; of a larger dataset, only evenly spaced row groups with that many slots in total, or
+one row group if it has more.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class Supervised:
 def supervised(path: Path, manifest: Manifest) -> Supervised | None:
     """Count the tokens with a label in the dataset at `path`; return None if it stores no label or mask for each token.
 
-    A column of labels has integers; a mask has booleans or integers. If there are both, the labels are counted.
+    The column must hold integers or booleans. If there are both labels and a mask, the labels are counted.
 
     Raises:
         CorruptError: a shard is missing or damaged.

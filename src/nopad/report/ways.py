@@ -67,7 +67,10 @@ def ways_of(plan: Plan, settings: Settings) -> list[Way]:
 
 
 def formulas(settings: Settings) -> list[str]:
-    """Return a sentence on how each of steps, hours, money and energy is computed, if its setting is given."""
+    """Return a sentence on how each of steps, GPU-hours, hours, money and energy is computed, if its setting is given.
+
+    With `tokens_per_second`, one more sentence says what the computation leaves out.
+    """
     given = []
     if settings.rows_per_step is not None:
         given.append(f"Optimiser steps = rows ÷ {settings.rows_per_step:,} rows per step, rounded up.")

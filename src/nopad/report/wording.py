@@ -109,7 +109,7 @@ def big(number: int) -> str:
 
 
 def quantity(amount: float) -> str:
-    """Return hours or energy as text with three significant digits, and no decimals from 1,000 on.
+    """Return hours or energy as text: three significant digits, no decimals from 1,000 on, a bound if below 0.0001.
 
     >>> quantity(1234.5), quantity(12.34), quantity(0.01234), quantity(0.0)
     ('1,234', '12.3', '0.0123', '0')

@@ -64,9 +64,9 @@ def candidates(state: NDArray[Any], table: NDArray[Any], limits: NDArray[Any], n
     """Return the rows of the table from which the next batch is chosen, in order of arrival.
 
     Policies that keep the order of arrival need no more requests than a batch can hold. The others choose among
-    `WINDOW` requests, or among more if these are too short to fill two batches. If even more requests wait, and some of
-    them have a priority or a deadline, then the most urgent ones are returned, along with the one that has waited
-    longest. So unless all requests are returned, those returned do not fit into one batch.
+    `WINDOW` requests, or among more if these are too short to fill two batches. With `LOOK_AHEAD`, if even more
+    requests wait and some of them have a priority or a deadline, the most urgent requests are returned, along with the
+    request that has waited longest. Unless all requests are returned, those returned do not fit into one batch.
     """
     head, tail, waiting = state[HEAD], state[TAIL], waiting_of(state)
     slots = limits[ROWS] * limits[CAPACITY]
@@ -128,9 +128,10 @@ def highest(levels: NDArray[Any], n: int) -> NDArray[Any]:
 
 @njit(cache=True, nogil=True)
 def levels_of(table: NDArray[Any], index: NDArray[Any], limits: NDArray[Any], now: int) -> NDArray[Any]:
-    """Return the urgency of requests: priority plus one per `AGE_STEP` waited, or `LEVELS` once they must leave.
+    """Return the urgency of the requests whose rows in the table are `index`; int64, same shape.
 
-    `index` has the requests' rows in the table, in order of arrival. Gaps have the level `GAP`.
+    It is `LEVELS` once a request must leave. Before, it is `MIDDLE` + priority + 1 per `AGE_STEP` waited, and less than
+    `LEVELS`. Gaps have the level `GAP`. `index` is in order of arrival.
     """
     levels = np.empty(index.size, dtype=np.int64)
     waited, until = 0, -1  # those that arrived until then have waited so many steps, or more

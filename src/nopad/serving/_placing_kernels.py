@@ -83,10 +83,14 @@ def top_up(
 ) -> tuple[int, int]:
     """Place requests that were passed over (``row`` -1), in order of arrival, until no more of them fit.
 
-    `lengths` are those of the candidates. If `keep_order` is not 0, stop at the first that
-    does not fit; with `NEXT_FIT`, none is placed, since earlier rows are closed. Return (reason, widest). The reason is
-    `COUNT` if the batch has `MOST` requests; `FULL` if requests are left over, or not even one of a single token would
-    fit; 0 otherwise. `widest` is the result of `widest_of`.
+    `lengths` are those of the candidates. If `keep_order` is not 0, stop at the first request that does not fit. With
+    `NEXT_FIT`, no request is placed, since earlier rows are closed.
+
+    Return (reason, widest). `widest` is the result of `widest_of`, and the reason is the first of these that holds:
+
+    * `COUNT`: the batch has `MOST` requests;
+    * `FULL`: some of the given requests are not placed, or not even a request of a single token would fit;
+    * 0: the batch takes more requests.
     """
     fill, placed = filled(lengths, limits, row, start)
     widest = widest_of(fill, limits)
@@ -244,10 +248,10 @@ def urgency(levels: NDArray[Any], second: NDArray[Any]) -> NDArray[Any]:
 
 @njit(cache=True, nogil=True)
 def look_ahead_in_order(lengths: NDArray[Any], limits: NDArray[Any], row: NDArray[Any], start: NDArray[Any]) -> None:
-    """Place the first n candidates, with n as large as best-fit decreasing can fit into the rows of a batch.
+    """Place the first n candidates, for the largest n for which a bisection finds that they fit into a batch's rows.
 
-    n is found by bisection, in O(log n) runs of best-fit decreasing, between what fits in order of arrival and the
-    number of candidates whose tokens and separators do not exceed the slots.
+    Each of the O(log n) steps packs by best-fit decreasing. The bisection begins between the number of candidates that
+    fit in order of arrival, and the number whose tokens and separators do not exceed the slots.
     """
     rows, slots, separator = limits[ROWS], limits[ROWS] * limits[CAPACITY], limits[SEPARATOR]
     place_in_order(lengths, limits, 1, row, start)

@@ -17,8 +17,10 @@ __all__ = ["Answer", "check_process"]
 class Answer(Future[Any]):
     """A `concurrent.futures.Future` of a request's answer; in a coroutine, ``await`` it.
 
-    Callbacks run in the runner's worker, between two batches: they should be short. A callback may submit requests, but
-    not wait for an answer of its own runner, which would come only after the callback. In a process that was forked
+    When a request has run, or its deadline has passed, its callbacks are called in the runner's worker, between two
+    batches: they should be short. If the request is cancelled or the runner is closed first, they are called in the
+    thread that does so. A callback that is added after the answer is called at once. A callback may submit requests,
+    but not wait for an answer of its own runner, which would come only after the callback. In a process that was forked
     after the request, no answer comes. In both cases, waiting raises an error.
     """
 

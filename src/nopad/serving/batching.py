@@ -63,7 +63,8 @@ class Batching:
             requests, or for enough for two batches (by tokens or `max_sequences`), unless something else makes it
             leave, such as an idle device.
         age_step_s: waiting for this many seconds counts as much as one level of priority.
-        max_waiting_tokens: maximum number of tokens that wait; requests beyond it are refused.
+        max_waiting_tokens: maximum number of tokens that wait. `OnlinePacker` refuses requests beyond it; for a
+            `PackRunner`, `when_full` says whether they are refused or wait for room.
 
     Raises:
         OptionError: a value is invalid, or two of them contradict each other.

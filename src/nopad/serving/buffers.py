@@ -69,7 +69,12 @@ def filled(buffer: Any, value: Tensor) -> Any:
 
 
 def _tensor(name: str, buffer: Any) -> Tensor:
-    """Return a view of a buffer as a tensor."""
+    """Return a view of a buffer as a tensor.
+
+    Raises:
+        OptionError: the buffer is neither a tensor nor an array; or it is an array that cannot be written to, is not
+            contiguous, or has a dtype that torch lacks.
+    """
     if isinstance(buffer, Tensor):
         return buffer
     if not isinstance(buffer, np.ndarray):

@@ -42,7 +42,8 @@ class Request:
     """One sequence without padding, and its place in the padded input.
 
     Attributes:
-        ids, types: token ids and token types; int64 ``[length]``. If `types` is None, all types are 0, as in the model.
+        ids, types: token ids and token types; int64 ``[length]``. `types` is None if no types were given; the model
+            takes them as 0.
         begin, width: index of the first token in the input, and length of the input, padding included.
     """
 
@@ -56,8 +57,8 @@ class Request:
         """Check the input of one sequence, and remove its padding.
 
         Raises:
-            BatchError: the input is not a dict of integer arrays ``[width]``, has a key that the model does not use, or
-                has a mask with a gap between tokens.
+            BatchError: a value is not an array of integers ``[width]``, token types are not as many as ids, or the mask
+                has a gap between tokens.
             LengthError: no token is left without the padding, or there are more tokens than the model has positions.
             OptionError: a token id or token type is out of the model's range.
         """
@@ -127,7 +128,11 @@ class Tensors(Core):
         return isinstance(given, Mapping)
 
     def prepare(self, requests: Sequence[Any], **how: Any) -> tuple[list[Prepared], Mapping[str, int]]:
-        """Check requests and remove their padding; see `Core.prepare`. `how` may have `out`, for a single request."""
+        """Check requests and remove their padding; see `Core.prepare`. `how` may have `out`, for a single request.
+
+        Raises:
+            InputError: a request, or `how`, is not valid; if there are several requests, the message has its number.
+        """
         if odd := how.keys() - {"out"}:
             raise OptionError(f"there is no option {min(odd)!r} of a request; there is out")
         out = how.get("out")
@@ -173,7 +178,7 @@ class Tensors(Core):
         return super().joined(parts)
 
     def run_batch(self, batch: PackedBatch) -> list[Any]:
-        """Return the results of a batch (`results_of`); unlike tensors of inference mode, training can use them."""
+        """Return the results of a batch (`results_of`), not made in inference mode, so that training can use them."""
         with torch.no_grad():
             return self.results_of(batch.to(device_of(self.model)))
 
@@ -182,9 +187,10 @@ class Tensors(Core):
         self.run_batch(batch)
 
     def results_of(self, batch: PackedBatch) -> list[Any]:
-        """Return the outputs of each sequence, by name; see `Core.results_of`.
+        """Return, for each sequence, a dict of its outputs by name; see `Core.results_of`.
 
-        Outputs per token are ``[length, ...]``; other outputs are the values of the sequence.
+        Outputs per token are ``[length, ...]``; other outputs are the values of the sequence. A sequence with NaN in an
+        output gets a RequestError in place of the dict.
 
         Raises:
             RequestError: the model returns no named outputs.
@@ -243,7 +249,7 @@ def check_batching(core: Core, batching: Batching) -> None:
     """Check that a core's model can run batches as `batching` describes them.
 
     Raises:
-        OptionError: the model cannot.
+        OptionError: the model cannot, or `batching` has a separator, which is of no use here.
     """
     state, inner = state_of(core.model), bare(core.model)
     if batching.separator:

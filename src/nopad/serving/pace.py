@@ -13,7 +13,7 @@ class Pace:
 
     A time per token alone would be wrong for small batches, which take a mostly fixed time. So a fixed time and a time
     per token are fitted, by weighted least squares. While all batches so far are equally large, a larger batch is
-    estimated to take as long as they did.
+    estimated to take as long as those batches, and a smaller batch to take less in proportion.
 
     >>> pace = Pace()
     >>> pace.estimate(100)

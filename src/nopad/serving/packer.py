@@ -2,7 +2,7 @@
 
 The caller adds requests, and asks when a batch may leave, each time with the current time; so the same calls give the
 same batches. Times are integers in nanoseconds of any clock (`time.monotonic_ns`). A time earlier than the latest one
-so far is replaced by the latest, so setting the clock back delays nothing and reorders nothing.
+so far is replaced by the latest. So setting the clock back reorders nothing, but no time passes until it has caught up.
 
 Each request is in exactly one batch, unless it is cancelled or its deadline comes first. No request starves: each batch
 takes the request that has waited longest. So a request behind p others is in one of the next p + 1 batches, whatever
@@ -103,7 +103,8 @@ class PackerStatistics:
     Attributes:
         arrived, packed, cancelled, expired: numbers of requests; each that arrived was packed, was cancelled, has
             expired, or still waits.
-        refused: number of requests refused because the queue was full; they are not in `arrived`.
+        refused: number of calls of `add` and `add_all` refused because the queue was full; their requests are not in
+            `arrived`.
         waiting, waiting_tokens: number of requests that wait now, and number of their tokens.
         flushes: number of batches for each reason (`OnlineBatch.reason`).
         tokens: number of tokens in all batches.
@@ -351,7 +352,7 @@ class OnlinePacker:
         return batch
 
     def _wake(self) -> int | None:
-        """Return the earliest time at which a request times out, must leave or expires; None if there is none."""
+        """Return the time at which a request times out, must leave or expires next, or an earlier time; None: never."""
         head, tail, _, due, deadline, *_ = self._state.tolist()
         if head == tail:
             return None

@@ -5,7 +5,9 @@ run in different batches. The request is answered when all of them have run, and
 
 Callers that find the queue full wait in a line. Only the first of them may enter, and no later caller enters before
 them, so that a long request is not kept out by short ones that fit into less room.
-All methods may be called from any thread. A future is never resolved while the lock is held.
+
+Methods may be called from any thread, except `take` and `ran`, which only the worker calls. A future is never resolved
+while the lock is held.
 """
 
 from __future__ import annotations
@@ -39,15 +41,15 @@ class RunnerStatistics:
     """Totals of a runner since it was made.
 
     Attributes:
-        packer: totals of its packer: sequences that arrived, wait, left, expired, were cancelled or refused. A request
-            is one sequence, except for long texts (windows) and padded arrays (rows).
+        packer: totals of the runner's packer, which count sequences; only `refused` counts requests. A request is one
+            sequence, except for long texts (one sequence per window) and padded arrays (one per row).
         answered, failed: number of requests that ran and got a result, and that ran and got an error.
         padded_tokens: number of tokens, padding included, that the same batches would have had if the sequences of each
             batch had been padded to its longest one.
         counts: number of requests that were truncated or left out by the task, by reason.
         us_per_token: running average of the time per token in recent batches, in microseconds; None: no batch has run.
-        p50_ms, p99_ms: time from `submit` to the answer that half, and 99 %, of the last 1,000 answered requests took
-            at most, in milliseconds; None: none was answered.
+        p50_ms, p99_ms: half, and 99 %, of the last 1,000 answered requests took at most this time from `submit` to the
+            answer, in milliseconds; None: no request was answered.
     """
 
     packer: PackerStatistics
@@ -127,7 +129,9 @@ class RequestQueue:
         self._process = os.getpid()
 
     def add(self, requests: Iterable[Waiting], deadline: int | None, priority: int) -> None:
-        """Add requests, each with all its sequences or not at all; wait for room if the queue is full.
+        """Add requests, each with all its sequences or not at all.
+
+        If the queue is full and `when_full` is "block", wait for room.
 
         Callers that wait enter in the order in which they came, whatever their priorities.
 
@@ -185,7 +189,11 @@ class RequestQueue:
                 self._counts[name] = self._counts.get(name, 0) + number
 
     def _lead(self, lengths: list[int], deadline: int | None) -> int:
-        """Return how many ns before its deadline a request must leave; raise DeadlineError if that is too near."""
+        """Return how many ns before its deadline a request must leave; 0: no deadline.
+
+        Raises:
+            DeadlineError: the deadline has passed, or at the speed of recent batches it cannot be met.
+        """
         if deadline is None:
             return 0
         tokens, idle = sum(lengths), not self._running and not self._waiting
@@ -201,7 +209,7 @@ class RequestQueue:
         return min(round(self._pace.estimate(max(tokens, self._batching.slots))), left)
 
     def cancel(self, numbers: range) -> None:
-        """Remove the sequences of a request that still wait; `numbers` are those of all its sequences."""
+        """Remove those sequences of a request that still wait; `numbers` are the numbers of all its sequences."""
         with self._changed:
             for number in numbers:
                 if number in self._waiting:
@@ -252,7 +260,12 @@ class RequestQueue:
             )
 
     def drain(self, timeout_s: float | None) -> bool:
-        """Wait until no request waits or runs; return False if that takes longer than `timeout_s` (None: no limit)."""
+        """Wait until no request waits or runs; return False if that takes longer than `timeout_s` (None: no limit).
+
+        Raises:
+            ServingError: the worker itself calls this, in a callback.
+            RunnerClosedError: the runner was started in another process.
+        """
         check_process(self._process)
         if self._is_worker():
             raise ServingError("a callback waits until its own runner has nothing to do, which it has when it returns")

@@ -2,7 +2,7 @@
 
 Requests are tokenised in the thread that submits them, so tokenising overlaps the forward pass. Whenever the model is
 free, one worker thread asks the packer (`nopad.serving.packer`) for the next batch, runs it, and sets the results of
-the futures. No other thread runs the model, and runners that share a model take turns.
+the futures. Only this thread runs the model, and runners that share a model take turns.
 
 A request on which the model fails does not affect the others in its batch (`nopad.serving.forward`). If the worker ends
 for any reason, every waiting request gets an error, and `submit` raises one: no caller waits for ever. The number of
@@ -96,6 +96,7 @@ class PackRunner:
     Raises:
         OptionError: the model is not pack-safe or cannot run batches as `batching` describes them, or an option is
             invalid.
+        RunnerClosedError: the worker died while it started.
 
     >>> import nopad
     >>> from transformers import BertConfig, BertModel
@@ -203,7 +204,7 @@ class PackRunner:
     def _submit(
         self, inputs: list[Any], first: int, *, deadline_s: float | None = None, priority: int = 0, **how: Any
     ) -> list[Answer]:
-        """Submit requests, of which the first one has the number `first` in messages."""
+        """Submit requests, of which the first one has the number `first` in messages; errors as for `submit`."""
         now = self._clock()
         self._queue.check_open()
         if deadline_s is not None and (type(deadline_s) not in (int, float) or not abs(deadline_s) <= LONGEST_S):
@@ -255,10 +256,10 @@ class PackRunner:
         return self._queue.drain(timeout_s)
 
     def close(self, *, drain: bool = True) -> None:
-        """Accept no more requests, and wait until the worker ends.
+        """Accept no more requests, and wait until the worker ends (in a callback of the runner: without waiting).
 
         Requests that still wait are answered first; with ``drain=False``, their futures raise RunnerClosedError
-        instead.
+        instead. In a process that was forked after the runner was started, this does nothing.
         """
         if os.getpid() != self._process:
             return

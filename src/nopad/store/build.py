@@ -50,6 +50,11 @@ class Builder:
         """Write a dataset of these sequences, reusing files that an earlier run finished; return its manifest.
 
         `known` are those fields of the manifest that do not depend on the packs, such as `counts` and `tokenizer`.
+
+        Raises:
+            ResumeError: a stopped run made a file of this dataset from another source, or left two folders of shards.
+            OptionError: a carried column has more text in a row group than fits (2^31 - 1 bytes).
+            StorageError: the disk is full, or a write failed.
         """
         with storage_errors("creating", self.workspace.work):
             self.workspace.work.mkdir(parents=True, exist_ok=True)
@@ -65,7 +70,8 @@ class Builder:
     def _plan_and_assign(self, sequences: Sequences, stored: bool) -> tuple[Plan, Packs]:
         """Return the plan, read from disk if it is `stored` already, and the packs to which the sequences are assigned.
 
-        An arrival-order algorithm makes the packs without a plan; the plan then describes these packs.
+        An arrival-order algorithm, which takes the sequences as they come, makes the packs without a plan; the plan
+        then describes these packs.
         """
         self.monitor.stage("planning", None, "")
         path = self.workspace.work / PLAN

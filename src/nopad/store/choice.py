@@ -1,9 +1,10 @@
 """Choose which records a job holds out, and which it trains on.
 
-The choice depends only on the seed, the name of a source, and a record's number in the source (`nopad.random`): a
-record is held out if its random key is below share x 2^64. Records added at the end of a source, and further sources,
-do not change the choice for earlier records. If no record's key is below that, the record with the smallest key is held
-out.
+A record's random key depends only on the seed, the name of the source, and the record's number in the source
+(`nopad.random`). A record is held out if its key is below s x 2^64, where s is the share to hold out. So records added
+at the end of a source, and further sources, do not change the choice for earlier records, with one exception: if no
+record has a key below s x 2^64, the record with the smallest key is held out. Records that gave no sequence are not
+looked at.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ __all__ = ["Choice", "check_divisible", "check_share", "choose", "held_out_keys"
 
 
 def check_share(validation: float) -> None:
-    """Refuse a share of held-out records that is not a number of at least 0 and below 1.
+    """Refuse a share of held-out records that is not an int or a float of at least 0 and below 1.
 
     Raises:
         OptionError: `validation` is not such a number.

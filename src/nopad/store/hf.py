@@ -1,7 +1,7 @@
 """Convert a packed dataset to a `datasets.Dataset`, whose rows transformers' `Trainer` and TRL's `SFTTrainer` accept.
 
-All row groups are decoded once, into Arrow arrays in memory: 8 bytes per token, 12 with labels. After that, reading a
-row at random costs no more than reading the next one.
+All row groups are decoded once, into Arrow arrays in memory: 8 bytes per token, 12 with labels, and the size of all
+other columns. After that, reading a row at random costs no more than reading the next one.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _lists(ends: NDArray[np.int32], column: Any) -> pa.Array:
 
 
 def _labelled(found: Sequences, causal: bool | None) -> Sequences:
-    """Return the sequences, with a column ``labels`` if they have labels or are for a causal language model.
+    """Return the sequences, with a column ``labels`` if they have labels, or are for a causal language model.
 
     `causal` and the OptionError are those of `PackedDataset.to_hf`.
     """

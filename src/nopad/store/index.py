@@ -125,7 +125,8 @@ def read_index(folder: Path, m: Manifest) -> Index:
 
     Raises:
         CorruptError: a file is missing, does not have the checksum that the manifest `m` states, or is not an index of
-            the packs that it describes.
+            the packs that the manifest describes.
+        StorageError: a file cannot be read.
     """
     tables = {}
     for shard in m.shards:

@@ -71,13 +71,17 @@ def pack_corpus(
             work since the last commit.
 
     Raises:
-        RecordError: a record is bad, empty or over-long and `corpus` says "error" for such records, or no sequence is
-            left to pack; the unfinished job is removed.
-        LengthError: a task, or a file of lengths, gives a sequence longer than the capacity; the job is removed, too.
-        SourceError: the source cannot be read, or mixes text and ready-made ids.
-        OptionError: an option has an invalid value; `out` is a URL, or lies in a folder of the source.
+        RecordError: a record is bad, empty or over-long and `corpus` says "error" for such records; or no sequence is
+            left to pack or to train on. The unfinished job is removed.
+        LengthError: a task, or a file of lengths, gives a sequence longer than the capacity. The unfinished job is
+            removed.
+        SourceError: the source cannot be read, was changed meanwhile, or mixes text and ready-made ids.
+        FormatError: the tokenizer cannot encode a text, or the dataset in `out` has another format version.
+        OptionError: an option has an invalid value; `out` is a URL, or lies in a folder of the source; there is text
+            and no tokenizer; or records of this source cannot be held out.
         OutputExistsError: `out` has other content, or a dataset made with other settings or from another source.
-        ResumeError: the unfinished job in `out` was started with other inputs or settings.
+        ResumeError: the unfinished job in `out` was started with other inputs or settings, its source has changed
+            since, or its own files are damaged.
         OutputBusyError: another process is writing to `out`.
         CorruptError: the dataset in `out` is finished, but one of its files is missing or damaged.
         StorageError: the disk is full or a write failed; call again to resume.
@@ -206,7 +210,7 @@ class _Job:
     def _choose(
         self, columns: Sequences, by_source: dict[str, Counts]
     ) -> dict[str | None, tuple[Sequences, dict[str, Counts]]]:
-        """Divide the sequences among the job's datasets; return, by split, its sequences and the counts of each source.
+        """Divide the sequences among the job's datasets; return (sequences, counts by source) for each split.
 
         The only key is None if the job makes a single dataset.
         """
@@ -257,7 +261,7 @@ class _Job:
         )
 
     def _warn_of_padding(self, columns: Sequences) -> None:
-        """Warn if all sequences are equally long, which suggests padding that no mask marks."""
+        """Warn if all sequences (at least `SUSPICIOUS`) of given ids are equally long: perhaps they are padded."""
         n, first = len(columns), int(columns.seq_lengths[0])
         given = self.source.kind == "ids" and not self.source.made_here
         if given and n >= SUSPICIOUS and first > 1 and bool((columns.seq_lengths == first).all()):
@@ -268,7 +272,14 @@ class _Job:
             )
 
     def _spool(self, commit_every_s: float) -> tuple[Progress, Sequences]:
-        """Tokenise the blocks that are not in the spool yet; return the progress and all sequences."""
+        """Tokenise the blocks that are not in the spool yet; return the progress and all sequences.
+
+        Raises:
+            RecordError: a record is not allowed, or there is no sequence.
+            ResumeError: the source changed since the job started.
+            OptionError, SourceError, FormatError: as for `nopad.corpus.sequences`.
+            StorageError: the spool cannot be read or written.
+        """
         spool = Spool(
             self.workspace.work,
             keep_tokens=not self.index_only,
@@ -296,7 +307,13 @@ class _Job:
         return spool.progress, spool.sequences(split=counts.split > 0)
 
     def _lengths(self) -> tuple[Progress, Sequences]:
-        """Return the progress and sequences of a file of lengths, for which nothing is tokenised or spooled."""
+        """Return the progress and sequences of a file of lengths, for which nothing is tokenised or spooled.
+
+        Raises:
+            OptionError: the job is not index-only.
+            LengthError: a length is invalid, or above the capacity.
+            RecordError: there is no length.
+        """
         assert isinstance(self.source, LengthsFile)
         if not self.index_only:
             raise OptionError(f"{self.source.path} holds lengths, not tokens; pack it with index_only=True")

@@ -44,7 +44,8 @@ class Shard:
 
     Attributes:
         file: path of the file, relative to the dataset folder.
-        packs, sequences, tokens: number of packs, sequences and tokens in the file.
+        packs, sequences, tokens: number of packs, sequences and tokens in the file; for a file of an index, those of
+            the whole dataset.
         bytes: size of the file in bytes.
         sha256: SHA-256 of the file, in hex.
 
@@ -243,7 +244,7 @@ def _is_part(part: object) -> bool:
 
 
 def split_folders(folder: str | Path) -> list[Path]:
-    """Return the ``train`` and ``validation`` folders of a job that held records out; [] if there are none.
+    """Return the ``train`` and ``validation`` folders in `folder`; [] unless both hold a finished dataset.
 
     >>> split_folders("no such folder")
     []

@@ -30,7 +30,7 @@ class Monitor(Protocol):
         """
 
     def advance(self, units: int, tokens: int = 0) -> None:
-        """Report that `units` more units of the stage are done, and that `tokens` tokens were processed with them."""
+        """Report that `units` more units of the stage (such as bytes) are done, which held `tokens` tokens."""
 
 
 class Silent:

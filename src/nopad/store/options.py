@@ -28,7 +28,8 @@ class PackOptions:
             `seed` decides which records (`nopad.store.choice`).
 
     Raises:
-        OptionError: `order`, `shard_tokens`, `options` or `validation` has an invalid value.
+        OptionError: `order`, `shard_tokens` or `validation` has an invalid value, or `options` is not a mapping. The
+            other values are checked by `checked`.
     """
 
     depth: int | None = None
@@ -49,7 +50,7 @@ class PackOptions:
         check_share(self.validation)
 
     def checked(self, capacity: int) -> PackOptions:
-        """Check the options for packs of `capacity` tokens, and return them with plain Python values, ready for JSON.
+        """Return these options with plain Python values, ready for JSON, after checking them for this capacity.
 
         Raises:
             OptionError: the algorithm, one of its options, capacity, depth or seed has an invalid value.

@@ -2,10 +2,10 @@
 
 A row group is always decoded as a whole. Iterating reads row groups ahead in Arrow's threads, so a pass runs at the
 speed of Parquet decoding. Random access decodes one row group (about 2^18 tokens), or takes it from a cache. Files are
-opened when they are first needed. Every row group is checked against the manifest before it is returned: if a file is
-missing, damaged, or written by another tool, reading raises `CorruptError` and never returns fewer packs. A row
-consists of flat NumPy arrays. `PackedDataset` works as a map-style dataset (``__len__``, ``__getitem__``, pickling for
-workers) and imports no framework.
+opened when they are first needed. Every row group is checked against the manifest before it is returned (but not by
+`PackedDataset.unchecked_row_groups`): if a file is missing or damaged, or was written anew with another size or layout,
+reading raises `CorruptError` instead of returning fewer packs. A row consists of flat NumPy arrays. `PackedDataset`
+works as a map-style dataset (``__len__``, ``__getitem__``, pickling for workers) and imports no framework.
 """
 
 from __future__ import annotations
@@ -61,8 +61,10 @@ def open_packed(path: str | Path, *, cached_row_groups: int = 16) -> PackedDatas
         cached_row_groups: maximum number of decoded row groups (about 1 MiB each) that random access keeps.
 
     Raises:
-        FormatError: the folder is not a packed dataset, or has an unknown format version.
-        CorruptError: the job that writes the dataset has not finished, or the manifest is damaged.
+        FormatError: the folder is not a packed dataset, has an unknown format version, or holds two datasets
+            (``train`` and ``validation``).
+        CorruptError: the job that writes the dataset has not finished, one of its two datasets is missing, or the
+            manifest is damaged.
         StorageError: the manifest cannot be read.
 
     >>> import nopad, tempfile
@@ -141,15 +143,15 @@ class PackedDataset:
 
         A row is a pack. It has ``seq_lengths``, ``seq_index`` and the other columns with one value per sequence;
         ``input_ids`` and the other columns with one value per token; ``position_ids``, which begin at 0 in each
-        sequence; and, unless `causal` says otherwise, ``labels``. The result takes 8 to 12 bytes of memory per token
-        and no longer needs the folder. Reading rows at random is as fast as reading them in order. Also give the
-        trainer the dataset's `collator` as `data_collator`.
+        sequence; and, unless `causal` says otherwise, ``labels``. The result takes 8 to 12 bytes of memory per token,
+        and the size of all other columns; it does not need the folder any more. Reading rows at random is as fast as
+        reading them in order. Also give the trainer the dataset's `collator` as `data_collator`.
 
         Args:
             causal: True: ``labels`` are for a causal language model: those of the dataset, or a copy of ``input_ids``
                 if it has none, with -100 for the first token of each sequence, which no token predicts. False: labels
                 are left as they are, and none are added. None: True if there are labels per token, or neither labels
-                nor a column ``maskable``; otherwise False.
+                nor a column ``maskable`` (of pre-training pairs that are masked later); otherwise False.
 
         Raises:
             OptionError: the dataset is an index without tokens, or its labels do not fit `causal`.
@@ -176,8 +178,8 @@ class PackedDataset:
     ) -> PackCollator:
         """Return a function that makes batches of rows; give it as `data_collator` or `collate_fn`.
 
-        It takes lists of rows of this dataset, or of the result of `to_hf`, and returns a `PackedBatch`. ``label``
-        becomes ``labels``, as in transformers' collators.
+        The function takes a list of rows of this dataset, or of the result of `to_hf`, and returns a `PackedBatch`. The
+        column ``label`` becomes ``labels``, as in transformers' collators.
 
         Args:
             causal: whether to make labels for a causal language model: those of the dataset, or the tokens if it has
@@ -258,7 +260,10 @@ class PackedDataset:
         warn_of_random_reads(rows, decoded, self.manifest.rows_per_group)
 
     def __getitems__(self, indices: list[int]) -> list[PackedRow]:
-        """Return the packs with these numbers; torch's `DataLoader` calls this with the numbers of a whole batch."""
+        """Return the packs with these numbers; torch's `DataLoader` calls this with the numbers of a whole batch.
+
+        From then on, torch's default collate function raises OptionError for packs (`refuse_stacking`).
+        """
         refuse_stacking()
         return [self[at] for at in indices]
 
@@ -440,14 +445,14 @@ class PackedDataset:
         return self._files.read(*self._place(number))
 
     def _place(self, number: int) -> tuple[int, int]:
-        """Return the number of a row group's file, and the row group's number within the file."""
+        """Return the number of a row group's file, and its number within the file; IndexError if there is none."""
         if not 0 <= number < self.row_groups:
             raise IndexError(f"row group {number} of {self.row_groups} row groups")
         file = bisect_right(self._first_of_file, number) - 1
         return file, number - self._first_of_file[file]
 
     def _checked(self, row_group: RowGroup, number: int) -> RowGroup:
-        """Return a row group after checking it against the manifest."""
+        """Return a row group after checking it against the manifest; CorruptError if it does not agree."""
         file, group = self._place(number)
         first = self._first_pack_of_file[file] + group * self.manifest.rows_per_group
         problems = row_group_problems(row_group, first, self.manifest)
@@ -468,7 +473,10 @@ class PackedDataset:
 
 
 def _odd_total(m: Manifest) -> str:
-    """Return a sentence on a total that is not the sum over the shards of a packed dataset; "" if there is none."""
+    """Return a sentence on the first total in the manifest that is not the sum over the shards; "" if all agree.
+
+    The totals of an index are not compared.
+    """
     for name in ("packs", "sequences", "tokens") if m.kind == "packed" else ():
         total, held = getattr(m, name), sum(getattr(shard, name) for shard in m.shards)
         if total != held:

@@ -1,6 +1,6 @@
 """The objects that reading a packed dataset returns: row groups (`RowGroup`), and the packs in them (`PackedRow`).
 
-`row_group_problems` checks every row group before it is returned.
+`row_group_problems` finds what contradicts the manifest in a row group.
 """
 
 from __future__ import annotations
@@ -190,11 +190,11 @@ class PackedRow(Mapping[str, NDArray[Any]]):
 
 
 def row_group_problems(row_group: RowGroup, first: int, m: Manifest) -> list[str]:
-    """Return the problems of a row group whose first pack is number `first` of the dataset; empty if there are none.
+    """Return the problems of a row group whose first pack is number `first` of the dataset; [] if there are none.
 
     No pack and no sequence may be empty, no pack may exceed the capacity or depth that the manifest `m` states, the
     number of tokens in a pack must match its lengths, and ``seq_index``, ``seq_start`` and ``seq_source`` must not be
-    negative.
+    negative. Of each kind, at most three problems are listed; if something is empty, nothing else is checked.
     """
     lens, sizes = row_group.sequences.seq_lengths, np.diff(row_group.indptr)
     if sizes.min(initial=1) < 1 or lens.min(initial=1) < 1:

@@ -1,8 +1,9 @@
 """The Parquet files of a packed dataset, opened when they are needed and checked against the manifest.
 
-Before a row group is read from a file, the file's size, columns, types and row groups are checked. Page checksums are
-compared while decoding, and a decoded row group must have the right number of rows and lists of matching lengths. So
-reading a file that was changed in any way raises an error that names it, or returns the packs that were written.
+When a file is opened, its size, columns, types and row groups are checked. Page checksums are compared while decoding,
+and a decoded row group must have the right number of rows and lists of matching lengths. So reading a file that was
+damaged, or written anew with another size or layout, raises an error that names the file. (A file that was written anew
+with the same size and layout is only noticed by `nopad.verify`, which compares the SHA-256.)
 
 Scanning caches the footers of 32 files, about 1 MB each with 256 row groups. Each thread that reads packs by number
 keeps 8 files open. Other files are opened again when needed (1 ms). When scanning, Arrow's threads decode a few row
@@ -62,7 +63,7 @@ class ShardFiles:
         """Decode row group number `group` of shard number `file`, both counted from 0.
 
         Raises:
-            CorruptError: the file is missing or damaged, or is not the one that the manifest describes.
+            CorruptError: the file is missing or damaged, or has another size or layout than the manifest states.
         """
         with self._reading(file):
             return self._to_row_group(self._reader(file).read_row_group(group, use_threads=False), file, group)
@@ -71,7 +72,7 @@ class ShardFiles:
         """Decode row groups, each given by (file, row group), in this order.
 
         Raises:
-            CorruptError: a file is missing or damaged, or is not the one that the manifest describes.
+            CorruptError: a file is missing or damaged, or has another size or layout than the manifest states.
         """
         left, size = iter(places), _AHEAD  # a small first scan, so that the first row group comes soon
         while chosen := list(islice(left, size)):
@@ -91,7 +92,7 @@ class ShardFiles:
         The offsets are ``[packs + 1]``, the lengths int32 ``[sequences]``.
 
         Raises:
-            CorruptError: the file is missing or damaged, or is not the one that the manifest describes.
+            CorruptError: the file is missing or damaged, or has another size or layout than the manifest states.
         """
         shard = self._manifest.shards[file]
         with self._reading(file):
@@ -147,7 +148,7 @@ class ShardFiles:
         return found
 
     def _check(self, file: int, path: Path, schema: pa.Schema, metadata: Any) -> None:
-        """Raise ValueError if a file is not the one that the manifest describes."""
+        """Raise ValueError if a file's size, columns, types or row groups are not those that the manifest states."""
         m, shard = self._manifest, self._manifest.shards[file]
         size = path.stat().st_size
         if size != shard.bytes:
@@ -202,7 +203,7 @@ class ShardFiles:
     def _lists(self, column: pa.Array | pa.ChunkedArray) -> tuple[NDArray[Any], NDArray[Any]]:
         """Return offsets ``[rows + 1]`` and flat values of a list column after Arrow has checked it.
 
-        Raises ValueError for nulls.
+        Raises ValueError for nulls, and Arrow's error for a damaged column.
         """
         import pyarrow as pa
 

@@ -1,9 +1,10 @@
 """Write packs and sequences to shards: Parquet files with one row per pack.
 
-Per-token columns are flat lists without padding; ``position_ids``, masks and ``cu_seqlens`` are never stored. Pages are
-byte-stream-split and compressed by zstd at level 1. All row groups have the same number of packs, except the last of a
-shard. One thread gathers and encodes a shard in O(row group) memory, and another hashes and fsyncs it, so that no
-encoder waits for the disk. Several shards are written at once; the expensive steps release the GIL.
+Per-token columns are flat lists without padding; ``position_ids``, attention masks and ``cu_seqlens`` are not stored,
+unless the source has such columns. Numbers are byte-stream-split, and all pages compressed by zstd at level 1. All row
+groups have the same number of packs, except the last of a shard. One thread gathers and encodes a shard in O(row group)
+memory, and another hashes and fsyncs it, so that no encoder waits for the disk. Several shards are written at once; the
+expensive steps release the GIL.
 """
 
 from __future__ import annotations
@@ -81,7 +82,10 @@ class ShardLayout:
 
     @classmethod
     def of(cls, packs: int, capacity: int, shard_tokens: int = SHARD_TOKENS) -> ShardLayout:
-        """Return a layout with row groups of about 2^18 tokens and shards of about `shard_tokens`."""
+        """Return a layout with row groups of at most 2^18 tokens and shards of at most `shard_tokens` tokens.
+
+        Each has at least one pack, even if `capacity` is larger.
+        """
         group = max(1, min(GROUP_TOKENS, shard_tokens) // capacity)
         return cls(packs, group, group * max(1, shard_tokens // (group * capacity)))
 
@@ -163,7 +167,7 @@ def write_shards(
 
 
 class _Stopped(Exception):
-    """Another writer failed, so this shard is discarded."""
+    """Another writer failed, or the job was interrupted, so this shard is discarded."""
 
 
 def _write_shard(
@@ -202,7 +206,7 @@ def _write_shard(
 
 
 def _finish_shard(folder: Path, shard: Shard) -> Shard:
-    """Hash and sync a written shard, then give it its final name."""
+    """Hash and sync a written shard, give it its final name, and return it with its size and checksum."""
     with replacing(folder / shard.file) as partial:
         return replace(shard, bytes=partial.stat().st_size, sha256=sha256_file(partial))
 
@@ -210,10 +214,11 @@ def _finish_shard(folder: Path, shard: Shard) -> Shard:
 def gather(
     packs: Packs, sequences: Sequences, schema: pa.Schema, scratch: dict[str, NDArray[Any]]
 ) -> tuple[pa.Table, int]:
-    """Return these packs as the rows of an Arrow table, and their number of tokens.
+    """Return (Arrow table with one row per pack, number of tokens in the packs).
 
-    The table uses the memory of `scratch`, so the next call with the same `scratch` overwrites it. (Fresh memory for
-    every row group would take a third more time, because of page faults.)
+    `scratch` holds the memory for each per-token column by name; give {} to the first call. The table uses this memory,
+    so the next call with the same `scratch` overwrites the table. (Fresh memory for every row group would take a third
+    more time, because of page faults.)
     """
     from nopad._kernels import gather_tokens
 
@@ -247,5 +252,5 @@ def _check_text(name: str, column: pa.Array, packs: int) -> None:
 
 
 def _encoding(kind: pa.DataType) -> str:
-    """Return the Parquet encoding: byte stream split for numbers, which it shrinks, and plain for all other types."""
+    """Return the Parquet encoding: plain for strings and booleans; byte stream split for numbers, to shrink them."""
     return "PLAIN" if is_string(kind) or pa.types.is_boolean(kind) else "BYTE_STREAM_SPLIT"

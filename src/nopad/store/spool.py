@@ -81,8 +81,8 @@ class Progress:
 class Spool:
     """Appends sequences and commits them; an existing spool continues after its last commit.
 
-    A commit fsyncs the journal and four files, and one or two more files per carried column. So commits are at least
-    `commit_every_s` seconds apart, except the last one.
+    A commit fsyncs the journal, four files (three without tokens), and one or two more files per carried column. So
+    `append` commits only if the last commit was at least `commit_every_s` seconds ago.
 
     Attributes:
         progress: what was appended so far, including what is not committed yet.
@@ -97,7 +97,7 @@ class Spool:
         carried: Sequence[Carried] = (),
         commit_every_s: float = 2.0,
     ) -> None:
-        """Open or create the spool in an existing `folder`; without `keep_tokens` it has no tokens or carried columns.
+        """Open or create the spool in an existing `folder`; without `keep_tokens`, tokens and columns are not stored.
 
         Raises StorageError if the spool cannot be read.
         """
@@ -115,7 +115,7 @@ class Spool:
 
     @staticmethod
     def begun(folder: Path) -> bool:
-        """Return whether a spool in `folder` has a commit."""
+        """Return whether `folder` holds the journal of a spool, which the first commit creates."""
         return (folder / "journal.jsonl").exists()
 
     def remaining(self, source: Source, on_bytes: Callable[[int], None]) -> Iterator[Block]:
@@ -151,8 +151,8 @@ class Spool:
     def append(self, batch: Sequences, counts: Counts, blocks: list[Block]) -> None:
         """Append the sequences of `blocks`, which must all belong to one named source, and their counts.
 
-        If the last commit was at least `commit_every_s` seconds ago, all sequences so far are committed. A killed job
-        loses only the sequences after its last commit.
+        If the last commit (or the opening of the files) was at least `commit_every_s` seconds ago, all sequences so far
+        are committed. A killed job loses only the sequences after its last commit.
 
         Raises:
             StorageError: the disk is full, or a write failed.

@@ -25,7 +25,7 @@ class SpoolFile:
         dtype: NumPy dtype of the file's values.
         per: what the file holds: "token": one value per token; "sequence": one value per sequence; "end": a leading 0,
             then the offset in bytes at which each string ends; "text": the UTF-8 bytes of all strings.
-        values: function that returns the file's values for a batch; for "end", they count from 0 in each batch.
+        values: function that returns the file's values for a batch; for "end", offsets that begin at 0 in each batch.
     """
 
     dtype: Any

@@ -42,7 +42,7 @@ def replacement(out: Path, names: re.Pattern[str]) -> Iterator[Path]:
             may also hold its two datasets' folders, ``train`` and ``validation``.
 
     Raises:
-        OutputExistsError: `out` is a file, holds anything else, or holds no trace of a job.
+        OutputExistsError: `out` is a file, holds a file with any other name, or holds no trace of a job.
         OutputBusyError: another process is writing there.
         InterruptedJobError: the block was interrupted.
         StorageError: a file cannot be removed or moved.
@@ -91,7 +91,7 @@ def check_made(out: Path, names: re.Pattern[str]) -> None:
     """Check that `out` is a folder that nopad has written; `names` is as in `replacement`.
 
     Raises:
-        OutputExistsError: `out` is a file, holds anything else, or holds no trace of a job.
+        OutputExistsError: `out` is a file, holds a file with any other name, or holds no trace of a job.
     """
     if not out.is_dir():
         raise OutputExistsError(f"{out} is a file; choose a folder")

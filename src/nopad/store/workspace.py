@@ -1,10 +1,10 @@
 """`Workspace`: the dataset folder of a packing job: which job owns it, which files are finished, and the result.
 
 ``OUT/.work/job.json`` says which job a folder belongs to, by the job's settings and the files of its source. A folder
-that belongs to another job, or has any other content, is refused. A lock keeps two processes from working in one
-folder. When the plan or a shard is finished, a journal line records its checksum; a resumed run uses the finished files
-that have not changed, and makes the others again. ``job.json`` and the lines of the journal include checksums of
-themselves.
+that belongs to another job, or has content and belongs to no job, is refused. A lock keeps two processes from working
+in one folder. When the plan or a shard is finished, a journal line records its checksum; a resumed run uses the
+finished files that have not changed, and makes the others again. ``job.json`` and the lines of the journal include
+checksums of themselves.
 """
 
 from __future__ import annotations
@@ -61,11 +61,13 @@ class Workspace:
     def finished(self, settings: Mapping[str, Any], fingerprint: str) -> Manifest:
         """Return the manifest of the finished dataset, after checking that this job would write the same dataset.
 
+        The work folder, which a kill may have left, is removed.
+
         `settings` are the manifest fields that the job knows beforehand; `fingerprint` is that of its source.
 
         Raises:
             OutputExistsError: the dataset was made with other settings or from another source.
-            CorruptError: one of its files, such as the plan, is missing or damaged.
+            CorruptError: a file of the dataset, such as the plan, is missing or damaged.
         """
         manifest = Manifest.load(self.out)
         wanted = {name: value for name, value in settings.items() if name != "tool_versions"}
@@ -92,7 +94,7 @@ class Workspace:
         If the folder holds an unfinished job, this must be the same job.
 
         Raises:
-            OutputExistsError: `out` is a file, or holds anything but an unfinished job.
+            OutputExistsError: `out` is a file, or is not empty and holds no unfinished job.
             OutputBusyError: another process works in the folder.
             StorageError: the work folder cannot be created or written to.
             ResumeError: the unfinished job has other settings or source files, or its ``job.json`` is missing.
@@ -129,10 +131,10 @@ class Workspace:
             self.out.rmdir()
 
     def note(self, file: str, origin: str, **known: Any) -> None:
-        """Add a line to the journal: a file is finished, and on disk under its final name.
+        """Add a line to the journal that says that a file is finished, and on disk under its final name.
 
-        `file` is its path relative to the work folder, `origin` the fingerprint of the source; `known` are facts about
-        the file, at least its ``sha256``.
+        `file` is the path of the file relative to the work folder, `origin` the fingerprint of the source; `known` is
+        what else the journal shall say about the file, by name, at least its ``sha256``.
         """
         line = sealed_line({"finished": {"file": file, **known}, "origin": origin})
         with storage_errors("writing", self.work), open(self.work / FINISHED, "ab") as journal:

@@ -71,7 +71,7 @@ class Studied:
 
     Attributes:
         name: the method's name in `nopad.balance.METHODS`; for packs "packs" or "packs_depth_N".
-        balance: how units are drawn and dealt.
+        balance: how the sequences or packs are drawn and dealt to ranks.
         unit: what is dealt: "sequences" or "packs".
         communication: where ranks exchange samples in training: "none" (nowhere), within each "node", or "global".
         published: whether the method is the paper's; False: it is ours.
@@ -117,14 +117,14 @@ class BalanceRow:
         node: ranks per node.
         batch: sequences per rank and step; a pack counts as two sequences, as in the paper.
         method: name of the method.
-        unit: "sequences" or "packs".
+        unit: what is dealt: "sequences" or "packs".
         communication: where ranks exchange samples in training: "none" (nowhere), within each "node", or "global".
         min_tokens: number of tokens on the rank with the fewest, averaged over the steps.
         max_tokens: number of tokens on the rank with the most, averaged over the steps.
         mean_tokens: number of tokens per rank, averaged over ranks and steps.
         waste: how much longer the costliest rank takes than the mean rank: largest / mean cost of a step, minus 1,
             averaged over the steps.
-        floor: a lower bound on the waste, however the units of the same steps are dealt.
+        floor: a lower bound on the waste, however the sequences or packs of the same steps are dealt.
         abr: share of the ranks' time that is spent waiting: 1 - mean / largest cost of a step, averaged over the steps.
         seconds_per_step: seconds to draw and deal a step for all ranks.
         steps: number of steps that were simulated.
@@ -175,7 +175,8 @@ def balance_rows(
 
     Raises:
         OptionError: a number is out of range, or `node` does not divide a number of GPUs.
-        BalanceError: the histogram holds fewer sequences, or gives fewer packs, than one step takes.
+        BalanceError: the histogram holds fewer sequences, or gives fewer packs, than one step of a method that is not
+            stratified takes.
 
     >>> histogram = Histogram.from_counts({n: 50 for n in range(1, 65)})
     >>> rows = balance_rows(histogram, [8], steps=20, methods=[Studied(name="ours", balance=Balance())])
@@ -234,7 +235,10 @@ class Pool:
         return _shuffled(self._histogram.counts, 0), lengths, costs
 
     def _packs(self, depth: int | None) -> _Kinds:
-        """Return the `_Kinds` of the packs of a best-fit plan (`lpfhp`) with this depth limit."""
+        """Pack by a best-fit plan (`lpfhp`) with this depth limit, and return the packs.
+
+        The result is (the strategy of each pack, in random order; the tokens of each strategy; the cost of each).
+        """
         made = plan(self._histogram, self._histogram.max_length, depth=depth, algorithm="lpfhp")
         tokens = Tokens().of_packs(made.indptr, made.lengths)
         costs = tokens if isinstance(self.cost, Tokens) else self.cost.of_packs(made.indptr, made.lengths)
@@ -242,7 +246,10 @@ class Pool:
 
 
 def _strata(method: Studied, histogram: Histogram, cost: CostModel) -> Balance:
-    """Return the method's `Balance`; strata are four equal ranges of lengths, whatever the cost model."""
+    """Return the method's `Balance`; its strata, if it has any, become four equal ranges of lengths.
+
+    Strata are given as costs, so `cost` converts the lengths at which they end.
+    """
     if method.balance.draw != "stratified":
         return method.balance
     edges = [histogram.max_length * part // 4 for part in (1, 2, 3)]
@@ -287,7 +294,13 @@ def _row(method: Studied, shape: Shape, by_tokens: Report, by_cost: Report, seco
 def _steps(
     costs: NDArray[np.int64], shape: Shape, balance: Balance, steps: int
 ) -> Iterator[tuple[NDArray[Any], float]]:
-    """Yield (indices of the units, seconds of drawing) for each of `steps` steps, in as many epochs as needed."""
+    """Yield (indices of the units, seconds of drawing) for each of `steps` steps, in as many epochs as needed.
+
+    A unit is a sequence or a pack; `costs` has the cost of each unit.
+
+    Raises:
+        BalanceError: there are too few units for one step.
+    """
     whole = whole_steps(costs, shape, balance)
     if not whole:
         raise BalanceError(
@@ -321,7 +334,10 @@ def _shuffled(counts: NDArray[np.int64], stream: int) -> NDArray[np.int32]:
 
 
 def published_range(row: BalanceRow, histogram: Histogram) -> tuple[int, int] | None:
-    """Return the least and most tokens per GPU that Table 5 prints for the setting of `row`; None: it prints none."""
+    """Return the least and most tokens per GPU that Table 5 prints for the setting of `row`.
+
+    The result is None if Table 5 prints none for this setting and method, or if the histogram is not the paper's.
+    """
     same = (row.gpus, row.node, row.batch) == TOKENS_PER_GPU_ARE_OF
     known = any(table.name == FIGURES_ARE_OF for table in tables_for(histogram, histogram.max_length))
     return TOKENS_PER_GPU.get(row.method) if same and known else None

@@ -26,7 +26,7 @@ _SHOWN = {  # first the methods of the published Figure 6, then ours
 
 
 def ranges_chart(rows: Sequence[BalanceRow]) -> Any:
-    """Return Figure 6 as a chart: one panel per method; each bar spans the fewest to the most tokens on a GPU."""
+    """Return Figure 6 as a chart: a panel for each method in `_SHOWN`; bars span the fewest to most tokens on a GPU."""
     alt = load_altair()
     found = {row.method for row in rows}
     names = [name for method, name in _SHOWN.items() if method in found]
@@ -67,7 +67,10 @@ def ranges_chart(rows: Sequence[BalanceRow]) -> Any:
 
 
 def long_context_chart(rows: Sequence[LongRow]) -> Any:
-    """Return a chart of waste and floor at long context: a panel per workload, a bar per method and kind of wait."""
+    """Return a chart of waste and floor at long context: a panel per workload, a bar per method and kind of wait.
+
+    The two kinds: ranks wait for each other at each optimiser step, or at each micro-step.
+    """
     alt = load_altair()
     methods = list(dict.fromkeys(row.method for row in rows))
     waits, panels = ["optimiser step", "micro-step"], []

@@ -53,7 +53,7 @@ class GlueSet:
 
 
 def glue_sets(folder: Path | None) -> Iterator[GlueSet]:
-    """Yield all nine sets, from a folder (in the form that `nopad.corpus.glue.glue_files` reads) or, if None, the hub.
+    """Yield GLUE's nine sets, from a folder in the form that `nopad.corpus.glue.glue_files` reads; None: from the hub.
 
     A set that is not available is yielded too; its `missing` says why.
 

@@ -1,4 +1,4 @@
-"""The supplement's theorem on LAMB's betas, which is exact for constant gradients, and its error with noisy ones.
+"""The supplement's theorem on LAMB's betas: it is exact for constant gradients, and has an error for noisy gradients.
 
 With p sequences per pack, one step takes the mean of p gradients, where training without packs takes p steps. The
 theorem: if the p gradients are equal, one step with beta^p gives the same moments as p steps with beta. If each
@@ -141,7 +141,7 @@ def _size(values: Array) -> float:
 
 
 def _normal(count: int, *parts: int) -> Array:
-    """Return draws from a normal distribution."""
+    """Return `count` draws from the standard normal distribution; the same `parts` give the same draws."""
     from scipy.special import ndtri
 
     bits = random.keys(np.arange(count), SEED, random.STREAM_LEG, *parts)

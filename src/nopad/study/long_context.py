@@ -73,7 +73,7 @@ class Workload:
     parts: tuple[tuple[float, float, float], ...]
 
     def lengths(self, sequences: int) -> NDArray[np.int32]:
-        """Draw the lengths of this many sequences in tokens, int32 ``[sequences]``; each call returns the same ones.
+        """Draw the lengths of this many sequences in tokens, int32 ``[sequences]``; each call draws the same lengths.
 
         >>> WORKLOADS[0].lengths(3).size
         3
@@ -138,7 +138,9 @@ def long_context_rows(
 ) -> Iterator[LongRow]:
     """Simulate each method of packing and dealing on a workload; yield a row for each method and kind of wait.
 
-    A method that is made for only one kind of wait has only that row.
+    The kinds of wait: ranks wait for each other once per optimiser step, or at each micro-step.
+    A method that is made for only one kind of wait has only that row. A method for which the drawn sequences do not
+    fill one step has no row.
 
     Args:
         workload: the distribution of lengths.
@@ -239,7 +241,7 @@ def _row(
 
 
 def _group(pack_of: NDArray[np.int64], lengths: NDArray[np.int32], costs: NDArray[np.int64]) -> _Packed:
-    """Return tokens and costs of the packs; `pack_of` is the pack of each sequence. Empty packs are left out."""
+    """Return the packs, without empty ones; `pack_of` is the pack of each sequence, int64 ``[n]``."""
     _, number, held = np.unique(pack_of, return_inverse=True, return_counts=True)
     order = np.argsort(number, kind="stable")
     begin = np.concatenate([[0], np.cumsum(held)[:-1]])
@@ -290,7 +292,7 @@ def _worst_fit_decreasing(lengths: NDArray[np.int32], costs: NDArray[np.int64], 
 
 
 def _open_packs(lengths: NDArray[np.int32], costs: NDArray[np.int64], capacity: int, shape: Shape) -> _Dealt:
-    """Let each rank pack its own share of the sequences; its k-th pack is its part of micro-step k."""
+    """Let each rank pack its own share of the sequences; in the k-th micro-step, a rank gets the k-th pack it made."""
     from nopad.study._kernels import first_fit_in_bins
 
     ranks = []
@@ -318,7 +320,7 @@ def _in_order(packed: _Packed, shape: Shape) -> _Dealt:
 
 
 def _dealt(packed: _Packed, shape: Shape, balance: Balance) -> _Dealt:
-    """Draw and deal packs as in training."""
+    """Draw and deal packs as in training; return what each rank gets, and the seconds that this takes per step."""
     begin = time.perf_counter()
     order = draw(packed.costs, shape, balance, random.key(SEED, random.STREAM_LEG))
     steps = packed.costs.size // shape.per_step

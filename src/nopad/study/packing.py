@@ -94,7 +94,7 @@ def redo(table: Table, row: Row, histogram: Histogram) -> Redone:
 
 
 def _what_it_took(made: Plan) -> list[str]:
-    """Return notes that explain the figures of a row, and those of the plan."""
+    """Return notes that explain the figures of a row, then the plan's own notes (left out if it is `greedy`'s)."""
     if made.algorithm == "greedy":
         return [f"the deepest pack holds {made.max_depth_used}"]  # instead of the seed that drew its order
     cover = [f"the exact cover needs {made.packs:,} packs"] if "packs_before_repair" in made.facts else []
@@ -104,7 +104,7 @@ def _what_it_took(made: Plan) -> list[str]:
 def contrast(table: Table, histogram: Histogram, algorithm: str = "optimal") -> list[Redone]:
     """Return, for each depth above 1 in the table, a row with the result of `algorithm`.
 
-    Its note gives the lower bound.
+    The row's note gives the lower bound on the number of packs, or says that the plan is optimal.
     """
     rows = []
     limits = {row.limit for row in table.rows} - {1}
@@ -145,11 +145,13 @@ def sorted_batches(histogram: Histogram, capacity: int, rows: int) -> dict[str, 
 class StrategyCount:
     """The exact number of strategies that fill a pack completely, and the number that the papers' formulas give.
 
+    A strategy says how many sequences of each length a pack holds.
+
     Attributes:
         capacity: capacity in tokens.
-        depth: most sequences in a strategy.
+        depth: most sequences in a strategy; strategies with fewer sequences are counted too.
         exact: exact number of strategies.
-        formula: sum of equations 5 and 6, rounded down.
+        formula: number by the formulas in `count_strategies`.
         published: number in the papers' text; empty if the text gives none.
         note: remark about the published number.
     """
@@ -163,11 +165,12 @@ class StrategyCount:
 
 
 def count_strategies() -> list[StrategyCount]:
-    """Count strategies for several capacities and depths.
+    """Count the strategies that fill a pack completely, for five capacities, with at most 1, 2, 3 and 4 sequences.
 
-    For capacity s, equation 5 approximates the number of strategies with exactly three sequences as ``s^2 / 12``, and
-    equation 6 approximates the number with exactly four as ``s (s + 4) (2 s + 1) / 288``. There are ``s / 2``
-    strategies with two sequences, and one with a single sequence.
+    A strategy says how many sequences of each length a pack holds. `StrategyCount.formula` is the sum of the following
+    numbers, each rounded down, for capacity s and up to the depth: 1 strategy with a single sequence; ``s / 2`` with
+    exactly two sequences; about ``s^2 / 12`` with exactly three (equation 5); and about ``s (s + 4) (2 s + 1) / 288``
+    with exactly four (equation 6). Both equations are those of the supplement to arXiv 2107.02027, section D.5.1.
 
     >>> [(c.exact, c.formula) for c in count_strategies() if c.capacity == 512]
     [(1, 1), (257, 257), (22102, 22102), (959631, 962368)]

@@ -160,7 +160,7 @@ def compare(plain: Residuals, weighted: Residuals, histogram: Histogram) -> list
 
 
 def _figures(found: Residuals, histogram: Histogram) -> dict[str, float]:
-    """Return residuals of the shortest and longest lengths, and totals, under the names in `published.RESIDUALS`."""
+    """Return residuals of the shortest and longest lengths, and totals, by name; some are in `published.RESIDUALS`."""
     capacity = found.values.size
     ends = sorted({*range(1, min(8, capacity) + 1), *range(max(capacity - 8, 1), capacity + 1)})
     return {

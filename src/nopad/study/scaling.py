@@ -2,9 +2,10 @@
 
 The supplement fits a Gumbel distribution to the speed-up of un-padding on 8 GPUs, deduces the distribution on one
 device from it, and takes minima over several devices. Its single-device scale, 0.108, does not satisfy its own
-equations 19 and 20. With ``z(p) = -ln(-ln(1 - p))`` these equations are linear, and give 0.318:
+equations 19 and 20. With ``z(s) = -ln(-ln(1 - s))``, the value that a standard Gumbel variable exceeds with probability
+s, these equations are linear, and give 0.318:
 
-* ``beta_1 = -beta_8 ln(ln 2) / (z(0.5^(1/8)) - z((1 - 1/e)^(1/8)))``, where z is taken at the survival probability
+* ``beta_1 = -beta_8 ln(ln 2) / (z(0.5^(1/8)) - z((1 - 1/e)^(1/8)))``
 * ``alpha_1 = alpha_8 - beta_1 z((1 - 1/e)^(1/8))``
 
 Besides, the minimum of such speed-ups is not Gumbel-distributed. But if times are Gumbel-distributed, so is the time of
@@ -187,7 +188,7 @@ def crossing(rows: Sequence[ScalingRow], curve: str, level: float) -> float | No
     """Return the number of devices above which a falling curve is below `level`; None if it never is.
 
     `curve` is the name of an attribute of the rows. Between rows it is interpolated linearly over the logarithm of the
-    number of devices.
+    number of devices. If the first row is below `level` already, the result is that row's number of devices.
     """
     values = [(row.devices, value) for row in rows if (value := getattr(row, curve)) is not None]
     if values and values[0][1] < level:

@@ -42,7 +42,7 @@ class _OfAnswers(OfSpans):
     """`OfSpans` for batches with the column ``context``, which the model does not get."""
 
     def outputs(self, model: Any, batch: PackedBatch) -> Any:
-        """Return what the model gives for the batch without its targets."""
+        """Run the model on the batch without its targets and ``context``, and return the model's outputs."""
         return model(**{name: batch[name] for name in batch if name not in (*self.targets, _CONTEXT)})
 
 
@@ -63,12 +63,13 @@ class Answers(Task):
         threshold: None: every question has an answer (SQuAD 1.1). A number: a question has no answer if ``[CLS]``
             scores higher than the best span by more than this (SQuAD 2.0; 0 is usual).
         max_answer: most tokens of a predicted answer.
-        n_best: number of candidate spans that are kept per window.
+        n_best: number of candidate spans that are kept per window, and then per question.
 
-    A prediction has ``text``, ``start`` (index of its first character in the context; None without an answer) and
-    ``score`` (its probability among the candidates, from 0 to 1). With a threshold, it also has ``no_answer``, the
-    score of ``[CLS]`` minus that of the best span (logits), and ``best_text``, the text of the best span even if the
-    threshold decides for no answer.
+    A prediction has ``text``, ``start`` (index of the text's first character in the context; None without an answer)
+    and ``score`` (the answer's probability among the candidates, from 0 to 1). With a threshold, it also has
+    ``no_answer``, the score of ``[CLS]`` minus that of the best span (logits), and ``best_text``, the text of the best
+    span even if the threshold decides for no answer. If all candidates consist of spaces, the texts are empty,
+    ``score`` is 0, and ``no_answer`` is None.
 
     Raises:
         OptionError: an option has an invalid value.
@@ -125,10 +126,11 @@ class Answers(Task):
         self.objective = _OfAnswers()
 
     def encode(self, records: Iterable[Mapping[str, Any]], *, labels: bool = True) -> Examples:
-        """Turn records into windows, with the columns ``start_positions`` and ``end_positions``; see `Task.encode`.
+        """Turn records into windows; see `Task.encode`.
 
-        The per-sequence column ``context``, int64 ``[n, 3]``, holds the positions at which the context begins and ends
-        (exclusive) in each sequence, and the position of ``[CLS]``. `Examples.details` has, for each window,
+        With `labels`, windows have the columns ``start_positions`` and ``end_positions``. The per-sequence column
+        ``context``, int64 ``[n, 3]``, holds the positions at which the context begins and ends (exclusive) in each
+        sequence, and the position of ``[CLS]`` (0 if there is none). `Examples.details` has, for each window,
         ``context``, the text of the record's context, and ``offsets``, the first and last character (exclusive) of each
         context token.
         """
@@ -184,7 +186,13 @@ class Answers(Task):
     def _read(
         self, records: Iterable[Mapping[str, Any]], labels: bool
     ) -> tuple[list[str], list[str], list[tuple[int, int] | None]]:
-        """Return the questions, the contexts, and first and last character (exclusive) of the answers to learn."""
+        """Return questions, contexts, and the first and last character (exclusive) of each question's answer to learn.
+
+        The third list has None for a question without an answer; it is empty if `labels` is False.
+
+        Raises:
+            RecordError: a text is missing or empty, or an answer is not in its context.
+        """
         questions, contexts = [], []
         spans: list[tuple[int, int] | None] = []
         for number, record in numbered(records):
@@ -201,14 +209,14 @@ class Answers(Task):
         return questions, contexts, spans
 
     def results(self, outputs: Any, batch: PackedBatch) -> list[dict[str, Any]]:
-        """Return, for each window of the batch, its best ``spans``, and ``null``, the score for no answer.
+        """Return, for each window (sequence) of the batch, its best ``spans``, and ``null``, the score for no answer.
 
         A span is a list of its first token, its last token (inclusive) and its score. Tokens are counted from the
         context's first token in the window. The score is the start logit of the first token plus the end logit of the
         last one; ``null`` is the sum of both logits at ``[CLS]``.
 
         Raises:
-            BatchError: the logits are NaN or infinite; or the batch was not made by this task.
+            BatchError: the logits are NaN or infinite; or the batch lacks the column ``context`` of this task.
         """
         if _CONTEXT not in batch:
             raise BatchError(
@@ -220,7 +228,11 @@ class Answers(Task):
         return [one for part in zip(*parts, strict=True) for one in self._best(*part)]
 
     def _best(self, start: Any, end: Any, places: Any) -> list[dict[str, Any]]:
-        """Return ``spans`` and ``null`` of W windows, as `results` does; logits ``[W, L]``, `places` ``[W, 3]``."""
+        """Return ``spans`` and ``null`` of W windows, as `results` does; logits ``[W, L]``, `places` ``[W, 3]``.
+
+        Raises:
+            BatchError: the logits are NaN or infinite.
+        """
         width = start.shape[1]
         longest = min(self.max_answer, width)
         at = torch.arange(width, device=start.device)
@@ -300,7 +312,7 @@ class Answers(Task):
 def _tokens(piece: Framed, span: tuple[int, int] | None, context: str, number: int) -> tuple[int, int] | None:
     """Return the first and last token (inclusive) of an answer, counted in its context; None: there is no answer.
 
-    The tokens from the first to the last cover all characters of the answer.
+    These are the first and the last token with a character of the answer, spaces at the answer's ends left out.
 
     Raises:
         RecordError: no token covers a character of the answer.

@@ -33,13 +33,16 @@ _AT_ONCE = 1000  # texts; the tokenizer works on them in parallel
 
 
 class Likely(Task):
-    """Base class of tasks of causal language models: Auto class, `collate`, and log-probabilities as predictions."""
+    """Base class of the tasks for causal language models; predictions are log-probabilities."""
 
     auto: ClassVar[str] = "AutoModelForCausalLM"
 
     @property
     def collate(self) -> Collate:
-        """The `collate` that sets the first label of each sequence to -100."""
+        """The `collate` for causal language models, `nopad.loading.causal`.
+
+        It copies ``input_ids`` to ``labels`` if there are no labels, and sets the first label of each sequence to -100.
+        """
         return causal
 
     def results(self, outputs: Any, batch: PackedBatch) -> list[dict[str, Any]]:
@@ -55,7 +58,7 @@ class Likely(Task):
     def merged(self, results: Sequence[dict[str, Any]], examples: Examples) -> list[dict[str, Any] | None]:
         """Return one prediction per record; None if the task left the record out.
 
-        For a record of several sequences, sum and mean are over the tokens of all of them.
+        For a record of several sequences, sum and mean are over the tokens of all these sequences.
         """
         found: list[dict[str, Any] | None] = [None] * examples.records
         for record, result in zip(examples.record.tolist(), results, strict=True):
@@ -101,7 +104,7 @@ class CausalLM(Likely):
         self.text, self.objective = text, OfTokens(causal=True)
 
     def encode(self, records: Iterable[Mapping[str, Any]], *, labels: bool = True) -> Examples:
-        """Turn texts into sequences; see `Task.encode`. There is no column of labels: every token is also a label."""
+        """Turn texts into sequences; see `Task.encode`. They have no column of labels: `collate` makes it."""
         texts = [field_of(record, self.text, number) for number, record in numbered(records)]
         frame, counts = Frame(self.tokenizer), dict[str, int]()
         ids: list[list[int]] = []

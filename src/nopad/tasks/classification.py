@@ -44,7 +44,7 @@ class _OfTexts(Task):
         self.text, self.pair, self.label = text, pair, label
 
     def encode(self, records: Iterable[Mapping[str, Any]], *, labels: bool = True) -> Examples:
-        """Turn records into sequences, with the column ``labels``; see `Task.encode`."""
+        """Turn records into sequences; see `Task.encode`. They have the column ``labels`` unless `labels` is False."""
         texts: list[str] = []
         pairs: list[str] = []
         targets: list[Any] = []
@@ -111,14 +111,15 @@ class Classification(_OfTexts):
         """Return the number of the class that is a record's label.
 
         Raises:
-            RecordError: `value` is not a class; the message gives `number`, the record's.
+            RecordError: `value` is not a class; the message gives the record's `number`.
         """
         return number_of(value, self.names, f"record {number}: {self.label}")
 
     def text_columns(self) -> tuple[str, ...]:
         """Return the columns that files without types (CSV, TSV) must read as text.
 
-        The label's column is among them only if class names are numbers that differ from the classes' own numbers.
+        The label's column is among them if a class name begins with a digit, a sign or a point, and the names are not
+        just the classes' own numbers.
         """
         odd = any(_NUMERIC.fullmatch(name) for name in self.names) and self.names != names_of(len(self.names))
         return (*super().text_columns(), *([self.label] if odd else []))
@@ -136,7 +137,8 @@ class Classification(_OfTexts):
 class SeveralLabels(_OfTexts):
     """Multi-label classification: any number of classes per text, or per pair of texts.
 
-    It takes the arguments of `Classification` (but `label` is "labels" by default), and one more:
+    It takes the arguments of `Classification`, but `labels` must be given, and `label` is "labels" by default. There is
+    one more:
 
     Args:
         labels_as: form of a record's label: "classes", a list of the names or numbers of the classes that apply; or
@@ -171,7 +173,12 @@ class SeveralLabels(_OfTexts):
         self.objective = OfSequences("several", len(self.names))
 
     def target(self, value: Any, number: int) -> list[float]:
-        """Return a list with a 1 for each class that applies, and a 0 for each other class."""
+        """Return a list with a 1 for each class that applies, and a 0 for each other class.
+
+        Raises:
+            RecordError: `value` is not in the form that `labels_as` says, has a class twice, or names a class that does
+                not exist; the message gives the record's `number`.
+        """
         where = f"record {number}: {self.label}"
         if not isinstance(value, list | tuple | np.ndarray):
             raise RecordError(f"{where} is {value!r}; it is a list of classes, by name or number")
@@ -240,7 +247,7 @@ class Regression(_OfTexts):
         """Return the number that a record has as its label.
 
         Raises:
-            RecordError: `value` is not a finite number; the message gives `number`, the record's.
+            RecordError: `value` is not a finite number; the message gives the record's `number`.
         """
         if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not math.isfinite(value):
             raise RecordError(f"record {number}: {self.label} is {value!r}; it is a finite number")
@@ -259,7 +266,7 @@ def names_of(labels: Sequence[str] | int) -> list[str]:
     """Return the names of classes; if only the number of classes is given, their numbers as text.
 
     Raises:
-        OptionError: there are fewer than two classes, or two have the same name.
+        OptionError: there are fewer than two classes, two have the same name, or names are not strings.
     """
     if isinstance(labels, int) and not isinstance(labels, bool):
         labels = [str(number) for number in range(labels)]

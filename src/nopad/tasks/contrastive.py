@@ -3,8 +3,8 @@
 A record is an anchor and a positive, and may have hard negatives. Each text is a sequence of its own, and the sequences
 of a record stay together (`Examples.group`). The candidates of an anchor are all positives and hard negatives of the
 micro-step on all ranks (`nopad.losses.contrast`), so packing only changes which records share a micro-step. With
-gradient accumulation, each micro-step sees only its own negatives, as in any library; for more negatives, take more
-rows per rank, not more micro-steps.
+gradient accumulation, each micro-step sees only its own negatives (GradCache, which avoids this, is not implemented);
+for more negatives, take more rows per rank, not more micro-steps.
 """
 
 from __future__ import annotations
@@ -86,6 +86,9 @@ class InBatch(Vectors):
         """Return the sum of the losses of this rank's anchors, divided by `denominator`; a scalar.
 
         An anchor is compared with the candidates of all ranks.
+
+        Raises:
+            BatchError: a batch has an anchor without its positive, or a positive without its anchor.
         """
         table, where = gathered(torch.stack([batch[name] for name in self.targets], 1), self.group)
         vectors = gathered_rows(outputs["embeddings"], self.group)
@@ -102,13 +105,16 @@ class InBatch(Vectors):
         return total / denominator.to(total)
 
     def nothing(self, outputs: Any, batch: PackedBatch) -> Tensor:
-        """Return 0, the loss of a stand-in batch, while still exchanging vectors and gradients with other ranks."""
+        """Return 0, the loss of a stand-in (`PackedBatch.as_stand_in`).
+
+        Vectors and gradients are still exchanged with the other ranks, which wait for them.
+        """
         gathered(torch.stack([batch[name] for name in self.targets], 1)[:0], self.group)
         vectors = gathered_rows(outputs["embeddings"][:0], self.group)
         return super().nothing({**outputs, "gathered": vectors}, batch)
 
     def meter(self) -> Meter:
-        """Return a meter of the positives' accuracy at 1 and mean reciprocal rank among all candidates."""
+        """Return a meter of each positive's rank among all candidates: accuracy at 1 and mean reciprocal rank."""
         return _Nearness(self)
 
     def _rank(self) -> int:
@@ -239,7 +245,13 @@ class Contrastive(Task):
     def encode(self, records: Iterable[Mapping[str, Any]], *, labels: bool = True) -> Examples:
         """Turn each record into an anchor, a positive and hard negatives; if `labels` is False, only into an anchor.
 
-        Each of these texts is one sequence; see `Task.encode`.
+        Each of these texts is one sequence; see `Task.encode`. With `labels`, sequences have three per-sequence values:
+        ``roles`` (0: anchor, 1: positive, 2: hard negative), ``pairs`` (the record's number) and ``contents`` (a hash
+        of the tokens).
+
+        Raises:
+            RecordError: as in `Task.encode`; or records have different numbers of hard negatives.
+            LengthError: as in `Task.encode`.
         """
         if not labels:
             anchors = [field_of(record, self.anchor, number) for number, record in numbered(records)]

@@ -79,7 +79,7 @@ class Core(ABC):
 
     @abstractmethod
     def prepare(self, requests: Sequence[Any], **how: Any) -> tuple[list[Prepared], Mapping[str, int]]:
-        """Turn requests into sequences; return them with the number of requests cut or left out, by reason.
+        """Turn requests into sequences; return them with counts by name, such as of requests cut or left out.
 
         `how` are the subclass's options for these requests. Threads may call this at the same time.
 
@@ -104,7 +104,10 @@ class Core(ABC):
 
     @property
     def shape(self) -> tuple[int, int | None]:
-        """Batch size that suits the model: (tokens per row, rows), or (tokens of a flat batch, about; None)."""
+        """Size of the batches that suit the model: (tokens per row, rows).
+
+        If rows are None, batches are flat, and the first number is about how many tokens they have.
+        """
         return 4096, None
 
     def joined(self, parts: Sequence[Sequences]) -> Sequences:
@@ -117,7 +120,7 @@ class Core(ABC):
             return self.results_of(batch.to(device_of(self.model)))
 
     def try_batch(self, batch: PackedBatch) -> None:
-        """Run the model on a batch made with `of_length`, so that the work of its first run is done; return nothing."""
+        """Run the model on a batch made with `of_length`, as a warm-up: a model's first run is its slowest."""
         with torch.inference_mode():
             self.model(**batch.to(device_of(self.model)))
 

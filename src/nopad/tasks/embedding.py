@@ -70,8 +70,8 @@ def embed(
     Raises:
         OptionError: the pooling is unknown, `skip` is below 0 or used with another pooling than the mean, or the model
             has a head or is not pack-safe.
-        LengthError: a sequence has no more than `skip` tokens.
-        BatchError: the batch is not a `PackedBatch`, or has targets.
+        LengthError: `skip` leaves no token of a sequence.
+        BatchError: the batch is not a `PackedBatch`, is for an encoder-decoder model, or does not fit the model.
 
     >>> import nopad
     >>> from transformers import BertConfig, BertModel
@@ -142,8 +142,8 @@ class Embedder(Core):
         If `precision` is "bfloat16" or "int8", a copy of the model computes in that precision (`nopad.model.lowered`).
 
         Raises:
-            OptionError: the pooling is unknown, there is no tokenizer, `max_tokens` exceeds the model's positions, or
-                the model's precision cannot be lowered.
+            OptionError: the pooling is unknown, there is no tokenizer, `max_tokens` exceeds the model's positions or
+                leaves no room, or the model's precision cannot be lowered.
             UnsupportedModelError: nopad refuses this model; the message gives the reason.
             MissingExtraError: "int8" without torchao.
         """
@@ -248,9 +248,11 @@ class Embedder(Core):
                 in which precision the model computes.
 
         Raises:
-            LengthError: a text is too long and `over_long` is "error", or no token is left after its prompt.
-            OptionError: there is no prompt named `prompt_name`, both `prompt` and `prompt_name` are given, `texts` is
-                not a list of strings, or another option has a value that is not allowed.
+            LengthError: a text is too long and `over_long` is "error", or nothing is left to pool after its prompt.
+            OptionError: there is no prompt named `prompt_name`, both `prompt` and `prompt_name` are given, `texts` are
+                not strings, another option has a value that is not allowed, or a prompt would be left out of "first"
+                pooling.
+            RecordError: the model gives NaN for a text.
 
         >>> from transformers import BertConfig, BertModel
         >>> sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
@@ -324,7 +326,7 @@ class Embedder(Core):
         prompt_name: str | None = None,
         over_long: OverLong = "error",
     ) -> tuple[list[NDArray[np.int64]], int, int]:
-        """Return each text's ids, how many tokens at their beginning are not pooled, and how many texts were cut."""
+        """Return each text's ids, how many first tokens of every text are not pooled, and how many texts were cut."""
         for number, text in enumerate(texts):
             if not isinstance(text, str):
                 raise OptionError(f"text {number} is of type {type(text).__name__}; expected a str")
@@ -358,7 +360,8 @@ class Embedder(Core):
 
         Raises:
             OptionError: `sequences` is not a list of lists of ids.
-            LengthError: a sequence has no tokens, or too many for the model.
+            LengthError, BatchError: a sequence has no token (LengthError), or more than the model has positions.
+            RecordError: the model gives NaN for a sequence.
         """
         return self._vectors(sequences, 0, normalize=self.normalize)
 

@@ -108,5 +108,5 @@ class EntityMeter(TokenMeter):
         self.found = over_ranks(self.found.to(self.counts.counts.device)).cpu()
 
     def values(self) -> dict[str, float]:
-        """Return ``accuracy``, ``precision``, ``recall`` and ``f1``, from 0 to 1."""
+        """Return ``accuracy``, ``precision``, ``recall`` and ``f1``, from 0 to 1; accuracy is NaN without tokens."""
         return {**super().values(), **f1_of(*self.found.tolist())}

@@ -118,7 +118,10 @@ def parts_of(records: Iterable[T], at_once: int, fewest: int = 1) -> Iterator[li
 def encoded_part(
     encode: Callable[[list[Mapping[str, Any]]], Examples], part: list[Mapping[str, Any]], numbers: Sequence[int] | Any
 ) -> Examples:
-    """Apply `encode` to some of a source's records; error messages give a record's number from `numbers`."""
+    """Apply `encode` to `part`, some records of a source.
+
+    In error messages, the i-th record of `part` is called by its number in the source, ``numbers[i]``.
+    """
     try:
         return encode(part)
     except InputError as error:
@@ -185,6 +188,7 @@ def paired(
 
     Raises:
         RecordError: a record is not a mapping, or there are more or fewer predictions than records.
+        LengthError: there is no record.
     """
     count = 0
     for number, record in numbered(records):

@@ -110,9 +110,9 @@ def check_rows(model: Any, rows: int, tokenizer: Any = None) -> None:
 
 
 def fit(task: Task, model: Any) -> None:
-    """Check a model's configuration against a task, and write the names of the task's classes into it.
+    """Check a model's configuration against a task, and write the task's problem type and class names into it.
 
-    Checkpoints then have these names. If the task has only a number of classes, the model's names are kept.
+    Checkpoints then have both. If the task has only a number of classes, the model's names are kept.
 
     Raises:
         OptionError: the model has another number of labels, another kind of problem, or the same classes in another

@@ -159,7 +159,11 @@ def _pooling(config: Mapping[str, Any], path: Path) -> str:
 
 
 def _limit(path: Path, positions: int | None) -> dict[str, Any]:
-    """Return ``{"max_tokens": most tokens of a text}``, at most `positions`; an empty dict if there is no limit."""
+    """Return ``{"max_tokens": most tokens of a text}``, at most `positions`; an empty dict if there is no limit.
+
+    Raises:
+        FormatError: the limit is not an integer from 1.
+    """
     file = path / "sentence_bert_config.json"
     limit = _read(file).get("max_seq_length")
     if limit is None:
@@ -170,7 +174,11 @@ def _limit(path: Path, positions: int | None) -> dict[str, Any]:
 
 
 def _read(file: Path, kind: type = dict) -> Any:
-    """Return the content of a JSON file; an empty dict or list if there is no file."""
+    """Return the content of a JSON file; an empty dict or list if there is no file.
+
+    Raises:
+        FormatError: the file is not JSON, or holds something else than a `kind`.
+    """
     found: Any = None
     try:
         found = json.loads(file.read_text()) if file.is_file() else kind()

@@ -96,7 +96,7 @@ class MaskedLM(Task):
         which fill in each ``[MASK]`` of a text.
 
         Raises:
-            RecordError: a record lacks the column, or its text has no token.
+            RecordError: a record lacks the column, the column holds no text, or the text has no token.
             LengthError: a text is too long, and `over_long` is "error".
         """
         texts = [field_of(record, self.text, number) for number, record in numbered(records)]
@@ -128,8 +128,13 @@ class MaskedLM(Task):
     def _maskable(self, ids: NDArray[Any], words: NDArray[np.int64] | None, first: int) -> NDArray[np.int8]:
         """Return the column ``maskable`` of a sequence: whether each token begins a word, continues it, or is special.
 
-        `words` has the word of each content token (-1: none), the first of which is token `first`; None: each token is
-        a word. The result is int8, with the values of `nopad.corpus.masks`.
+        Args:
+            ids: the sequence's token ids.
+            words: number of the word of each token of the content (-1: none); None: each token is a word.
+            first: position of the content's first token in the sequence.
+
+        Returns:
+            int8, with the values of `nopad.corpus.masks`.
         """
         kinds = self.masking.maskable(ids)
         if words is not None:

@@ -1,8 +1,8 @@
 """Draw masks for masked language models anew in every epoch, when batches are made.
 
-`nopad.corpus.masks` has the rules by which tokens are chosen. Masks depend only on the seed, the epoch and the
-sequence's ``seq_index`` (and, if the data have these columns, on its source and where it begins in its record). So
-ranks, rows, worker processes and resuming do not change them.
+`nopad.corpus.masks` has the rules by which tokens are chosen. Besides a sequence's tokens and the options, its masks
+depend only on the seed, the epoch and the sequence's ``seq_index`` (and, if the data have these columns, on its source
+and where it begins in its record). So ranks, rows, worker processes and resuming do not change masks.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Masking(EpochCollate):
         self.mask_id, self.marked = self.masks.mask_id, marked
 
     def facts(self) -> dict[str, Any]:
-        """Return the settings on which masks depend, by name: seed, rate, most predictions, and a hash of token ids."""
+        """Return the settings on which masks depend, by name: seed, rate, `max_predictions`, a hash of token ids."""
         how = self.masks
         ids = hashlib.sha256(np.concatenate([[how.mask_id], how.special, [-1], how.ordinary]).tobytes())
         return {
@@ -126,7 +126,11 @@ def masks_of(tokenizer: Any, **options: Any) -> Masks:
 
 
 def _vocabulary(tokenizer: Any) -> tuple[int, NDArray[np.int64], NDArray[np.int64]]:
-    """Return the ids of the mask token, of all special tokens, and of all others."""
+    """Return the ids of the mask token, of all special tokens, and of all others.
+
+    Raises:
+        OptionError: there is no mask token, or every token is special.
+    """
     if getattr(tokenizer, "mask_token_id", None) is None:
         raise OptionError(
             f"{type(tokenizer).__name__} has no mask token, so its model is no masked language model; for a causal one "

@@ -1,4 +1,7 @@
-"""Metrics of the objectives, counted over batches and summed over ranks. Counts are float64, so exact below 2**53."""
+"""Metrics of the objectives, counted over batches and summed over ranks.
+
+Counts are float64, so whole numbers are exact below 2**53.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,10 @@ def over_all_ranks(mine: Any) -> list[Any]:
 
 
 class TokenMeter(Meter):
-    """Accuracy per labelled token; for the accuracy of next tokens, see `CausalMeter`."""
+    """Accuracy per labelled token; for the accuracy of next tokens, see `nopad.tasks.perplexity.CausalMeter`.
+
+    With ``per="sequence"``, accuracy is averaged within each sequence first, then over sequences.
+    """
 
     def __init__(self, *, per: Per = "token") -> None:
         self.counts = Accuracy(per)
@@ -62,7 +68,7 @@ class ClassMeter(Meter):
         self.counts.reduce()
 
     def values(self) -> dict[str, float]:
-        """Return ``accuracy``, ``f1`` and ``matthews_correlation``."""
+        """Return ``accuracy``, ``f1`` and ``matthews_correlation``; without sequences accuracy is NaN, the others 0."""
         found = self.counts
         f1 = found.f1(1 if len(found.counts) == 2 else None)
         return {"accuracy": found.accuracy, "f1": f1, "matthews_correlation": found.matthews}
@@ -88,7 +94,10 @@ class SeveralMeter(Meter):
         self.counts = over_ranks(self.counts)
 
     def values(self) -> dict[str, float]:
-        """Return ``f1``, and ``accuracy`` (the share of sequences with every class right), from 0 to 1."""
+        """Return ``f1``, and ``accuracy`` (the share of sequences with every class right), from 0 to 1.
+
+        Without sequences, ``f1`` is 0 and ``accuracy`` is NaN.
+        """
         both, guessed, labelled, right, sequences = self.counts.tolist()
         given = guessed + labelled
         return {"f1": 2 * both / given if given else 0.0, "accuracy": right / sequences if sequences else float("nan")}
@@ -116,7 +125,8 @@ class RegressionMeter(Meter):
     def values(self) -> dict[str, float]:
         """Return ``mse``, ``pearson`` and ``spearman``.
 
-        Correlations are NaN for fewer than two sequences, and if all predictions or all labels are equal.
+        Correlations are NaN for fewer than two sequences, and if all predictions or all labels are equal; ``mse`` is
+        NaN without sequences.
         """
         from scipy.stats import pearsonr, spearmanr
 
@@ -135,7 +145,10 @@ class SpanMeter(Meter):
         self.counts = Spans()
 
     def add(self, outputs: Any, batch: PackedBatch) -> None:
-        """Add the outputs for a batch: ``start_logits`` and ``end_logits``, ``[S, L]`` each."""
+        """Add the outputs for a batch: ``start_logits`` and ``end_logits``, ``[S, L]`` each.
+
+        The targets are the batch's ``start_positions`` and ``end_positions``.
+        """
         starts, ends = best_spans(outputs["start_logits"], outputs["end_logits"])
         self.counts.add(starts, ends, batch["start_positions"], batch["end_positions"])
 
@@ -144,5 +157,5 @@ class SpanMeter(Meter):
         self.counts.reduce()
 
     def values(self) -> dict[str, float]:
-        """Return ``exact`` and ``f1``, from 0 to 1."""
+        """Return ``exact`` and ``f1``, from 0 to 1; NaN if nothing was counted."""
         return {"exact": self.counts.exact, "f1": self.counts.f1}

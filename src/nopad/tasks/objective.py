@@ -122,9 +122,9 @@ class Objective(ABC):
         With DDP or FSDP, which average gradients over ranks, multiply the loss by the number of ranks.
 
         Raises:
-            BatchError: the batch lacks a target, or a target does not fit the batch.
+            BatchError: the batch is not a `PackedBatch` with all targets, or a target does not fit the batch.
             OptionError: the model has another head, lacks an output that the loss reads, has another number of
-                classes, or returns a loss of its own (`nopad.tasks.fit`).
+                classes, or (if gradients are enabled) returns a loss of its own (`nopad.tasks.fit`).
         """
         counted = self.count(batch) if denominator is None else denominator
         self.check(batch)
@@ -139,8 +139,8 @@ class Objective(ABC):
     def nothing(self, outputs: Any, batch: PackedBatch) -> Tensor:
         """Return 0, the loss of a stand-in batch.
 
-        The 0 is computed from all outputs, so that every parameter gets a gradient of 0. An objective whose loss
-        communicates with other ranks overrides this method, and communicates here too.
+        The 0 is computed from all outputs, so that every parameter used in them gets a gradient of 0. An objective
+        whose loss communicates with other ranks overrides this method, and communicates here too.
         """
         return _nothing(outputs)
 
@@ -148,7 +148,7 @@ class Objective(ABC):
         """Check that `batch` is a `PackedBatch` with all targets.
 
         Raises:
-            BatchError: `batch` is another object, or lacks a target.
+            BatchError: `batch` is another object, is for an encoder-decoder model, or lacks a target.
         """
         check_batch(batch)
         missing = [name for name in self.targets if name not in batch]
@@ -161,7 +161,13 @@ class Objective(ABC):
 
 
 def _nothing(outputs: Any) -> Tensor:
-    """Return a loss of 0, computed from all outputs so that every parameter gets a gradient, for which ranks wait."""
+    """Return a loss of 0, computed from all floating-point outputs.
+
+    So every parameter used in them gets a gradient, for which the other ranks wait.
+
+    Raises:
+        BatchError: there is no floating-point output.
+    """
     values = outputs.values() if isinstance(outputs, Mapping) else outputs
     floats = [value for value in values if isinstance(value, Tensor) and value.is_floating_point()]
     total = sum((value.new_zeros(()) * value.masked_fill(~value.isfinite(), 0).sum() for value in floats), start=0)

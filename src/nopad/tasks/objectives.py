@@ -1,8 +1,8 @@
 """The objectives of transformers' heads, which predict labels per token or per sequence, or a span in each sequence.
 
-With default options, each loss equals what transformers computes for the same sequences in one padded batch; over
-several batches or ranks, for the sequences of all of them in one batch. `nopad.losses.span_loss` names the exception:
-sequences that do not contain their answer.
+With default options, each loss equals what transformers computes for the same sequences in one padded batch. The loss
+of a step of several batches or ranks equals that of all their sequences in one padded batch. `nopad.losses.span_loss`
+names the exception: sequences that do not contain their answer.
 """
 
 from __future__ import annotations
@@ -70,7 +70,11 @@ class OfTokens(Objective):
         self.heads = ("causal",) if causal else ("tokens",)
 
     def denominator(self, batch: PackedBatch) -> Tensor:
-        """Return the number of labelled tokens, or of sequences with one if `per` is "sequence"; a float64 scalar."""
+        """Return the number of labelled tokens; a float64 scalar.
+
+        If `per` is "sequence", it is the number of sequences with a labelled token. With `causal`, labels of first
+        tokens do not count.
+        """
         return token_denominator(batch["labels"], batch, per=self.per, causal=self.causal)
 
     def loss(self, outputs: Any, batch: PackedBatch, denominator: Tensor) -> Tensor:

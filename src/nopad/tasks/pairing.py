@@ -1,4 +1,4 @@
-"""Objectives of pairs of a chosen and a rejected answer, which must be in the same batch.
+"""Objectives for preference pairs: a chosen and a rejected answer, which must be in the same batch.
 
 Two per-sequence values say which sequences of a batch are a pair: ``pair`` (the number of the pair) and ``chosen`` (1
 or 0). A batch with half a pair is an error; a loader with ``groups=2`` never makes one. Both values are read on the
@@ -25,10 +25,11 @@ REFERENCE = "reference_logp"
 
 
 def pairs_in(batch: PackedBatch) -> tuple[Tensor, Tensor]:
-    """Return the indices of the chosen and of the rejected sequences of a batch, pair by pair; int64 ``[P]`` each.
+    """Return the indices of a batch's chosen and rejected sequences, in the order of pair numbers; int64 ``[P]`` each.
 
     Raises:
-        BatchError: the batch has only one answer of a pair, or two pairs with the same number.
+        BatchError: the batch has only one answer of a pair, or two pairs with the same number; ``pair`` or ``chosen``
+            does not have one value per sequence; or a value of ``chosen`` is not 0 or 1.
 
     >>> import nopad
     >>> from nopad.tasks.pairing import pairs_in
@@ -100,7 +101,7 @@ class OfRewards(_OfPairs):
         """Return the sum of the pairs' losses, divided by `denominator`; a scalar.
 
         Raises:
-            BatchError: as in `rewards`.
+            BatchError: as in `rewards` and `pairs_in`.
         """
         rewards, (chosen, rejected) = self.rewards(outputs, batch), pairs_in(batch)
         margin = batch["margin"][chosen]
@@ -164,7 +165,7 @@ class OfPreferences(_OfPairs):
         self.loss_type: PreferenceLoss = loss_type
 
     def check(self, batch: PackedBatch) -> None:
-        """Check that `batch` is a `PackedBatch` with labels and ``reference_logp``.
+        """Check that `batch` is a `PackedBatch` with ``labels``, ``pair``, ``chosen`` and ``reference_logp``.
 
         Raises:
             BatchError: `batch` is another object, or lacks one of these.
@@ -179,13 +180,17 @@ class OfPreferences(_OfPairs):
     def moved(self, outputs: Any, batch: PackedBatch) -> tuple[Tensor, Tensor]:
         """Return each sequence's log-ratio (its log-probability minus the reference's) and number of labelled tokens.
 
-        Both are ``[S]``, in the order of the batch; log-probabilities are float32 or wider.
+        Both are ``[S]``, in the order of the batch, float32 or wider.
         """
         sums, counts = label_logprobs(outputs["logits"], batch["labels"], batch)
         return sums - batch[REFERENCE].to(sums), counts
 
     def loss(self, outputs: Any, batch: PackedBatch, denominator: Tensor) -> Tensor:
-        """Return the sum of the pairs' losses, divided by `denominator`; a scalar."""
+        """Return the sum of the pairs' losses, divided by `denominator`; a scalar.
+
+        Raises:
+            BatchError: as in `pairs_in` and `nopad.losses.label_logprobs`.
+        """
         moved, counts = self.moved(outputs, batch)
         chosen, rejected = pairs_in(batch)
         return preference_loss(

@@ -1,9 +1,10 @@
 """Write predictions as Parquet files that all have one schema; each key of the prediction dicts becomes a column.
 
-A file is a part: a fixed number of consecutive records. The types of all columns are known only after the last record,
-since a list that is empty in the first part may hold numbers or texts in the second. So each part is first written with
-the types of its own values. At the end, parts whose columns or types differ from those of all parts are written again.
-If the types of a column cannot be combined, an error names the first part whose type does not fit the parts before.
+A file is a part: a fixed number of consecutive records (fewer in the last one). The types of all columns are known only
+after the last record, since a list that is empty in the first part may hold numbers or texts in the second. So each
+part is first written with the types of its own values. At the end, parts whose columns or types differ from those of
+all parts are written again. If the types of a column cannot be combined, an error names the first part whose type does
+not fit the parts before.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def table_of(
 
     Args:
         first: number of the first record; the others follow.
-        predictions: one dict per record; None gives a null in every column.
+        predictions: one dict per record; None gives a null in every column of the predictions.
         kept: columns of the input to keep, by their names in the table; one value per record.
         dtypes: NumPy's dtype names for columns whose numbers are not int64 or float64, as in `Task.dtypes`.
 

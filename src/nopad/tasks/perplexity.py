@@ -28,7 +28,7 @@ class CausalMeter(Meter):
         self.counts, self.sums = Accuracy(per), torch.zeros(2, dtype=torch.double)
 
     def add(self, outputs: Any, batch: PackedBatch) -> None:
-        """Add the outputs for a batch: ``logits`` ``[R, L, V]``."""
+        """Add the outputs for a batch: ``logits`` ``[R, L, V]``. The targets are the batch's ``labels``."""
         logits, labels = outputs["logits"].detach(), batch["labels"]
         self.counts.add(logits, labels, batch, causal=True)
         weight = token_denominator(labels, batch, per=self.per, causal=True)
@@ -41,7 +41,10 @@ class CausalMeter(Meter):
         self.sums = over_ranks(self.sums)
 
     def values(self) -> dict[str, float]:
-        """Return ``accuracy`` and ``perplexity``; NaN if no token was labelled, infinite if too large for a float."""
+        """Return ``accuracy``, from 0 to 1, and ``perplexity``; both are NaN if no token was labelled.
+
+        A perplexity that is too large for a float is infinite.
+        """
         loss, weight = self.sums.tolist()
         mean = loss / weight if weight else math.nan
         return {"accuracy": self.counts.value, "perplexity": math.inf if mean > 709 else math.exp(mean)}

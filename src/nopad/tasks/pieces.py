@@ -72,7 +72,10 @@ def check_offsets(tokenizer: Any, task: str) -> None:
 
 
 def framed(tokenizer: Any, texts: Sequence[str], pairs: Sequence[str] | None = None) -> Iterator[Framed]:
-    """Yield each text as a `Framed`; with `pairs`, each text together with its pair, whose tokens are the content."""
+    """Yield each text as a `Framed`.
+
+    With `pairs`, text i and ``pairs[i]`` become one `Framed`, whose content is the tokens of ``pairs[i]``.
+    """
     options: dict[str, Any] = {"padding": False, "truncation": False, "verbose": False, "return_attention_mask": False}
     options |= {"return_offsets_mapping": True}
     side = 0 if pairs is None else 1
@@ -114,8 +117,8 @@ def cut(
         stride: number of tokens that two consecutive parts share.
 
     Raises:
-        LengthError: the text is too long and `over_long` is "error"; the text has no token; or `max_length` leaves no
-            room for its content.
+        LengthError: the text is too long and `over_long` is "error"; the text has no token; or the text is to be cut,
+            and `max_length` leaves no room for its content (with "split", room for `stride` tokens or fewer).
     """
     size = len(text.offsets)
     if not text.ids:
@@ -148,9 +151,8 @@ def cut(
 def words_in(text: str) -> list[tuple[int, int]]:
     """Return where words begin and end (exclusive) in a text, as character indices.
 
-    A word is a run of letters and digits, or any other character that is not a space.
-
-    Each Chinese or Japanese character is a word by itself, as in BERT; accents and vowel signs belong to their letter.
+    A word is a run of letters, digits and underscores, or any other character that is not a space. Each Chinese or
+    Japanese character, kana included, is a word by itself. Accents and vowel signs belong to their letter.
 
     >>> [text[begin:end] for text in ("It's 東京.",) for begin, end in words_in(text)]
     ['It', "'", 's', '東', '京', '.']
@@ -179,7 +181,7 @@ def aligned(
     """Return the word of each token, int64 ``[tokens]``, and the first token of each word, int64 ``[words]``; -1: none.
 
     Args:
-        words: first and last character (exclusive) of each word, in order, without spaces around it.
+        words: first and last character (exclusive) of each word, in order; a word neither begins nor ends with a space.
         offsets: first and last character (exclusive) of each token; int64 ``[tokens, 2]``.
 
     A token that several words share belongs to the first of them. It is also the first token of every one of these

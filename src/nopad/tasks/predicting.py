@@ -54,7 +54,7 @@ class Predicted:
 
     Attributes:
         predictions: one dict per record, in order; None: the task left the record out.
-        counts: number of records that were truncated or left out, by reason.
+        counts: number of records truncated or left out, by reason, and other counts of the task (`Examples.counts`).
         sequences, tokens: number of sequences and of tokens that the model ran on.
 
     >>> import nopad
@@ -79,10 +79,11 @@ class Predictor(Core):
     Args:
         task: the task.
         model: the model with the task's head (`Task.model`); it is made pack-safe and put into evaluation mode.
-        capacity: most tokens of a pack; None: 4,096 or the model's positions, if fewer; longer sequences raise it.
-        rows: number of packs run at a time; None: as many as hold about 4,096 tokens.
-        form: layout of a batch in memory, a `nopad.Rows` or `nopad.Flat`. None: one flat row without padding if the
-            model's attention skips pairs of tokens from different sequences, else rows of `capacity` tokens.
+        capacity: most tokens of a pack; None: 4,096 (or all positions, if fewer), raised for a longer sequence.
+        rows: number of packs run at a time; None: 1 if the model cannot run several rows, for lack of a pad id; else as
+            many as hold about 4,096 tokens.
+        form: layout of a batch in memory, a `nopad.Rows` or `nopad.Flat`. None: one flat row without padding on a CPU
+            or in half precision, else (and for models such as FNet, whose rows are limited) rows of `capacity` tokens.
         fast: on CPUs, run float32 linear layers with a faster kernel (`nopad.model.fast_linear`), whose results differ
             in the last digit; None: only if a measurement shows that the kernel is faster.
         precision: "bfloat16" or "int8": a copy of the model computes in it (`nopad.model.lowered`); None: the model as
@@ -141,7 +142,7 @@ class Predictor(Core):
         """Return the predictions for records, with the numbers of sequences and tokens, and of records left out.
 
         Raises:
-            RecordError: a record lacks a column that the task reads; the message gives its number.
+            RecordError: the task cannot read a record, or the model gives NaN for it; the message gives its number.
             LengthError: a record is too long.
             OptionError: the model is in training mode.
         """
@@ -193,6 +194,10 @@ class Predictor(Core):
         """Tokenise records; see `Core.prepare`.
 
         A request is a record (a dict of columns), a text, or a tuple or list of texts, one per text column of the task.
+
+        Raises:
+            OptionError: `how` has an option, or the task cannot answer a single record.
+            RecordError, LengthError: a request is not valid or too long; the message gives its number.
         """
         if how:
             raise OptionError(f"this task has no {', '.join(how)}; give them to the task itself")
@@ -220,7 +225,7 @@ class Predictor(Core):
 
     @property
     def shape(self) -> tuple[int, int | None]:
-        """Batch size: (`capacity`, `rows`); (4096, None) for flat batches, which have about so many tokens."""
+        """Batch size: (`capacity`, `rows`); for flat batches (4096, None), since they have about 4,096 tokens."""
         return (TOKENS, None) if isinstance(self._form, Flat) else (self.capacity, self.rows)
 
     def _record(self, given: Any, number: int) -> Mapping[str, Any]:
@@ -243,7 +248,7 @@ class Predictor(Core):
         return dict(zip(columns, texts, strict=True))
 
     def _odd(self, outputs: Any, batch: PackedBatch) -> dict[int, RequestError]:
-        """Return a RequestError for each sequence with NaN in its outputs, by index; the argmax of NaN is arbitrary."""
+        """Return a RequestError for each sequence with NaN in its outputs, by the sequence's index in the batch."""
         objective, found = self.task.objective, dict[int, RequestError]()
         for name in objective.reads:
             value = outputs.get(name)
@@ -292,8 +297,9 @@ class Predictions(Iterator["dict[str, Any] | None"]):
     """An iterator over the predictions of records, in input order, which also counts records, sequences and tokens.
 
     Attributes:
-        counts: number of records truncated or left out so far, by reason.
-        records, sequences, tokens: number of records, sequences and tokens predicted so far.
+        counts: number of records truncated or left out so far, by reason, and the task's other counts.
+        records, sequences, tokens: number of records, sequences and tokens predicted so far; these grow by a chunk of
+            `batch_records` records at a time.
 
     >>> import nopad
     >>> from transformers import BertConfig, BertForSequenceClassification
@@ -362,8 +368,8 @@ def predict(
 
     Raises:
         OptionError, UnsupportedModelError: as for `Predictor`.
-        RecordError, LengthError: raised during iteration: a record lacks a column that the task reads, or is too long;
-            the message gives its number in the input.
+        RecordError, LengthError: raised during iteration: the task cannot read a record, a record is too long, or the
+            model gives NaN for it; the message gives the record's number in the input.
         SourceError: the input cannot be read.
 
     >>> import nopad
@@ -392,11 +398,7 @@ def _encoded(
 
 
 def _refuse_nan(results: Sequence[Any], record: NDArray[np.int64]) -> None:
-    """Refuse results of which one is a RequestError; `record` has the record number of each result.
-
-    Raises:
-        RecordError: a result is a RequestError; the message gives the number of its record.
-    """
+    """Raise a RecordError if a result is a RequestError; `record` has each result's record number, for the message."""
     for number, result in zip(record.tolist(), results, strict=True):
         if isinstance(result, RequestError):
             raise RecordError(
@@ -407,7 +409,10 @@ def _refuse_nan(results: Sequence[Any], record: NDArray[np.int64]) -> None:
 
 @contextmanager
 def numbered_from(first: int) -> Iterator[None]:
-    """In a ``with`` block, add `first`, a chunk's first record number, to the record number in error messages."""
+    """In a ``with`` block, add `first` to the record number in the message of a RecordError or LengthError.
+
+    A message without a record number says instead that the error is in the records from `first` on.
+    """
     try:
         yield
     except (RecordError, LengthError) as error:

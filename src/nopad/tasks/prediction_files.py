@@ -1,11 +1,11 @@
 """Predict into a folder of Parquet parts, in input order; an interrupted job resumes after its last complete part.
 
-Each part, ``OUT/part-00000.parquet`` and so on, holds a fixed number of records, and is written atomically. A journal
-in ``OUT/.work`` holds the checksum of each complete part; a part without a checksum is made again. The manifest,
-``OUT/_predictions.json``, is written last, so a folder with a manifest is complete. Its name begins with an underscore,
-because readers of Parquet folders skip such names. A part is always divided into the same chunks of `batch_records`
-records, and a pack never holds records of two chunks. So, on the same machine with the same number of threads, a
-resumed job writes the same bytes as an uninterrupted one.
+Each part, ``OUT/part-00000.parquet`` and so on, holds a fixed number of records (the last may hold fewer), and is
+written atomically. A journal in ``OUT/.work`` holds the checksum of each complete part; a part without a checksum is
+made again. The manifest, ``OUT/_predictions.json``, is written last, so a folder with a manifest is complete. Its name
+begins with an underscore, because readers of Parquet folders skip such names. A part is always divided into the same
+chunks of `batch_records` records, and a pack never holds records of two chunks. So, on the same machine with the same
+number of threads, a resumed job writes the same bytes as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class PredictionFiles:
     Attributes:
         folder: path of the folder.
         records, sequences, tokens: number of records, sequences and tokens.
-        counts: number of records that were truncated or left out, by reason.
+        counts: number of records that were truncated or left out, by reason, and the task's other counts.
         parts: names of the Parquet files, in order.
 
     >>> import nopad, pathlib, tempfile
@@ -109,10 +109,13 @@ def predict_files(
         monitor: receives the progress (`nopad.store.monitor`); None: progress is not reported.
 
     Raises:
-        RecordError: a record is bad, or lacks a column that the task reads.
+        RecordError: a record is bad, lacks a column that the task reads or `keep` names, or gets NaN from the model.
         LengthError: a record is too long.
-        OptionError: an option has an invalid value; or `out` is a URL, or lies in a folder of the inputs.
-        OutputExistsError: `out` holds something else, or predictions made with other settings.
+        SourceError: the inputs cannot be read.
+        UnsupportedModelError: nopad refuses this model; the message gives the reason.
+        OptionError: an option has an invalid value; the inputs are an iterator; or `out` is a URL, or lies in a folder
+            of the inputs.
+        OutputExistsError: `out` holds something else, or predictions of another input or with other settings.
         CorruptError: `out` holds finished predictions, and a file of them is missing or damaged.
         ResumeError: the unfinished job in `out` was started with other inputs, model or settings; the message names
             them.
@@ -167,7 +170,7 @@ class _Job:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """What predictions depend on besides the records: options, model, tokenizer, reading, and versions of tools."""
+        """What predictions depend on besides the records: options, model, tokenizer, how files are read, versions."""
         predictor = self.predictor
         options = {
             "task": predictor.task.name,
@@ -189,7 +192,7 @@ class _Job:
         }
 
     def finished(self) -> PredictionFiles:
-        """Return the finished predictions in the folder, after checking that this job would write the same.
+        """Return the folder's finished predictions, after checking that options, model, tokenizer and input are equal.
 
         Raises:
             OutputExistsError: they were made with other settings, or from another input.
@@ -312,7 +315,10 @@ def _kept(records: list[dict[str, Any]], column: str, first: int) -> list[Any]:
 
 
 def described(task: Task) -> dict[str, Any]:
-    """Return all settings of a task, by name, as JSON values."""
+    """Return the attributes of a task and of its objective, by name, as JSON values.
+
+    The tokenizer is left out. A value that JSON cannot hold is given by the name of its type.
+    """
     plain = {name: value for name, value in vars(task).items() if name not in ("tokenizer", "objective", "options")}
     plain |= {f"objective.{name}": value for name, value in vars(task.objective).items()}
     return {name: _plain(value) for name, value in sorted(plain.items())}
@@ -345,7 +351,10 @@ def model_fingerprint(model: Any) -> str:
 
 
 def _tokenizer_fingerprint(tokenizer: Any) -> str:
-    """Return the SHA-256 of a tokenizer's vocabulary and rules, without truncation and padding settings, in hex."""
+    """Return the SHA-256 of a tokenizer, in hex, without its truncation and padding settings.
+
+    It covers vocabulary, rules and special tokens; of a slow tokenizer, class, vocabulary and special tokens.
+    """
     inner = getattr(tokenizer, "backend_tokenizer", None)
     if inner is not None:
         content = json.loads(inner.to_str())

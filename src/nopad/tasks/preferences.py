@@ -1,8 +1,8 @@
-"""Tasks on pairs of a chosen and a rejected answer: reward models, and DPO.
+"""Tasks on preference pairs (a chosen and a rejected answer): reward models, and DPO.
 
 A record has ``chosen`` and ``rejected``, both strings or both lists of messages, with or without a ``prompt``
-(`nopad.corpus.conversations.pair_of`). Pair k becomes sequences 2k and 2k + 1, which stay together in every step
-(``Examples.group`` is 2). Two per-sequence values, ``pair`` and ``chosen``, say which sequences are a pair
+(`nopad.corpus.conversations.pair_of`). A pair becomes two sequences, the chosen answer first, which stay together in
+every step (``Examples.group`` is 2). Two per-sequence values, ``pair`` and ``chosen``, say which sequences are a pair
 (`nopad.tasks.pairing`).
 """
 
@@ -32,7 +32,7 @@ __all__ = ["DPO", "Pairs"]
 class Pairs(Task):
     """A reward model: one number per text or chat, larger for the chosen answer of a pair.
 
-    Strings get the tokenizer's special tokens, and an end-of-sequence token if their last token is not a special one. A
+    Strings get the tokenizer's special tokens; if it puts none after a text, its end-of-sequence token ends the text. A
     ``prompt`` is put before both answers. An optional column ``margin`` says by how much the rewards should differ.
 
     For predictions (``encode(records, labels=False)``), a record may be a pair, a chat, a ``prompt`` with a
@@ -44,7 +44,7 @@ class Pairs(Task):
         center_rewards_coefficient: weight of the squared sum of a pair's rewards, as in `OfRewards`.
         template, roles: see `Chat`.
         max_length, over_long: see `Task`. With "drop", a pair is dropped if one of its answers is too long. A truncated
-            sequence keeps its last token if that is a special one.
+            sequence keeps its last token if that is a special or added token.
 
     Raises:
         OptionError: an option has an invalid value.
@@ -80,12 +80,13 @@ class Pairs(Task):
         self.objective = OfRewards(center_rewards_coefficient=center_rewards_coefficient)
 
     def encode(self, records: Iterable[Mapping[str, Any]], *, labels: bool = True) -> Examples:
-        """Turn records into sequences, with the per-sequence values ``pair``, ``chosen`` and ``margin``.
+        """Turn records into sequences; see `Task.encode`.
 
-        See `Task.encode`.
+        Sequences of pairs have the per-sequence values ``pair``, ``chosen`` and ``margin``.
 
         Raises:
-            RecordError: `labels` is False, and only some of the records are pairs.
+            RecordError: as in `Task.encode`; or `labels` is False, and only some of the records are pairs.
+            LengthError: as in `Task.encode`.
         """
         encoder = ChatEncoder(self.tokenizer, options=self.template)
         listed = list(numbered(records))
@@ -141,7 +142,7 @@ class Pairs(Task):
     def merged(self, results: Sequence[dict[str, Any]], examples: Examples) -> list[dict[str, Any] | None]:
         """Return a dict for each record, with ``reward``; None if the task left the record out.
 
-        For a pair, the dict has the rewards ``chosen`` and ``rejected``, and their difference as ``margin``.
+        For a pair, the dict has instead the rewards ``chosen`` and ``rejected``, and their difference as ``margin``.
         """
         if examples.group == 1:
             return super().merged(results, examples)
@@ -240,7 +241,10 @@ class DPO(Likely):
         return found
 
     def merged(self, results: Sequence[dict[str, Any]], examples: Examples) -> list[dict[str, Any] | None]:
-        """Return ``chosen`` and ``rejected`` of each pair, dicts as from `results`; None if the pair was left out."""
+        """Return a dict for each pair, with what `results` has for its two answers; None if the pair was left out.
+
+        The keys of the dict are ``chosen`` and ``rejected``.
+        """
         return _by_pair(results, examples)
 
 

@@ -1,8 +1,8 @@
 """Pre-training like BERT's, from raw documents: masked language modelling and next-sentence prediction.
 
 `Pretraining` turns documents into pairs of texts, some with a random second text (`nopad.corpus.pairs`). Masks are
-drawn anew in every epoch, or once. Packed datasets of ``nopad pack --pretrain bert`` hold the same pairs. The
-objective, `OfPretraining`, is the sum of two means, each with a denominator of its own.
+drawn anew in every epoch, or once. Packed datasets of ``nopad pack --pretrain bert`` hold pairs that are made by the
+same rules. The objective, `OfPretraining`, is the sum of two means, each with a denominator of its own.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from nopad.corpus.tokenizer import load_tokenizer
 from nopad.errors import LengthError, OptionError
 from nopad.loading.supply import Collate
 from nopad.losses.means import Per
-from nopad.options import BOOLEAN, Option, check_choice
+from nopad.options import BOOLEAN, Option
 from nopad.tasks.examples import Examples, field_of, numbered, stacked
 from nopad.tasks.masked import filled
 from nopad.tasks.masking import Masking
@@ -45,19 +45,17 @@ class Pretraining(Task):
         tokenizer: the model's tokenizer, with ``[CLS]``, ``[SEP]`` and ``[MASK]``.
         text: column that holds a document; for predictions, the column of a pair's first text.
         pair: column of a pair's second text; used by predictions only.
-        text_unit: what counts as a document in a text file: each "paragraph" (between empty lines), each "line", or the
-            whole "file".
         sentences: how documents are split into sentences: by "rules" (`nopad.corpus.sentences`), or with "line" at line
             ends.
-        copies: how many times pairs are made from each document; the pairs differ each time.
-        short: share of the documents, from 0 to 1, whose pairs are made shorter than `max_length`.
-        random_next: share of the pairs, from 0 to 1, whose second side comes from another document
-            (`nopad.corpus.pairs`).
+        copies: how many times pairs are made from each document, with other random choices each time.
+        short: share of the documents, from 0 to 1, whose pairs get a random target length of at most `max_length`.
+        random_next: share of the pairs, from 0 to 1, whose second side comes from another document; pairs with only one
+            sentence of their document always get such a side (`nopad.corpus.pairs`).
         static: draw masks once and keep them; if False, they are drawn anew in every epoch.
         rate: share of a sequence's tokens that are predicted, above 0 and at most 1 (`nopad.corpus.masks`).
         max_predictions: most predicted tokens per sequence. None: 20, 56 or 76 if `max_length` is 128, 384 or 512, else
             15 % of `max_length`.
-        whole_words: all tokens of a word are masked, or none.
+        whole_words: choose all tokens of a word to be predicted, or none of them.
         per: how the loss of masked tokens is averaged: over all masked tokens of a step ("token"), or first within
             each sequence and then over sequences ("sequence"), as in the packing paper.
         next_sentence: whether next-sentence prediction is learned too.
@@ -84,6 +82,7 @@ class Pretraining(Task):
     texts_by: ClassVar[tuple[str, ...]] = ("text", "pair")
     policies: ClassVar[tuple[OverLong, ...]] = ("error", "truncate", "drop", "split")
     fewest = 512
+    text_unit: ClassVar[TextUnit] = "paragraph"
 
     def __init__(
         self,
@@ -91,7 +90,6 @@ class Pretraining(Task):
         *,
         text: str = "text",
         pair: str = "pair",
-        text_unit: TextUnit = "paragraph",
         sentences: SentenceUnit = "rules",
         copies: int = 1,
         short: float = 0.1,
@@ -108,7 +106,6 @@ class Pretraining(Task):
     ) -> None:
         super().__init__(tokenizer, **options)
         self.text, self.pair = text, pair
-        self.text_unit = check_choice("text_unit", text_unit, TextUnit)
         self.top: int = _TOP.check("top", top)
         self._how: dict[str, Any] = {
             "sentences": sentences,
@@ -130,11 +127,6 @@ class Pretraining(Task):
         _ = self._words  # a vocabulary that lacks a token is refused now
         self.objective = OfPretraining(per, next_sentence=_NEXT_SENTENCE.check("next_sentence", next_sentence))
 
-    @classmethod
-    def reading(cls, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the `text_unit` for reading text files: "paragraph", unless `options` has another."""
-        return {"text_unit": options.get("text_unit", "paragraph")}
-
     @property
     def collate(self) -> Collate:
         """The `Masking` that masks sequences when batches are made, unless `encode` has masked them already."""
@@ -154,7 +146,7 @@ class Pretraining(Task):
         return Vocabulary.of(load_tokenizer(given), options, names)
 
     def encode(self, records: Iterable[Mapping[str, Any]], *, labels: bool = True) -> Examples:
-        """Turn documents into pairs of sentences for training; see `Task.encode`.
+        """Turn documents into pairs of texts, of one or more sentences each, for training; see `Task.encode`.
 
         If `labels` is False, the records are pairs of texts instead, and each becomes one sequence for predictions.
 

@@ -26,7 +26,7 @@ _UNNAMED = "LABEL_"  # how transformers calls classes that nobody named
 
 
 def tasks_by_name() -> dict[str, type[Task]]:
-    """Return every task of `nopad.tasks` by its name, sorted.
+    """Return the class of every task of `nopad.tasks` by the task's name, sorted.
 
     >>> from nopad.tasks.registry import tasks_by_name
     >>> tasks_by_name()["classify"]
@@ -57,7 +57,8 @@ def task_named(name: str, tokenizer: Any, options: Mapping[str, Any]) -> Task:
     """Make the task of this name.
 
     Raises:
-        OptionError: there is no such task, it has no such option, or an option has an invalid value.
+        OptionError: there is no such task, it has no such option, an option that it needs is missing, or an option has
+            an invalid value.
 
     >>> from nopad.tasks.registry import task_named
     >>> task_named("classify", tokenizer, {"labels": ["no", "yes"], "text": "question"}).text
@@ -92,8 +93,8 @@ def load_task(name: str, spec: str | Path, options: Mapping[str, Any], **how: An
 
     Raises:
         FormatError: there is no such model, transformers cannot read it, or it has no weights for the task's head.
-        OptionError: there is no such task or option, an option has an invalid value, or labels are given in another
-            order or number than the model has them.
+        OptionError: there is no such task or option, an option has an invalid value, `max_length` exceeds the model's
+            positions, or labels are given in another order or number than the model has them.
     """
     path, kind = Path(spec), task_class(name)
     here = path.exists() or str(spec).startswith((".", "/", "~"))
@@ -132,7 +133,7 @@ def load_task(name: str, spec: str | Path, options: Mapping[str, Any], **how: An
 
 
 def task_class(name: str) -> type[Task]:
-    """Return the task with this name.
+    """Return the class of the task with this name.
 
     Raises:
         OptionError: there is no such task; the message names the tasks that there are.
@@ -144,10 +145,10 @@ def task_class(name: str) -> type[Task]:
 
 
 def _labels(given: Any, config: Any, spec: Any) -> Any:
-    """Return the names of the classes: those given, or those of the model's configuration.
+    """Return the names of the classes: those given, or (if none or only a number is given) those of the model.
 
     Raises:
-        OptionError: they contradict each other.
+        OptionError: `given` contradicts the model's configuration in the number of classes or their order.
     """
     by_number = {int(number): str(label) for number, label in (config.id2label or {}).items()}
     names = [by_number[number] for number in sorted(by_number)]

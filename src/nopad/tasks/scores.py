@@ -19,8 +19,8 @@ __all__ = ["sequence_logprobs"]
 def sequence_logprobs(model: Any, batch: PackedBatch, *, mean: bool = False) -> Tensor:
     """Return the log-probability of each sequence, in the order of the batch's sequences; float32 or wider, ``[S]``.
 
-    This is the sum of the log-probabilities (natural logarithm) of all its tokens but the first, which nothing
-    predicts; 0 for a sequence of one token. With `mean`, the sum is divided by the number of predicted tokens.
+    This is the sum of the log-probabilities (natural logarithm) of all tokens of the sequence but the first, which
+    nothing predicts; 0 for a sequence of one token. With `mean`, the sum is divided by the number of predicted tokens.
 
     Raises:
         OptionError: the model is not pack-safe, or is not a causal language model.

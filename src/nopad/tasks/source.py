@@ -80,7 +80,8 @@ class TaskSource(Source):
 
         Raises:
             SourceError: the records are an iterator that was read before.
-            RecordError, LengthError: the task cannot encode a record.
+            RecordError, LengthError: the task cannot encode a record, a record lacks a column of `carry`, or records
+                give other columns than those before.
         """
         if not self._read:
             self._read = True
@@ -111,7 +112,12 @@ class TaskSource(Source):
             yield self._block(held)
 
     def _made(self, part: list[Mapping[str, Any]], first: int) -> _Made:
-        """Encode the records `part`; `first` is the number of the first of them in the input."""
+        """Encode the records `part`; `first` is the number of the first of them in the input.
+
+        Raises:
+            OptionError: the task makes groups, or a column has several numbers per sequence.
+            RecordError, LengthError: the task cannot encode a record, or a record lacks a column of `carry`.
+        """
         if not first:  # columns of the first record that the task does not read are reported to the user
             looked = _Looked(part[0])
             part = [looked, *part[1:]]
@@ -145,7 +151,11 @@ class TaskSource(Source):
         return Block(name=self._name, data=data, decoder=decoder, first_line=made.first + 1, path=self._name)
 
     def _carried(self, part: list[Mapping[str, Any]], made: Examples, first: int) -> dict[str, pa.Array]:
-        """Return the columns named by `carry`, with a value per sequence: that of the sequence's record."""
+        """Return the columns named by `carry`, with a value per sequence: that of the sequence's record.
+
+        Raises:
+            RecordError: a record lacks such a column, or the values of a column have no common type.
+        """
         found = {}
         for name in self._carry:
             values = []
@@ -235,7 +245,7 @@ def _told(schema: pa.Schema) -> str:
 
 
 def _decode(data: pa.RecordBatch, first_line: int, *, of: int, truncated: int) -> Iterator[Records]:
-    """Yield the sequences of a block as one `Records`; they come from `of` records, of which some were truncated."""
+    """Yield the sequences of a block as one `Records`; they come from `of` records, `truncated` of them truncated."""
     record = data.column(_NUMBER).to_numpy()
     lists = {field.name: list_parts(data.column(field.name)) for field in data.schema if is_list(field.type)}
     offsets = lists["input_ids"][0] if lists else np.zeros(1, np.int64)

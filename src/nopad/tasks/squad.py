@@ -1,7 +1,7 @@
 """SQuAD 1.1 and 2.0: read their files as records, and compute the scores of their evaluation script.
 
 The scores are those of the script for 2.0, which equal those of the script for 1.1 if every question has an answer.
-They are from 0 to 1, like all metrics here.
+Here they are from 0 to 1, not percentages.
 """
 
 from __future__ import annotations
@@ -90,7 +90,8 @@ def answers_of(record: Mapping[str, Any], name: str, number: int, context: str) 
     """Return (text, index of its first character) of each answer in a record, after checking them against the context.
 
     Raises:
-        RecordError: the record has no column `name`, or an answer's text is not at its ``answer_start`` in the context.
+        RecordError: the record has no column `name`, the column holds no answers in this form, or an answer's text is
+            empty or not at its ``answer_start`` in the context.
     """
     given = record.get(name)
     if isinstance(given, Mapping) and {"text", "answer_start"} <= given.keys():
@@ -139,7 +140,10 @@ def normalised(text: str) -> str:
 
 
 def exact_and_f1(text: str, answers: Sequence[str]) -> tuple[float, float]:
-    """Return the best exact match and the best F1 of a text over all right answers; without answers, "" is right."""
+    """Return the best exact match and the best F1 of a text over all right answers; without answers, "" is right.
+
+    Texts are compared as `normalised`; answers of which nothing is left do not count.
+    """
     right = [one for one in map(normalised, answers) if one] or [""]
     mine = normalised(text)
     return float(mine in right), max(_f1(mine.split(), one.split()) for one in right)
@@ -179,7 +183,7 @@ def best_thresholds(
 
     SQuAD's script for 2.0 does the same, but may report scores that no threshold gives: questions with the same
     ``no_answer`` are all answered or all not. If answering nothing is best, the threshold is just below the smallest
-    ``no_answer``.
+    ``no_answer`` (0 if no question has one).
 
     Args:
         predictions: per question, (best text, ``no_answer``), where ``no_answer`` is the score for no answer minus that

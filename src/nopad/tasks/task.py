@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from nopad.batch import PackedBatch
-from nopad.corpus.options import OverLong
+from nopad.corpus.options import OverLong, TextUnit
 from nopad.corpus.record_stream import RecordStream
 from nopad.errors import LengthError, OptionError
 from nopad.loading import PackedLoader
@@ -67,8 +67,13 @@ class Task(ABC):
         texts_always: names of text columns that no option changes.
         fewest: smallest number of records that `encode` should get in one call (if there are so many); above 1 for
             tasks that combine records at random.
+        text_unit: what a training record of a text file is, unless the user says otherwise: a "line", a "paragraph", or
+            the whole "file".
         dtypes: dtypes (NumPy's names) in which files store the numbers of a prediction, by the prediction's key; such
-            as ``{"embedding": "float32"}``. Other keys are stored as int64 or float64.
+            as ``{"embedding": "float32"}``. Numbers of other keys are stored as int64 or float64.
+
+    Raises:
+        OptionError: an option has an invalid value, or the tokenizer is not one of transformers.
     """
 
     name: ClassVar[str]
@@ -78,6 +83,7 @@ class Task(ABC):
     texts_always: ClassVar[tuple[str, ...]] = ()
     dtypes: ClassVar[Mapping[str, str]] = {}
     fewest: ClassVar[int] = 1
+    text_unit: ClassVar[TextUnit] = "line"
     objective: Objective
     options: dict[str, Any]
 
@@ -110,7 +116,8 @@ class Task(ABC):
 
         Raises:
             RecordError: a record lacks a column, or has a value that the task cannot use; the message gives its number.
-            LengthError: a sequence is longer than `max_length`, and `over_long` is "error"; or there is no record.
+            LengthError: a sequence is longer than `max_length`, and `over_long` is "error"; a sequence has no token; or
+                there is no record.
         """
 
     @abstractmethod
@@ -120,7 +127,8 @@ class Task(ABC):
     def merged(self, results: Sequence[dict[str, Any]], examples: Examples) -> list[dict[str, Any] | None]:
         """Combine `results`, one per sequence of `examples`, into one prediction per record.
 
-        The prediction is None if the task left the record out.
+        The prediction is None if the task left the record out. A task overrides this method if a record can have
+        several sequences; here, the result of the last one is taken.
         """
         found: list[dict[str, Any] | None] = [None] * examples.records
         for record, result in zip(examples.record.tolist(), results, strict=True):
@@ -152,11 +160,6 @@ class Task(ABC):
         """Return options of this task that a model's folder states outside ``config.json``; {} unless overridden."""
         return {}
 
-    @classmethod
-    def reading(cls, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return options of `nopad.corpus.open_records` for reading training records, given the task's `options`."""
-        return {}
-
     def text_columns(self) -> tuple[str, ...]:
         """Return the columns that hold texts, which files without types (CSV, TSV) must not turn into numbers."""
         named = [getattr(self, name) for name in self.texts_by]
@@ -177,7 +180,8 @@ class Task(ABC):
         """Return a `nopad.PackedLoader` over records with labels, or over examples; `options` are the loader's.
 
         Raises:
-            LengthError: the task left every record out.
+            LengthError: the task left every record out, or as for `encode` and `PackedLoader`.
+            RecordError, OptionError: as for `encode` and `PackedLoader`.
         """
         made = data if isinstance(data, Examples) else self.encode(self.read(data))
         if not len(made):

@@ -19,7 +19,8 @@ def encoded(task: Any, texts: Sequence[str], *, types: bool = True) -> Examples:
     With `types`, the examples have token type ids if the tokenizer gives them.
 
     Raises:
-        LengthError: as for `tokenised`.
+        LengthError: a text has no token, or has more than `max_length` tokens and `over_long` is "error"; or there are
+            more than `max_length` special tokens, so a text cannot be truncated.
     """
     found = tokenised(task.tokenizer, texts, max_length=task.max_length, over_long=task.over_long)
     made = stacked(found.ids, tokens=found.columns if types else {})

@@ -2,8 +2,8 @@
 
 A record has a list of words and a list of tags, as in CoNLL's data sets; or a text and labelled spans, and the words
 are then those of `nopad.tasks.pieces.words_in`. Words are tokenised as in running text, with spaces between them, so
-any tokenizer that gives offsets can be used. Only the first token of a word has its label; the other tokens are ignored
-(-100), as in transformers' examples.
+any tokenizer that gives offsets can be used. Unless `label_all` is set, only the first token of a word has the word's
+label; the other tokens are ignored (-100), as in transformers' examples.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class TokenClassification(Task):
         return {"id2label": dict(enumerate(self.names)), "label2id": dict(self._number)}
 
     def encode(self, records: Iterable[Mapping[str, Any]], *, labels: bool = True) -> Examples:
-        """Turn records into sequences, with a column ``labels`` per token; see `Task.encode`.
+        """Turn records into sequences; see `Task.encode`. With `labels`, they have the per-token column ``labels``.
 
         The result's count ``words_without_a_token`` is the number of words whose tag is on no token, because the
         tokenizer skips the word, or the word shares its token with the word before. `Examples.details` has, for each
@@ -222,7 +222,12 @@ class TokenClassification(Task):
         return _Words(text, words, tags)
 
     def _span(self, span: Any, where: str, text: str, words: Sequence[tuple[int, int]]) -> tuple[int, int, str]:
-        """Return first and last word (exclusive) of a span, and its label."""
+        """Return first and last word (exclusive) of a span, and its label.
+
+        Raises:
+            RecordError: the span has another form, lies outside of the text, has no label, or does not consist of whole
+                words; the message begins with `where`.
+        """
         wanted = ("start", "end", "label")
         fields = [span.get(one) for one in wanted] if isinstance(span, Mapping) else span
         if not isinstance(fields, list | tuple) or len(fields) != 3:
@@ -243,7 +248,11 @@ class TokenClassification(Task):
         return touched[0], touched[-1] + 1, label
 
     def _tags_of(self, label: str, count: int, where: str) -> list[int]:
-        """Return the tag numbers of a span's `count` words; the tags' names say if they are BIO, IO, BIOES or plain."""
+        """Return the tag numbers of a span's `count` words; the tags' names say if they are BIO, IO, BIOES or plain.
+
+        Raises:
+            RecordError: no tag is for `label`; the message begins with `where`.
+        """
 
         def tag(signs: str) -> int:
             found = [
@@ -301,7 +310,7 @@ class TokenClassification(Task):
     def scores(
         self, predictions: Sequence[dict[str, Any] | None], records: Iterable[Mapping[str, Any]]
     ) -> dict[str, float]:
-        """Return the accuracy per word, and precision, recall and F1 of entities.
+        """Return ``accuracy`` per word; if the tags mark entities, also their ``precision``, ``recall`` and ``f1``.
 
         A word without a predicted tag counts as wrong. In a record that was left out, every word counts as wrong, and
         no entity as found.

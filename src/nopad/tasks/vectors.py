@@ -27,7 +27,7 @@ __all__ = ["Embedding", "Vectors", "base_model"]
 
 
 class Vectors(Objective):
-    """An objective without a loss, whose outputs are ``{"embeddings": [S, H]}``: a vector per sequence.
+    """Base class of objectives whose outputs are ``{"embeddings": [S, H]}``, a vector per sequence; defines no loss.
 
     Args:
         pooling: the vector is the "mean" of a sequence's last hidden states, or its "first" or "last" one.
@@ -126,7 +126,12 @@ class Embedding(Task):
         return found if most is None else {**found, "max_length": most}
 
     def encode(self, records: Iterable[Mapping[str, Any]], *, labels: bool = True) -> Examples:
-        """Turn records into sequences, with the prompt before each text; there are no labels. See `Task.encode`."""
+        """Turn records into sequences, with the prompt before each text; there are no labels. See `Task.encode`.
+
+        Raises:
+            RecordError: as in `Task.encode`.
+            LengthError: as in `Task.encode`; or the prompt is not pooled, and a text has no token besides it.
+        """
         texts = [
             self.texts.ready(self.prompt + field_of(record, self.text, number)) for number, record in numbered(records)
         ]
@@ -148,7 +153,11 @@ class Embedding(Task):
         return base_model(super().model, name, **options)
 
     def _skipped(self, pooling: str) -> int:
-        """Return how many tokens at the beginning of each sequence are not pooled, since they belong to the prompt."""
+        """Return how many tokens at the beginning of each sequence are not pooled, since they belong to the prompt.
+
+        Raises:
+            OptionError: the prompt is not to be pooled, and `pooling` is "first".
+        """
         if not self.prompt or self.texts.include_prompt or pooling == "last":
             return 0
         if pooling == "first":

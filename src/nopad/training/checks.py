@@ -70,7 +70,8 @@ def check_step(trainer: Any, loader: PackedLoader) -> None:
     """Refuse options of a Trainer that contradict the loader's step, or that `check_options` refuses.
 
     Raises:
-        OptionError: such an option is set, and the message names it; or the loader is a stream on several ranks.
+        OptionError: such an option is set, and the message names it; the loader is a stream on several ranks; or the
+            loader has several rows, and the model can run only one (`check_rows`).
     """
     args = trainer.args
     if loader.is_stream and loader.ranks.world_size > 1:
@@ -157,6 +158,8 @@ def forget_evaluation(trainer: Any) -> None:
 
 def check_ranks(trainer: Any, model: Any) -> None:
     """Refuse to train on several ranks with a model whose gradients are not averaged over ranks.
+
+    Only plain data parallelism is checked: not FSDP, DeepSpeed, tensor parallelism, or models that transformers shards.
 
     Raises:
         OptionError: the model of this training step is not wrapped in DDP.

@@ -1,9 +1,9 @@
 """The configuration of `nopad train`: TOML in tables, checked field by field before any work begins.
 
 Each table is a frozen dataclass with the same fields as in the file; ``[trainer]`` has the fields of
-`transformers.TrainingArguments`, ``[task]`` the options of the task that it names. A field that is unknown or has a
-wrong type is refused by an error that names file and field. Fields given on the command line
-(``--set TABLE.FIELD=VALUE``) replace those of the file; a value that is not TOML is taken as text.
+`transformers.TrainingArguments`, ``[task]`` the options of the task that it names. A field that is unknown, invalid or
+of a wrong type is refused by an `OptionError` that names it, and the file or ``--set`` that gives it. Fields given on
+the command line (``--set TABLE.FIELD=VALUE``) replace those of the file; a value that is not TOML is taken as text.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
 
+from nopad.corpus.options import TextUnit
 from nopad.errors import MissingExtraError, OptionError, SourceError, install
 from nopad.files import local_path
 from nopad.loading.groups import Together
@@ -80,12 +81,15 @@ class Data:
         train: files or folders of records (with a task), or one place where tokens are stored: a packed dataset, a
             folder of arrays, or another source that `nopad.loading.sources.open_tokens` reads.
         eval: the same for evaluation data.
+        text_unit: what a record of a text file is: each "line", each "paragraph" (between empty lines), or the whole
+            "file"; None: a line, or a paragraph for the task ``pretrain``.
         held_out: share of the training records, from 0 to below 1, that is used for evaluation instead of training;
             drawn with ``trainer.data_seed``, or ``trainer.seed`` without it.
     """
 
     train: tuple[str, ...] | str = ()
     eval: tuple[str, ...] | str = ()
+    text_unit: TextUnit | None = None
     held_out: float = 0.0
 
     def __post_init__(self) -> None:
@@ -162,7 +166,7 @@ class Packing:
         complete_options(self.algorithm, self.options)
 
     def plan_options(self) -> dict[str, Any]:
-        """Return the options of `nopad.plan` that differ from its defaults."""
+        """Return the options of `nopad.plan` that this table gives, without a `depth` or `algorithm` at its default."""
         made = dict(self.options)
         if self.depth is not None:
             made["depth"] = self.depth
@@ -238,7 +242,7 @@ class TrainConfig:
                 raise OptionError(f"trainer.{name} and [schedule] both say what the learning rate does; leave one out")
 
     def document(self) -> dict[str, dict[str, Any]]:
-        """Return the tables as a dict, as in a configuration file, without fields that have their default value."""
+        """Return the tables as a dict, as in a file, without default values and tables that have only these."""
         made: dict[str, dict[str, Any]] = {}
         for table in fields(self):
             value = getattr(self, table.name)
@@ -273,10 +277,10 @@ def read_config(path: str | Path, overrides: Sequence[str] = (), *, init_from: s
         init_from: replaces ``model.init_from``.
 
     Raises:
-        SourceError: there is no such file.
-        OptionError: the file is not TOML; or a table or field, in the file or in `overrides`, is unknown, missing or of
-            a wrong type.
-        MissingExtraError: transformers is not installed.
+        SourceError: there is no such file, or it cannot be read.
+        OptionError: the file is not TOML; or a table or field, in the file or in `overrides`, is unknown, missing, of a
+            wrong type, out of range, or contradicts another one.
+        MissingExtraError: a table is for transformers, which is not installed.
     """
     document: dict[str, dict[str, Any]] = {}
     for name, table in _parsed(Path(path)).items():
@@ -305,7 +309,7 @@ def read_config(path: str | Path, overrides: Sequence[str] = (), *, init_from: s
 
 
 def _optional(name: str, made: Mapping[str, Mapping[str, Any]], document: Mapping[str, Any]) -> Any:
-    """Return an optional table as its dataclass; None if it was left out."""
+    """Return an optional table as its dataclass; None if it was left out. Its field in `_CHOOSES` must be given."""
     if not made[name] and name not in document:
         return None
     if _CHOOSES[name] not in made[name]:
@@ -364,7 +368,7 @@ def _toml_value(text: str) -> Any:
 
 
 def _table(name: str, given: Mapping[str, Any], path: str | None, task: str | None = None) -> dict[str, Any]:
-    """Return the fields of a table, each converted to its type; an unknown field raises an `OptionError`."""
+    """Return a table's fields, each converted to its type; refuse unknown fields, wrong types, and `_ELSEWHERE`."""
     made = {}
     for key, value in given.items():
         try:
@@ -400,7 +404,7 @@ def _task(made: dict[str, Any]) -> TaskTable:
 
 @cache
 def _trainer_fields() -> Mapping[str, Any]:
-    """Return the fields of transformers' arguments, with their types."""
+    """Return the fields that ``[trainer]`` may have (of `transformers.TrainingArguments`), with their types."""
     try:
         from transformers import TrainingArguments
     except ImportError as error:

@@ -13,9 +13,10 @@ __all__ = ["corrected"]
 
 
 def corrected(made: Loaders, data: Any) -> tuple[Loaders, Scaled | None]:
-    """Return `made` for corrected hyper-parameters, and the correction (None if ``packing.correction`` is "none").
+    """Return the `Loaders` of the same run with corrected hyper-parameters, and the correction.
 
-    The packing factor is measured on the training loader, made with ``accumulation=1``.
+    If ``packing.correction`` is "none", these are `made` itself and None. Else the packing factor is measured on the
+    training loader of `data`, made with ``accumulation=1``.
 
     Raises:
         OptionError: the factor is not known, or there is no hyper-parameter that the correction could change.

@@ -166,8 +166,9 @@ def whole(
 ) -> int:
     """Return the length of training in the unit that a schedule counts: sequences, tokens or steps.
 
-    The length of an epoch is taken to be that of the loader's current one, in whole steps. With `steps`, sequences and
-    tokens are the current epoch's average per step, times `steps`.
+    The length is ``schedule.total`` if that is given, else that of `steps` optimiser steps, else that of `epochs`
+    epochs. All epochs are taken to be as long as the loader's current one. In `steps` steps, there are `steps` times
+    the current epoch's average number of sequences or tokens per step. The result is rounded up.
 
     Raises:
         OptionError: the length is not known.

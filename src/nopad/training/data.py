@@ -49,8 +49,8 @@ def loader_of(
             `open_tokens` reads.
         capacity: most tokens per pack; not needed for a loader; None: the rows of a packed dataset as stored.
         task: what turns records into sequences; None: `data` are tokens.
-        objective: computes the loss; if it is that of a causal language model, and there is no task, the tokens are
-            also the labels.
+        objective: computes the loss; if it is that of a causal language model, the loader's default `collate` is
+            `nopad.loading.causal`, which makes labels of the tokens if there are none.
         options: further options of `nopad.PackedLoader`.
 
     Raises:
@@ -86,8 +86,8 @@ def loader_of(
 def fingerprint_of(data: Any) -> str | None:
     """Return a fingerprint of the data's content, which changes if the data are changed in place; None: not known.
 
-    For a `datasets.Dataset`, this is the fingerprint that `datasets` computes; for a list, all records are read, at
-    about 400,000 per second.
+    For a `datasets.Dataset`, this is the fingerprint that `datasets` computes. Other data are pickled; for a list, all
+    records are read, at about 400,000 per second. Data that cannot be pickled have no known fingerprint.
     """
     own = getattr(data, "_fingerprint", None)
     if isinstance(own, str):

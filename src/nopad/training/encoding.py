@@ -50,8 +50,8 @@ class Stored(Protocol):
 class Part:
     """A part of a set of records: those held out for evaluation, or all others.
 
-    `share`, from 0 to below 1, is the share of records held out; `seed` decides which, by their numbers. If
-    `held_out` is True, this is the part held out, else the rest.
+    A record is held out with probability `share`, from 0 to below 1, as its number and `seed` decide. If `held_out` is
+    True, this is the part held out, else the rest.
 
     >>> [number for number in range(12) if Part(share=0.3, seed=1, held_out=True).has(number)]
     [0, 1, 2, 3, 7, 9, 11]
@@ -92,7 +92,9 @@ def encoded(
         at_once: number of records that are encoded at a time.
 
     Raises:
-        RecordError, LengthError: as for `Task.encode`; the record numbers in messages count all records, from 0.
+        RecordError, LengthError: as for `Task.encode`; the record numbers in messages count all records, from 0. A
+            LengthError is also raised if the task leaves out every record.
+        FormatError: the task makes columns of other dtypes or shapes for some records than for others.
         StorageError: the disk is full, or a file cannot be written.
     """
     facts = {"version": _VERSION, "records": records.fingerprint(), "part": asdict(part), **settings}
@@ -114,7 +116,15 @@ def encoded(
 
 
 def _write(task: Task, records: Iterator[tuple[int, Mapping[str, Any]]], place: Path, at_once: int) -> dict[str, Any]:
-    """Encode records, each with its number, into files; return the facts that are not arrays."""
+    """Encode records, each with its number, into files; return what ``examples.json`` holds.
+
+    It holds the number of records, the number of sequences that stay together (``group``), the counts of records cut or
+    left out, the names of the columns per token, and the length of each array.
+
+    Raises:
+        LengthError: no record gives an example.
+        FormatError: the task makes columns of other dtypes or shapes for some records than for others.
+    """
     counts: Counter[str] = Counter()
     group, seen, ends = 1, 0, 0
     tokens: list[str] = []

@@ -34,18 +34,21 @@ class EvaluatingMixin(PreparingMixin):
     _evaluated: list[tuple[Any, str | None, PackedLoader]]  # data, their fingerprint then, their loader
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        """Return a DataLoader of an evaluation dataset's packs; the Trainer's own DataLoader if it is not packed."""
+        """Return a DataLoader of an evaluation dataset's packs, or the Trainer's own if the dataset is not packed."""
         named = self.eval_dataset[eval_dataset] if isinstance(eval_dataset, str) else eval_dataset
         return self._packs_of(named) or super().get_eval_dataloader(eval_dataset)
 
     def get_test_dataloader(self, test_dataset: Any) -> Any:
-        """Return a DataLoader of a dataset's packs; the Trainer's own DataLoader if it is not packed."""
+        """Return a DataLoader of a dataset's packs, or the Trainer's own if the dataset is not packed."""
         return self._packs_of(test_dataset) or super().get_test_dataloader(test_dataset)
 
     def _packs_of(self, data: Any) -> FedLoader | None:
-        """Return a DataLoader of a dataset's packs, from the first on; None if the dataset is not packed.
+        """Return a DataLoader of a dataset's packs, from the first pack on; None if the dataset is not packed.
 
         If `data` is None, the dataset is `eval_dataset`.
+
+        Raises:
+            OptionError: the data are a stream, or their loader leaves sequences out or has rows that the model refuses.
         """
         data = self.eval_dataset if data is None else data
         if not self._packs(data):
@@ -67,7 +70,8 @@ class EvaluatingMixin(PreparingMixin):
     def _loader_of(self, data: Any) -> PackedLoader:
         """Return the loader of evaluation data.
 
-        The loader of a dataset in `eval_dataset` is kept and used again, as long as the dataset's content is the same.
+        The loader of a dataset in `eval_dataset` is kept and used again, as long as the fingerprint of the dataset's
+        content is known and stays the same.
         """
         mine = each_dataset(self.eval_dataset)
         self._evaluated = [one for one in self._evaluated if any(one[0] is other for other in mine)]

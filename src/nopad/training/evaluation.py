@@ -62,7 +62,11 @@ class Evaluation:
         self.kept: list[tuple[NDArray[np.int64], list[list[NDArray[Any]]], list[list[NDArray[Any]]]]] = []
 
     def run(self, model: Any, batch: PackedBatch) -> Tensor:
-        """Run the model on a batch and add its losses and metrics; return the sum of its losses."""
+        """Run the model on a batch, and add the batch's losses and metrics; return the sum of its losses.
+
+        A stand-in (`PackedBatch.as_stand_in`: the batch that a rank without sequences runs) adds nothing, and its loss
+        is 0.
+        """
         count = self.objective.count(batch)
         loss, outputs = self.objective.step(model, batch, torch.ones_like(count))
         if not batch.weight:

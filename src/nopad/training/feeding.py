@@ -22,7 +22,9 @@ _TRAINER_STATE = "trainer_state.json"
 
 
 class Ahead:
-    """The numbers of optimiser steps that a loader has left, in this epoch and later ones, which may differ in length.
+    """The numbers of optimiser steps that a loader has left: in the current epoch, and in later ones.
+
+    Epochs may differ in length.
 
     Attributes:
         epoch: number of the current epoch.
@@ -81,7 +83,7 @@ class Ahead:
 
 
 class FedLoader(TorchLoader):
-    """A DataLoader of a loader's batches for the Trainer, whose count of epochs may differ from the loader's."""
+    """A DataLoader of a loader's batches for the Trainer; the loader's epoch numbers may differ from the Trainer's."""
 
     _first: tuple[int, int] | None = None
 
@@ -93,7 +95,11 @@ class FedLoader(TorchLoader):
         return found
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin an epoch. The first call means the loader's current epoch, whatever `epoch` is; later ones count on."""
+        """Begin an epoch.
+
+        The first call means the loader's current epoch, whatever `epoch` is. A later call with a number larger by k
+        means the k-th epoch after that.
+        """
         if self._first is None:
             self._first = epoch, self.packed_loader.epoch
         given, stood = self._first

@@ -77,7 +77,7 @@ _FREE_TRAINER = (
 
 
 class RunFolder:
-    """The output folder of a run. Only the first rank locks it, writes to it, and unlocks it."""
+    """The output folder of a run. Only the first rank may call the methods that lock it, write to it, or unlock it."""
 
     def __init__(self, folder: str | Path) -> None:
         self.path = local_path(folder)
@@ -92,8 +92,9 @@ class RunFolder:
 
         Raises:
             OutputExistsError: without `resume`: the folder holds a run, or other files.
-            ResumeError: there is no run to resume, or it has another configuration; the message names the field that
-                differs.
+            ResumeError: there is no run to resume, its configuration differs (the message names the field) or is
+                damaged, or the run would become shorter.
+            StorageError: the folder cannot be made or locked.
             OutputBusyError: another process trains in the folder.
         """
         known = (self.path / CONFIG_FILE).is_file()
@@ -119,7 +120,10 @@ class RunFolder:
         write_atomic(self.path / CONFIG_FILE, to_toml(config.document()).encode())  # last: it makes this a run
 
     def undo(self) -> None:
-        """Remove the traces of a run that failed before its first step, so that a run can begin in this folder."""
+        """Remove the configuration, ``nopad_run.json`` and the metrics of a run that failed before its first step.
+
+        Another run can then begin in this folder.
+        """
         for name in (CONFIG_FILE, RUN_FILE, METRICS_FILE):
             (self.path / name).unlink(missing_ok=True)
 
@@ -148,7 +152,12 @@ class RunFolder:
             )
 
     def _hold(self) -> None:
-        """Take the folder's lock; if this process is killed, the system releases it."""
+        """Take the folder's lock; if this process is killed, the system releases it.
+
+        Raises:
+            StorageError: the lock file cannot be opened.
+            OutputBusyError: another process has the lock.
+        """
         with storage_errors("locking", self.path):
             self._lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
         try:
@@ -175,7 +184,13 @@ class RunFolder:
             )
 
     def _check_same(self, config: TrainConfig) -> None:
-        """Refuse another configuration than the one that the run began with, unless it only makes the run longer."""
+        """Refuse another configuration than the one that the run began with.
+
+        Fields that do not change what is learned may differ, and the run may become longer.
+
+        Raises:
+            ResumeError: another field differs, the run would become shorter, or the stored configuration is damaged.
+        """
         began, mine = self._began(), tomllib.loads(to_toml(config.document()))
         odd = [
             f"{table}.{name} is {_shown(mine, table, name)} and was {_shown(began, table, name)}"
@@ -196,7 +211,7 @@ class RunFolder:
         )
 
     def _began(self) -> dict[str, Any]:
-        """Return the configuration that the run began with."""
+        """Return the configuration that the run began with; raise `ResumeError` if the stored file is damaged."""
         try:
             return tomllib.loads((self.path / CONFIG_FILE).read_text(encoding="utf-8"))
         except ValueError as error:
@@ -208,7 +223,8 @@ class RunFolder:
         """Return whether this configuration gives a resumed run more epochs or steps than it had before.
 
         Raises:
-            ResumeError: it has more, but the run is over and left no checkpoint from which to resume.
+            ResumeError: it has more, but the run is over and left no checkpoint from which to resume; or the stored
+                configuration is damaged.
         """
         if not (self.path / CONFIG_FILE).is_file():
             return False
@@ -229,7 +245,7 @@ class RunFolder:
         return found if isinstance(found, dict) else {}
 
     def note(self, **facts: Any) -> None:
-        """Add facts to ``nopad_run.json``."""
+        """Add fields to ``nopad_run.json``, or replace them."""
         write_atomic(self.path / RUN_FILE, _json({**self.facts(), **facts}))
 
     def clear_incomplete(self) -> None:
@@ -269,7 +285,7 @@ def last_checkpoint(folder: Path) -> Path | None:
     """Return the last complete checkpoint of a run; None: there is none.
 
     Raises:
-        ResumeError: checkpoints were saved without the optimiser's state.
+        ResumeError: no checkpoint is complete, and one was saved without the optimiser's state.
     """
     found = _checkpoints(folder)
     for _, path in found:
@@ -327,7 +343,7 @@ def append_line(path: Path, document: Mapping[str, Any]) -> None:
 
 
 def kept_lines(path: Path, step: int) -> None:
-    """Keep the lines of a metrics file up to this step; remove later lines, and an incomplete last line.
+    """Keep the lines of a metrics file up to this step; remove later lines, and lines that are no whole JSON object.
 
     Raises:
         StorageError: the file cannot be written.

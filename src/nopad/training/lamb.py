@@ -151,7 +151,7 @@ class Lamb(torch.optim.Optimizer):
 
         Raises:
             OptionError: a gradient is sparse.
-            TrainingError: a gradient is not finite. Parameters, moments and update counts are then unchanged.
+            TrainingError: a gradient's norm is not finite. Parameters, moments and update counts are then unchanged.
         """
         loss = None
         if closure is not None:
@@ -165,7 +165,11 @@ class Lamb(torch.optim.Optimizer):
         return loss
 
     def _held(self, group: Mapping[str, Any], number: int) -> _Held:
-        """Return the parameters of a group that have gradients, and their gradients."""
+        """Return the parameters of a group that have gradients, and their gradients.
+
+        Raises:
+            OptionError: a gradient is sparse.
+        """
         params: list[Tensor] = []
         for at, param in enumerate(group["params"]):
             if param.grad is None:
@@ -179,7 +183,7 @@ class Lamb(torch.optim.Optimizer):
         return params, [cast(Tensor, param.grad) for param in params]
 
     def _divisor(self, gradients: list[list[Tensor]]) -> float:
-        """Return the number by which gradients are divided to clip them; 1: no clipping. It waits for the device once.
+        """Return the number by which gradients are divided to clip them (1: no clipping), after waiting for the device.
 
         Raises:
             TrainingError: the norm of a gradient is not finite.
@@ -326,7 +330,7 @@ def _check_eps(eps: float, dtype: torch.dtype, group: int) -> None:
 
 
 def _check_parameter(param: Tensor, group: int, at: int) -> None:
-    """Refuse a parameter that is not dense and of real floats, or is only a piece of a tensor (FSDP1)."""
+    """Refuse a parameter that is not a dense tensor of real floats, or is only a piece of a tensor (FSDP1)."""
     if not param.is_floating_point() or param.layout != torch.strided:
         kind = param.dtype if param.layout == torch.strided else param.layout
         raise OptionError(

@@ -29,6 +29,9 @@ def find_data(config: TrainConfig) -> dict[str, Any]:
 
     Each is a stream of records, or the place where tokens are stored. "eval" is None without an evaluation, and the
     same stream as "train" with ``data.held_out``.
+
+    Raises:
+        InputError: the data cannot be opened, or do not fit the configuration; the message names the field.
     """
     found: dict[str, Any] = {"eval": None}
     for name in ("train", "eval"):
@@ -60,7 +63,11 @@ def _opened(inputs: tuple[str, ...], name: str, config: TrainConfig) -> Any:
             return str(path)
     if config.task.name is None:
         raise OptionError("without a task, it is one place where tokens are stored; name a task for files of records")
-    return open_records(list(inputs), **task_class(config.task.name).reading(config.task.options))
+    unit = config.data.text_unit
+    records = open_records(list(inputs), text_unit=unit or task_class(config.task.name).text_unit)
+    if unit is not None and records.kind != "text":
+        raise OptionError(f"data.text_unit is {unit!r}, and these records are {records.kind}, not text; leave it out")
+    return records
 
 
 def has_evaluation(config: TrainConfig) -> bool:
@@ -91,7 +98,12 @@ class Loaders:
         return Loaders(config, args, self.task, self.tokenizer, self.objective, self.cache)
 
     def loader(self, data: Any, name: str) -> PackedLoader:
-        """Return the loader of `data`: records, or a place where tokens are stored. `name` is "train" or "eval"."""
+        """Return the loader of `data`: records, or a place where tokens are stored. `name` is "train" or "eval".
+
+        Raises:
+            InputError: records or tokens cannot be read, encoded or packed, or records are to be packed into rows and
+                there is no ``packing.capacity``.
+        """
         options, capacity = self._options(training=name == "train"), self.config.packing.capacity
         if isinstance(data, RecordStream):
             assert self.task is not None
@@ -131,13 +143,16 @@ class Loaders:
         return options | (packing.plan_options() if packing.capacity is not None or packing.tokens is not None else {})
 
     def _settings(self) -> Mapping[str, Any]:
-        """Return the task, its options and the tokenizer's fingerprint: equal ones can use the same files."""
+        """Return the task, its options and the tokenizer's fingerprint; runs in which these agree share files."""
         said = {"task": self.config.task.name, "options": dict(self.config.task.options)}
         return {**said, "tokenizer": _fingerprint(self.tokenizer)}
 
 
 def _fingerprint(tokenizer: Any) -> str:
-    """Return the SHA-256 of all that a tokenizer's results depend on."""
+    """Return the SHA-256, in hex, of a tokenizer's class, chat template, special tokens, vocabulary and rules.
+
+    For a slow tokenizer (one written in Python), the rules are not part of it.
+    """
     inner = getattr(tokenizer, "backend_tokenizer", None)
     facts = [type(tokenizer).__name__, getattr(tokenizer, "chat_template", None)]
     facts += [inner.to_str()] if inner is not None else [sorted(tokenizer.get_vocab().items())]
@@ -159,8 +174,8 @@ def widest(loader: PackedLoader) -> int:
 def about(field: str, why: str = "") -> Iterator[None]:
     """In a ``with`` block, begin messages of errors with `field`, the part of the configuration that they are about.
 
-    The messages also name options as in the configuration file. `why` is added to messages about sequences that are
-    longer than ``max_length``. Messages that begin with "packing." stay as they are.
+    In the messages, ``over_long=`` becomes ``task.over_long =``, as in the configuration file. `why` is added to
+    messages about sequences that are longer than ``max_length``. Messages that begin with "packing." stay as they are.
     """
     try:
         yield

@@ -2,7 +2,8 @@
 
 Data, packs and batches do not depend on the number of steps, so a longer run begins with the steps of the shorter one.
 Learning rates may depend on that number: with a schedule that ends (linear, cosine), every step's rate does. From the
-checkpoint on, a longer run has the rates that it would have had if it had always been that long.
+checkpoint on, a longer run has the rates that it would have had if it had always been that long; only a schedule that
+depends on evaluations goes on as it stands.
 """
 
 from __future__ import annotations
@@ -69,7 +70,11 @@ class Longer(TrainerCallback):
         lr_scheduler: Any = None,
         **_: Any,
     ) -> None:
-        """Set and report the learning rate, if the run now has more steps than were planned at the checkpoint."""
+        """Set and report the learning rate, if the run is now longer than was planned at the checkpoint.
+
+        Longer means more steps, or another length of a `CountedLR`. A `CountedLR` has set its rates already, and the
+        rate of a schedule that depends on evaluations is not changed; both are only reported.
+        """
         now, step = state.max_steps, state.global_step
         schedule = getattr(lr_scheduler, "scheduler", lr_scheduler)
         counted = schedule if isinstance(schedule, CountedLR) else None
@@ -115,7 +120,7 @@ def _changed(step: int, here: float, was: float, last: str) -> str:
 
 
 def _rate(args: Any, steps: int) -> Callable[[int], float]:
-    """Return the function from a step's number to its share of the learning rate, in a run of `steps` steps."""
+    """Return, for a run of `steps` steps, the function from a step's number to its multiple of the learning rate."""
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=args.learning_rate)
     how = {"num_warmup_steps": args.get_warmup_steps(steps), "num_training_steps": steps}
     schedule = _lib.get_scheduler(

@@ -10,7 +10,8 @@ backward pass are counted. The formula, in bytes, for P parameters of b bytes ea
                  LOMO, APOLLO, GaLore); a quarter of it for 8-bit optimisers
     activations  what autograd keeps of one micro-step (with checkpointing: the layers' inputs, and what it would keep
                  of one layer); twice the largest kept tensor, for gradients during the backward pass; and 3 x 4 bytes
-                 per logit for the loss: a float32 copy, its softmax, and the gradient
+                 per logit for the loss: a float32 copy, its softmax, and the gradient. With bf16 or fp16: half of
+                 these, and 2 P for copies of the weights
 
 The sum is the peak: the memory at the beginning of a backward pass, when the gradients of earlier micro-steps are still
 held. It does not include the memory of the device's libraries (a CUDA context has some hundred MB), buckets of DDP

@@ -10,8 +10,8 @@ support for packs, and overrides public methods only:
   (`get_batch_samples`);
 * **evaluation and prediction**: over packs too, with the same loss and metrics as without packs, and predictions in
   input order;
-* **checkpoints**: each holds the loader's state (``nopad_loader.json``), from which training resumes. It may resume on
-  another number of ranks, and then takes exactly the sequences that the epoch has not seen;
+* **checkpoints**: each holds the loader's state (``nopad_loader.json``), from which training resumes. Training may
+  resume on another number of ranks, and then takes exactly the sequences that the epoch has not seen;
 * **trouble**: a loss that is NaN or infinite stops all ranks before the optimiser steps, and its batch is saved.
 
 The mix-in does not change training on data that are not packed.
@@ -76,7 +76,7 @@ class PackedMixin(EvaluatingMixin):
 
     Raises:
         OptionError: the Trainer's options contradict the loader's step, or would shuffle, batch or collate a second
-            time; or there are two schedules.
+            time; or there are two schedules, or both a task and an objective.
         UnsupportedModelError: the model cannot keep sequences apart, or has no head by which to choose an objective.
 
     >>> import transformers
@@ -154,7 +154,11 @@ class PackedMixin(EvaluatingMixin):
         return self._fed(loader)
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> tuple[list[Any], Any]:
-        """Return a step's micro-batches, and its denominator: the sum of their `Objective.count` over all ranks."""
+        """Return a step's micro-batches, and its denominator: the sum of their `Objective.count` over all ranks.
+
+        Ranks of tensor parallelism, which get the same batches, count as one. Without an objective or packs, both are
+        the Trainer's own.
+        """
         if self.objective is None:
             return super().get_batch_samples(epoch_iterator, num_batches, device)
         if isinstance(self.train_dataset, PackedLoader):
@@ -172,8 +176,8 @@ class PackedMixin(EvaluatingMixin):
     ) -> Any:
         """Return the objective's loss: the batch's sum of losses, divided by the step's denominator.
 
-        The result is multiplied by the number of ranks, since gradients are averaged over them. Without packs, this is
-        the Trainer's own loss.
+        In training, the result is multiplied by the number of ranks, since gradients are averaged over them. Without
+        packs or an objective, or if TRL computes the loss of the objective itself, this is the Trainer's own loss.
         """
         ours = self.objective is not None and isinstance(inputs, PackedBatch) and not self._loss_is_theirs
         if not ours:
@@ -192,7 +196,8 @@ class PackedMixin(EvaluatingMixin):
         Raises:
             LossError: a loss is NaN or infinite; its batch is saved in the output folder.
             DeviceMemoryError: there is not enough memory; the message lists options that need less.
-            OptionError: there are several ranks, and nothing averages the gradients of this model.
+            OptionError: there are several ranks, and nothing averages the gradients of this model; or the Trainer
+                changes the loss after `compute_loss`.
         """
         if isinstance(inputs, PackedBatch):
             check_ranks(self, model)
@@ -212,7 +217,8 @@ class PackedMixin(EvaluatingMixin):
         """Return the Trainer's numbers of epochs and steps, counted from where the loader stands.
 
         Raises:
-            OptionError: the loader has seen all epochs already, or stands in the middle of a step.
+            OptionError: training does not resume, and the loader has seen all epochs already; or the loader stands in
+                the middle of a step.
         """
         values = super().set_initial_training_values(args, dataloader)
         if self._progress is not None:
@@ -284,7 +290,7 @@ class PackedMixin(EvaluatingMixin):
             loader.load_state_dict(self._before[1].state_dict())
 
     def _tell(self, loader: PackedLoader) -> None:
-        """Print what packing changes."""
+        """Print what packing changes, on the first rank, unless `quiet` is set."""
         summary = None if self.quiet or not self.is_world_process_zero() else loader.summary()
         if isinstance(summary, Summary):
             total = None if self.schedule is None else length_of(self.schedule, loader, self.args)
@@ -293,7 +299,8 @@ class PackedMixin(EvaluatingMixin):
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Log as the Trainer does.
 
-        Add to training losses the number of sequences and tokens seen since the first epoch.
+        Logs of a training loss also get the number of sequences and tokens seen since the first epoch, except from a
+        stream on several ranks.
         """
         loader = self.train_dataset
         if (
@@ -307,8 +314,8 @@ class PackedMixin(EvaluatingMixin):
     def save_model(self, output_dir: str | None = None, *args: Any, **kwargs: Any) -> None:
         """Save the model as transformers' Trainer does.
 
-        Save also, for ``nopad predict``, the task's name and options, and its tokenizer if the Trainer has none; and
-        during training the loader's state.
+        Save also, for ``nopad predict``, the task's name and options, and its tokenizer if the Trainer has none. During
+        training, save the loader's state too, if `output_dir` is given.
         """
         super().save_model(output_dir, *args, **kwargs)
         if self.task is not None and self.args.should_save:

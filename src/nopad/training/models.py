@@ -66,8 +66,9 @@ def outline(table: Model, config: Any, auto: str | None) -> Any:
         auto: name of the Auto class whose head is wanted; None: the head that `config` names.
 
     Raises:
-        OptionError: this kind of model has no such head.
+        OptionError: this kind of model has no such head, or ``model.lora`` does not fit it.
         UnsupportedModelError: the model cannot keep sequences apart.
+        MissingExtraError: adapters are asked for, and peft is not installed.
     """
     with _head(table, config, auto), torch.device("meta"):
         made = _kind(config, auto)(config)
@@ -83,7 +84,8 @@ def longest(model: Any) -> int | None:
 def check_positions(table: Model, shape: Any) -> None:
     """Refuse a checkpoint with fewer learned positions than the model, such as one of pre-training's first phase.
 
-    `shape` is the model without weights, from `outline`.
+    `shape` is the model without weights, from `outline`. Nothing is checked if ``model.init_from`` or ``model.name`` is
+    not given, or if the model learns no positions.
 
     Raises:
         OptionError: the checkpoint has fewer positions.
@@ -115,7 +117,9 @@ def load_model(table: Model, config: Any, auto: str | None) -> tuple[Any, list[s
 
     Raises:
         FormatError: there are no weights, or they cannot be read.
-        OptionError: the checkpoint's weights have other shapes, or none of them belongs to this model.
+        OptionError: the checkpoint's weights have other shapes, or none of them belongs to this model; or adapters do
+            not fit it.
+        MissingExtraError: adapters are asked for, and peft is not installed.
     """
     if table.fresh:
         model = _kind(config, auto)(config).to(getattr(torch, table.dtype))
@@ -148,7 +152,7 @@ def _kind(config: Any, auto: str | None) -> Any:
 
 
 def _architecture(config: Any) -> Any:
-    """Return the class of transformers that a configuration names."""
+    """Return the class of transformers that a configuration names; raise `OptionError` if it names none."""
     names = list(config.architectures or ())
     found = [getattr(_lib, name) for name in names if hasattr(_lib, name)]
     if not found:
@@ -188,7 +192,11 @@ def _weights(table: Model) -> Path | str:
 
 
 def _initial(table: Model) -> Path | None:
-    """Return the folder that ``model.init_from`` means: itself, or its last checkpoint; None: it is not given."""
+    """Return the folder that ``model.init_from`` means: itself, or its last checkpoint; None: it is not given.
+
+    Raises:
+        FormatError: the folder does not exist, or has neither a model nor a complete checkpoint.
+    """
     if table.init_from is None:
         return None
     path = Path(table.init_from)
@@ -240,6 +248,11 @@ def _adapted(model: Any, table: Model) -> Any:
     """Return the model with new adapters, or unchanged if neither ``model.lora`` nor saved adapters ask for them.
 
     New adapters get the settings of ``model.lora`` or of the saved ones, whose weights `_load_adapters` loads later.
+
+    Raises:
+        OptionError: ``model.lora`` is given besides saved adapters, or peft refuses its options.
+        FormatError: the settings of saved adapters cannot be read.
+        MissingExtraError: peft is not installed.
     """
     path = _adapters(table)
     if not table.lora and path is None:
@@ -280,7 +293,7 @@ def _head(table: Model, config: Any, auto: str | None) -> Iterator[None]:
 
 @contextmanager
 def _reading(name: str, what: str) -> Iterator[None]:
-    """In a ``with`` block, turn any error of transformers into a `FormatError` of one line; `what` is what it reads."""
+    """In a ``with`` block, turn transformers' errors into a `FormatError` of one line; `what` is what is read."""
     if name.startswith((".", "/", "~")) and not Path(name).exists():
         raise FormatError(f"{name}: there is no such folder; give a folder with a model, or a name on the hub")
     try:

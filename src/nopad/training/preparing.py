@@ -67,8 +67,9 @@ class PreparingMixin(_Base):
         """Make the model pack-safe, and choose the objective that fits its head if none is given.
 
         Raises:
-            UnsupportedModelError: its sequences cannot be kept apart, or no objective is known for its head.
-            OptionError: an option of the Trainer would change the loss.
+            UnsupportedModelError: the model cannot keep sequences apart, or no objective is known for its head.
+            OptionError: the model does not fit the task or the objective, or an option of the Trainer contradicts the
+                objective.
         """
         self._fitted(self.model)
         if self.compute_loss_func is not None:

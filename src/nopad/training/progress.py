@@ -29,9 +29,9 @@ class Logged:
     Attributes:
         step, steps: number of optimiser steps taken, and of the whole run.
         values: the values that the Trainer logged, by name.
-        sequences, tokens: sequences and tokens per second since the previous log, on all ranks; None: not known.
-        padding: share of padding in the slots since the previous log; None: batches have no padding, or it is not
-            known.
+        sequences, tokens: sequences and tokens per second since the previous log of a training loss, on all ranks;
+            None: not known, or this log has no training loss.
+        padding: share of padding in the slots since then; None: batches have no padding, or it is not known.
         left: seconds until the last step; None: not known.
     """
 
@@ -64,10 +64,10 @@ class Logged:
 
 
 class Metrics(TrainerCallback):
-    """Writes every log, with rates, as one line of JSON, and passes it to `tell`.
+    """Writes each log as one line of JSON, logs of a training loss with rates, and passes it to `tell`.
 
-    It makes the Trainer log before each checkpoint, so that later logs are the same whether or not a run was stopped
-    there.
+    The last log of training, whose times are those of this process only, is left out. This callback also makes the
+    Trainer log before each checkpoint, so that later logs are the same whether or not a run was stopped there.
 
     Args:
         loader: the loader of the training data.
@@ -134,7 +134,7 @@ class Metrics(TrainerCallback):
     def on_log(
         self, args: Any, state: TrainerState, control: TrainerControl, logs: dict[str, Any] | None = None, **_: Any
     ) -> None:
-        """Write a log, and pass it to `tell`."""
+        """On the first rank, write a log and pass it to `tell`, except the last log of training."""
         if not logs or self.path is None or "train_runtime" in logs:  # this log has times of this process only
             return
         found = Logged(step=state.global_step, steps=state.max_steps, values=dict(logs))

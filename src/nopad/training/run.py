@@ -108,7 +108,7 @@ def prepare(config: TrainConfig, cache: Path) -> Prepared:
         cache: folder for encoded data.
 
     Raises:
-        NopadError: an error in data, model or options; the message names the field.
+        NopadError: data, model or options cannot be used; the message names the wrong field, if there is one.
     """
     _quiet()
     args = arguments(config)
@@ -250,9 +250,10 @@ def _task(config: TrainConfig, kind: type[Task], tokenizer: Any) -> Task:
 
 
 def _with_length(config: TrainConfig, task: Task, positions: int | None) -> tuple[TrainConfig, Task]:
-    """Return configuration and task with a `max_length`.
+    """Return configuration and task, with a `max_length` if one is known.
 
-    If the task has none, it is the least of ``packing.capacity``, ``packing.tokens`` and the model's positions.
+    A task without `max_length` gets the least of ``packing.capacity``, ``packing.tokens`` and the model's number of
+    positions, as far as these are known. A given `max_length` above the model's positions raises an `OptionError`.
     """
     most = [one for one in (config.packing.capacity, config.packing.tokens, positions) if one is not None]
     if task.max_length is not None:
@@ -276,7 +277,7 @@ def train(
     tell: Callable[[Logged], None],
     step: Callable[[int, int], None] = lambda step, steps: None,
 ) -> dict[str, float]:
-    """Train, evaluate, and save; return the metrics of the last evaluation.
+    """Train, evaluate, and save; return the metrics of the last evaluation, or {} without evaluation data.
 
     Args:
         prepared: what `prepare` returned.
@@ -355,7 +356,7 @@ def _begin(folder: RunFolder, config: TrainConfig, checkpoint: Path | None, begi
 
 
 def _evaluated(trainer: Any) -> dict[str, float]:
-    """Return the metrics of the trained model; evaluate it only if its weights changed since the last evaluation."""
+    """Return the metrics of the last step's evaluation; without one, or with `load_best_model_at_end`, evaluate now."""
     last: dict[str, float] = next((one for one in reversed(trainer.state.log_history) if "eval_loss" in one), {})
     if last.get("step") == trainer.state.global_step and not trainer.args.load_best_model_at_end:
         return {name: value for name, value in last.items() if name != "step"}
@@ -375,7 +376,7 @@ def cache_of(folder: str | Path) -> Path:
 
 @contextmanager
 def _refused(begun: Callable[[], bool] = lambda: False) -> Iterator[None]:
-    """In a ``with`` block, report refused options or a missing package in one line, until `begun()` is true."""
+    """In a ``with`` block, turn errors about options or packages into errors of nopad, until `begun()` is true."""
     try:
         yield
     except NopadError:

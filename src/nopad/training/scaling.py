@@ -71,8 +71,8 @@ def factor_of(measured: Any) -> float:
             manifest; or the number itself.
 
     Raises:
-        OptionError: `measured` is none of these, has no packs, or is a stream, which cannot be measured before it is
-            read; or the number is below 1 or not finite.
+        OptionError: `measured` is none of these, has no packs, is a loader whose steps are not rows, or is a stream,
+            which cannot be measured before it is read; or the number is below 1 or not finite.
 
     >>> import nopad
     >>> factor_of(nopad.pack([5, 3, 4, 2, 2], capacity=8)), factor_of(1.913)
@@ -125,15 +125,16 @@ def scale_for_packing(hparams: Any, factor: Any, how: How = "accumulation") -> S
         hparams: `transformers.TrainingArguments`, another dataclass, or a dict. To be changed, it must have
             ``gradient_accumulation_steps`` or ``accumulation`` (how="accumulation"); or ``adam_beta1`` and
             ``adam_beta2``, ``beta1`` and ``beta2``, or ``betas`` (how="betas"). If it has
-            ``per_device_train_batch_size`` or ``rows``, ``warmup_steps`` or ``max_steps``, the printed lines say what
-            packing makes of them.
+            ``per_device_train_batch_size`` or ``rows``, ``warmup_steps`` or ``max_steps``, the result's `lines` say
+            what packing makes of these.
         factor: sequences per pack, or anything that `factor_of` measures it from.
         how: "accumulation": divide the number of micro-steps by the factor, rounded, at least 1; "betas": raise both
             betas to the power of the factor; "none": change nothing.
 
     Raises:
-        OptionError: the factor is below 1; `hparams` lacks the value to change, or has it under two names; or, with
-            "accumulation", there is only one micro-step, which cannot become fewer.
+        OptionError: the factor is below 1, or `factor_of` cannot measure it; `hparams` is neither a dataclass nor a
+            dict, lacks the value to change, has it under two names, or has an invalid value; or, with "accumulation",
+            there is only one micro-step, and the factor is above 1.05.
 
     >>> print(scale_for_packing({"accumulation": 8, "rows": 4, "betas": (0.81, 0.95)}, 2.0))
     correct  accumulation 8 -> 4: a pack holds 2.00 sequences on average
@@ -155,7 +156,11 @@ def scale_for_packing(hparams: Any, factor: Any, how: How = "accumulation") -> S
 
 
 def _fewer(hparams: Any, p: float) -> tuple[dict[str, tuple[Any, Any]], list[str]]:
-    """Return the change of the number of micro-steps, as `Scaled.changed`, and the lines that describe it."""
+    """Return the change of the number of micro-steps, as `Scaled.changed`, and the lines that describe it.
+
+    Raises:
+        OptionError: there is no valid number of micro-steps or of rows, or a single micro-step cannot be divided.
+    """
     name = _one_of(hparams, _ACCUMULATION)
     before = _get(hparams, name)
     if isinstance(before, bool) or not isinstance(before, int) or before < 1:
@@ -189,7 +194,11 @@ def _fewer(hparams: Any, p: float) -> tuple[dict[str, tuple[Any, Any]], list[str
 
 
 def _forgetting(hparams: Any, p: float) -> tuple[dict[str, tuple[Any, Any]], list[str]]:
-    """Return the change of the betas, as `Scaled.changed`, and the lines that describe it."""
+    """Return the change of the betas, as `Scaled.changed`, and the lines that describe it.
+
+    Raises:
+        OptionError: there are no betas, they are given under two names, or they are not numbers from 0 to below 1.
+    """
     forms = [form for form in _BETAS if all(_has(hparams, name) for name in form)]
     if len(forms) != 1:
         names = " or ".join(" and ".join(form) for form in _BETAS)
@@ -218,7 +227,7 @@ def _forgetting(hparams: Any, p: float) -> tuple[dict[str, tuple[Any, Any]], lis
 
 
 def _lengths(hparams: Any, p: float) -> list[str]:
-    """Return a line about `warmup_steps` and `max_steps`, which no correction changes; [] if they are not set."""
+    """Return a line about `warmup_steps` and `max_steps`, which no correction changes; [] if neither is at least 1."""
     there = {name: _get(hparams, name) for name in _LENGTHS if _has(hparams, name)}
     said = [f"{name}={value:g}" for name, value in there.items() if isinstance(value, int | float) and value >= 1]
     if not said:
@@ -251,7 +260,11 @@ def _get(hparams: Any, name: str) -> Any:
 
 
 def _with(hparams: Any, changed: Mapping[str, tuple[Any, Any]]) -> Any:
-    """Return a copy with the changes."""
+    """Return a copy of `hparams` with new values; `changed` has ``(before, after)`` of each one, by name.
+
+    Raises:
+        OptionError: `hparams` is neither a dataclass nor a dict.
+    """
     new = {name: after for name, (_, after) in changed.items()}
     if isinstance(hparams, Mapping):
         return {**hparams, **new}

@@ -95,10 +95,11 @@ class PackedSFTTrainer(_Packed, _SFT):
 
     Sequences are used as the task (`nopad.tasks.Chat`) or the loader's `collate` makes them: TRL itself applies no chat
     template, does not truncate to `max_length`, and chooses no labels. A training step computes TRL's own loss
-    (``loss_type="dft"``, ``label_smoothing_factor``), over the same labels and the same denominator; an evaluation
-    computes the same loss, with one denominator for the whole evaluation. The router loss of a mixture of experts is
-    not part of evaluations, since it depends on which sequences share a batch. Without a `processing_class`, the task's
-    tokenizer is used, and saved with the model.
+    (``loss_type="dft"``, ``label_smoothing_factor``), over the same labels and the same denominator; or the objective's
+    loss, if the objective is not that of a causal language model per token. An evaluation computes the same loss, with
+    one denominator for the whole evaluation. The router loss of a mixture of experts is not part of evaluations, since
+    it depends on which sequences share a batch. Without a `processing_class`, the task's tokenizer is used, and saved
+    with the model.
 
     Raises:
         OptionError: the configuration asks TRL to pack, to choose labels, or to prepare data in another way; or as for
@@ -185,8 +186,8 @@ class PackedRewardTrainer(_Packed, _Reward):
     Give it the task `nopad.tasks.Pairs`. Its loss is TRL's, with the number of pairs as the one denominator.
 
     Raises:
-        OptionError: there is no task, or the configuration sets options of TRL's own data preparation or loss; or as
-            for `PackedMixin`.
+        OptionError: there is neither a task nor an objective; the configuration sets options of TRL's own data
+            preparation or loss; or as for `PackedMixin`.
 
     >>> import tempfile, transformers
     >>> from trl import RewardConfig

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from nopad.batch import PackedBatch
-from nopad.batch.guard import PackedMask
+from nopad.batch.guard import PackedMask, layout_of
 from nopad.batch.layout import Layout
 from nopad.errors import DeviceMemoryError, FormatError, LossError, OptionError
 from nopad.losses import over_ranks
@@ -26,7 +26,7 @@ ARRAYS = ("seq_lengths", "starts", "order")
 
 
 class Watch:
-    """Checks the losses of a step's micro-batches, and stops all ranks together if one is not finite."""
+    """Checks the losses of a step's micro-batches, and stops all ranks together if any loss is not finite."""
 
     def __init__(self) -> None:
         self._step: list[tuple[Tensor, PackedBatch]] = []
@@ -106,24 +106,28 @@ def enough_memory(batch: Any) -> Iterator[None]:
 
 
 def save_batch(path: Path, batch: PackedBatch) -> None:
-    """Save a batch as a safetensors file: its items, its layout, and the numbers of its sequences."""
+    """Save a batch as a safetensors file: its items, its layouts (also of a decoder's targets) and sequence numbers."""
     from safetensors.torch import save_file
 
-    at = batch.layout
     items = {name: batch[name] for name in batch if isinstance(batch[name], Tensor) and name not in MASKS}
     tensors = {f"item.{name}": value.detach().cpu().contiguous() for name, value in items.items()}
-    tensors |= {f"layout.{name}": torch.from_numpy(np.array(getattr(at, name))) for name in ARRAYS}
-    for name, numbers in at.records.items():
-        if np.asarray(numbers).dtype.kind in "iu":
-            tensors[f"record.{name}"] = torch.from_numpy(np.array(numbers))
-    facts: dict[str, Any] = {"form": at.form, "shape": at.shape, "crossing": at.crossing, "causal": at.causal}
-    facts["row_tokens"] = None if at.row_tokens is None else at.row_tokens.tolist()
+    facts: dict[str, Any] = {}
+    for mask in MASKS:
+        if mask not in batch:
+            continue
+        at = layout_of(batch[mask])
+        tensors |= {f"{mask}.{name}": torch.from_numpy(np.array(getattr(at, name))) for name in ARRAYS}
+        for name, numbers in at.records.items():
+            if np.asarray(numbers).dtype.kind in "iu":
+                tensors[f"record.{mask}.{name}"] = torch.from_numpy(np.array(numbers))
+        facts[mask] = {"form": at.form, "shape": at.shape, "crossing": at.crossing, "causal": at.causal}
+        facts[mask]["row_tokens"] = None if at.row_tokens is None else at.row_tokens.tolist()
     path.parent.mkdir(parents=True, exist_ok=True)
     save_file(tensors, path, metadata={"nopad": json.dumps(facts)})
 
 
 def load_batch(path: str | Path) -> PackedBatch:
-    """Load a batch that training saved because its loss was not finite, as the model got it.
+    """Load a batch that training saved because its loss was not finite, with the items that the model got.
 
     Raises:
         FormatError: the file cannot be read, or does not hold such a batch.
@@ -142,20 +146,24 @@ def load_batch(path: str | Path) -> PackedBatch:
         with safe_open(path, framework="numpy") as file:
             facts = json.loads((file.metadata() or {})["nopad"])
             found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        kinds = {
-            kind: {name.removeprefix(f"{kind}."): value for name, value in found.items() if name.startswith(kind)}
-            for kind in ("item", "layout", "record")
-        }
-        tokens = None if facts["row_tokens"] is None else np.array(facts["row_tokens"], np.int64)
-        layout = Layout(
-            facts["form"],
-            tuple(facts["shape"]),
-            **kinds["layout"],
-            crossing=facts["crossing"],
-            causal=facts["causal"],
-            records=kinds["record"],
-            row_tokens=tokens,
-        )
-        return PackedBatch({**kinds["item"], MASKS[0]: PackedMask(layout)})
+        items = _beginning("item.", found)
+        for mask, told in facts.items():
+            tokens = None if told["row_tokens"] is None else np.array(told["row_tokens"], np.int64)
+            layout = Layout(
+                told["form"],
+                tuple(told["shape"]),
+                **_beginning(f"{mask}.", found),
+                crossing=told["crossing"],
+                causal=told["causal"],
+                records=_beginning(f"record.{mask}.", found),
+                row_tokens=tokens,
+            )
+            items[mask] = PackedMask(layout)
+        return PackedBatch(items)
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise FormatError(f"{path} is no batch that nopad kept: {error}") from error
+
+
+def _beginning(start: str, found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries whose names begin with `start`, without that beginning."""
+    return {name.removeprefix(start): value for name, value in found.items() if name.startswith(start)}

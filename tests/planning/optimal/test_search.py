@@ -113,7 +113,7 @@ def test_duals_become_values_that_rise():
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=60), st.none() | st.integers(1, 5), st.integers(1, 40))
 def test_spreading_covers(lengths, depth, packs):
     histogram = Histogram.from_lengths(lengths)
-    strategies = spread(histogram, 30, depth, packs)
+    strategies = spread(histogram, 30, depth, packs).strategies()
     held = Histogram.from_lengths([n for count, strategy in strategies for n in strategy * count])
     assert held == histogram
     assert all(sum(s) <= 30 and len(s) <= (depth or 30) and list(s) == sorted(s, reverse=True) for _, s in strategies)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import importlib
 import random
 from collections import Counter
+from dataclasses import replace
 from fractions import Fraction
 from functools import cache
 
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 import nopad
 from nopad import Histogram, SeveralPlan
 from nopad.errors import LengthError, OptionError, PlanMismatchError
+from nopad.planning.several import certificate
 from nopad.planning.several.plan_file import parsed
 
 
@@ -385,3 +387,12 @@ def test_what_is_shown(ladder):
     assert summary["price"] == plan.price
     assert sum(row["packs"] for row in summary["capacities"]) == sum(plan.packs.values())
     assert "proven optimal" in str(nopad.plan_several([8], [8]))
+
+
+def test_a_certificate_with_too_many_extras_is_a_sentence(monkeypatch):
+    plan = nopad.plan_several([(5, 2), (4, 3), (2, 1)], [(8, 5)], [1])
+    proof = certificate.PriceCertificate((1, 1), ((2, 1, 1), (4, 3, 2)))
+    forged = replace(plan, bound=replace(plan.bound, certificate=proof))
+    monkeypatch.setattr(certificate.PriceCertificate, "problem", lambda self, capacities: None)
+    monkeypatch.setattr(certificate, "MAX_WORK", 5)
+    assert forged.verify() == ["the price certificate has 2 extras for 3 sizes: too many"]

@@ -204,7 +204,10 @@ def _counts(case: Case, single: Any, examples: Sequence[Example | None]) -> tupl
 
 
 def _crossing(case: Case, single: Any, micro: Micro) -> list[float | None]:
-    """Return what `borders` returns for a micro-batch; None for every sequence if it cannot be computed."""
+    """Return, for each sequence, the loss of its first label if the sequence before it predicts this label (`borders`).
+
+    The result has None for every sequence if this cannot be computed.
+    """
     none: list[float | None] = [None] * len(micro.examples)
     if not case.causal or micro.shape is None or any(one is None for one in micro.made):
         return none

@@ -73,8 +73,9 @@ class Example:
     def inputs(self, model: Any) -> dict[str, Tensor | bool]:
         """Return the arguments for running this sequence alone: the columns that the model's forward method takes.
 
-        Each gets a batch dimension: ``[1, length]`` per token, else ``[1, ...]``. They are on the model's device, and
-        floats have the dtype of its parameters. If the model takes ``use_cache``, it is False.
+        Each column gets a batch dimension: ``[1, length]`` per token, else ``[1, ...]``. The columns are on the device
+        of the model's first parameter, and floats have its dtype. ``use_cache`` is False if model and configuration
+        have it.
         """
         forward = inspect.signature(type(_named(model)).forward).parameters
         takes = set(forward)
@@ -141,7 +142,12 @@ def _named(model: Any) -> Any:
 
 
 def _tensors(number: int, feature: Any) -> dict[str, Tensor]:
-    """Return the columns of one dict that are numbers, as tensors; a column of labels is renamed to "labels"."""
+    """Return the columns of one dict that are numbers, as tensors; a column of labels is renamed to "labels".
+
+    Raises:
+        BatchError: this is not a dict with ``input_ids``, or they are not a list of integers.
+        LengthError: ``input_ids`` are empty.
+    """
     if not isinstance(feature, Mapping) or feature.get("input_ids") is None:
         said = f"a dict with {', '.join(map(str, feature))}" if isinstance(feature, Mapping) else type(feature).__name__
         raise BatchError(f"sequence {number} is {said}; expected a dict with input_ids, as a dataset holds it")

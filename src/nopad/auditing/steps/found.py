@@ -164,11 +164,11 @@ def _real(batch: Mapping[str, Any], slots: int) -> NDArray[np.bool_]:
 
 
 def _matched(parts: Sequence[Places], flat: NDArray[Any], examples: Sequence[Example]) -> list[tuple[Any, int]]:
-    """Find each example in `parts`, the places of the batch's sequences.
+    """Find each example in `parts`: for each sequence of the batch, where its tokens lie in the concatenated rows.
 
-    Return (places, begin) for each example: the places of its tokens (None: not found), and the index of its first
-    token there. A sequence of the batch equals the example, contains it (tokens were added), or is its beginning or end
-    (it was cut).
+    Return (places, begin) for each example: where its tokens lie in the same way (None: not found), and the index of
+    the first of its tokens that is there. A sequence of the batch equals the example, contains it (tokens were added),
+    or is its beginning or end (it was cut).
     """
     left = list(parts)
     found: list[tuple[Any, int]] = [(None, 0)] * len(examples)
@@ -249,7 +249,7 @@ def _longest(wanted: NDArray[Any], flat: NDArray[Any], free: NDArray[np.bool_], 
 
 
 def _lost(micro: Micro) -> None:
-    """Add findings for sequences that are dropped or cut, and a suspect for tokens that belong to no sequence."""
+    """Add findings for dropped or cut sequences; if there are none, a suspect for tokens that are in no sequence."""
     for number, (example, at) in enumerate(zip(micro.examples, micro.places, strict=True)):
         name = f"sequence {micro.first + number} of {len(example.ids)} tokens"
         if at is None:
@@ -302,7 +302,10 @@ def _labels(batch: Mapping[str, Any], slots: int) -> Tensor | None:
 
 
 def _sequence_labels(micro: Micro) -> None:
-    """Take labels per sequence from the batch if examples have none, or else note those missing, changed or moved."""
+    """Take labels per sequence from the batch if examples have none.
+
+    Otherwise add a finding for labels that are missing or changed, or a suspect for labels in another order.
+    """
     labels = micro.batch.get("labels")
     if not isinstance(labels, Tensor) or labels.dim() == 0:
         return

@@ -155,8 +155,12 @@ def _stepped(
 ) -> tuple[bool, Truth, tuple[list[float], Gradients, Exact]]:
     """Run the step in float64; return (whether it ran in float64, the truth, the result of `Plan.step`).
 
-    If the user's code does not run in this way, try float64 in which casts to narrower floats keep their effect; the
-    truth is then computed in the same way. If this fails too, run the step in the model's own dtype.
+    At first, casts to narrower floats give float64 (`Plan.wide`). If the user's code fails in this way, try float64 in
+    which such casts keep their effect; the truth is then computed in the same way. If this fails too, run the step in
+    the model's own dtype.
+
+    Raises:
+        ModelFailedError: the user's code fails in each of these ways, or nopad refuses the batch.
     """
     try:
         return True, truth, plan.step(torch.float64)
@@ -202,7 +206,11 @@ def _own_dtype(plan: Plan, wanted: list[Example], truth: Truth, found: list[Find
 def _in_own_dtype(
     plan: Plan, right: tuple[Truth, Truth], step: tuple[list[float], list[ModuleGradients]], exact: Exact
 ) -> None:
-    """Add the checks in the model's own dtype; `right` is the truth in float64 and in that dtype."""
+    """Add the checks in the model's own dtype.
+
+    `right` is the truth in float64 and in that dtype. `step` has the losses of the micro-batches and the differences of
+    the modules' gradients, and `exact` is the mode in which the step ran.
+    """
     truth, single = right
     losses, modules = step
     dtype = next(plan.model.parameters()).dtype

@@ -170,7 +170,10 @@ def collated(
 
 
 def moved(batch: Any, parameter: Tensor) -> Any:
-    """Return a copy of a batch on a parameter's device, with float tensors (masks, labels) in the parameter's dtype."""
+    """Return a copy of a batch on a parameter's device, with float tensors (masks, labels) in the parameter's dtype.
+
+    A batch that is no mapping is copied as it is.
+    """
     if isinstance(batch, PackedBatch):
         made: Any = batch.to(parameter.device)
     elif isinstance(batch, Mapping):

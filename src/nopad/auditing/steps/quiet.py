@@ -1,9 +1,9 @@
 """A copy of the user's model, and a PyTorch mode in which a training step runs in float64 and without dropout.
 
 The losses in transformers, and many norms, compute in float32 whatever the model's dtype. Two ways to compute the same
-number then differ by rounding, which would hide a small error. Inside `Exact` with ``wide``, every cast to a narrower
-float gives float64 instead, so equal results agree to 1e-12. Dropout does nothing; operations that draw other random
-numbers are recorded.
+number then differ by rounding, which would hide a small error. Inside `Exact` with ``wide``, casts to narrower floats
+give float64 instead, so equal results agree to 1e-12. Dropout does nothing; operations that draw other random numbers
+are recorded.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ def let_go(made: Any) -> None:
 
 
 def inner(model: Any) -> Any:
-    """Return the module inside the wrappers of DDP and torch.compile; PEFT's wrapper stays, since training calls it."""
+    """Return the module inside the wrappers of (Distributed)DataParallel and torch.compile; PEFT's wrapper stays."""
     while True:
         if hasattr(model, "_orig_mod"):
             model = model._orig_mod

@@ -52,7 +52,10 @@ class World:
         raise RuntimeError(f"what ranks exchange still changes after {PASSES} passes, so ranks cannot be simulated")
 
     def everybody(self, value: Any) -> list[Any]:
-        """Send this rank's value to all ranks; return the values of all ranks, in the order of the ranks."""
+        """Send this rank's value to all ranks; return the values of all ranks, in the order of the ranks.
+
+        In the first pass, this rank's value stands for those of the other ranks.
+        """
         value = value.detach().clone() if isinstance(value, Tensor) else value
         mine = self._said[self.rank] if self._said else []
         mine.append(value)

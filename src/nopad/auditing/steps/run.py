@@ -81,8 +81,10 @@ def audit_step(
 
     Raises:
         OptionError: arguments contradict each other or are out of range, there are too few sequences, none has a label,
-            or no parameter of the model is trained.
-        BatchError: a sequence is not a dict with ``input_ids``, or the model gives no loss for a sequence alone.
+            a dict holds several (``seq_lengths``), no parameter of the model is trained, a copy of the model trains the
+            model itself (for example through a hook), or the trainer runs on several processes.
+        BatchError: a sequence is not a dict with ``input_ids``, the model gives no loss for a sequence alone, or
+            `alone` returns something other than losses.
         LengthError: a sequence has no tokens.
 
     >>> import nopad

@@ -52,7 +52,10 @@ def first_differences(
 
 
 def _differs(micro: Micro, name: str, value: Tensor, single: list[dict[str, Tensor]], limit: float) -> Finding | None:
-    """Return a finding if the output of module `name` differs; None: it does not, or it cannot be compared."""
+    """Return a finding if the output of module `name` differs, or has not one result for each sequence.
+
+    None: there is no such difference, or the output cannot be compared.
+    """
     there = [number for number, seen in enumerate(single) if name in seen]
     if not there or micro.shape is None:
         return None
@@ -95,9 +98,10 @@ def _why(name: str) -> str:
 
 @contextmanager
 def _traced(model: nn.Module, trace: dict[str, Tensor]) -> Iterator[None]:
-    """Inside this context, store each module's first output in `trace`, in the order in which modules finish.
+    """Inside this context, store outputs of the modules in `trace` by name, in the order in which modules finish.
 
-    The output of the model itself is stored under the name `RESULTS`.
+    Of each module's first call, the output, or its first entry, is stored if it is a tensor of floating point with at
+    least 2 dimensions. For the model itself, the logits are stored under the name `RESULTS`.
     """
     handles = []
 

@@ -44,12 +44,12 @@ class Truth:
 
     @property
     def denominator(self) -> int:
-        """The number by which the sum of losses is divided: of items, or (`per` "sequence") of sequences with items."""
+        """The number by which the sum is divided: of items, or if `per` is "sequence", of sequences that have items."""
         return sum(self.items) if self.per == "token" else sum(count > 0 for count in self.items)
 
     @property
     def loss(self) -> float:
-        """The right loss: the mean of the losses, or the sum of all means if there are several."""
+        """The right loss: the mean that `per` says, or the sum of all such means if there are several."""
         pairs = [(value, count) for value, count in zip(self.sums, self.items, strict=True) if count]
         parts = [value if self.per == "token" else value / count for value, count in pairs]
         mine = math.fsum(parts) / max(self.denominator, 1) if all(map(math.isfinite, parts)) else math.nan
@@ -57,7 +57,7 @@ class Truth:
 
     @property
     def scale(self) -> float:
-        """The value to which differences of losses are relative: the mean of the absolute losses."""
+        """The value to which differences of losses are relative: `loss` with the sequences' sums made positive."""
         pairs = zip(self.sums, self.items, strict=True)
         parts = [abs(value) / (1 if self.per == "token" else count) for value, count in pairs if count]
         mine = math.fsum(parts) / max(self.denominator, 1) + sum(one.scale for one in self.further)

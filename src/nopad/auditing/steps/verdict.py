@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from nopad.auditing.junit import junit
 from nopad.auditing.verdict import Check
 
 __all__ = ["Finding", "MicroBatch", "ModuleGradients", "StepVerdict"]
@@ -140,6 +141,11 @@ class StepVerdict:
     def to_json(self) -> str:
         """Return the result of `to_dict` as JSON."""
         return json.dumps(self.to_dict(), indent=1, allow_nan=False)
+
+    def to_junit(self) -> str:
+        """Return the verdict as JUnit XML, one test case per check, and one per finding, for CI systems."""
+        findings = [(finding.kind, finding.text) for finding in self.findings]
+        return junit(f"a step of {self.model}, {self.how}", self.checks, str(self), findings)
 
     @property
     def outcome(self) -> str:

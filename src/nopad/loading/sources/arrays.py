@@ -1,8 +1,8 @@
 """Flat arrays as a source of tokens: a mapped folder of ``.npy`` files, or arrays in memory.
 
 Sequence i is ``ids[offsets[i]:offsets[i + 1]]``. Gathering copies the tokens once, in the type in which they are
-stored or as int64. It is two to three times as fast as NumPy's indexing, and apart from tokens reads only two offsets
-per sequence.
+stored or as int64. Gathering is two to three times as fast as NumPy's indexing; apart from tokens, it reads only two
+offsets per sequence.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ class ArrayTokens(TokenSource):
         offsets: where each sequence begins in the per-token columns, and where the last one ends; integers ``[n + 1]``.
         tokens: per-token columns by name, ``[tokens]``; ``input_ids`` must be among them.
         values: per-sequence columns by name, ``[n]``.
-        empty: what happens to sequences without a token: "refuse" raises an error, "skip" leaves them out, counted.
+        empty: what happens to sequences without a token: "refuse" raises an error, "skip" leaves them out; `skipped`
+            counts them.
         left_out: names of stored columns that are not read.
 
     Raises:
@@ -125,6 +126,7 @@ def memory_tokens(
     "skip". `left_out` names columns that the sequences do not have, for `TokenSource.left_out`.
 
     Raises:
+        SourceError: there are no ids, ids are not integers, or no sequence has a token.
         LengthError: a sequence has no token, and `empty` is "refuse".
     """
     made = sequences.gathered()

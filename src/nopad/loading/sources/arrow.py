@@ -48,7 +48,7 @@ def dataset_tokens(dataset: Any, options: ReaderOptions, *, empty: str = "refuse
 
     Raises:
         SourceError: the dataset has a transform, is an iterable dataset or a dict of splits, or has no columns that can
-            be used.
+            be used; or there is another reason, as for `ArrowTokens`.
         LengthError: a row has no token, and `empty` is "refuse".
     """
     name = "dataset"
@@ -64,7 +64,8 @@ def file_tokens(paths: Sequence[Path], options: ReaderOptions, *, empty: str = "
     """Return the rows of Arrow files or streams, one file after the other, as a source.
 
     Raises:
-        SourceError: a file is missing, damaged, or has other columns than the first.
+        SourceError: a file is missing, damaged, or has other columns than the first; or there is another reason, as for
+            `ArrowTokens`.
         LengthError: a row has no token, and `empty` is "refuse".
     """
     name = str(paths[0]) if len(paths) == 1 else f"{paths[0].parent} ({len(paths)} Arrow files)"
@@ -94,7 +95,8 @@ class ArrowTokens(TokenSource):
     """The rows of a table, one sequence each. Columns that hold numbers or lists of numbers are gathered.
 
     Raises:
-        SourceError: there is no column of ids, a column holds nulls, or a list is not as long as its row's ids.
+        SourceError: there is no column of ids, a column that is used holds nulls, a list is not as long as its row's
+            ids, or `options` give a ``pad_id``.
         LengthError: a row has no token, and `empty` is "refuse".
     """
 
@@ -107,7 +109,10 @@ class ArrowTokens(TokenSource):
         *,
         empty: str = "refuse",
     ) -> None:
-        """Choose the columns, and read the offsets of all lists; `opening` returns the table, again in each worker."""
+        """Choose the columns, and read the offsets of all lists.
+
+        `opening` returns the table; each worker process calls it again.
+        """
         self._opening, self._options = opening, options
         self.name = name
         files = [MappedFile(path) for path in paths]
@@ -143,7 +148,11 @@ class ArrowTokens(TokenSource):
         return renamed, numbers
 
     def stored_lengths(self) -> NDArray[np.int32]:
-        """Return the lengths of all rows, 0 or more; int32 ``[stored]``."""
+        """Return the lengths of all rows, 0 or more; int32 ``[stored]``.
+
+        Raises:
+            SourceError: a list is not as long as its row's ids, or lies beyond the values of its column.
+        """
         lists = self._columns[0]
         lengths = lists["input_ids"].lengths()
         for name, column in lists.items():
@@ -158,7 +167,11 @@ class ArrowTokens(TokenSource):
         return lengths if rows is None else lengths[rows]
 
     def located(self, numbers: NDArray[np.int64]) -> Located:
-        """Return where these rows lie in the table's chunks; see `TokenSource.located`."""
+        """Return where these rows lie in the table's chunks; see `TokenSource.located`.
+
+        Raises:
+            SourceError: the lists of a row no longer have one length, or lie beyond the values of their column.
+        """
         rows = numbers if self._table.rows is None else self._table.rows[numbers].astype(np.int64, copy=False)
         lists, columns = self._columns
         tokens: dict[str, tuple[NDArray[Any] | Bits, NDArray[np.int64]]] = {}
@@ -183,7 +196,7 @@ def _selection(schema: pa.Schema, options: ReaderOptions, name: str) -> Selectio
 
 
 def _bounds(chunks: Sequence[pa.Array]) -> NDArray[np.int64]:
-    """Return the first row of each chunk, and the end; int64 ``[chunks + 1]``."""
+    """Return the first row of each chunk (a piece of consecutive rows), and the end; int64 ``[chunks + 1]``."""
     return np.cumsum([0, *map(len, chunks)], dtype=np.int64)
 
 
@@ -208,7 +221,11 @@ class _Numbers:
 
 
 class _Lists:
-    """A column of lists; `flat` is a view from the first to the last chunk's values, and only those values are read."""
+    """A column of lists of numbers.
+
+    `flat` is one view of the memory from the first to the last of the chunks' values (`_window`). Memory in between
+    that holds no values of this column is not read.
+    """
 
     def __init__(self, column: pa.ChunkedArray, name: str, place: str) -> None:
         self.name, self._place = name, place
@@ -232,7 +249,11 @@ class _Lists:
             self._offsets_at = np.array([chunk.offset for chunk in chunks], np.int64)
 
     def lengths(self) -> NDArray[np.int32]:
-        """Return the lengths of all lists, after checking all offsets; int32 ``[rows]``."""
+        """Return the lengths of all lists, after checking all offsets; int32 ``[rows]``.
+
+        Raises:
+            SourceError: offsets fall, or a list lies beyond the values of its chunk.
+        """
         if self._width:
             return np.full(self._bounds[-1], self._width, np.int32)
         out = np.empty(self._bounds[-1], np.int32)
@@ -244,7 +265,11 @@ class _Lists:
         return out
 
     def located(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return where the lists of these rows begin in `flat`, and their lengths; int64 ``[k]`` each."""
+        """Return where the lists of these rows begin in `flat`, and their lengths; int64 ``[k]`` each.
+
+        Raises:
+            SourceError: a list lies beyond the values of its chunk.
+        """
         begins, lengths = np.empty(rows.size, np.int64), np.empty(rows.size, np.int64)
         places = self._bounds, self._at, self._sizes, self._offsets, self._offsets_at, self._width
         if not _kernels.lists_in_chunks(rows, *places, begins, lengths):
@@ -253,7 +278,11 @@ class _Lists:
 
 
 def _whole(column: pa.ChunkedArray, name: str, place: str) -> list[pa.Array]:
-    """Return the chunks that hold rows; refuse nulls."""
+    """Return those chunks of a column (pieces of consecutive rows) that are not empty.
+
+    Raises:
+        SourceError: there is a null; the message names the column `name` of the source `place`.
+    """
     row = 0
     for chunk in column.chunks:
         nested = hasattr(chunk, "values") and chunk.flatten().null_count
@@ -278,6 +307,9 @@ def _window(arrays: Sequence[pa.Array], dtype: np.dtype[Any], place: str) -> tup
 
     Between the arrays lies other memory, which must not be read. Booleans are viewed as bytes; where an array of them
     begins is counted in bits.
+
+    Raises:
+        SourceError: the numbers are not aligned in memory; `place` is the source in the message.
     """
     bits = 1 if dtype.kind == "b" else 8 * dtype.itemsize
     buffers = [array.buffers()[1] if len(array) else None for array in arrays]

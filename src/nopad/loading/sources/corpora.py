@@ -31,7 +31,10 @@ def corpus_tokens(
 ) -> ArrayTokens:
     """Return the records of a source of ready-made ids, one sequence each; columns of strings are left out.
 
-    The tokens are copied to a file in the folder `spool`, or to memory (see `nopad.loading.sources.spool.spooled`).
+    The tokens are copied (`nopad.loading.sources.spool.spooled`). The copy is in memory if the source has no files, or
+    if `spool` is None and there are at most 4 million tokens. Otherwise it consists of files in the folder `spool`
+    (None: ``$XDG_CACHE_HOME/nopad/tokens``). `name` is the source's name in messages. `empty` says what to do with
+    records that have no token: "refuse" or "skip".
 
     Raises:
         SourceError: `source` holds text, a file is damaged or changes while it is read, or there is no sequence.

@@ -51,13 +51,15 @@ def open_tokens(
             (`TokenSource.skipped` counts them).
         unit: for a Megatron pair, what counts as one sequence: each of its "sequences", or each of its "documents".
         source: for an index-only packed dataset, the source that holds its tokens; anything that this function opens.
-        spool: the folder for copies of data that cannot be read by number (Parquet, JSON Lines, a packed dataset).
+        spool: the folder for copies of files that cannot be read by number (Parquet, JSON Lines, a packed dataset).
             None: ``$XDG_CACHE_HOME/nopad/tokens``, or memory for up to 4 million tokens. If a folder is given, Arrow
-            files are copied too, which removes their padding.
+            files are copied too, which removes their padding. Lists stay in memory.
 
     Raises:
         SourceError: the input is missing, damaged, or of a kind that cannot be read.
         FormatError, CorruptError: a Megatron pair or a packed dataset has a wrong format or is damaged.
+        PlanMismatchError: an index-only dataset was not made for `source`.
+        StorageError: a copy of the tokens cannot be written.
         RecordError: a record is bad.
         LengthError: a sequence has no token, and `empty` is "refuse".
         OptionError: an option has an invalid value, or does not apply to this input.
@@ -128,7 +130,7 @@ def _at_path(given: str | os.PathLike[str], options: ReaderOptions, empty: str, 
 
 
 def _arrow_files(path: Path) -> list[Path]:
-    """Return the Arrow files of a saved dataset, or the file itself if it is one; [] for anything else."""
+    """Return the Arrow files of a saved dataset, or `path` itself if it is an Arrow file; [] for anything else."""
     if path.suffix in _ARROW and path.is_file():
         return [path]
     state = path / BESIDE[0]
@@ -143,7 +145,11 @@ def _arrow_files(path: Path) -> list[Path]:
 
 
 def _refuse(what: str, given: Mapping[str, Any], *used: str) -> None:
-    """Refuse options that this kind of input would ignore."""
+    """Refuse options that this kind of input would ignore; `what` is the kind's name in the message.
+
+    Raises:
+        OptionError: an option in `given` has a value that is not None, and is not named in `used`.
+    """
     for name, value in given.items():
         if value is not None and name not in used:
             raise OptionError(f"{name} is {value!r}, and is not for {what}; leave it out")

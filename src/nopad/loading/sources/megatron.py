@@ -37,7 +37,8 @@ _OTHER = 'count sequences instead, with unit="sequences"'
 def megatron_prefix(path: Path) -> Path | None:
     """Return the path without ``.bin`` or ``.idx`` if it names a Megatron pair, else None.
 
-    The path names a pair if it ends in one of these, or if there is no such path, but a file with ``.idx`` added.
+    The path names a pair if it ends in ``.bin`` or ``.idx``; or if nothing is at this path, and adding ``.idx`` to it
+    gives the path of a file.
     """
     stem = path.with_suffix("") if path.suffix in (".bin", ".idx") else path
     idx = stem.with_name(stem.name + ".idx")
@@ -50,7 +51,8 @@ class MegatronTokens(TokenSource):
     A multimodal pair has a per-sequence column ``mode``; it is left out if `unit` is "documents".
 
     Raises:
-        FormatError: ``.idx`` has a wrong magic, version, type or size, or does not fit ``.bin``.
+        FormatError: ``.idx`` has a wrong magic, version, type or size, or does not fit ``.bin``; or, if documents are
+            read, their bounds do not rise, or the sequences of a document do not follow one another.
         SourceError: a file is missing or cannot be read.
         LengthError: a sequence or document has no token, and `empty` is "refuse".
     """
@@ -78,7 +80,11 @@ class MegatronTokens(TokenSource):
         super().__init__(str(prefix), empty=empty, files=[idx, tokens])
 
     def _header(self, idx: MappedFile) -> tuple[np.dtype[Any], int, int]:
-        """Return the type of the ids, the number of sequences, and the number of document bounds."""
+        """Return the type of the ids, the number of sequences, and the number of document bounds.
+
+        Raises:
+            FormatError: the magic, the version, the type of the ids or a number is impossible.
+        """
         data = idx.array(np.dtype("u1"), 0, min(_HEADER.size, idx.size)).tobytes()
         if len(data) < _HEADER.size or not data.startswith(_MAGIC):
             raise FormatError(

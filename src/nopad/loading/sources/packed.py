@@ -29,7 +29,8 @@ __all__ = ["IndexTokens", "packed_tokens"]
 def packed_tokens(path: Path, *, spool: str | os.PathLike[str] | None = None) -> ArrayTokens:
     """Return the sequences of a packed dataset, in the order in which they are stored, with their record numbers.
 
-    The tokens are copied to a file in the folder `spool`, or to memory (see `nopad.loading.sources.spool.spooled`).
+    The tokens are copied (`nopad.loading.sources.spool.spooled`) to files in the folder `spool`. If `spool` is None, up
+    to 4 million tokens are copied to memory, more to files in ``$XDG_CACHE_HOME/nopad/tokens``.
 
     Raises:
         FormatError, CorruptError: the folder is not a packed dataset, is unfinished or damaged.
@@ -58,8 +59,9 @@ class IndexTokens(TokenSource):
     Columns are those of the source, and ``seq_index``, the number of each sequence's record.
 
     Raises:
-        PlanMismatchError: the source has fewer records than the index names, or a record is shorter than the index
-            says.
+        PlanMismatchError: the source has fewer records than the index names, or a record's length does not fit the
+            index.
+        SourceError: the dataset holds its tokens itself.
         FormatError, CorruptError: the index is unfinished or damaged.
     """
 
@@ -80,7 +82,11 @@ class IndexTokens(TokenSource):
         return read_index(self._path, self._manifest)
 
     def stored_lengths(self) -> NDArray[np.int32]:
-        """Return the lengths of all stored sequences, 0 or more; int32 ``[stored]``."""
+        """Return the lengths of all stored sequences, 0 or more; int32 ``[stored]``.
+
+        Raises:
+            PlanMismatchError: the source has fewer records than the index names, or a record's length does not fit.
+        """
         index, held = self._index, self._source.stored_lengths()
         lengths = index.lengths.astype(np.int32)
         records = np.arange(lengths.size) if index.record is None else index.record
@@ -101,7 +107,11 @@ class IndexTokens(TokenSource):
         return lengths
 
     def located(self, numbers: NDArray[np.int64]) -> Located:
-        """Return where these sequences, which are parts of records, lie in the source; see `TokenSource.located`."""
+        """Return where these sequences, which are parts of records, lie in the source; see `TokenSource.located`.
+
+        Raises:
+            PlanMismatchError: a record became shorter than the index says.
+        """
         records = numbers if self._index.record is None else self._index.record[numbers]
         whole = self._source.located(records)
         starts = np.zeros(numbers.size, np.int64) if self._index.start is None else self._index.start[numbers]

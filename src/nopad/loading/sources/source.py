@@ -1,7 +1,8 @@
 """`TokenSource`: the interface between stored tokens and the loader, which gathers sequences by number.
 
 `gather` checks what every source promises: sequence numbers are in range, files did not change before or during the
-read, no sequence is empty, runs lie within their columns, ids are from 0 to 2^31 - 1, and there is no padding. A
+read (as far as `nopad.loading.sources.mapped` can tell), runs lie within their columns, ids are from 0 to 2^31 - 1, and
+an attention mask, if there is one, marks no padding. That no sequence is empty is checked when the source is opened. A
 subclass says only where its sequences lie; tokens are copied here, once, in their stored type or as int64.
 """
 
@@ -75,7 +76,8 @@ class Located(NamedTuple):
         With `wide`, per-token columns of integers become int64; else they keep the type in which they are stored.
 
         Raises:
-            SourceError: a sequence lies outside of its column, or an id is negative or above 2^31 - 1.
+            SourceError: a sequence lies outside of its column; an id is negative or above 2^31 - 1; or, with `wide`,
+                another number does not fit into int64.
         """
         made: dict[str, NDArray[Any]] = {}
         lengths, total, checked = np.empty(self.lengths.size, np.int32), 0, (-1, -1)
@@ -120,7 +122,7 @@ class TokenSource(ABC):
 
         Raises:
             LengthError: a sequence has no token, and `empty` is "refuse".
-            SourceError: there is no sequence, or a file cannot be read.
+            SourceError: no sequence has a token, or a file cannot be read.
         """
         self.name, self._files = name, tuple(files)
         EMPTY.check("empty", empty)
@@ -154,7 +156,7 @@ class TokenSource(ABC):
         return held
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state without the arrays of n values, which a worker computes again if it asks for them."""
+        """Return the state without the arrays of n values, which a worker process computes again at their first use."""
         return {**vars(self), "_held": None}
 
     def __len__(self) -> int:
@@ -178,11 +180,11 @@ class TokenSource(ABC):
     def fingerprint(self) -> str:
         """SHA-256 of the content, in hex, the same however the tokens are stored; computed at its first use.
 
-        It covers all lengths, the names and kinds of the columns, and the tokens and values of up to 4,096 sequences
-        with up to 4 million tokens, spread evenly over the source and including the first and the last: in a small
-        source, all sequences. So it detects other data, another order and other lengths. It does not detect tokens
-        replaced one for one in sequences that it does not cover. Any write while the source is open is detected by
-        `gather` and `check_unchanged`.
+        It covers all lengths, and the names and kinds of the columns. Of a source with up to 4 million tokens, it
+        covers all tokens and values; of a larger one, those of the first and the last sequence, and of others spread
+        evenly between them: at most 4,096 sequences, with about 4 million tokens. So it detects other data, another
+        order and other lengths. It does not detect tokens replaced one for one in sequences that it does not cover.
+        Writes while the source is open are detected by `gather` and `check_unchanged` instead.
         """
         if self._fingerprint is None:
             digest = hashlib.sha256(f"nopad tokens 1\0{len(self)}\0".encode())
@@ -228,7 +230,11 @@ class TokenSource(ABC):
         return self._without_mask(found, chosen) if MASK in found.tokens else found
 
     def _chosen(self, numbers: ArrayLike) -> NDArray[np.int64]:
-        """Return these sequence numbers, checked, as indices among all stored sequences; int64 ``[k]``."""
+        """Return these sequence numbers, checked, as indices among all stored sequences; int64 ``[k]``.
+
+        Raises:
+            OptionError: a number is not an integer or out of range.
+        """
         wanted = np.asarray(numbers)
         if wanted.ndim != 1 or (wanted.dtype.kind not in "iu" and wanted.size):
             raise OptionError(f"numbers of sequences are integers [k], got {wanted.dtype} {list(wanted.shape)}")
@@ -252,7 +258,11 @@ class TokenSource(ABC):
             file.prove()
 
     def _without_mask(self, found: Sequences, chosen: NDArray[np.int64]) -> Sequences:
-        """Refuse padding, and drop the mask that would mark it."""
+        """Refuse padding, and drop the mask that would mark it.
+
+        Raises:
+            SourceError: the mask is not all 1.
+        """
         mask = found.tokens[MASK]
         if not (mask == 1).all():
             at = int(np.searchsorted(np.cumsum(found.seq_lengths), int(np.argmax(mask != 1)), side="right"))
@@ -276,7 +286,10 @@ class TokenSource(ABC):
 
 
 def _spread(lengths: NDArray[np.int32]) -> NDArray[np.int64]:
-    """Return the numbers of the sequences whose tokens a fingerprint covers: the first, the last, others evenly."""
+    """Return the numbers of the sequences whose tokens a fingerprint covers, ascending; int64 ``[k]``.
+
+    These are all sequences if they have up to 4 million tokens; else the first, the last, and others spread evenly.
+    """
     n = lengths.size
     if int(lengths.sum(dtype=np.int64)) <= _SAMPLED_TOKENS:
         return np.arange(n)

@@ -2,12 +2,13 @@
 
 To read one sequence of a Parquet or JSON Lines file, a whole row group or file must be decoded. So their records are
 decoded once, in order, validated by `nopad.corpus` as for packing (padding is cut off, too), and written as flat
-arrays: ids in 2 bytes each if all fit, else in 4. Up to 4 million tokens stay in memory.
+arrays: ids in 2 bytes each if all fit, else in 4. Up to 4 million tokens stay in memory, unless a folder is given.
 
-A copy's folder is named by a digest of the files' paths, sizes and times of writing, and of how they are read. So later
-processes find the folder and map it; processes that start at the same time wait for the first, by a lock on a file
-beside it. The copy gets its name only when it is complete, so a killed process leaves nothing that looks like a copy.
-Its ``spool.json`` holds the fingerprint of the tokens, which is compared when the copy is opened.
+A copy's folder is named by a digest of what is copied: the files' paths, sizes and times of writing, and how they are
+read; or the checksums of a packed dataset. So later processes find the folder and map it; processes that start at the
+same time wait for the first, by a lock on a file beside it. The copy gets its name only when it is complete, so a
+killed process leaves nothing that looks like a copy. Its ``spool.json`` holds the fingerprint of the tokens, which is
+compared when the copy is opened.
 """
 
 from __future__ import annotations
@@ -134,7 +135,11 @@ def _write(parts: Iterable[Sequences], partial: Path, place: Path, name: str) ->
 
 
 def _write_columns(parts: Iterable[Sequences], folder: Path, name: str) -> list[dict[str, Any]]:
-    """Write one file per column; return their descriptions: name, per token or sequence, file, dtype, size."""
+    """Write one file per column; return their descriptions: name, per token or sequence, file, dtype, size.
+
+    Raises:
+        SourceError: there is no sequence.
+    """
     columns: dict[tuple[str, str], _Column] = {}
     end = 0
     with ExitStack() as stack:
@@ -190,7 +195,12 @@ class _Column:
 
 
 def _opened(place: Path, name: str, empty: str, left_out: tuple[str, ...]) -> ArrayTokens:
-    """Map a copy as a source, after checking that its tokens still have the fingerprint that was written with it."""
+    """Map a copy as a source, after checking that its tokens still have the fingerprint that was written with it.
+
+    Raises:
+        SourceError: the copy is damaged.
+        LengthError: a sequence has no token, and `empty` is "refuse".
+    """
     path = place / DESCRIPTION
     try:
         with reading(path):
@@ -208,7 +218,12 @@ def _opened(place: Path, name: str, empty: str, left_out: tuple[str, ...]) -> Ar
 def _described(
     place: Path, columns: list[dict[str, Any]], name: str, left_out: tuple[str, ...] = (), empty: str = "skip"
 ) -> ArrayTokens:
-    """Map the files of a copy in folder `place` as a source; `columns` is from `_write_columns`."""
+    """Map the files of a copy in folder `place` as a source; `columns` is from `_write_columns`.
+
+    Raises:
+        SourceError: a file is missing or has another size than was written.
+        LengthError: a sequence has no token, and `empty` is "refuse".
+    """
     arrays: dict[str, dict[str, MappedArray]] = {"offsets": {}, "token": {}, "sequence": {}}
     for column in columns:
         file, dtype = MappedFile(place / column["file"]), np.dtype(column["dtype"])

@@ -3,7 +3,7 @@
 Records go to the ranks in turn, one record each. When training stops, every rank has read up to a different record. If
 the run goes on with another number of ranks, the records that were not read are dealt anew: reading begins at the first
 of them, skips each record that its former rank had read, and deals the others in turn. An earlier deal is forgotten
-once reading has passed the furthest record that it had reached.
+once reading has passed the furthest record that one of its ranks had reached.
 """
 
 from __future__ import annotations

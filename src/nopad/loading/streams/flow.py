@@ -24,7 +24,7 @@ class Flow:
     """The units (packs or single sequences) of one rank from a place on, in order."""
 
     def __init__(self, place: StreamPlace, reader: Reader, packing: Packing, shuffling: Shuffling) -> None:
-        """Begin at `place`; reading and tokenising start with the first call of `take`, and then run ahead."""
+        """Begin at `place`; reading and tokenising start when `take` first needs more units, and then run ahead."""
         self._place, self._shuffling = place, shuffling
         self._ready = deque(place.ready)
         self._groups = cast(Generator[Read, None, None], reader.groups(place.cursor))
@@ -37,13 +37,13 @@ class Flow:
         self._fruitless = place.cursor.passes  # number of the pass that gave the newest sequence
 
     def place(self) -> StreamPlace:
-        """Return the place before the units that `take` returns next."""
+        """Return the place (where this rank stands) before the units that `take` returns next."""
         return replace(self._place, ready=tuple(self._ready))
 
     def take(self, units: int) -> list[Pack]:
-        """Return the next `units` units, or fewer at the end of a stream.
+        """Return the next `units` units (packs or single sequences), or fewer at the end of a stream.
 
-        Their sequences stay in memory until the method `given` is called with these units.
+        Their sequences stay in memory at least until the method `given` is called with these units.
 
         Raises:
             SourceError: reading fails, or the last passes over the source gave this rank no sequence.
@@ -54,7 +54,11 @@ class Flow:
         return [self._ready.popleft() for _ in range(min(units, len(self._ready)))]
 
     def _read(self) -> bool:
-        """Read one more group, or at the end pack the sequences that still wait; return False if nothing was left."""
+        """Read one more group, or at the end pack the sequences that still wait; return False if nothing was left.
+
+        Raises:
+            SourceError: the last passes over the source gave this rank no sequence; or reading fails.
+        """
         read = next(self._groups, None)
         if read is None:
             waited = self._let_on(NOTHING, 0)
@@ -74,7 +78,7 @@ class Flow:
         return True
 
     def _let_on(self, found: Sequences, wait: int) -> int:
-        """Add `found` to the sequences that wait, and send all but `wait` of them to the packer; return how many."""
+        """Add `found` to the sequences that wait; send all but `wait` of them to the packer, and return how many."""
         place, deal = self._place, self._place.cursor.deal
         found, buffer = place.buffer.after(found, wait, self._shuffling.seed, deal.world_size, deal.rank)
         # The first group is empty, so the first push only loads the compiled loops.
@@ -95,7 +99,7 @@ class Flow:
         return held.sequences.take(held.places(numbers)), np.array([len(pack) for pack in packs], dtype=np.int64)
 
     def given(self, packs: Sequence[Pack]) -> None:
-        """Count one more whole step, which consists of these units, and free the memory of their sequences."""
+        """Count one more whole step, which consists of these units; their sequences' memory is freed later."""
         place = self._place
         numbers = np.array([number for pack in packs for number in pack], dtype=np.int64)
         held, tokens = place.held, 0

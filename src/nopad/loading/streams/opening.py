@@ -29,7 +29,8 @@ _OWN = (*_MAKE_STREAM, "shuffle_buffer", *_PACKING, *_CORPUS)
 def is_stream(data: Any, options: Mapping[str, Any]) -> bool:
     """Return whether the data are a stream.
 
-    Texts, functions and iterable datasets are streams; so are any data if `tokenizer` or `exhausted` is given.
+    Sources of texts (`nopad.open_source`), functions, iterators and iterable datasets are streams; so are any data if
+    the option `tokenizer` or `exhausted` is given.
 
     Raises:
         OptionError: the data are not a stream, and another option of a stream is given, such as `over_long`.
@@ -70,8 +71,8 @@ def open_stream(
         seed: the seed of the shuffling.
 
     Raises:
-        OptionError: an option is unknown or invalid, texts come without a tokenizer, ready-made ids come with one, or
-            `data` is an iterator, which can be read only once.
+        OptionError: an option is unknown or invalid; sequences are to be packed, and `capacity` is None; texts come
+            without a tokenizer, or ready-made ids with one; or `data` is an iterator, which can be read only once.
         SourceError: `data` is not a source.
     """
     unknown = [name for name in options if name not in (*_OWN, "depth")]

@@ -51,7 +51,7 @@ class Held:
         return 0 if self.sequences is None else int(self.sequences.seq_lengths[self.alive].sum(dtype=np.int64))
 
     def compact(self) -> Held:
-        """Return a copy without the sequences that are not `alive`, which frees their memory; O(tokens)."""
+        """Return an instance that holds only the sequences that are `alive`, so that memory is freed; O(tokens)."""
         if self.sequences is None or self.alive.all():
             return self
         kept = np.flatnonzero(self.alive)
@@ -96,10 +96,11 @@ class StreamPlace:
         cursor: where reading goes on.
         buffer: the sequences that were read and wait for a random turn.
         held: the sequences that have come to the packer, and are in no finished step yet.
-        ready: complete packs of held sequences, in the order in which batches take them; the others still wait in the
-            packer.
+        ready: complete packs of held sequences, in the order in which batches take them; the held sequences in no
+            complete pack still wait in the packer.
         arrived: how many sequences have come to the packer since numbering began.
-        accumulation, per_rank: number of micro-steps per step, and of units per rank and micro-step.
+        accumulation, per_rank: number of micro-steps per step, and of units (packs or single sequences) per rank and
+            micro-step.
         batches: number of micro-batches of the next step that were taken already.
         steps_seen: number of whole steps.
         sequences_here, tokens_here: number of sequences and tokens in these steps, on this rank.

@@ -1,9 +1,10 @@
 """Read a source, and tokenise this rank's records in groups, ahead of training and on other cores.
 
-Records are read and decoded on the calling thread, and this rank's are tokenised in a few threads (tokenizers release
-the interpreter's lock), some groups ahead. A group is the sequences of `GROUP_BYTES` of this rank's records, so where
-groups begin depends only on where reading began. Every group comes with the cursor from which reading goes on after it.
-An error is raised after the groups before it.
+Records are read and decoded on the calling thread. This rank's records are tokenised some groups ahead, in up to four
+threads; a tokenizer written in Python gets one thread. A group is the sequences of about `GROUP_BYTES` of this rank's
+records; it ends earlier at the end of a pass, at an error, or when `READ_BYTES` of all ranks' records were read. So
+where groups begin depends only on the source and on where reading began. Every group comes with the cursor from which
+reading goes on after it. An error is raised after the groups before it.
 
 Cost: every rank reads all blocks (hundreds of MB/s). It decodes them too, except for lines and whole documents that
 belong to other ranks, and tokenises only its own records. Memory: one decoded block, and `AHEAD` groups.
@@ -50,7 +51,8 @@ class Cursor:
     Attributes:
         passes: number of passes over the source that were finished.
         began: number of the first record of this pass, counted over all passes.
-        at: the block that holds the next record: its `Block.at`, or ``(number,)``; (): the first block.
+        at: the block (a run of records of one file) that holds the next record: its `Block.at`, or if that is (), its
+            number as ``(number,)``; (): the first block.
         first: number, in this pass, of the first record of that block.
         record: number, in this pass, of the next record.
         mark: a digest of that block, by which a changed source is noticed; "": it is not compared.
@@ -266,7 +268,10 @@ class _Pass:
     def _fill(
         self, run: Records | BadRecord, mine: NDArray[np.int64], numbers: NDArray[np.int64]
     ) -> Iterator[tuple[Gathered, Cursor]]:
-        """Add the records at places `mine` of a run; `numbers` are theirs in the pass. Yield filled groups."""
+        """Add the records at places `mine` of a run; yield the groups that this fills.
+
+        `numbers` are the numbers of these records in the pass.
+        """
         sizes = np.cumsum(_bytes_of(run, mine))
         at = 0
         while at < mine.size:
@@ -301,7 +306,11 @@ class _Pass:
         return group, self._cursor
 
     def _next_pass(self, records: int) -> Cursor:
-        """Return the cursor after the last of the pass's `records`: the next pass, or the end of the stream."""
+        """Return the cursor after the last of the pass's `records`: the next pass, or the end of the stream.
+
+        Raises:
+            SourceError: the source has no record, or another number of records than in an earlier pass.
+        """
         cursor = self._cursor
         if not records:
             raise SourceError("the source has no record; give one that has")

@@ -54,7 +54,7 @@ _NAMES = {
 
 
 def written(place: StreamPlace, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a place and `facts` as a state, which is plain JSON."""
+    """Return a place, which says where a loader stands, and `facts` as a state, which is plain JSON."""
     deal = place.cursor.deal
     cursor = {one.name: getattr(place.cursor, one.name) for one in fields(Cursor)}
     return {
@@ -102,10 +102,10 @@ def _packed(column: NDArray[Any]) -> dict[str, str]:
 
 
 def read_state(state: Any, packing: Packing) -> tuple[StreamPlace, dict[str, Any]]:
-    """Return the place and the facts in a state.
+    """Return the place (where the loader stood) and the facts in a state; the place must fit `packing`.
 
     Raises:
-        FormatError: `state` is not a state of a loader over a stream, is from a newer version, or has impossible
+        FormatError: `state` is not a state of a loader over a stream, is of another format version, or has impossible
             values.
     """
     if not isinstance(state, Mapping) or state.get("format") != _FORMAT:
@@ -135,7 +135,11 @@ def read_state(state: Any, packing: Packing) -> tuple[StreamPlace, dict[str, Any
 
 
 def _check(place: StreamPlace, packing: Packing) -> None:
-    """Refuse a place whose numbers contradict one another or `packing`."""
+    """Refuse a place whose numbers contradict one another or `packing`.
+
+    Raises:
+        FormatError: the numbers do not fit together, or a pack is above the capacity.
+    """
     held, numbers = place.held, [number for pack in place.ready for number in pack]
     deal = place.cursor.deal
     fits = deal.rank < deal.world_size and deal.count < deal.world_size

@@ -1,7 +1,8 @@
 """Supply a loader from a stream: each rank reads, tokenises and packs its own records, ahead of the training loop.
 
-An endless stream needs no communication. If ranks stop at the end of the source, they exchange before every step how
-many units each has left, so that all of them stop together; this happens on the thread of the training loop.
+An endless stream needs no communication while it runs. If ranks stop at the end of the source, they exchange before
+every step how many units each of them has for the step, so that all ranks stop together; this happens on the thread of
+the training loop.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class _Begun(NamedTuple):
     """The start of a step.
 
     Attributes:
-        units: number of units that this rank has for the step.
+        units: number of units (packs or single sequences) that this rank has for the step.
         left: the place where the pass ends if this step is not taken; the sequences held there are left out.
     """
 
@@ -113,7 +114,7 @@ class StreamSupply(Supply):
         return replace(at, cursor=cursor, buffer=buffer, held=Held.none(), ready=(), arrived=0, batches=0)
 
     def described(self) -> str:
-        """Return a phrase that says that it is a stream, and how many units a rank takes in a micro-step."""
+        """Return a phrase that says that it is a stream, and what a rank takes in a micro-step."""
         packs = f" in packs of at most {self.packing.capacity:,} tokens" if self.packing.capacity else ""
         return f"a stream{packs}, {self.serving.takes(self.packing.unit)} per rank and micro-step"
 
@@ -138,7 +139,7 @@ class StreamSupply(Supply):
         return "repeat" if self.reader.repeat else "stop"
 
     def agreed(self, at: StreamPlace) -> dict[str, Any]:
-        """Return what all ranks must agree on: the facts, the units per step, and the number of steps taken."""
+        """Return what all ranks must agree on, by name: facts, ranks, step, `last`, and the steps and batches taken."""
         return {
             **self.facts(),
             "world_size": self.serving.ranks.world_size,
@@ -240,10 +241,13 @@ class StreamSupply(Supply):
     def batches(
         self, at: StreamPlace, worker: int = 0, workers: int = 1
     ) -> Iterator[tuple[StreamPlace, PackedBatch | None]]:
-        """Yield (place after the batch, batch), built ahead; a stream that stops ends with (next pass, None).
+        """Yield (place after the batch, batch) for each batch; batches are built ahead.
+
+        If the stream stops at the end of its source, the last item is (place where the next pass begins, None).
 
         Raises:
-            OptionError: there are workers; or the stream ended in the middle of a step, and `last` is "refuse".
+            OptionError: `workers` is above 1; or the stream ended in the middle of a step, and `last` is "refuse".
+            SourceError, RecordError: as in `Flow.take`.
         """
         if workers > 1:
             self.check_workers(workers)
@@ -257,7 +261,11 @@ class StreamSupply(Supply):
                     return
 
     def _goes_on(self, units: int, exchange: Exchange) -> bool:
-        """Return whether all ranks take one more step, given how many units this rank has for it."""
+        """Return whether all ranks take one more step; `units` is how many packs or sequences this rank has for it.
+
+        Raises:
+            OptionError: a rank has units, not every rank has enough for a whole step, and `last` is "refuse".
+        """
         every, full = list(exchange(units)), self.serving.accumulation * self.serving.per_rank
         if min(every) == full:
             return True
@@ -301,7 +309,7 @@ class StreamSupply(Supply):
         return self.serving.batch(*flow.sequences(packs), epoch)
 
     def _nothing(self) -> Sequences:
-        """Return one sequence of one token with the columns of all others, for a rank that has none left."""
+        """Return one sequence of one token, with the columns that all sequences have, for a rank that has none left."""
         columns: dict[str, dict[str, Any]] = {"token": {"input_ids": np.zeros(1, dtype=np.int32)}, "sequence": {}}
         for one in self.reader.source.carried:
             if one.type != "string":

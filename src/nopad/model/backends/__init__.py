@@ -1,7 +1,7 @@
 """Attention backends, which keep sequences apart in different ways: one per file, all with the same signature.
 
-Each takes queries, keys and values as transformers gives them, ``[R, H, L, D]`` (keys and values may have fewer heads),
-and returns ``[R, L, H, D]``. To add a backend, add a file and a line in `BACKENDS`.
+Each backend takes queries, keys and values as transformers gives them, ``[R, H, L, D]`` (keys and values may have fewer
+heads), and returns ``[R, L, H, D]``. To add a backend, add a file and a line in `BACKENDS`.
 """
 
 from __future__ import annotations

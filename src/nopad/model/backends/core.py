@@ -60,6 +60,9 @@ def attend(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, heads
 
     G divides H. `keep` is a bool mask that broadcasts to ``[B, H, Q, K]``, True where a query sees a key; None: every
     query sees every key. `heads` gives scale, dropout, bias, softcap and sinks; causality and window must be in `keep`.
+
+    Raises:
+        BatchError: there is a position bias together with softcap or sinks, or it has fewer entries than Q or K.
     """
     groups = query.shape[1] // key.shape[1]
     if heads.softcap is not None or heads.sinks is not None:

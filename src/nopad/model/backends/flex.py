@@ -24,8 +24,11 @@ NARROWEST = 16  # smallest head size on a GPU
 def flex(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cross, heads: Heads) -> Tensor:
     """Compute attention of `query`, `key` and `value` ``[R, H, L, D]`` by FlexAttention; return ``[R, L, H, D]``.
 
+    `key` and `value` may have fewer heads.
+
     Raises:
-        BatchError: FlexAttention does not support this form of batch, or a setting in `heads`.
+        BatchError: FlexAttention does not support this form of batch, a setting in `heads`, gradients on a CPU, or the
+            head size (at least `NARROWEST` on a GPU).
     """
     if isinstance(placed, Cross) or placed.layout.crossing:
         raise BatchError("FlexAttention here knows neither cross attention nor rows filled end to end; use 'segments'")

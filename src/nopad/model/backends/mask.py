@@ -1,7 +1,7 @@
 """Attention under a dense block-diagonal mask over whole rows. Its shapes are static, for any accelerator.
 
-The cost is O(R L^2) for R rows of L slots, whatever the sequences' lengths; on a CPU it takes 5 to 9 times as long as
-`segments`.
+The cost is O(R L^2) for R rows of L slots, whatever the sequences' lengths; on a CPU this backend takes 5 to 9 times as
+long as `segments`.
 
 Source: Krell et al., section 3.2.
 """
@@ -21,9 +21,14 @@ _NOT_TOGETHER = "a sequence and its target are not in the same row; pack both wi
 
 
 def mask(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cross, heads: Heads) -> Tensor:
-    """Compute attention of whole rows under one mask per batch; return ``[R, L, H, D]``.
+    """Compute attention of whole rows under a mask that the layers of a batch share; return ``[R, L, H, D]``.
 
+    Layers with another causality or window get another mask.
     `query` is ``[R, H, L, D]``. `key` and `value` may have fewer heads, and in cross attention (`Cross`) another L.
+
+    Raises:
+        BatchError: a sequence may go on in the next row, a sequence and its target are in different rows, or `attend`
+            does not support the settings in `heads`.
     """
     if isinstance(placed, Cross):
         keep = placed.keep(lambda: _cross_mask(placed))
@@ -34,8 +39,9 @@ def mask(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cross, h
 
 
 def block_mask(ids: Tensor, heads: Heads) -> Tensor:
-    """Return which slots see each other; bool ``[R, 1, L, L]``. Padding sees padding, so that no softmax is empty.
+    """Return which slots (last dimension) each slot sees, under the causality and window of `heads`.
 
+    The result is bool ``[R, 1, L, L]``. Padding sees padding, so that no softmax is empty.
     `ids` is the number of each slot's sequence, 0 in padding; integers ``[R, L]``.
     """
     keep = ids[:, :, None] == ids[:, None, :]
@@ -47,7 +53,10 @@ def block_mask(ids: Tensor, heads: Heads) -> Tensor:
 def dense_cross(cross: Cross) -> Tensor:
     """Return the mask of cross attention for compiled layers, int8 ``[R, 1, Lq, Lk]``.
 
-    It says which source slots (last dimension) each target slot sees: 1 if it sees the source slot, else 0.
+    The mask is 1 where a target slot sees a source slot (last dimension), else 0. `cross` is attached to the mask.
+
+    Raises:
+        BatchError: a sequence may go on in the next row, or a sequence and its target are in different rows.
     """
     carrier = cross.keep(lambda: _cross_mask(cross)).to(DENSE)
     setattr(carrier, ATTRIBUTE, cross)

@@ -21,6 +21,9 @@ def repack(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cross,
     """Compute attention with one sequence per row; return ``[R, L, H, D]``, 0 in padding.
 
     `query` is ``[R, H, L, D]``. `key` and `value` may have fewer heads, and in cross attention (`Cross`) other R and L.
+
+    Raises:
+        BatchError: `attend` does not support the settings in `heads`, or a sequence is longer than the position bias.
     """
     queries, keys = (placed.queries, placed.keys) if isinstance(placed, Cross) else (placed, placed)
     q = _unpacked(query, queries)
@@ -36,8 +39,8 @@ def repack(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cross,
 def padded_mask(placed: Placement, heads: Heads | None = None) -> Tensor:
     """Return which keys each query sees, with one sequence per row; bool ``[S, 1, longest, longest]``: (query, key).
 
-    If `heads` has neither a window nor causality, or is None, all queries of a sequence see the same keys, its real
-    tokens, and the result is ``[S, 1, 1, longest]``.
+    If `heads` has neither a window nor causality, or is None, all queries of a sequence see all real tokens of this
+    sequence, and the result is ``[S, 1, 1, longest]``.
     """
     places = torch.arange(placed.layout.max_seqlen, device=placed.ids.device)
     keep = (places < placed.lens[:, None])[:, None, None, :]

@@ -23,6 +23,9 @@ def segments(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cros
     """Compute attention sequence by sequence; return ``[R, L, H, D]``, 0 in padding.
 
     `query` is ``[R, H, L, D]``. `key` and `value` may have fewer heads, and in cross attention (`Cross`) other R and L.
+
+    Raises:
+        BatchError: `attend` does not support the settings in `heads`, or a sequence is longer than the position bias.
     """
     queries, keys, pairs = _sides(placed)
     # Split, not sliced: the backward pass of each slice would allocate a gradient of the whole stream.
@@ -51,7 +54,7 @@ def _split(states: Tensor, placed: Placement) -> tuple[Tensor, ...]:
 
 
 def _keep(placed: Placement | Cross, length: int, device: torch.device, heads: Heads) -> Tensor | None:
-    """Return which tokens each token of a sequence of this length sees; bool ``[length, length]``; None: all tokens."""
+    """Return which tokens each token sees in a sequence of this length, bool ``[length, length]``; None: all tokens."""
     if isinstance(placed, Cross) or length == 1:
         return None
 

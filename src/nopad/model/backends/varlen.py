@@ -63,7 +63,7 @@ def varlen(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cross,
 
 
 def automatic(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cross, heads: Heads) -> Tensor:
-    """Compute attention by the kernel, or by one SDPA call per sequence if the kernel does not support the layer."""
+    """Compute attention by `varlen`, or by `segments` if `lacking` says that the kernel cannot; ``[R, L, H, D]``."""
     query, key, value = _cast(query, key, value)
     backend = varlen if lacking(query, value, placed, heads) is None else segments
     return backend(query, key, value, placed, heads)
@@ -90,7 +90,7 @@ def lacking(query: Tensor, value: Tensor, placed: Placement | Cross, heads: Head
 def on_kernel(device: torch.device) -> bool:
     """Return whether the kernel runs on a device: an NVIDIA GPU of compute capability 8.0 or above.
 
-    AMD GPUs are untested.
+    The result is False for AMD GPUs, which are untested, and if torch has no kernel with windows.
     """
     if device.type != "cuda" or torch.version.hip is not None or _kernel() is None:
         return False

@@ -1,7 +1,7 @@
 """Plans under two limits: tokens and cost, where the cost of a pack is the sum of the squares of its lengths.
 
 `within` plans with both limits from the start, for `auto` and `optimal`. The other algorithms plan by tokens, and packs
-above the limit on cost are cut afterwards (`nopad.planning.conditions.within_squares`).
+above the limit on cost are cut afterwards (`nopad.planning.conditions`).
 """
 
 from __future__ import annotations
@@ -38,9 +38,14 @@ def within(
 ) -> Planned:
     """Return the best plan found under limits on a pack's tokens (`capacity`) and sum of squared lengths (`squares`).
 
-    The search ends early at a plan of at most ``1 + bound // 10,000`` packs above the lower bound; with `exact`, only
-    at the bound. Each method gets a share of the operations left in `budget`, and no slower method begins once the
-    budget is spent. The facts of the result name the method that made the plan.
+    Three methods are tried in turn; each gets a share of the operations left in `budget`, and no slower method begins
+    once the budget is spent. The facts of the result name the method that made the plan.
+
+    1. `spread`, until it finds a plan of at most ``1 + bound // 10,000`` packs above the lower bound; with `exact`,
+       until it finds a plan that meets the bound
+    2. `by_tokens`, if the plan is more than ``bound // 100`` packs above the bound
+    3. column generation, if the plan is above the bound (without `exact`: by more than ``bound // 2,000`` and
+       ``1 + bound // 10,000`` packs), and if capacity and number of sequences are small enough for its memory
 
     Args:
         histogram: the sequences, by length.
@@ -49,7 +54,7 @@ def within(
         squares: largest sum of squared lengths of a pack.
         align: every sequence takes a multiple of this many tokens.
         budget: limits the search.
-        exact: whether to search on until the bound is reached.
+        exact: whether the search goes on nearer to the bound, as the list above says.
         by_tokens: a function that plans without the limit on squares and then cuts packs to it, which is better if few
             packs need a cut; it charges `budget` itself. None: this is not tried.
 
@@ -67,7 +72,7 @@ def within(
     best, packs, method = made.strategies(load.lengths), made.packs, "spread"
     certificate: CostCertificate | None = None
     notes: list[str] = []
-    good = bound + max(near, bound // _GOOD)
+    good = bound if exact else bound + max(near, bound // _GOOD)
     if packs > bound + bound // _FAR and by_tokens is not None and not budget.spent():
         with budget.part(_BY_TOKENS):
             cut = by_tokens()
@@ -91,10 +96,11 @@ def within(
 
 
 def _guided(load: Load, budget: Budget) -> Guide | None:
-    """Return a plan in units (`guide`); None if there is none, or if filling its slots takes over half of the budget.
+    """Return a plan in rounded lengths (`guide`), or None.
 
-    The operations of filling are charged here, before the plan is made. If they are too many, all that is left of the
-    budget is charged.
+    The caller fills this plan with the real lengths (`fill`). The operations that filling takes are charged here,
+    before `guide` runs. The result is None if they would be over half of what is left of the budget (then all that is
+    left is charged), or if `guide` finds no plan.
     """
     filling = FILLING * int(load.counts.sum())
     if filling > budget.left // 2:

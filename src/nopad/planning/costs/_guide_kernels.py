@@ -19,8 +19,9 @@ from nopad.planning.optimal._kernels import linked, near, use
 def knapsack(sizes: NDArray[Any], costs: NDArray[Any], values: NDArray[Any], table: NDArray[Any]) -> None:
     """Fill ``table[j, r, c]`` with the highest value of at most j items of total size at most r and cost at most c.
 
-    `table` is int64 ``[layers, largest r + 1, largest c + 1]``; with one layer the number of items has no limit.
-    `sizes` ascend, and an item may be used repeatedly.
+    Item i has the size ``sizes[i]`` (ascending), the cost ``costs[i]`` and the value ``values[i]``, and may be used
+    repeatedly. `table` is int64 ``[layers, largest r + 1, largest c + 1]``; with one layer the number of items has no
+    limit.
     """
     layers, rooms, money = table.shape
     table[0] = 0
@@ -52,7 +53,8 @@ def patterns_with(
 ) -> None:
     """For each p, write to ``out[p, :used[p]]`` the items of the most valuable pattern that contains item ``first[p]``.
 
-    `table` is that of `knapsack`. After ``first[p]`` the items are in order of size, largest first.
+    `table` is what `knapsack` made from the same sizes, costs and values. After ``first[p]`` the items are in order of
+    size, largest first; items without value are left out. A pattern longer than a row of `out` is cut off.
     """
     layers, rooms, money = table.shape
     for p in range(first.shape[0]):
@@ -100,10 +102,11 @@ def fill_slots(
 ) -> tuple[int, int]:
     """Make ``copies[p]`` packs from each pattern p, with real lengths; return (number of packs, number of links).
 
-    Arguments are as in `nopad.planning.optimal._kernels.fill_slots`, but a pack also keeps to `limits`: most tokens
-    (every length is rounded up to a multiple of `align`), largest sum of squares, and most sequences. Packs are written
-    to `packs` and `links`, in the format of `nopad.planning.costs._kernels`: each pack is a class of its own, and links
-    name lengths instead of items.
+    Packs for which no sequence is left are not made. Arguments are as in
+    `nopad.planning.optimal._kernels.fill_slots`, but a pack also keeps to `limits`: most tokens (every length is
+    rounded up to a multiple of `align`), largest sum of squares, and most sequences. Packs are written to `packs` and
+    `links`, in the format of `nopad.planning.costs._kernels`: each pack is a class of its own, and links name lengths
+    instead of items.
     """
     filled, at = 0, 0
     for p in range(copies.shape[0]):

@@ -1,11 +1,12 @@
 """Compiled loops that place sequences, longest first, into packs with limits on tokens, cost and number of sequences.
 
-Item i stands for all sequences of one length, with ``sizes[i]`` tokens and a cost of ``costs[i]`` each; both ascend.
-Equal packs are one class, a row of five int64: free tokens, free cost, free places for sequences, number of packs, and
-the row of the last link of their content (-1: empty). A link adds copies of an item to a content. It is a row of three
-int64: the last link of that content (-1: empty), the item, and the number of copies. So classes that were divided share
-the links of their common content. Scores are floats that every machine rounds alike; if two classes have the same
-score, the class with the lower row is chosen.
+Item i stands for all sequences of one length, with ``sizes[i]`` tokens and a cost of ``costs[i]`` each. Items are in
+ascending order of length; `nopad.planning.several.both` has two kinds of size instead of tokens and cost, and orders
+items by the larger of their shares of the limits. Equal packs are one class, a row of five int64: free tokens, free
+cost, free places for sequences, number of packs, and the row of the last link of their content (-1: empty). A link adds
+copies of an item to a content. It is a row of three int64: the last link of that content (-1: empty), the item, and the
+number of copies. So classes that were divided share the links of their common content. Scores are floats that every
+machine rounds alike; if two classes have the same score, the class with the lower row is chosen.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ SMALLEST, SUM, COST_ONLY = 0, 1, 2  # kinds of score
 
 @njit(cache=True, nogil=True)
 def score(pack: NDArray[Any], limits: NDArray[Any], kind: int, weight: float) -> Any:
-    """Return a score of how empty a pack is; -1 if it may hold no further sequence.
+    """Return a score of how empty a pack is; -1 if it has no free place for a sequence.
 
     `pack` is a class (see the module), which begins with its free tokens, cost and places; `limits` are those of an
     empty pack. Let t, c and s be the free shares of tokens, cost and places, from 0 to 1. The score is ``t + weight *
@@ -91,7 +92,8 @@ def moved(
 ) -> None:
     """Make class `number` of `packs` from class `at` by adding `copies` of an item; write this link to ``links[0]``.
 
-    The caller sets the number of packs and the last link of class `number`.
+    `size` and `cost` are those of one sequence of the item. The caller sets the number of packs and the last link of
+    class `number`.
     """
     links[0, 0], links[0, 1], links[0, 2] = packs[at, LINK], item, copies
     packs[number, TOKENS] = packs[at, TOKENS] - copies * size
@@ -114,12 +116,13 @@ def spread_out(
     weight: float,
     most: int,
 ) -> tuple[NDArray[Any], int, NDArray[Any], int, int]:
-    """Place items from the last down to item `first`, each into the emptiest class of packs, while it fits there.
+    """Place sequences into the emptiest class of packs, from those of the last item down to those of item `first`.
 
-    The rows in use are ``packs[:classes]`` and ``links[:linked]``. Returns (packs, classes, links, linked, steps) after
-    placing, where the arrays may be larger copies. ``left[i]`` is the number of sequences of item i to place; the
-    kernel subtracts those that it has placed. The emptiest class has the highest `score` for `kind` and `weight`. Each
-    step changes one class; the loop ends after `most` steps.
+    The emptiest class has the highest `score` for `kind` and `weight`. When an item does not fit into it, the rest of
+    the item is left, even if another class has room, and the next item follows. The rows in use are
+    ``packs[:classes]`` and ``links[:linked]``. Returns (packs, classes, links, linked, steps) after placing, where the
+    arrays may be larger copies. ``left[i]`` is the number of sequences of item i to place; the kernel subtracts those
+    that it has placed. Each step changes or divides one class; the loop ends after `most` steps.
     """
     scores, heap = np.empty(classes + sizes.shape[0] + 1), np.empty(classes + sizes.shape[0] + 1, dtype=np.int64)
     for number in range(classes):
@@ -161,10 +164,10 @@ def tightest(
 ) -> tuple[int, int, int, int]:
     """Find the fullest class that an item fits into; return (class, the class before it on its shelf, shelf, looks).
 
-    The fullest class has the fewest free tokens; a shelf is a list of classes with about as many (`shelf`).
-    ``heads[s]`` is the first class on shelf s, and ``after[c]`` the class after class c; -1: none. The search begins at
-    shelf `first`; "looks" is the number of classes that were examined. If the item fits into no class, the first three
-    results are -1.
+    The fullest class has the fewest free tokens; a shelf is a list of classes with about the same number of free tokens
+    (`shelf`). ``heads[s]`` is the first class on shelf s, and ``after[c]`` the class after class c; -1: none. The
+    search begins at shelf `first`. "looks" is the number of classes that were examined. If the item fits into no class,
+    the first three results are -1, and "looks" also counts the shelves that were searched.
     """
     looks = 0
     for at in range(first, heads.shape[0]):
@@ -193,10 +196,11 @@ def best_fit(
     limits: NDArray[Any],
     most: int,
 ) -> tuple[NDArray[Any], int, NDArray[Any], int, int]:
-    """Place all items, the last first, each into the fullest class that it fits into, or into new packs.
+    """Place all sequences, those of the last item first, into the fullest class that they fit into, or into new packs.
 
-    The fullest class has the fewest free tokens. After `most` classes were examined, every further item opens packs of
-    its own. Arguments and results are those of `spread_out`; the steps returned are the number of classes examined.
+    The fullest class has the fewest free tokens. Arguments and results are those of `spread_out`, but the steps are the
+    work of searching: 1 for each search, and the "looks" of `tightest`. After `most` steps nothing is searched any
+    more: further sequences go to new packs, which hold sequences of one item only.
     """
     items = left.shape[0]
     heads, after = np.full(SHELVES + 1, -1, dtype=np.int64), np.empty(classes + 3 * items + 16, dtype=np.int64)

@@ -1,9 +1,9 @@
-"""Make packs even: no pack is far above the mean in cost or number of sequences, with hardly more packs.
+"""Make packs even: lower the highest cost and the largest number of sequences of a pack, with hardly more packs.
 
 The cost of a pack is the sum of its squared lengths; a step of training waits for the pack with the highest cost. The
-search starts from a plan with few packs, and may add one pack for every 1,000 packs. By bisection it finds the
-smallest limit on cost, and then under that limit the smallest depth, for which a plan is found. A limit on cost is
-proven to be impossible if the lower bound under this limit is more than the packs allowed.
+search starts from a plan with few packs, and may add one pack for every 1,000 packs. By bisection it looks for the
+smallest limit on cost for which it finds a plan (to within 1/500), and then, under that limit, for the smallest depth.
+A limit on cost is proven to be impossible if the lower bound under this limit is more than the packs allowed.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _FINE = 500  # the bisection ends when the limit on cost is known to 1/500 of it
 def packs_allowed(packs: int, sequences: int, multiple: int) -> int:
     """Return the most packs that an even plan may have: one in 1,000 more than `packs`, the number before.
 
-    `packs` is first rounded up to a multiple of `multiple`. The result is a multiple of `multiple` too, and at most
-    `sequences`. If there is no multiple from `packs` to `sequences`, the result is `packs`.
+    `packs` is first rounded up to a multiple of `multiple`; the result is rounded down to a multiple of `multiple`, and
+    is at most `sequences`. If there is no multiple from `packs` to `sequences`, the result is `packs`.
 
     >>> packs_allowed(5000, 10**6, 1), packs_allowed(5000, 10**6, 7), packs_allowed(3, 10, 2), packs_allowed(7, 8, 5)
     (5005, 5005, 4, 7)
@@ -90,9 +90,10 @@ class _Search:
         self.all = self.budget.left
 
     def attempt(self, most: int, depth: int) -> Strategies | None:
-        """Return a plan whose packs cost at most `most` and hold at most `depth` sequences; None if none is found.
+        """Return a plan of at most `packs` packs; each costs at most `most`, and holds at most `depth` sequences.
 
-        `spread` is tried first, then linear programs if `slow` is not 0. None also if the budget is spent.
+        `spread` is tried first, then linear programs if `slow` is not 0. The result is None if no plan is found, or if
+        the budget is spent.
         """
         load = _capped(self.load, most, depth)
         bound = bound_of(load)
@@ -109,9 +110,10 @@ class _Search:
             return self._by_programs(load, most, depth)
 
     def _by_programs(self, load: Load, most: int, depth: int) -> Strategies | None:
-        """Return what `attempt` returns, by linear programs; None also if this takes too much memory or budget.
+        """Return what `attempt` returns, by linear programs; None also if these take too much memory or budget.
 
-        `load` has the limits `most` and `depth`. Where `most` limits no pack, `by_tokens` makes the plan.
+        `load` has the limits `most` and `depth`. If `most` is at least the squared capacity, so that it limits no pack,
+        `by_tokens` makes the plan.
         """
         if most >= load.limits[0] ** 2:
             self.slow -= 1
@@ -137,14 +139,16 @@ def even_out(
     slow: int,
     multiple: int = 1,
 ) -> tuple[Strategies, dict[str, Any]]:
-    """Return the most even plan found with at most one pack in 1,000 more than `start`, and facts for `described`.
+    """Return the most even plan found that has hardly more packs than `start`, and facts for `described`.
 
-    The number of packs allowed is a multiple of `multiple` (`packs_allowed`); if no other plan is found, `start` is
-    returned. The facts are ``most_packs``, the number of packs allowed; ``least_cap``, a lower bound on the highest
-    cost of a pack in a plan of so many packs; and ``before``, the `spreads` of `start`.
+    If no other plan is found, `start`, which must not be empty, is returned. The facts are:
 
-    Lengths are padded to multiples of `align`. `by_tokens` returns the strategies of a plan without a limit on cost,
-    for a depth, and charges `budget` itself; `budget` is what all attempts together may take. At most `slow` attempts
+    * ``most_packs``: the number of packs allowed, as `packs_allowed` gives it for `start` and `multiple`
+    * ``least_cap``: a lower bound on the highest cost of a pack in a plan of so many packs
+    * ``before``: the `spreads` of `start`
+
+    Lengths are padded to multiples of `align`. `by_tokens` takes a depth, returns the strategies of a plan without a
+    limit on cost, and charges `budget` itself; `budget` is what all attempts together may take. At most `slow` attempts
     may solve linear programs while the limit on cost is searched, and `slow` more while the depth is searched.
     """
     sequences = int(load.counts.sum())
@@ -180,10 +184,15 @@ def _squares(lengths: tuple[int, ...]) -> int:
 
 
 def spreads(strategies: Strategies) -> dict[str, Any]:
-    """Return the highest cost and the largest number of sequences of a pack, also relative to their means over packs.
+    """Return figures that say how unlike the packs of a plan are; the cost of a pack is the sum of its squared lengths.
 
-    The keys are packs (number of packs), cap (highest cost), cost_to_mean, depth (most sequences) and depth_to_mean. If
-    both ratios are 1.0, all packs are alike. The cost of a pack is the sum of its squared lengths.
+    The keys are:
+
+    * ``packs``: number of packs
+    * ``cap``: highest cost of a pack
+    * ``cost_to_mean``: this cost, divided by the mean cost of a pack and rounded to four decimals
+    * ``depth``: largest number of sequences in a pack
+    * ``depth_to_mean``: this number, divided by the mean number of sequences in a pack and rounded to four decimals
     """
     return _to_mean(
         packs=sum(count for count, _ in strategies),
@@ -195,7 +204,7 @@ def spreads(strategies: Strategies) -> dict[str, Any]:
 
 
 def _to_mean(packs: int, cap: int, depth: int, cost: int, sequences: int) -> dict[str, Any]:
-    """Return what `spreads` returns; `cost` and `sequences` are those of all `packs` packs together."""
+    """Return what `spreads` returns; `cap` and `depth` are the highest of a pack, `cost` and `sequences` the totals."""
     return {
         "packs": packs,
         "cap": cap,
@@ -223,14 +232,18 @@ def described(facts: Mapping[str, Any]) -> str:
 def broken_evenness(
     options: Mapping[str, Any], facts: Mapping[str, Any], notes: Sequence[str], load: Load, strategies: Strategies
 ) -> list[str]:
-    """Check the figures on evenness that a plan states; return one sentence for each that is wrong.
+    """Check the figures on evenness that a plan states; return one sentence for each problem.
 
     `options`, `facts`, `notes` and `strategies` are those of the plan; `load` holds its sequences and limits.
-    ``facts["even"]`` are those of `even_out` and, as ``after``, the `spreads` of the plan; they must equal what these
-    strategies and the lower bounds for `load` give. The plan from which `even_out` started is not stored, so its
-    figures (``before``) are only checked to be possible and to agree with each other. The note of `described` must be
-    among the notes. If figures are missing, or the plan has them without the option `even`, the result is one sentence
-    that says so.
+    ``facts["even"]`` has the facts of `even_out` and, as ``after``, the `spreads` of the plan.
+
+    * The figures of this plan must equal what its strategies and the lower bounds for `load` give.
+    * The plan from which `even_out` started is not stored, so its figures (``before``) are only checked to be possible
+      and to agree with each other.
+    * The note of `described` must be among the notes; this is checked only if nothing else is wrong.
+
+    Nothing is checked if the plan is empty, or has neither the option `even` nor such facts. If figures are missing, or
+    the plan has them without the option `even`, the result is one sentence that says so.
     """
     even: Any = facts.get("even")
     if not strategies or (even is None and not options.get("even")):
@@ -259,9 +272,10 @@ def broken_evenness(
 
 
 def _complete(even: Any, true: Mapping[str, Any]) -> bool:
-    """Whether the facts `even` have all their numbers, of the types that `spreads` gives in `true`.
+    """Return whether `even`, the facts on evenness of a plan file, has every number, each of the right type.
 
-    Whole numbers must be from 1 to `_MOST` (exclusive).
+    ``before`` and ``after`` must have the keys of `true`, a result of `spreads`, with values of the same types. Whole
+    numbers must be from 1 to `_MOST` (exclusive).
     """
     if type(even) is not dict or any(type(even.get(name)) is not dict for name in ("before", "after")):
         return False

@@ -1,11 +1,11 @@
 """Plans with limits on tokens and cost by column generation: a plan in rounded lengths, filled with real ones.
 
-This method is for packs of few sequences each, where it matters most which sequences share a pack. A pack has a few
-hundred units of tokens and of cost; lengths and their squares are rounded to the nearest unit, so that errors cancel.
-The rounded lengths are the items of a linear program, whose patterns are found by an exact knapsack with both limits
-(and the depth, where it limits packs). The whole parts of the solution are packed, and the linear program is solved
-again for the items left. The patterns are only a guide: each of their items is a slot for a real length, so the plan is
-exact.
+This method is for packs of few sequences each, where it matters most which sequences share a pack. A pack has 128 to
+1,024 units of tokens, and 64 to 256 of cost; lengths and their squares are rounded to the nearest unit, so that errors
+cancel. The rounded lengths are the items of a linear program, whose patterns are found by an exact knapsack with both
+limits (and the depth, where it limits packs). The whole parts of the solution are packed, and the linear program is
+solved again for the items left. The patterns are only a guide: each of their items is a slot for a real length, so the
+plan is exact.
 
 Source: the sources of `nopad.planning.optimal`; the pricing is the two-constraint knapsack of Gilmore and Gomory,
 "Multistage cutting stock problems of two and more dimensions", 1965.
@@ -34,7 +34,7 @@ _ROUNDS, _AGAIN = 200, 3  # rounds of pricing: for the first linear program, and
 _NEAR = 2e-5  # pricing ends when no pattern is worth this much more than a pack
 _WHOLE = 1e-6  # a number this close to an integer counts as one
 _SCALE = 2**40  # the integer for a dual value of 1
-_FILLS, _FEW = 4, 40  # most plans in units, each for what the last one left over, if that is _FEW sequences or more
+_FILLS, _FEW = 4, 40  # most plans in rounded lengths, each for the sequences left by the one before (at least _FEW)
 _AGAIN_SHARE = 0.25  # share of the budget that is left, for each of these plans but the first
 _LEAST_LOOKS = 10**6  # classes that the final best-fit may always look at
 _MOST_LAYERS = 32  # of the knapsack: one for each number of sequences in a pack
@@ -79,9 +79,7 @@ class Units:
     def of(cls, load: Load, work: int) -> Units | None:
         """Return the finest units for which filling the knapsack table takes at most `work` updates.
 
-        Returns None if no units are coarse enough.
-
-        The number of distinct sizes and of layers is limited too.
+        The numbers of distinct sizes and of layers are limited too. Returns None if no units are coarse enough.
         """
         capacity, most, depth = load.limits.tolist()
         usual = -(-capacity * int(load.counts.sum()) // int((load.counts * load.sizes).sum()))  # sequences per pack
@@ -106,10 +104,11 @@ class Units:
         )
 
     def price(self, duals: NDArray[np.float64], table: NDArray[np.int64]) -> tuple[float, list[Pattern]]:
-        """Return the value of the best pattern, and patterns with a value above 1 (the value of a pack), best first.
+        """Return the value of the best pattern, and up to 80 patterns with a value above 1 (a pack's), best first.
 
-        A pattern is a tuple of item numbers, largest first, worth the sum of its items' `duals` (float64 ``[k]``). The
-        same pattern may occur twice. `table` is working memory as for the kernel `knapsack`, and is overwritten.
+        A pattern is a tuple of item numbers, largest first, worth the sum of its items' values. The value of an item is
+        its entry in `duals` (float64 ``[k]``), limited to 0..1 and raised to at least the value of each smaller item.
+        The same pattern may occur twice. `table` is working memory as for the kernel `knapsack`, and is overwritten.
         """
         from nopad.planning.costs import _guide_kernels
 
@@ -134,7 +133,8 @@ class Guide:
     Attributes:
         units: the rounded lengths, which are the items, and the number of sequences of each.
         packing: the number of packs of each pattern, a tuple of item numbers, largest first.
-        values: dual value of each item in the first linear program; a pack is worth at most about 1; float64 ``[k]``.
+        values: dual value of each item in the first linear program, raised to at least the value of each smaller item;
+            a pack is worth at most about 1; float64 ``[k]``.
     """
 
     units: Units
@@ -143,17 +143,15 @@ class Guide:
 
     @property
     def relaxed(self) -> float:
-        """Number of packs that the linear program on rounded lengths needs; an estimate, not a lower bound."""
+        """About the number of packs that the linear program on rounded lengths needs; this is not a lower bound."""
         return float(self.values @ self.units.demand)
 
 
 def guide(load: Load, budget: Budget) -> Guide | None:
-    """Return a plan in rounded lengths (units).
+    """Return a plan in rounded lengths (`Units`); None if the budget is too small, or the first linear program fails.
 
-    The result is None if the budget is too small for any units, or the first linear program fails.
-
-    If the budget is spent or the solver fails later, the plan leaves sequences out. `Budget.trouble` then says why the
-    solver failed.
+    The plan may leave out the sequences of about one pack, and more if the budget is spent or the solver fails later.
+    If the solver failed, `Budget.trouble` says why.
     """
     from nopad.planning.optimal.master import Master, Optimum
     from nopad.planning.optimal.pricing import Items
@@ -207,10 +205,10 @@ def guide(load: Load, budget: Budget) -> Guide | None:
 
 
 def certify(plan: Guide, load: Load, align: int, budget: Budget) -> CostCertificate | None:
-    """Return a certificate made from the dual values of a plan (`Guide.values`).
+    """Return a certificate made from the dual values of a plan (`Guide.values`), or None.
 
-    Returns None if checking the certificate would cost more than is left of `budget`, or is impossible. `align` is the
-    multiple to which lengths are rounded up in a pack.
+    The result is None if the check of the certificate would cost more than is left of `budget`, or is impossible.
+    `align` is the multiple to which lengths are rounded up in a pack.
 
     The certificate has the finest units that `budget` allows, and its check is charged to `budget`. Values are
     interpolated between the mean lengths of the items. A certificate weighs a length in whole units, rounded down. This
@@ -233,11 +231,12 @@ def certify(plan: Guide, load: Load, align: int, budget: Budget) -> CostCertific
 
 
 def fill(plan: Guide, load: Load, align: int, budget: Budget) -> Packed:
-    """Return a plan of all sequences of `load` that follows a plan in units.
+    """Return a plan of all sequences of `load`: the patterns of `plan`, filled with real lengths.
 
-    Sequences without a slot are planned in units again, a few times; the last of them are placed by best-fit. The
-    operations of both steps are charged to `budget`, and those of filling (`FILLING`) by the caller. Best-fit always
-    places all sequences; with no budget left it may still look at a million classes of packs, and then opens new packs.
+    Each rounded length in a pattern of `plan` is a slot for one sequence. For sequences without a slot, `guide` makes a
+    plan in rounded lengths again, a few times; the last of them are placed by best-fit. The operations of both steps
+    are charged to `budget`, and those of filling (`FILLING`) by the caller. Best-fit always places all sequences; with
+    no budget left it may still look at a million classes of equal packs, and then opens new packs.
     """
     from nopad.planning.costs import _kernels
 
@@ -275,10 +274,10 @@ def _filled(
     classes: NDArray[np.int64],
     links: NDArray[np.int64],
 ) -> tuple[int, int]:
-    """Fill the slots of a plan with real lengths; return the number of packs and of links made.
+    """Fill the slots of `plan`, its rounded lengths, with real lengths; return the numbers of packs and links made.
 
-    Both are written from the start of `classes` and `links`, as described in `nopad.planning.costs._kernels`.
-    ``left[i]`` sequences of ``load.lengths[i]`` are left; those used are subtracted.
+    The packs are written from the start of `classes`, and the links from the start of `links`, as described in
+    `nopad.planning.costs._kernels`. ``left[i]`` sequences of ``load.lengths[i]`` are left; those used are subtracted.
     """
     from nopad.planning.costs import _guide_kernels
 

@@ -1,10 +1,10 @@
 """Fast plans with limits on tokens and cost: open all packs at the start, deal out long sequences, then fill up.
 
-The number of packs opened is that of a lower bound. The sequences are dealt out longest first, each to the emptiest
-pack, so that every pack gets a share of the long ones, which cost most. Sequences shorter than some limit go to the
-fullest pack that they fit into instead, so that free room gathers in few packs. Several tries, in a fixed order, vary
-the measure of emptiness (a score of free tokens and free cost), that limit, and the number of packs opened, until a
-plan has few enough packs. Each try takes O(distinct lengths x classes of equal packs) steps.
+At first, the number of packs opened is that of a lower bound. The sequences are dealt out longest first, each to the
+emptiest pack, so that every pack gets a share of the long ones, which cost most. Sequences shorter than some limit go
+to the fullest pack that they fit into instead, so that free room gathers in few packs. Several tries, in a fixed order,
+vary the measure of emptiness (a score of free tokens and free cost), that limit, and the number of packs opened, until
+a plan has few enough packs. Each try takes O(distinct lengths x classes of equal packs) steps.
 
 Source: worst-fit with a fixed number of bins, as `nopad.planning.optimal.spread`; scores for several resources as in
 Panigrahy, Talwar, Uyeda, Wieder, "Heuristics for vector bin packing", 2011.
@@ -47,6 +47,9 @@ class Load:
         costs: cost of a sequence of each length, ascending; int64 ``[k]``.
         counts: number of sequences of each length, >= 0; int64 ``[k]``.
         limits: most tokens, most cost and most sequences of a pack; int64 ``[3]``.
+
+    `nopad.planning.several.both` uses this class for two kinds of size: there, `lengths` are indices, and `sizes` and
+    `costs` are the two sizes, which do not ascend.
     """
 
     lengths: NDArray[np.int64]
@@ -107,7 +110,8 @@ class Packed:
 def spread(load: Load, bound: int, enough: int, budget: Budget) -> Packed:
     """Return the best plan found; the search ends at a plan of at most `enough` packs, or when the budget is spent.
 
-    `bound` is a lower bound on the number of packs. One plan is made even if the budget is spent.
+    The search also ends when all tries are made, or when the best of ten or more tries needs more than 1.05 times
+    `bound` packs. `bound` is a lower bound on the number of packs. One plan is made even if the budget is spent.
     """
     least = np.cumsum(load.sizes * (load.counts / load.counts.sum()))
     starts = [int(np.searchsorted(least, share * least[-1])) if share else 0 for share in _SHARES]

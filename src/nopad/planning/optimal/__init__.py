@@ -9,8 +9,8 @@ hundred sizes (`units`). `gathering` then collects the free space of all packs i
 emptied. The last packs above the bound are removed by an integer program (`closing`).
 
 The budget is counted in operations, so the plan is the same on every machine, unless a limit in seconds is set. `auto`
-ends its main search at the first plan within one pack of the bound; `optimal` goes on until the bound is met or the
-budget is spent.
+ends its main search at the first plan within one pack of the bound; `optimal` goes on until the bound is met, the
+budget is spent, or all steps of the search are done.
 
 Source: Gilmore and Gomory 1961; Farley 1990; Wascher and Gau, "Heuristics for the integer one-dimensional cutting stock
 problem", 1996.
@@ -49,7 +49,8 @@ def optimal(
         depth: most sequences of a pack; None: unlimited.
         effort: the budget in seconds of an ordinary core, counted as 10^9 operations each.
         seconds: no new step begins after this many seconds on the clock; None: no time limit.
-        budget: a budget shared with other steps of planning, instead of `effort` and `seconds`; None: those two.
+        budget: a budget shared with other steps of planning, which replaces `effort` and `seconds`, except that
+            `effort` still limits each search at a smaller depth; None: no shared budget.
 
     >>> made = optimal(Histogram.from_lengths([5, 5, 4, 4, 3, 3, 3, 3, 2]), 10, None)
     >>> sum(count for count, _ in made.strategies), made.facts
@@ -83,8 +84,9 @@ def nearly(histogram: Histogram, capacity: int, depth: int | None, *, budget: Bu
     """Return the first plan found that is near its lower bound, or the best plan found if none is near.
 
     A plan is near if it is at most one pack, or at most this `share` (0 to 1) of the cheap lower bound, above the
-    bound. Unlike in `optimal`, smaller depths are not tried, so a larger depth may need a few more packs. If the
-    linear program over the exact lengths is too slow, rounded lengths are tried first (`Search.guided`).
+    bound. If the budget allows it, the search then tries to remove the packs above the bound (`Search.last_pack`).
+    Unlike in `optimal`, smaller depths are not tried, so a larger depth may need a few more packs. If the linear
+    program over the exact lengths is too slow, rounded lengths are tried first (`Search.guided`).
     """
     search = Search(histogram, capacity, depth, budget, within=1, less=False)
     search.within = max(1, int(share * search.bound))
@@ -99,7 +101,11 @@ def nearly(histogram: Histogram, capacity: int, depth: int | None, *, budget: Bu
 def _planned(
     histogram: Histogram, capacity: int, depth: int | None, budget: Budget, effort: float, *, within: int
 ) -> Planned:
-    """Return the best plan found at the given depth and, if that plan is above its bound, at smaller depths."""
+    """Return the best plan found at the given depth and, if that plan is above its bound, at smaller depths.
+
+    The main search ends at a plan of at most `within` packs above the bound; the other arguments are those of
+    `optimal`.
+    """
     search = Search(histogram, capacity, depth, budget, within)
     _run(search)
     if search.best.packs > search.bound:

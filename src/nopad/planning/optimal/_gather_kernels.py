@@ -125,9 +125,10 @@ def _move(s: State, i: int, to: int) -> None:
 
 @njit(cache=True, nogil=True)
 def _give(s: State, p: int, depth: int) -> bool:
-    """Move one sequence of pack `p` to the fullest other pack it fits in; return whether such a pack was found.
+    """Move one sequence of pack `p` to another pack that has room for it; return whether such a pack was found.
 
-    Pack `p` must be out of the indices (`_hide`).
+    Of the packs looked at, the sequence goes to the fullest one with room. Packs with less free space are looked at
+    first, but no more than 8 packs of each of 8 different free spaces. Pack `p` must be out of the indices (`_hide`).
     """
     capacity = s.spaces.first.size - 1
     i = s.first[p]
@@ -153,8 +154,9 @@ def _give(s: State, p: int, depth: int) -> bool:
 def _exchange(s: State, p: int) -> bool:
     """Exchange a sequence of pack `p` for a shorter one of another pack; return whether such an exchange was found.
 
-    Fewer than `_STEPS` tokens stay free in the other pack. Pack `p`, which must be out of the indices (`_hide`), ends
-    with more free space than the other pack had, so that exchanges cannot go round in circles.
+    Fewer than `_STEPS` tokens stay free in the other pack, which had free space before; exchanges that leave the fewest
+    are looked for first. Pack `p`, which must be out of the indices (`_hide`), ends with more free space than the
+    other pack had, so that exchanges cannot go round in circles.
     """
     capacity = s.spaces.first.size - 1
     for more in range(_STEPS):
@@ -216,7 +218,8 @@ def _shake(s: State, seed: int) -> int:
 def _sweep(s: State, packs: int, goal: int, depth: int, most: int) -> int:
     """Try to empty one pack after another, most free space first; return the number of packs that are not empty.
 
-    `packs` is this number at the start. The sweep ends early when it has come down to `goal`, or after `most` steps.
+    `packs` is this number at the start. The sweep ends early when this number is at most `goal`, or when `State.steps`
+    reaches `most`.
     """
     order = np.argsort(-s.free.astype(np.int64), kind="mergesort")
     for p in order:
@@ -243,11 +246,12 @@ def gather(
     words: NDArray[Any],
     pack: NDArray[Any],
 ) -> int:
-    """Move sequences between packs until only `goal` packs are left, or no move helps; return the number of steps.
+    """Move sequences between packs until at most `goal` packs are left, or sweeps stop helping; return the steps taken.
 
     Sequence i has ``length[i]`` tokens. Pack p holds the sequences from ``indptr[p]`` up to ``indptr[p + 1]``
-    (exclusive) at the start; at the end ``pack[i]`` is the pack of sequence i. There are at most `sweeps` sweeps over
-    the packs, and about `most` steps. `words` are the words of an empty bit set, ``empty_set(capacity)``.
+    (exclusive) at the start; at the end ``pack[i]`` is the pack of sequence i. A pack holds at most `depth` sequences.
+    There are at most `sweeps` sweeps over the packs, and about `most` steps. `words` is an empty bit set,
+    ``empty_set(capacity)``.
     """
     n, packs = length.size, indptr.size - 1
     s = State(

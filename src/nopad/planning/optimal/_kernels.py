@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 def knapsack(sizes: NDArray[Any], values: NDArray[Any], unlimited: bool, table: NDArray[Any]) -> None:
     """Fill ``table[j, r]`` with the highest total value of at most j items whose sizes add up to at most r.
 
-    `table` is int64 ``[depth + 1, capacity + 1]``; `sizes` ascend, and an item may be used repeatedly. If `unlimited`,
-    any number of items is allowed, and the table has just two rows, which are equal. In both cases, ``table[-2]`` gives
-    the value of what fits beside one item.
+    `table` is int64 ``[depth + 1, capacity + 1]``. Item i has the size ``sizes[i]`` (ascending) and the value
+    ``values[i]``, and may be used repeatedly. If `unlimited`, any number of items is allowed, and the table has just
+    two rows, which are equal. In both cases, ``table[-2]`` gives the value of what fits beside one item.
     """
     depth, capacity = table.shape[0] - 1, table.shape[1] - 1
     for r in range(capacity + 1):
@@ -55,8 +55,8 @@ def patterns_with(
 ) -> None:
     """For each p, write to ``out[p, :used[p]]`` the items of the most valuable pattern that contains item ``first[p]``.
 
-    `table` is that of `knapsack`. After ``first[p]`` the items are in order of size, largest first; among equally good
-    patterns the one with larger items is taken.
+    `table` is what `knapsack` made from the same sizes and values. After ``first[p]`` the items are in order of size,
+    largest first; among equally good patterns the one with larger items is taken.
     """
     depth, capacity = table.shape[0] - 1, table.shape[1] - 1
     for p in range(first.shape[0]):
@@ -135,10 +135,11 @@ def fill_slots(
 ) -> int:
     """Fill ``copies[p]`` packs by each pattern p, with a real length for each item; return the number of packs.
 
-    The items of pattern p are ``slots[indptr[p]:indptr[p + 1]]``, largest first; item u stands for the lengths
-    ``edges[u] <= l < edges[u + 1]``, whose middle is ``middle[u]``. Each item but the last takes the length of its
-    range that brings the pack nearest to its planned sum, the sum of the middles so far; if the range has no available
-    length, see `near`. The last item takes the longest length that fits. An item for which no length fits is left out.
+    Packs for which no sequence is left are not counted. The items of pattern p are ``slots[indptr[p]:indptr[p + 1]]``,
+    largest first; item u stands for the lengths ``edges[u] <= l < edges[u + 1]``, whose middle is ``middle[u]``. Each
+    item but the last takes the length of its range that brings the pack nearest to its planned sum, the sum of the
+    middles so far; if the range has no available length, see `near`. The last item takes the longest length that fits.
+    An item for which no length fits is left out.
 
     ``available[l]`` is the number of sequences of length l left; `below` and `above` link each length towards the next
     shorter and the next longer available length (0 and capacity + 1 link to themselves); all three are changed. Pack k
@@ -183,9 +184,10 @@ def patterns_above(
 ) -> tuple[int, int]:
     """List all patterns with a total value of at least `least`; return ``(number of patterns, steps taken)``.
 
-    The number is -1 if there are too many: if `flat` or `ends` is full, or the search took `steps` steps.
+    The number is -1 if there are too many: if `flat` or `ends` is full, or the search needs more than `steps` steps.
 
-    Pattern p is ``flat[ends[p]:ends[p + 1]]``: item numbers, largest first, with item i at most ``demand[i]`` times.
+    Pattern p is ``flat[ends[p]:ends[p + 1]]``: at most `depth` item numbers, largest first, item i at most
+    ``demand[i]`` times.
     `table` is that of `knapsack` for these values, and bounds the value that the remaining items of a pattern can add.
     """
     found, at, size = 0, 0, 0

@@ -16,17 +16,20 @@ _PER_SECOND = 10**9  # operations per second of effort: one takes an ordinary co
 class Budget:
     """Counts operations of about a nanosecond each; the budget is spent when none are left or the time is up.
 
-    Each step of planning charges the operations that it takes, and does not begin if the budget is spent.
+    Each step of planning charges the operations that it takes, and most steps do not begin if the budget is spent.
 
     Attributes:
         left: number of operations left; below 0 if the last step took more than were left.
         programs: number of linear programs that were begun so far.
-        out_of_time: whether the limit in seconds ended the search.
+        out_of_time: whether the limit in seconds had passed at the last call of `spent`.
         trouble: why the solver ended the search; "" if it did not.
     """
 
     def __init__(self, effort: float, seconds: int | None = None) -> None:
-        """Allow 10^9 operations per second of `effort`; no step begins later than `seconds` from now."""
+        """Allow 10^9 operations per second of `effort`, and let no step begin later than `seconds` from now.
+
+        `seconds` None means no limit.
+        """
         self.programs = 0
         self.left = int(effort * _PER_SECOND)
         self._deadline = None if seconds is None else time.monotonic() + seconds

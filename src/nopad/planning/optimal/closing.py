@@ -81,8 +81,9 @@ def _loss(items: Items, target: int, values: NDArray[np.int64], most: int) -> tu
 def patterns_above(items: Items, values: NDArray[np.int64], least: int, budget: Budget) -> list[Pattern] | None:
     """Return all patterns that are worth at least `least` and hold no item more often than its demand.
 
-    A pattern is a tuple of item numbers, worth the sum of their `values` (int64 ``[k]``). The result is None
-    if there are more than 20,000, or if listing them takes too many operations.
+    A pattern is a tuple of item numbers, worth the sum of their `values` (int64 ``[k]``). The result is None if there
+    are more than 20,000 patterns, if they hold more than 2^22 items together, or if listing them takes too many
+    operations.
     """
     from nopad.planning.optimal import _kernels
 
@@ -137,10 +138,13 @@ def _integer_program(patterns: list[Pattern], items: Items, target: int, budget:
 
 
 def pack_again(packs: Listed, capacity: int, depth: int | None, bound: int, budget: Budget) -> Listed | None:
-    """Return a packing of the same sequences with one pack fewer; None if none is found or the budget ends first.
+    """Return a packing of the same sequences with fewer packs; None if none is found or the budget ends first.
 
-    `residuals` chooses which packs are packed again. The result is also None if the plan is more than `NEAR` packs
-    above `bound`.
+    Usually the result has one pack fewer. `residuals` chooses which packs are packed again. The result is also None if
+    the plan is more than `NEAR` packs above `bound`.
+
+    Raises:
+        SolverError: HiGHS gave up on a linear program.
     """
     if packs.packs > bound + NEAR:
         return None
@@ -159,10 +163,10 @@ def pack_again(packs: Listed, capacity: int, depth: int | None, bound: int, budg
 
 
 def residuals(packs: Listed, capacity: int) -> Iterator[tuple[Listed, Listed]]:
-    """Yield several ways to divide packs into ``(inside, outside)``: those to pack again, and all others.
+    """Yield several ways to divide packs into ``(inside, outside)``: the packs to pack again, and all others.
 
-    At most 30 packs with free space, the emptiest first, and some random full packs are inside. If there are at
-    most 400 packs, the last way has all of them inside.
+    At most 30 packs with free space, the emptiest first, and some random full packs are inside. If there are at most
+    400 packs, one more way comes last, which has all of them inside.
     """
     from nopad import _kernels
 

@@ -13,7 +13,6 @@ from nopad.histogram import Histogram
 from nopad.planning.algorithm import Strategies
 from nopad.planning.bounds import lower_bound
 from nopad.planning.certificate import Certificate
-from nopad.planning.lpfhp import lpfhp
 from nopad.planning.optimal.budget import NEAR, Budget
 from nopad.planning.optimal.listed import Listed
 from nopad.planning.optimal.pricing import Items
@@ -67,10 +66,10 @@ class Search:
     """The search for a plan at one depth limit: its best plan and lower bound so far, and its budget.
 
     The search ends at a plan that is at most `within` packs above the bound, or when the bound shows that no plan has
-    fewer packs than `fewer` (None: it goes on whatever the bound).
+    fewer packs than `fewer` (None: the search goes on whatever the bound).
 
     Attributes:
-        less: whether the heuristics are tried at smaller depths too, so that a larger depth never needs more packs.
+        less: whether the heuristics are tried at smaller depths too, as a larger depth should not need more packs.
         bound: the lower bound proven so far, by `certificate`, or by a cheap bound if `certificate` is None.
         best: the best plan so far.
         notes: sentences for the user.
@@ -100,14 +99,14 @@ class Search:
 
     def __post_init__(self) -> None:
         self.bound = lower_bound(self.histogram, self.capacity, self.depth).packs
-        self.best = Listed.of(lpfhp(self.histogram, self.capacity, self.depth))
+        self.best = Listed.placed(self.histogram, self.capacity, self.depth)
 
     def run(self) -> None:
-        """Try the heuristics, then column generation."""
+        """Try the heuristics, then, up to a capacity of 2^24, the steps of `go_on`; end early at a good plan."""
         if not self.good() and self.depth is not None:
             for packs in (self.bound, self.bound + 1):
                 if not self.good():
-                    self.offer(Listed.of(spread(self.histogram, self.capacity, self.depth, packs)))
+                    self.offer(spread(self.histogram, self.capacity, self.depth, packs))
         if self.less and self.best.packs > self.bound:
             self._quick_at_less()
         if self.capacity > _MOST_CAPACITY:
@@ -119,7 +118,7 @@ class Search:
         self.go_on()
 
     def guided(self) -> None:
-        """Plan in the finest units, then gather free space; for histograms whose exact linear program is too slow."""
+        """Plan in rounded lengths (`units`), then gather free space; for histograms whose exact program is too slow."""
         if self.good() or self.budget.trouble or self.capacity > _MOST_CAPACITY:
             return
         from nopad.planning.optimal.solver import SolverError
@@ -145,7 +144,7 @@ class Search:
         return self.fewer is not None and self.bound >= self.fewer
 
     def offer(self, packs: Listed) -> None:
-        """Keep `packs` as the best plan if they are fewer than those of the best plan so far."""
+        """Keep `packs` as the best plan if they are fewer than before; if `fewer` is None, charge for more entries."""
         if packs.packs < self.best.packs:
             if self.fewer is None:
                 self.budget.charge(_ENTRY_STEPS * max(0, packs.copies.size - self.best.copies.size))
@@ -161,15 +160,15 @@ class Search:
     def _quick_at_less(self) -> None:
         """Offer the plans of the heuristics at smaller depths, which keep the given depth too."""
         for depth in shallower(self.histogram, self.capacity, self.depth, self.best.packs):
-            self.offer(Listed.of(lpfhp(self.histogram, self.capacity, depth)))
+            self.offer(Listed.placed(self.histogram, self.capacity, depth))
             self.budget.charge(_QUICK_STEPS * self.histogram.lengths.size)
             packs = max(self.bound, lower_bound(self.histogram, self.capacity, depth).packs)
-            self.offer(Listed.of(spread(self.histogram, self.capacity, depth, packs)))
+            self.offer(spread(self.histogram, self.capacity, depth, packs))
             if self.best.packs <= self.bound:
                 break
 
     def go_on(self) -> None:
-        """Improve the plan with what is left of the budget, unless it has reached its bound."""
+        """Improve the plan with the budget left, if the plan is above its bound and linear programs are possible."""
         if self.best.packs <= self.bound or self.budget.trouble or self.capacity > _MOST_CAPACITY:
             return
         from nopad.planning.optimal.solver import SolverError
@@ -180,7 +179,7 @@ class Search:
             self.budget.trouble = str(error)
 
     def last_pack(self) -> None:
-        """Try to remove the last pack above the bound, with up to 400 million operations."""
+        """Try to bring a good plan down to its bound, with 400 million operations, if more than these are left."""
         if (
             self.budget.trouble
             or self.capacity > _MOST_CAPACITY
@@ -203,9 +202,9 @@ class Search:
     def _steps(self) -> None:
         """Take the steps of the search in their order, until a plan is good or the budget is spent.
 
-        The exact program is tried before the program in units only if the plan is near the bound, or if the budget is
-        enough for twice the estimated work of a hard input. One dive from the exact program is allowed, or, if an
-        earlier call made some, one for each value of `_PARTS` that is left.
+        The exact program is tried before the program over rounded lengths only if the plan is near the bound, or if the
+        budget is enough for twice the estimated work of a hard input. One dive from the exact program is allowed; if an
+        earlier call made dives, one is allowed for each value of `_PARTS` that is left.
         """
         self.dives = 1 if not self.dived else len(_PARTS) - self.dived
         close, gather, first = self._close_in_part, self._gather, self._gather_in_part
@@ -243,9 +242,9 @@ class Search:
         return steps if steps <= self.budget.left * _STREAMING else 0
 
     def _streamed(self, steps: int) -> None:
-        """Offer the packs of `streamed`, unless that was done before; `steps` is its number of operations (0: skip it).
+        """Offer the packs of `streamed`, unless this was done before; `steps` are its operations (0: do nothing).
 
-        It is skipped too if the plan is good, unless the plan is one pack above the bound and sequences are not many.
+        For a good plan nothing is done either, except if it is one pack above the bound and sequences are few (2^20).
         """
         above = self.best.packs - self.bound
         few = above == 1 and self.histogram.sequences <= _MOST_STREAMED
@@ -262,25 +261,25 @@ class Search:
         return 1 if self.depth is None or self.depth >= most else self.depth
 
     def _begin_exact(self) -> None:
-        """Try the exact program (`_exact`) early, with a part of the budget, which is often enough to solve it.
+        """Try the exact program (`_exact`) early, with a part of the budget: 40 %, often enough to solve the program.
 
-        The part is larger if twice the estimated work of a hard input is within the budget.
+        The part is 90 % if twice the estimated work of a hard input is within the budget.
         """
         bad = _LENGTH_STEPS * self.histogram.lengths.size**2
         with self.budget.part(_MOST_BEGINNING if 2 * bad < self.budget.left else _BEGINNING):
             self._exact(whole=False)
 
     def _exact_in_part(self) -> None:
-        """Continue with the exact program, but leave some budget to gather what its rounding leaves free."""
+        """Continue with the exact program (`_exact`), but leave some budget to gather free space afterwards."""
         with self.budget.part(_CONTINUING):
             self._exact()
 
     def _exact(self, *, whole: bool = True) -> None:
         """Solve and round the exact program, whose items are the distinct lengths; keep its bound and plan if better.
 
-        A later call continues the program of an earlier one. Once it is solved to optimality, each dive rounds it with
-        the next of `_PARTS`, and `dives` limits their number. If not `whole`, the program is rounded only if it was
-        solved to optimality.
+        A later call continues the program of an earlier one. Once the program is solved to optimality, each dive rounds
+        it with the next of `_PARTS`, and `dives` limits their number. If not `whole`, an unsolved program is not
+        rounded. Nothing is done if no dive is allowed, or if the pricing table would be too large.
         """
         from nopad.planning.optimal.search import relax, round_off
 
@@ -329,7 +328,7 @@ class Search:
         return self.master
 
     def _close_stages(self, solved: Solved) -> None:
-        """Pack by `close` what was left at each stage of a dive (see `dive_through`), the last stage first.
+        """Pack by `close` what a dive left at each stage (`dive_through`), the last first, if at most 500 sequences.
 
         The target of `close` is the bound, less the packs that the dive had made before that stage.
         """
@@ -394,7 +393,7 @@ class Search:
             self._close()
 
     def _close(self) -> None:
-        """Pack the sequences of some packs into one pack fewer (`pack_again`), and repeat this until it fails."""
+        """Pack the sequences of some packs into fewer packs (`pack_again`) until this fails or the plan is good."""
         from nopad.planning.optimal.closing import pack_again
 
         while not self.good() and not self.budget.spent():

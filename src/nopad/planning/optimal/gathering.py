@@ -6,8 +6,8 @@ packs at random, and the search begins again. The depth limit stays satisfied: e
 the limit gets no further sequence.
 
 A plan made with rounded lengths (`nopad.planning.optimal.units`) leaves a few tokens free in every pack. From such
-plans the search removes nearly all packs above the bound, at any capacity, in about ten microseconds per pack. It
-proves no bound.
+plans the search removes nearly all packs above the bound, at any capacity, in about ten microseconds per pack. The
+search proves no bound.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _LISTING = 300  # operations per sequence, to set up the search and to read its 
 
 
 def gather(packs: Listed, capacity: int, depth: int | None, goal: int, budget: Budget) -> Listed:
-    """Return the same sequences in fewer packs if possible, else `packs`; the search ends at `goal` packs.
+    """Return the same sequences in fewer packs if possible, otherwise in as many; the search ends at `goal` packs.
 
     Packs with many copies are searched first: c of their copies are handled as one, and the result is used c times.
     Packs that still have free space are then searched again with a smaller c, together with packs that have fewer
-    copies. The search ends when c is 1, when a level removes less than 30 % of its packs above its goal, or when the
-    budget is spent.
+    copies; the search with one value of c is a level. The search ends after the level with c = 1, when a level removes
+    less than 30 % of its packs above its goal, or when the budget is spent.
     """
     level = int(packs.copies[packs.tokens < capacity].max(initial=1))
     while packs.packs > goal and not budget.spent():
@@ -65,9 +65,11 @@ def gather(packs: Listed, capacity: int, depth: int | None, goal: int, budget: B
 
 
 def _chosen(packs: Listed, capacity: int, level: int) -> NDArray[np.int64]:
-    """Return how often each pack is searched, at most one in `level` of its copies; int64 ``[entries]``.
+    """Return how often each entry of `packs` is searched: at most its copies // `level`; int64 ``[entries]``.
 
-    Searched are all packs with free space, up to `_MOST` sequences, and some full packs, drawn at random: the search
+    `level` is the c of `gather`: so many copies of a pack are handled as one.
+
+    All packs with free space are searched, up to `_MOST` sequences, and some full packs, drawn at random: the search
     moves free space into full packs when it finds nothing else to do.
     """
     chosen = packs.copies // level
@@ -94,7 +96,7 @@ def _shuffled(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
 def _search(packs: Listed, capacity: int, depth: int | None, goal: int, budget: Budget) -> Listed:
     """Run the compiled search on packs that occur once each; return the same sequences in at most as many packs.
 
-    It ends at `goal` packs, when nothing helps, or after as many steps and sweeps as the budget allows.
+    The search ends at `goal` packs, when sweeps stop helping, or after as many steps and sweeps as the budget allows.
     """
     from nopad._bit_kernels import empty_set
     from nopad.planning.optimal import _gather_kernels

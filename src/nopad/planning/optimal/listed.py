@@ -10,9 +10,10 @@ from itertools import chain, pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from nopad.histogram import exact_sum
+from nopad.histogram import Histogram, exact_sum
 from nopad.packs import take_lists
 from nopad.planning.algorithm import Strategies
+from nopad.planning.lpfhp import placed
 
 __all__ = ["Listed"]
 
@@ -38,6 +39,12 @@ class Listed:
         indptr = np.append(0, np.cumsum(sizes))
         flat = np.fromiter(chain.from_iterable(lengths for _, lengths in strategies), np.int32, int(indptr[-1]))
         return cls(flat, indptr, np.fromiter((count for count, _ in strategies), np.int64, len(strategies)))
+
+    @classmethod
+    def placed(cls, histogram: Histogram, capacity: int, depth: int | None, first: int = -1) -> Listed:
+        """Return the packs of `nopad.planning.lpfhp.placed`: those of best-fit decreasing, if `first` is -1."""
+        flat, indptr, copies = placed(histogram.lengths, histogram.counts, capacity, depth, first)
+        return cls(flat.astype(np.int32), indptr, copies)
 
     @classmethod
     def joined(cls, parts: Iterable[Listed]) -> Listed:

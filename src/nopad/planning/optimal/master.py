@@ -1,10 +1,10 @@
-"""The restricted master program: a linear program that finds how often to use each known pattern to need fewest packs.
+"""The restricted master program: a linear program that needs the fewest packs, made by the patterns known so far.
 
-It is solved by HiGHS. Its rows are items; its columns are patterns, which cost one pack each, and exchanges, which are
-free: the slot of an item may be used by the next smaller item. Exchanges keep the dual values rising with size, which a
-certificate needs, and they make column generation stable. Each solve starts from the last basis: by the primal simplex
-method after new patterns, which leave the last solution primal feasible, and by the dual one after a change of demand,
-which leaves it dual feasible.
+HiGHS finds how often to use each pattern. The rows are items; the columns are patterns, which cost one pack each, and
+exchanges, which are free: the slot of an item may be used by the next smaller item. Exchanges keep the dual values from
+falling as sizes rise, which a certificate needs, and they make column generation stable. Each solve starts from the
+last basis: by the primal simplex method after new patterns, which leave the last solution primal feasible, and by the
+dual simplex method after a change of demand, which leaves the last solution dual feasible.
 
 Source: Gilmore and Gomory, "A linear programming approach to the cutting-stock problem", 1961; exchange columns are the
 dual-optimal inequalities of Valerio de Carvalho, "Using extra dual cuts to accelerate column generation", 2005.
@@ -120,12 +120,12 @@ class Master:
     def improve(self, values: NDArray[np.int64], most: int, budget: Budget, *, strict: bool = True) -> tuple[int, int]:
         """Add up to `most` patterns worth more than the cost of a pack; return ``(highest value, number added)``.
 
-        `values` are the dual values of the items as integers (`as_values`); int64 ``[k]``. No pattern has more than the
-        highest value returned, so this value proves a bound.
+        `values` are the dual values of the items as integers (`as_values`); int64 ``[k]``. No pattern is worth more
+        than the highest value returned, so this value proves a bound.
 
         The depth limit multiplies the work of pricing, and rarely excludes a good pattern. So pricing ignores it
-        (`loose` of `price`) until it finds no new pattern. After that, with `strict`, pricing observes the limit;
-        without it, no further pattern is added, although good ones may be missing.
+        (`loose` of `price`) until it finds no new pattern. With `strict`, pricing then observes the limit, from this
+        call on; without `strict`, no pattern is added in such a call, although good ones may be missing.
         """
         if self._loose:
             budget.charge(self.items.steps(loose=True))
@@ -153,7 +153,7 @@ class Master:
         return Optimum(float(info.objective_function_value) / self._scale, times, np.array(solution.row_dual))
 
     def _steps(self) -> int:
-        """Return the operations of one simplex iteration now."""
+        """Return the estimated number of operations of the next simplex iteration."""
         items, rows = self.items, self.items.sizes.size
         held = float(items.demand.sum()) * items.capacity / float(items.sizes @ items.demand.astype(float))
         dense = (held - _PAIRS) / (_TRIPLETS - _PAIRS)

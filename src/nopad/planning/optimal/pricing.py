@@ -58,11 +58,11 @@ class Items:
 def price(items: Items, values: NDArray[np.int64], most: int, *, loose: bool = False) -> tuple[int, list[Pattern]]:
     """Return the value of the best pattern, and up to `most` distinct patterns with a value above `SCALE`, best first.
 
-    `values` are int64 ``[k]``, >= 0. A pattern is a tuple of item numbers, largest first; each one returned is the most
-    valuable pattern that contains a certain item.
+    `values` are int64 ``[k]``, >= 0. A pattern is a tuple of item numbers, largest first; each one returned is a most
+    valuable pattern of those that contain a certain item.
 
     With `loose`, the search ignores the depth limit, which takes less work. The value returned is then only an upper
-    bound, and only those patterns found that satisfy the limit are returned, although better ones may exist.
+    bound. Patterns found that break the limit are dropped, so patterns better than those returned may exist.
     """
     from nopad.planning.optimal import _kernels
 

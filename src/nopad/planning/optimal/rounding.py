@@ -4,7 +4,8 @@ A linear program says how often to use each pattern (a multiset of items that fi
 of a dive makes as many packs of each pattern as the whole part of its number; if all whole parts are 0, it makes one
 pack of each pattern with one of the largest fractions. The items of a pattern are slots: if an item has run out, its
 slot takes the next smaller item. After every step, the remaining items are also packed by best-fit, and the best
-complete packing is kept. The dive ends when that packing has no more packs than the bound.
+complete packing is kept. The dive ends when that packing has no more packs than the bound, when no item is left, when
+the packs made are already as many as those of that packing, or when the budget is spent.
 """
 
 from __future__ import annotations
@@ -42,9 +43,10 @@ def as_values(duals: NDArray[np.float64]) -> NDArray[np.int64]:
 
 
 def dive(master: Master, times: NDArray[np.float64], bound: int, budget: Budget) -> Packing:
-    """Turn a solved linear program into a packing of all its items, as near to `bound` packs as the budget allows.
+    """Turn a solved linear program into a packing of all its items, in as few packs as one dive finds.
 
-    `times` is how often the solution uses each pattern; float64 ``[patterns]``.
+    The dive ends early at a packing of at most `bound` packs. `times` is how often the solution uses each pattern;
+    float64 ``[patterns]``.
     """
     return dive_through(master, times, bound, budget)[0]
 
@@ -102,9 +104,10 @@ def _dive(
 
 
 def fill_demand(patterns: list[Pattern], times: NDArray[np.int64], demand: NDArray[np.int64]) -> Packing:
-    """Return ``times[p]`` packs of each pattern p in turn, or fewer once `demand` (int64 ``[k]``) has run out.
+    """Return ``times[p]`` packs of each pattern p in turn, or fewer once all slots of a pattern would stay empty.
 
-    The slot of an item that has run out takes the next smaller item that is left, or stays empty.
+    There are ``demand[i]`` of item i; int64 ``[k]``. The slot of an item that has run out takes the next smaller item
+    that is left, or stays empty.
     """
     left, taken = demand.copy(), Packing()
     for p in np.flatnonzero(times).tolist():

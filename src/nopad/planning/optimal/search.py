@@ -1,9 +1,9 @@
 """Column generation and rounding, which give whole packs for `Items`, and values of items that prove a lower bound.
 
-Each round solves the linear program over the patterns known so far (`master`), and adds the patterns that its dual
-values make most attractive (`pricing`). In every round the dual values, as integers, prove a lower bound. Column
-generation ends when the best bound equals the optimum of the program, rounded up, when no new pattern can improve the
-program, or when the budget is spent.
+Each round solves the linear program over the patterns known so far (`master`), and adds patterns that are worth most by
+its dual values (`pricing`). In every round the dual values, as integers, prove a lower bound. Column generation ends
+when the best bound equals the optimum of the program, rounded up, when no new pattern can improve the program, or when
+the budget is spent.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Relaxed:
         bound: the best lower bound of any round, in packs.
         values: the value of each of the k items, which prove the bound (`as_values`); int64 ``[k]``.
         most: an upper bound on the sum of these values in one pack.
-        converged: whether column generation is complete: no new pattern can improve the linear program, or the program
-            needs no more packs than `bound` or `enough` (see `relax`).
+        converged: whether column generation is complete: no new pattern was found that improves the linear program, or
+            the optimum of the program, rounded up, is at most `bound` or `enough` (see `relax`).
     """
 
     times: NDArray[np.float64]
@@ -67,7 +67,10 @@ def solve(items: Items, budget: Budget, *, within: float = 0.0, seeds: Iterable[
     """Return a packing of all items; None if the budget does not allow a single linear program.
 
     The linear program starts from the patterns of a best-fit packing and from `seeds`. Rounding ends early at a packing
-    that exceeds the bound by at most the share `within` of it (0.01: 1 %).
+    that exceeds the bound by at most `within` times the bound (0.01: 1 %).
+
+    Raises:
+        SolverError: HiGHS did not reach an optimum of the linear program before its rounding.
     """
     master = Master(items)
     master.add(best_fit(items, items.demand))
@@ -81,17 +84,23 @@ def solve(items: Items, budget: Budget, *, within: float = 0.0, seeds: Iterable[
 
 
 def round_off(master: Master, relaxed: Relaxed, goal: int, budget: Budget, *, parts: int = 10) -> Solved:
-    """Round a solved linear program to whole packs, ending early at `goal` packs; `parts` is that of `dive_through`."""
+    """Round a solved linear program to whole packs, ending early at `goal` packs or fewer.
+
+    Unused patterns that are far from useful are removed from `master` first. `parts` is that of `dive_through`.
+    """
     times = master.trim(relaxed.times, _SLACK)
     packing, stages = dive_through(master, times, goal, budget, parts=parts)
     return Solved(packing, relaxed.bound, relaxed.values, master, stages)
 
 
 def relax(master: Master, budget: Budget, *, enough: int = 0, rounds: int | None = None) -> Relaxed | None:
-    """Solve the linear program by column generation; None if the budget is too small to solve it even once.
+    """Solve the linear program by column generation; None if the budget is too small to solve the program even once.
 
-    Column generation ends when the program needs no more packs than its bound or `enough`, when no pattern improves the
-    program, when the budget is spent, or after `rounds` rounds (None: no limit).
+    Column generation ends when the optimum of the program, rounded up, is at most its bound or `enough`, when no
+    pattern improves the program, when the budget is spent, or after `rounds` rounds (None: no limit).
+
+    Raises:
+        SolverError: HiGHS did not reach an optimum.
     """
     demand = master.items.demand.tolist()
     best: Relaxed | None = None

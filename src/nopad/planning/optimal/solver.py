@@ -76,7 +76,9 @@ def solve_linear(model: highspy.Highs, budget: Budget, per_iteration: int) -> bo
 
 
 def _solved_within(model: highspy.Highs, budget: Budget, per_iteration: int, most: int | None) -> bool:
-    """Go on solving for at most `most` iterations (None: no limit) within the budget; return whether it is optimal.
+    """Go on solving for at most `most` iterations (None: no limit) within the budget; return whether that was enough.
+
+    At least 200 iterations are always allowed, unless `most` is lower. True means that the optimum was reached.
 
     Raises:
         SolverError: HiGHS ended for another reason.

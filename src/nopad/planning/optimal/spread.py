@@ -3,8 +3,8 @@
 A pack is closed when it holds as many sequences as the depth limit allows. A sequence that fits into none of the open
 packs is placed by best-fit, which opens further packs. This method helps if packs reach the depth limit before they are
 full: best-fit puts long sequences together, whereas here every pack gets long and short sequences, provided that the
-number of packs opened is that of the lower bound. The method is poor if lengths are near a third of the capacity.
-O(k log k) for k distinct lengths.
+number of packs opened is that of the lower bound. The method is poor if lengths are near a third of the capacity. The
+time depends on the numbers of distinct lengths and of classes of equal packs, not on the number of sequences.
 
 Source: worst-fit with a fixed number of bins, as in Graham's LPT rule with a cardinality limit (Dell'Amico, Iori,
 Martello, "Heuristic algorithms and scatter search for the cardinality constrained P||Cmax problem", 2004).
@@ -13,37 +13,19 @@ Martello, "Heuristic algorithms and scatter search for the cardinality constrain
 from __future__ import annotations
 
 from nopad.histogram import Histogram
-from nopad.planning.algorithm import Strategies
-from nopad.planning.open_packs import OpenPacks
+from nopad.planning.optimal.listed import Listed
 
 __all__ = ["spread"]
 
 
-def spread(histogram: Histogram, capacity: int, depth: int | None, packs: int) -> Strategies:
-    """Return ``(count, lengths longest first)`` pairs that cover `histogram` exactly.
+def spread(histogram: Histogram, capacity: int, depth: int | None, packs: int) -> Listed:
+    """Return packs that cover `histogram` exactly.
 
-    The `packs` longest sequences open a pack each; the others are placed as the module describes.
+    The `packs` longest sequences open a pack each; the others are placed as the module describes. `depth` None means
+    unlimited.
 
     >>> histogram = Histogram.from_lengths([4, 4, 2, 2, 1, 1])
-    >>> spread(histogram, 8, 3, packs=2)
+    >>> spread(histogram, 8, 3, packs=2).strategies()
     [(2, (4, 2, 1))]
     """
-    opened = OpenPacks(capacity, depth)
-    empty = packs
-    for length, left in zip(histogram.lengths[::-1].tolist(), histogram.counts[::-1].tolist(), strict=True):
-        while left:
-            if empty:
-                count = min(empty, left)
-                empty -= count
-                opened.put(capacity - length, count, (None, length, 1), 1)
-            elif (room := opened.emptiest()) >= length:
-                available, content, used = opened.take(room)
-                count = min(available, left)
-                if available > count:
-                    opened.put(room, available - count, content, used)
-                opened.put(room - length, count, (content, length, 1), used + 1)
-            else:
-                opened.best_fit(length, left)
-                break
-            left -= count
-    return opened.strategies()
+    return Listed.placed(histogram, capacity, depth, packs)

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from nopad.histogram import Histogram, exact_sum
 from nopad.planning.certificate import Certificate
-from nopad.planning.lpfhp import lpfhp
 from nopad.planning.optimal.budget import Budget
 from nopad.planning.optimal.listed import Listed
 from nopad.planning.optimal.master import Master
@@ -52,7 +51,10 @@ class Units:
 
     @classmethod
     def of(cls, histogram: Histogram, capacity: int, depth: int | None, finest: int = RESOLUTIONS[0]) -> Units:
-        """Round lengths to units; a pack has as many units as pricing has time for, from 128 to `finest`."""
+        """Round lengths to units; a pack has as many units as pricing has time for, from 128 to `finest`.
+
+        A pack also has at most as many units as tokens, except that 128 units are always allowed.
+        """
         for resolution in [n for n in RESOLUTIONS if n <= max(min(capacity, finest), RESOLUTIONS[-1])]:
             nearest = np.floor(histogram.lengths * (resolution / capacity) + 0.5).astype(np.int64)
             sizes, first, item = np.unique(np.maximum(nearest, 1), return_index=True, return_inverse=True)
@@ -69,8 +71,8 @@ class Units:
 def patterns_of(packing: Packing, before: Units, units: Units) -> Iterator[Pattern]:
     """Yield those patterns of a packing in the units `before` whose sizes all occur in `units`.
 
-    The item numbers are converted to those of `units`. Nothing is yielded if a pack has different numbers of units in
-    the two.
+    The item numbers are converted to those of `units`. Nothing is yielded if the number of units of a pack is not the
+    same in `before` and `units`.
     """
     number = {size: item for item, size in enumerate(units.items.sizes.tolist())}
     sizes = before.items.sizes.tolist()
@@ -83,10 +85,10 @@ def patterns_of(packing: Packing, before: Units, units: Units) -> Iterator[Patte
 def divide(histogram: Histogram) -> tuple[int, Histogram, Histogram]:
     """Divide a histogram into copies of a smaller one; return (number of copies, smaller histogram, remainder).
 
-    A copy has at most about 262,144 sequences, or a few of each length, so that its slots can be filled one by
-    one. The remainder has about one in ten sequences of each length, and those left when dividing by the number of
-    copies, so that it packs as well as the full histogram. It has at most half of all sequences, and none if there is
-    one copy.
+    A copy has at most 262,144 sequences, so that its slots can be filled one by one; it has more if most counts are too
+    small to be divided by so many copies. With one copy, the remainder is empty. Otherwise the remainder has about one
+    in ten sequences of each length, and those left when dividing by the number of copies, so that it packs as well as
+    the full histogram; it has at most half of all sequences.
     """
     copies = 1
     while histogram.sequences > copies * _MOST_FILLED:
@@ -106,9 +108,10 @@ def _histogram(like: Histogram, counts: NDArray[np.int64]) -> Histogram:
 
 
 def fill(packing: Packing, units: Units, histogram: Histogram, capacity: int, depth: int | None) -> Listed:
-    """Return packs of the real lengths of `histogram`, by filling the slots of a packing of `units`.
+    """Return packs of the real lengths of `histogram`, by filling the slots of a packing of the items of `units`.
 
-    Sequences without a slot are packed by best-fit. `capacity` is in tokens.
+    Each item in a pattern of `packing` is a slot for one real length. Sequences without a slot are packed by best-fit.
+    `capacity` is in tokens.
     """
     from nopad.planning.optimal import _kernels
 
@@ -130,18 +133,21 @@ def fill(packing: Packing, units: Units, histogram: Histogram, capacity: int, de
     )
     filled = Listed(lengths[: bounds[packs]], bounds[: packs + 1], np.ones(packs, dtype=np.int64))
     rest = np.flatnonzero(available)
-    return Listed.joined([filled, Listed.of(lpfhp(Histogram(rest, available[rest]), capacity, depth))])
+    return Listed.joined([filled, Listed.placed(Histogram(rest, available[rest]), capacity, depth)])
 
 
 def plan_in_units(
     histogram: Histogram, capacity: int, depth: int | None, budget: Budget, finest: int
 ) -> tuple[Listed, tuple[Solved, Units] | None]:
-    """Plan in units; return packs of real lengths, and the first solved linear program and its `Units`, for `certify`.
+    """Plan in rounded lengths (`Units`); return ``(packs of real lengths, what certify needs)``.
 
-    A pack has at most `finest` units.
+    The second result is the first solved linear program and its `Units`. A pack has at most `finest` units.
 
     A large histogram is planned in parts (`divide`), and each remainder is divided again. Parts for which the budget
     allows no linear program are packed by best-fit; if these are all parts, the second result is None.
+
+    Raises:
+        SolverError: HiGHS did not reach an optimum.
     """
     guide: tuple[Solved, Units] | None = None
     packs: list[Listed] = []
@@ -152,7 +158,7 @@ def plan_in_units(
         seeds = patterns_of(guide[0].packing, guide[1], units) if guide else ()
         solved = solve(units.items, budget, within=_WITHIN, seeds=seeds)
         if solved is None:
-            filled = Listed.of(lpfhp(part, capacity, depth))
+            filled = Listed.placed(part, capacity, depth)
         else:
             guide = guide or (solved, units)
             filled = fill(solved.packing, units, part, capacity, depth)

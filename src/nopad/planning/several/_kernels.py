@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 
 @njit(cache=True, nogil=True)
 def knapsack(sizes: NDArray[Any], values: NDArray[Any], table: NDArray[Any]) -> None:
-    """Fill ``table[r, q]`` with the highest total value of classes whose two sizes add up to at most r and q.
+    """Fill ``table[r, q]`` with the highest total value of classes that fit into the two limits r and q.
 
-    Class i has the two sizes ``sizes[i]`` (``[m, 2]``) and the value ``values[i]``. The first sizes ascend, no class
-    has both sizes 0, and a class may be used any number of times.
+    A class stands for sequences of equal or similar size. The first sizes of the classes chosen add up to at most r,
+    and their second sizes to at most q. Class i has the two sizes ``sizes[i]`` (``[m, 2]``) and the value
+    ``values[i]``. The first sizes ascend, no class has both sizes 0, and a class may be used any number of times.
     """
     rooms, places = table.shape
     table[:] = 0
@@ -43,10 +44,10 @@ def knapsack(sizes: NDArray[Any], values: NDArray[Any], table: NDArray[Any]) -> 
 def lift(
     sizes: NDArray[Any], values: NDArray[Any], table: NDArray[Any], slack: NDArray[Any], limits: NDArray[Any]
 ) -> None:
-    """Raise the values, one size after the other, as far as no contents of any capacity j are worth over ``slack[j]``.
+    """Raise the value of one size after the other as far as every pack of capacity j stays worth at most ``slack[j]``.
 
-    `table` is that of `knapsack`, and is updated with each value that was raised; ``limits[j]`` are the two limits of
-    capacity j.
+    ``values[i]`` is the value of the size ``sizes[i]``. `table` is that of `knapsack`, and is updated with each value
+    that was raised; ``limits[j]`` are the two limits of capacity j.
     """
     rooms, places = table.shape
     for i in range(sizes.shape[0]):
@@ -77,7 +78,9 @@ def patterns_with(
 ) -> None:
     """For each p, write to ``out[p, :used[p]]`` the best pattern within ``limits[p]`` that contains class ``first[p]``.
 
-    If ``first[p]`` is negative, the best pattern of all is written. A pattern longer than a row of `out` is cut off.
+    The best pattern is a multiset of classes with the highest total value. If ``first[p]`` is negative, the best
+    pattern within ``limits[p]`` is written. `table` is what `knapsack` made from the same sizes and values. A pattern
+    longer than a row of `out` is cut off.
     """
     for p in range(first.shape[0]):
         room, place, at = limits[p, 0], limits[p, 1], 0
@@ -105,14 +108,14 @@ def swap_over(
     roomy: NDArray[Any],
     looks: int,
 ) -> int:
-    """Swap sequences between packs that are `over` a limit and `roomy` packs.
+    """Swap sequences of packs that are above a limit with those of packs that have room.
 
-    Returns how many of the packs in `over` fit in the end.
+    Returns how many of the former packs are within their limits in the end.
 
-    Pack p holds ``items[begins[p]:begins[p + 1]]``, and has ``free[p]`` left of both limits (negative: it is above a
-    limit). For each pack in `over`, up to `looks` packs of `roomy` are tried, beginning where the search for the
-    previous pack ended. A swap must keep the pack of `roomy` within its limits, and bring the pack of `over` nearer to
-    its own.
+    `over` lists the packs above a limit, and `roomy` those with room. Pack p holds ``items[begins[p]:begins[p + 1]]``,
+    and has ``free[p]`` left of both limits (negative: the pack is above this limit). For each pack in `over`, up to
+    `looks` packs of `roomy` are tried, beginning where the search for the previous pack ended. A swap must keep the
+    pack of `roomy` within its limits, and bring the pack of `over` nearer to its own limits.
     """
     mended, at = 0, 0
     for p in over:

@@ -4,8 +4,8 @@ Patterns come from a plan for the tighter kind of size alone, or from the linear
 sequences with the same label: a size of the tighter kind, or a class of the program. Of the sequences with one label,
 the largest go to the packs that are furthest below what was planned for them. Packs that are then over a limit swap
 sequences with other packs, or give sequences away. Sequences that were given away, or had no slot, go to the fullest or
-the emptiest pack that has room for them. `nopad.planning.costs.spread`, which considers both kinds from the start, is
-tried too.
+the emptiest pack that has room for them. If the resulting plan is not near its bound, `nopad.planning.costs.spread`,
+which considers both kinds from the start, is tried too.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _load(task: Task, limits: NDArray[np.int64], order: NDArray[np.int64]) -> Lo
 
 
 def _packing(task: Task, made: Packed, order: NDArray[np.int64], budget: Budget) -> Packing:
-    """Return packs as a `Packing`; their item i is the size ``order[i]``."""
+    """Return the packs `made` as a `Packing` of `task`; item i of `made` is the size ``order[i]`` of `task`."""
     budget.charge(_LISTING * min(task.sequences, made.links.shape[0]))
     packing: Packing = Counter()
     for count, held in made.strategies(order):
@@ -83,7 +83,8 @@ def _packing(task: Task, made: Packed, order: NDArray[np.int64], budget: Budget)
 def _by_one(task: Task, limits: NDArray[np.int64], tight: int, budget: Budget) -> tuple[Packed, NDArray[np.int64]]:
     """Plan the tight kind alone, deal out sequences evenly by the other kind, and mend packs over a limit.
 
-    `tight` is the index of the tight kind. Returns ``(packs, order)`` as `_spread` does.
+    The tight kind, with the index `tight` (0 or 1), is the kind of size that needs more packs by itself. Returns
+    ``(packs, order)`` as `_spread` does.
     """
     own, other = task.sizes[:, tight], task.sizes[:, 1 - tight].astype(np.float64)
     lengths, label = np.unique(own, return_inverse=True)
@@ -101,7 +102,11 @@ def _by_one(task: Task, limits: NDArray[np.int64], tight: int, budget: Budget) -
 
 
 def follow(task: Task, classes: Classes, columns: list[Column], relaxed: Relaxed, budget: Budget) -> Packing:
-    """Return packs that follow a linear program in which each class has the mean of its sizes."""
+    """Return packs that follow a solved linear program, in which each class has the mean of its sizes.
+
+    Each of `columns` (capacity and classes) gives as many packs as the whole part of its number in `relaxed.times`.
+    Sequences are dealt out to the slots of these packs; those without a slot are packed afterwards.
+    """
     whole = np.floor(relaxed.times + 1e-6).astype(np.int64)
     taken = [columns[at] for at in np.flatnonzero(whole).tolist()]
     counts = whole[whole > 0].tolist()
@@ -116,7 +121,7 @@ def follow(task: Task, classes: Classes, columns: list[Column], relaxed: Relaxed
 
 @dataclass(frozen=True, eq=False)
 class _Slots:
-    """The slots of all packs, one by one.
+    """The slots of all packs, one by one; a slot is the place of one sequence in a pack.
 
     Attributes:
         pack: the pack of each slot, ascending; int64 ``[n]``.
@@ -150,7 +155,8 @@ class _Slots:
         Size i has the label ``label[i]`` (negative: no slot takes it), ``counts[i]`` sequences, and ``measure[i]``. A
         slot of label l is planned for a measure of ``planned[l]``. Labels are dealt out from the last to the first. Of
         each label, the sequences with the highest measure go to the packs whose total measure is furthest below what
-        was planned for their slots so far.
+        was planned for their slots so far. If a label has more sequences than slots, only some of them, at even
+        distances in the order of measures, get a slot.
         """
         queue = np.lexsort((-measure, label))
         queue = queue[label[queue] >= 0]
@@ -181,10 +187,11 @@ class _Slots:
 def _turns(
     slots: NDArray[np.int64], again: NDArray[np.int64], here: NDArray[np.int64]
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Yield ``(slots, sequences)`` of each turn, so that every turn gets its share of large and small sequences.
+    """Yield ``(slots, sequences)`` for each turn, so that every turn gets its share of large and small sequences.
 
-    `slots` are those of one label, and ``again[s]`` is the turn of slot s; `here` are the sizes of the sequences to
-    deal out, those with the highest measure first.
+    In each turn every pack gets at most one slot filled. `slots` are those of one label, in the order of turns, and
+    ``again[s]`` is the turn of slot s; `here` are the sizes of the sequences to deal out, those with the highest
+    measure first.
     """
     if not slots.size or not here.size:
         return
@@ -204,9 +211,9 @@ def _turns(
 def _finished(
     task: Task, slots: _Slots, items: NDArray[np.int64], limits: NDArray[np.int64]
 ) -> tuple[Packed, NDArray[np.int64]]:
-    """Mend packs with these limits ``[packs, 2]`` and sizes `items` in their slots, then pack all sequences left.
+    """Repair the packs that are above their limits ``[packs, 2]``, then pack all sequences that have no slot.
 
-    Returns ``(packs, order)`` as `_spread` does.
+    ``items[s]`` is the size in slot s (-1: none). Returns ``(packs, order)`` as `_spread` does.
     """
     used = items >= 0
     items, pack = items[used], slots.pack[used]
@@ -221,7 +228,10 @@ def _finished(
 def _swapped(
     task: Task, limits: NDArray[np.int64], items: NDArray[np.int64], pack: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Return the size in each slot after swaps between packs above a limit and packs with much room; int64 ``[n]``."""
+    """Return the size in each slot after swaps between packs above a limit and packs with much room; int64 ``[n]``.
+
+    ``items[s]`` is the size in slot s before the swaps, as an index into `task.sizes`, and ``pack[s]`` the slot's pack.
+    """
     from nopad.planning.several import _kernels
 
     free = limits.copy()
@@ -250,7 +260,10 @@ def _swapped(
 def _mended(
     task: Task, limits: NDArray[np.int64], items: NDArray[np.int64], pack: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
-    """Choose sequences to take out of packs above a limit; return which slots keep their sequence; bool ``[n]``."""
+    """Choose sequences to take out of packs above a limit; return which slots keep their sequence; bool ``[n]``.
+
+    ``items[s]`` is the size in slot s, ``pack[s]`` the slot's pack, and ``limits[p]`` the two limits of pack p.
+    """
     kept = np.ones(items.size, dtype=bool)
     sums = np.zeros_like(limits)
     np.add.at(sums, pack, task.sizes[items])
@@ -279,10 +292,11 @@ def _completed(
     *,
     evenly: bool = False,
 ) -> tuple[Packed, NDArray[np.int64]]:
-    """Put ``left[i]`` sequences of each size into the fullest packs with room (`evenly`: the emptiest), or new packs.
+    """Put ``left[i]`` sequences of each size into the fullest packs with room, or into new packs.
 
-    Returns ``(packs, order)`` as `_spread` does. For each kind of size, new packs have the largest limit of any
-    capacity.
+    With `evenly`, sequences go to the emptiest packs first, as far as they fit there. Pack p has the two limits
+    ``limits[p]``, and slot s, in pack ``pack[s]``, already holds a sequence of the size ``items[s]``. For each kind of
+    size, new packs have the largest limit of any capacity. Returns ``(packs, order)`` as `_spread` does.
     """
     from nopad.planning.costs import _kernels
 
@@ -315,7 +329,10 @@ def _completed(
 
 
 def _within_one(task: Task, packing: Packing, budget: Budget) -> Packing:
-    """Pack again those packs that no capacity holds, since their two limits were those of different capacities."""
+    """Return `packing`, but with those packs packed again that fit into no capacity.
+
+    Such packs exist since a new pack may have its two limits from different capacities. `packing` is changed.
+    """
     packs = list(packing)
     outside = np.flatnonzero(task.capacity_of(packs) < 0).tolist()
     if not outside:

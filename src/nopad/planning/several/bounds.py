@@ -1,6 +1,6 @@
 """Lower bounds on the total price of all packs, in exact integers.
 
-* sizes: let rates be two values, one for each unit of the first and of the second size. If ``rates . capacity <=
+* sizes: let rates be two values: of a unit of the first size, and of a unit of the second. If ``rates . capacity <=
   price`` for every capacity, a plan costs at least ``rates . (sum of sizes)``. The best rates are at a corner of the
   region that these inequalities allow, and every corner is tried
 * big sequences: sequences above half of every capacity never share a pack, so each costs at least the price of the
@@ -42,7 +42,13 @@ class PriceBound:
 
 
 def price_bound(task: Task, certificate: PriceCertificate | None = None) -> PriceBound:
-    """Return the highest lower bound, including that of `certificate` if given; if several are equal, the simplest."""
+    """Return the highest lower bound on the price of any plan for `task`; if several are equal, the simplest.
+
+    The bounds are those of the module, and that of `certificate` if it is given.
+
+    Raises:
+        FormatError: the certificate cannot be checked.
+    """
     if not task.counts.size:
         return PriceBound(0, "sizes")
     first, second = best_rates(task)
@@ -63,13 +69,19 @@ def _limits(task: Task) -> list[tuple[int, int]]:
 
 
 def best_rates(task: Task) -> tuple[Fraction, Fraction]:
-    """Return the two rates that prove the highest bound of the kind "sizes" (see the module), as exact fractions."""
+    """Return the two rates that prove the highest bound of the kind "sizes" (see the module), as exact fractions.
+
+    A rate is the value of a unit of the first or of the second size; no pack may be worth more than its price.
+    """
     one, other = task.loads
     return max(_corners(task), key=lambda rates: rates[0] * one + rates[1] * other)
 
 
 def _corners(task: Task) -> Iterator[tuple[Fraction, Fraction]]:
-    """Yield the corners of the region of rates for which ``rates . capacity <= price`` holds for every capacity."""
+    """Yield those corners of the region of rates (see the module) that can give the highest bound.
+
+    These are all corners but (0, 0). If no sequence has a second size, only the corner with a second rate of 0 counts.
+    """
     rows = [(*task.capacities[j].tolist(), task.prices[j]) for j in task.by_price]
     zero = Fraction(0)
     yield min(Fraction(price, a) for a, _, price in rows), zero
@@ -86,9 +98,10 @@ def _corners(task: Task) -> Iterator[tuple[Fraction, Fraction]]:
 
 
 def _big(task: Task) -> int:
-    """Return the bound "big sequences": for each kind of size, the price of packs for all sizes above half its limits.
+    """Return the bound "big sequences": the price of one pack for each sequence above half of every capacity.
 
-    No two such sequences share a pack. The result is the higher of the two kinds' prices.
+    No two such sequences share a pack. This price is computed for each of the two kinds of size, and the higher one is
+    returned.
     """
     most = task.capacities.max(axis=0)
     prices: list[int] = []

@@ -11,8 +11,8 @@ keep the table small, sizes are counted in units, and rounded down for extras an
 a capacity also fit after rounding, so the knapsack finds at least the highest value of any pack. All sums are exact
 integers.
 
-A certificate is refused if checking it takes more than `MAX_WORK` comparisons (a minute), a table of more than
-`MAX_TABLE` numbers, or sums beyond 64 bits.
+A certificate is refused if checking it takes more than `MAX_WORK` comparisons (a minute) or a table of more than
+`MAX_TABLE` numbers, if the extras in one pack might add up to 2^62 or more, or if an extra begins at sizes of 0 units.
 
 Source: duality of the cutting-stock linear program with several stock lengths, Gilmore and Gomory 1961; Farley, "A note
 on bounding a class of linear programming problems", 1990.
@@ -65,7 +65,7 @@ class PriceCertificate:
     units: tuple[int, int] = (1, 1)
 
     def __post_init__(self) -> None:
-        """Check that all numbers are in range, and that extras are in ascending order of size."""
+        """Raise ValueError unless all numbers are integers in range, and extras are in ascending order of size."""
         numbers = [*self.rates, *self.units, *(number for extra in self.extras for number in extra)]
         if any(type(number) is not int for number in numbers) or any(len(extra) != 3 for extra in self.extras):
             raise ValueError("a price certificate needs integers, three for each extra")
@@ -133,7 +133,8 @@ class PriceCertificate:
         """Return the total value of all sequences: ``counts[i]`` of each pair of sizes ``sizes[i]``, int64 ``[k, 2]``.
 
         Raises:
-            FormatError: the certificate has more than `MAX_WORK` pairs of an extra and a pair of sizes to check.
+            FormatError: extras depend on the second size too, and there are more than `MAX_WORK` combinations of an
+                extra and a pair of sizes to check.
         """
         extra = self.extras_of(sizes)
         one, other = self.rates
@@ -141,7 +142,11 @@ class PriceCertificate:
         return sum((one * a + other * b + more) * count for (a, b), more, count in rows)
 
     def extras_of(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the extra of a sequence of each size (int64 ``[k, 2]``), 0 if none applies; int64 ``[k]``."""
+        """Return the extra of a sequence of each size (int64 ``[k, 2]``), 0 if none applies; int64 ``[k]``.
+
+        Raises:
+            FormatError: as for `worth`.
+        """
         extra = np.zeros(len(sizes), dtype=np.int64)
         begins = np.array(self.extras, dtype=np.int64).reshape(-1, 3)
         if not begins[:, 1].any():  # extras by the first size alone
@@ -166,7 +171,7 @@ class PriceCertificate:
         and the bound are integers.
 
         Raises:
-            FormatError: the certificate cannot be checked; `problem` says why.
+            FormatError: the certificate cannot be checked; see `problem` and `worth`.
         """
         worth = self.worth(sizes, counts)
         best = self.best(capacities)

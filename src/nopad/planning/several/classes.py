@@ -3,9 +3,10 @@
 A class stands for all sizes from its corner (its smallest size) up to the next corners. The part of a sequence beyond
 the corner counts as *sand*, which may be divided and put into any pack; sequences below the smallest corner are sand
 entirely. If every distinct size is a class of its own, there is no sand, and the linear program is that of Gilmore and
-Gomory. With fewer classes, the program requires less than any real plan, so its bounds hold for every plan. Corners are
-placed where fewer sequences begin to fit into a capacity (just above its half, third and so on), and between these the
-more densely the more sequences there are. An *edge* is one of the two coordinates of corners.
+Gomory. With fewer classes, the program requires less than any real plan, so its bounds hold for every plan. (Some
+classes have the mean of their sizes instead of a corner: they lead to better plans, but prove no bound.) Corners are
+placed where fewer sequences begin to fit into a capacity (just above its half, third and so on), and between these
+places more densely where there are more sequences. An *edge* is one of the two coordinates of corners.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from nopad.planning.several.task import Task
 __all__ = ["Classes"]
 
 _PARTS = 12  # corners just above 1/1, 1/2, ... of every capacity
-_BESIDE = (0.0, 0.03, 0.15, 0.4)  # edges are where only these shares of all sequences, the smallest, still fit beside
+_BESIDE = (0.0, 0.03, 0.15, 0.4)  # at an edge, only this share of all sequences (the smallest) still fits beside
 _SAND = 16  # sizes below 1/16 of the smallest capacity are sand
 _MOST_TABLE = 2**24  # most numbers in the pricing table
 _FEW = 1.3  # second sizes all get an edge if there are at most this times the square root of the number of classes
@@ -34,11 +35,13 @@ class Classes:
     """Groups of sizes for the linear program; see the module.
 
     Attributes:
-        corners: the sizes at which classes begin, in lexicographic order, or (`along`, `of` with `middle`) the mean
-            sizes of classes; int64 ``[m, 2]``.
-        of_size: the class of each distinct size of the task; -1: sand; int64 ``[k]``.
+        corners: the sizes at which classes begin, in lexicographic order; int64 ``[m, 2]``. For classes made by
+            `along`, or by `of` with `middle`, the mean sizes of classes instead.
+        of_size: the class of each distinct size of the task; -1: the size is below all classes, and is sand entirely;
+            int64 ``[k]``.
         demand: number of sequences of each class; float64 ``[m]``.
-        sand: total sand, in each of the two kinds of size.
+        sand: total sand in each of the two kinds of size. Sand is what sequences have beyond the corners of their
+            classes; the linear program may divide it among packs at will.
         units: the units in which the pricing table counts both sizes; int64 ``[2]``.
         exact: whether every distinct size is a class, and the table has units of 1.
     """
@@ -110,7 +113,7 @@ class Classes:
     def _middle(
         cls, task: Task, of_size: NDArray[np.int64], demand: NDArray[np.float64], units: NDArray[np.int64]
     ) -> Classes:
-        """Return classes of these sizes, the corner of each at the mean of its sizes, rounded to units."""
+        """Return classes whose corners are the means of their sizes, rounded to `units`; arguments as in the class."""
         inside = of_size >= 0
         loads = task.sizes * task.counts[:, None].astype(np.float64)
         sums = [np.bincount(of_size[inside], loads[inside, kind], minlength=demand.size) for kind in (0, 1)]
@@ -121,7 +124,7 @@ class Classes:
         return cls(corners, of_size, demand, (one, other), units, False)
 
     def within(self, task: Task) -> Classes:
-        """Return these classes with corners lowered until each corner fits into a capacity of `task`."""
+        """Return these classes with corners lowered until each fits into a capacity of `task`, in whole units."""
         limits = task.capacities // self.units * self.units
         least = np.full(len(self.corners), np.inf)
         corners = self.corners.copy()
@@ -135,9 +138,10 @@ class Classes:
 
 
 def _second_edges(task: Task, unit: int, most: int, alone: bool) -> NDArray[np.int64]:
-    """Return the edges of the second size, multiples of `unit`: at every value if these are few, else a part of `most`.
+    """Return the second sizes at which classes begin (edges), as ascending multiples of `unit`; int64.
 
-    With `alone`, classes are divided by the second size only, so up to `most` edges are allowed.
+    If the second size has few values, each is an edge. Otherwise there are about ``sqrt(most) / 2`` edges; with
+    `alone`, when classes are divided by the second size only, about `most`.
     """
     values = np.unique(np.append(0, task.sizes[:, 1] // unit * unit))
     if values.size <= max(1, most if alone else most**0.5 * _FEW):
@@ -148,7 +152,7 @@ def _second_edges(task: Task, unit: int, most: int, alone: bool) -> NDArray[np.i
 def _units(limits: NDArray[np.int64], cells: int) -> NDArray[np.int64]:
     """Return units (powers of two) for which a table up to both limits has at most `cells` numbers; int64 ``[2]``.
 
-    The limit that has more units is counted in larger units first.
+    While the table is too large, the unit of the limit that has more units is doubled.
     """
     units = np.ones(2, dtype=np.int64)
     while np.prod(limits // units + 1.0) > cells:
@@ -157,9 +161,10 @@ def _units(limits: NDArray[np.int64], cells: int) -> NDArray[np.int64]:
 
 
 def _edges(task: Task, kind: int, most: int, unit: int, *, fine: bool = False) -> NDArray[np.int64]:
-    """Return 0 and about `most` edges of the first (`kind` 0) or second size (1), ascending multiples of `unit`.
+    """Return 0 and about `most` sizes at which classes begin (edges), as ascending multiples of `unit`; int64.
 
-    Edges begin where sand ends; with `fine`, they begin at `unit`, so that the smallest sizes are told apart too.
+    They are first sizes if `kind` is 0, second sizes if it is 1. Edges begin at 1/16 of the smallest capacity, since
+    smaller sizes are sand; with `fine`, they begin at `unit`, so that the smallest sizes are told apart too.
     """
     limits = np.unique(task.capacities[:, kind])
     limits = limits[limits > 0]
@@ -174,7 +179,10 @@ def _edges(task: Task, kind: int, most: int, unit: int, *, fine: bool = False) -
 
 
 def _small(own: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the sizes `own` at which the shares `_BESIDE` of all sequences are reached, counted from the smallest."""
+    """Return, for each share of `_BESIDE`, the size up to which the smallest sequences make up this share of all.
+
+    There are ``counts[i]`` sequences of size ``own[i]``.
+    """
     order = np.argsort(own, kind="stable")
     upto = np.cumsum(counts[order].astype(np.float64))
     found: NDArray[np.int64] = own[order][np.searchsorted(upto, np.array(_BESIDE) * upto[-1])]
@@ -184,8 +192,9 @@ def _small(own: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int6
 def _even(own: NDArray[np.int64], counts: NDArray[np.int64], least: int, most: int) -> NDArray[np.int64]:
     """Return at most `most` edges from `least` on, denser where there are more sequences.
 
-    The density of edges is proportional to the square root of the density of sequences. This minimises the sum, over
-    all sequences, of the part of their size beyond the edge below.
+    There are ``counts[i]`` sequences of size ``own[i]``. The density of edges is about proportional to the square root
+    of the density of sequences. This nearly minimises the sum, over all sequences, of the part of their size beyond the
+    edge below.
     """
     own, counts = own[own >= least], counts[own >= least]
     if most < 2 or not own.size:

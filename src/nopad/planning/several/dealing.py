@@ -63,7 +63,11 @@ def _keys(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _check_cover(plan: SeveralPlan, sizes: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
-    """Refuse a plan made for other sizes; the error names the first difference."""
+    """Refuse a plan made for other sizes.
+
+    Raises:
+        PlanMismatchError: the plan does not cover exactly these sizes; the message names the first difference.
+    """
     own = np.zeros((len(plan.sizes), 2), dtype=np.int64)
     own[:, : plan.kinds] = plan.sizes
     covered = dict(zip(map(tuple, distinct(own)[0].tolist()), plan.task.counts.tolist(), strict=True))

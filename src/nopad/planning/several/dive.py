@@ -2,8 +2,8 @@
 
 Each step of a dive uses every column as often as the whole part of its number of uses; if all whole parts are 0, it
 uses the columns with the largest fractions once. Then the program is solved again for the sequences left. After each
-step these are also packed by best-fit, and the cheapest plan so far is kept. In the end an integer program chooses
-among all columns found.
+step these are also packed by best-fit, and the cheapest plan so far is kept. If the task is small, an integer program
+then chooses among all columns found (`choose`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ _NODE_STEPS = 300  # operations of each node, per row and column
 
 
 def pack_rest(task: Task, left: NDArray[np.int64]) -> Packing:
-    """Pack ``left[i]`` sequences of each size i by best-fit, which is quick; `left` is int64 ``[k]``."""
+    """Pack ``left[i]`` sequences of each size i in a quick way; `left` is int64 ``[k]``.
+
+    Up to `MOST_FITTED` sequences are packed by best-fit into all capacities at once, more by `pack_each`.
+    """
     chosen = np.flatnonzero(left)
     if not chosen.size:
         return Counter()
@@ -50,7 +53,10 @@ def pack_rest(task: Task, left: NDArray[np.int64]) -> Packing:
 
 
 def dive(task: Task, master: Master, relaxed: Relaxed, goal: int, budget: Budget) -> Packing:
-    """Round the linear program to packs of all sequences; the dive ends early at a price of `goal`."""
+    """Round the linear program to packs of all sequences; the dive ends early at a price of at most `goal`.
+
+    `relaxed` is the solution of `master`, whose demand and columns are changed.
+    """
     left, taken = task.counts.copy(), Packing()
     best = pack_rest(task, left)
     price = task.price(best)
@@ -102,7 +108,10 @@ def _take(columns: list[Column], times: NDArray[np.int64], left: NDArray[np.int6
 
 
 def every_column(task: Task) -> list[Column] | None:
-    """Return each multiset of sizes that fits into a pack, with its cheapest capacity; None if there are too many."""
+    """Return each multiset of the sequences' sizes that fits into a pack, with its cheapest capacity.
+
+    The result is None if there are too many.
+    """
     most = task.capacities.max(axis=0).tolist()
     sizes, counts = task.sizes.tolist(), task.counts.tolist()
     found: list[Pack] = []

@@ -60,8 +60,8 @@ def plan_several(
             size; K is at most 64.
         prices: what one pack of each capacity costs, such as seconds per step; numbers ``[K]`` from 1e-100 to 1e100, at
             most a factor of 10^9 apart. A float stands for the decimal that Python prints. None: a single capacity
-            costs 1; several capacities cost their number of tokens each, so that the plan has few slots in total. With
-            two kinds of size, several capacities need prices.
+            costs 1; several capacities cost their number of tokens each, so that the plan has few slots (tokens and
+            padding) in total. With two kinds of size, several capacities need prices.
         counts: number of sequences of each size in `sizes`; integers ``[n]``, >= 0. None: one of each. Not allowed with
             a `Histogram`.
         depth: most sequences that a pack may hold; None: unlimited. Only for one kind of size.
@@ -133,7 +133,11 @@ def pack_several(
 
 
 def _counted(counts: ArrayLike | None, n: int) -> NDArray[np.int64]:
-    """Return the number of sequences of each size given."""
+    """Return the number of sequences of each of n sizes given; without `counts`, 1 each; int64 ``[n]``.
+
+    Raises:
+        LengthError: `counts` are not n integers from 0 to 2^62, or add up to more.
+    """
     if counts is None:
         return np.ones(n, dtype=np.int64)
     checked = integers(counts, "counts")
@@ -185,7 +189,10 @@ def _plan_of(
 
 
 def _check_made(plan: SeveralPlan, task: Task) -> None:
-    """Check a plan before it is returned: every sequence once, every pack within its limits, no price below the bound.
+    """Check a plan before it is returned.
+
+    Every sequence must be packed once, every pack must keep to its limits and the depth, and the price must not be
+    below the bound.
 
     Raises:
         RuntimeError: the plan fails this check, which is a mistake of the search.

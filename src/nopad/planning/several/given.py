@@ -84,7 +84,7 @@ def _listed(values: Any, name: str) -> list[Any]:
     """Return the value of an option as a list of plain Python values; a single value becomes a list of one.
 
     Raises:
-        OptionError: it is an array with masked values.
+        OptionError: `values` is an array with masked values.
     """
     if np.ma.is_masked(values):
         raise OptionError(f"{name} must not have masked values, got {values!r}")
@@ -99,8 +99,12 @@ def check_capacities(capacities: Any) -> tuple[Capacity, ...]:
     """Return capacities as tuples of one limit, or of two for two kinds of size.
 
     Raises:
-        OptionError: a limit is not an integer or is out of range, a capacity is given twice, or there are none or more
-            than `MOST_CAPACITIES`.
+        OptionError: one of these:
+
+            * a limit is not an integer or is out of range, or limits are masked
+            * capacities have different numbers of limits, or more than two
+            * a capacity is given twice, or there are none or more than `MOST_CAPACITIES`
+            * there are two kinds of size, and no capacity has room for the second
     """
     given = _listed(capacities, "capacities")
     held = [tuple(_listed(one, "a capacity")) for one in given]
@@ -132,7 +136,7 @@ def shown(capacity: Capacity) -> str:
 
 
 def _short(value: Any) -> str:
-    """Return a value as text, cut off where it is long; Python refuses to print integers of thousands of digits."""
+    """Return a value as text; of a huge integer only the number of bits, since Python may refuse to print it."""
     huge = type(value) is int and abs(value) > MOST_PRICE
     return f"an integer of {value.bit_length():,} bits" if huge else repr(value)
 
@@ -141,8 +145,9 @@ def check_prices(prices: Any, capacities: tuple[Capacity, ...]) -> tuple[Price, 
     """Return one price for each capacity; if `prices` is None, 1 for a single capacity, else the capacities themselves.
 
     Raises:
-        OptionError: there are more or fewer prices than capacities, a price is not a positive number, prices are more
-            than a factor of `MOST_RATIO` apart, or several capacities of two kinds have no prices.
+        OptionError: there are more or fewer prices than capacities, a price is not a number from 1e-100 to 1e100 or is
+            masked, prices are more than a factor of `MOST_RATIO` apart, or several capacities of two kinds have no
+            prices.
     """
     if prices is None:
         if len(capacities) > 1 and len(capacities[0]) > 1:
@@ -189,10 +194,12 @@ def task_of(
 ) -> Task:
     """Return the task of packing ``counts[i]`` sequences of each size ``sizes[i]``.
 
-    `sizes` are distinct and in lexicographic order; int64 ``[k, 2]``.
+    `sizes` are distinct and in lexicographic order; int64 ``[k, 2]``. If `depth` can limit a pack, it becomes the
+    second limit of every capacity, and the second size of every sequence is 1.
 
     Raises:
-        LengthError: a sequence fits into no capacity, or there are too many sequences or distinct sizes.
+        LengthError: a sequence fits into no capacity, there are more than `MOST_SEQUENCES` sequences, or there are more
+            than `MOST_DISTINCT` distinct sizes with several capacities or two kinds of size.
     """
     kinds = len(capacities[0])
     limits = np.zeros((len(capacities), 2), dtype=np.int64)

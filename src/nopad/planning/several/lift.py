@@ -1,10 +1,10 @@
 """Improve the certificate of a linear program: raise the values of single sizes as far as packs allow.
 
 The program has only one value for each class. A sequence above its class's corner leaves less room for others, so its
-value may be raised. The limit is, in every capacity, the price of a pack less the value of the best contents for the
-room that the sequence leaves. The values of sizes are raised one after the other, the most common size first, and each
-raised value counts when the next one is raised. Dual feasible functions are made maximal in the same way; here each
-size takes a pass over one table.
+value may be raised. The limit: in every capacity, this value and the value of the best contents for the room that the
+sequence leaves may add up to the price of a pack at most. The values of sizes are raised one after the other, the most
+common size first, and each raised value counts when the next one is raised. Dual feasible functions are made maximal in
+the same way; here each size takes a pass over one table.
 
 Source: Alves, Clautiaux, Valério de Carvalho and Rietz, "Dual-Feasible Functions for Integer Programming and
 Combinatorial Optimization", 2016 (maximality).
@@ -35,9 +35,10 @@ def lifting(cells: int, places: int) -> int:
 
 
 def lifted(task: Task, proof: PriceCertificate) -> PriceCertificate:
-    """Return a certificate whose bound for `task` is at least that of `proof`, which must be one that can be checked.
+    """Return a certificate whose bound for `task` is at least that of `proof`.
 
-    It keeps those extras of `proof` that still matter, and adds extras at other sizes.
+    It must be possible to check `proof`. The result keeps those extras of `proof` that still matter, and adds extras at
+    other sizes; if no value can rise, the result is `proof`.
     """
     from nopad.planning.several import _kernels
 
@@ -90,7 +91,8 @@ def _picked(
 ) -> NDArray[np.int64]:
     """Return the indices of the sizes to raise: all whose value can rise if these are few, otherwise a selection.
 
-    The selection is denser where more can be gained: where many sequences can rise much.
+    The selection is denser where more can be gained: where many sequences can rise much. `own` is the extra that each
+    size has now; the other arguments are those of `_sizes` and of the kernel `lift`.
     """
     most = np.full(len(sizes), MAX_VALUE, dtype=np.int64)
     for j, limit in enumerate(limits):
@@ -107,7 +109,10 @@ def _picked(
 
 
 def _needed(extras: dict[tuple[int, int], int]) -> tuple[tuple[int, int, int], ...]:
-    """Return extras in ascending order of size; if only first sizes matter, without those no higher than one before."""
+    """Return extras in ascending order of size; `extras` maps each pair of sizes to a value.
+
+    If all second sizes are 0, an extra whose value is not above that of a smaller size is left out.
+    """
     kept: list[tuple[int, int, int]] = []
     alone = not any(b for _, b in extras)
     highest = 0

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from nopad.errors import FormatError
 from nopad.files import write_atomic
 from nopad.histogram import exact_dot, exact_sum
 from nopad.planning.document import text_of
@@ -46,7 +47,7 @@ class SeveralPlan:
         prices: price of one pack of each capacity; K numbers.
         depth: most sequences a pack may hold; None: unlimited.
         indptr: strategy s holds ``sizes[indptr[s]:indptr[s + 1]]``; int64 ``[strategies + 1]``.
-        sizes: size of each sequence of all strategies, largest first within a strategy; int64 ``[slots, kinds]``.
+        sizes: size of each sequence of all strategies, largest first within a strategy; int64 ``[indptr[-1], kinds]``.
         counts: number of packs of each strategy, >= 1; int64 ``[strategies]``.
         used: index in `capacities` of the capacity that each strategy uses; int64 ``[strategies]``.
         bound: the proven lower bound on the price, as a multiple of `unit`, and what proves it.
@@ -174,7 +175,7 @@ class SeveralPlan:
         )
 
     def summary(self) -> dict[str, Any]:
-        """Return price, lower bound, and the number of packs and efficiency of each capacity, as a JSON-ready dict."""
+        """Return the main figures by name, such as price, lower bound, and packs by capacity; JSON values."""
         rows = zip(self.capacities, self.prices, self._packs, self.loads, strict=True)
         return {
             "depth": self.depth,
@@ -241,7 +242,8 @@ class SeveralPlan:
         """Check every pack against its capacity and the depth, and prove the lower bound again, without the solver.
 
         Returns:
-            One sentence for each problem; an empty list if there is none.
+            One sentence for each problem (at most three for capacities and three for the depth); an empty list if there
+            is none. If the certificate cannot be checked, a sentence says so, and the lower bound is not checked.
         """
         found = []
         held = np.diff(self.indptr)
@@ -257,7 +259,10 @@ class SeveralPlan:
         problem = proof.problem([(a, b) for a, b in task.capacities.tolist()]) if proof is not None else None
         if problem is not None:
             return [*found, problem]
-        proven = price_bound(task, proof)
+        try:
+            proven = price_bound(task, proof)
+        except FormatError as error:  # too many extras for this many sizes
+            return [*found, str(error)]
         if proven.price != self.bound.price:
             found.append(
                 f"lower bound is stated as {self.lower_bound}, {number(proven.price * self.unit)} can be proven"
@@ -268,7 +273,7 @@ class SeveralPlan:
 
     @property
     def certificate(self) -> PriceCertificate | None:
-        """The values of sequences that prove the lower bound; None if a simpler proof gives the same bound."""
+        """The values of sequences that prove the lower bound; None if a simpler proof is as good."""
         return self.bound.certificate
 
     def assign(self, sizes: ArrayLike, *, seed: int = 0) -> dict[Any, Packs]:

@@ -90,14 +90,18 @@ def parsed(text: str, name: str) -> dict[str, Any]:
 
 
 def _same(stated: Any, value: Any) -> bool:
-    """Whether two values are equal and of one type throughout, so that true is not 1."""
+    """Return whether two values, or all elements of two lists, are equal and of the same type (True is not 1)."""
     if type(value) is list:
         return type(stated) is list and len(stated) == len(value) and all(map(_same, stated, value))
     return type(stated) is type(value) and bool(stated == value)
 
 
 def _fields(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a plan; any malformed part raises KeyError, TypeError, ValueError or an InputError."""
+    """Return the fields of a plan from its JSON document.
+
+    Raises:
+        KeyError, TypeError, ValueError, OverflowError, InputError: a part of the document is missing or malformed.
+    """
     for key in ("capacities", "prices", "notes", "strategies"):
         if type(document[key]) is not list:
             raise ValueError(f"{key} is {document[key]!r}, and should be a list")
@@ -133,7 +137,7 @@ def _fields(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _number(capacity: Any, capacities: tuple[tuple[int, ...], ...]) -> int:
-    """Return the index of a strategy's capacity in `capacities`."""
+    """Return the index of a strategy's capacity in `capacities`; ValueError if it is not one of them."""
     limits = capacity if type(capacity) is list else [capacity]
     if any(type(limit) is not int for limit in limits) or tuple(limits) not in capacities:
         raise ValueError(f"a strategy has the capacity {capacity!r}, which is none of the plan's")

@@ -41,11 +41,15 @@ _LONGEST = 4096  # most classes in one pattern
 
 @dataclass(frozen=True)
 class Relaxed:
-    """The result of the linear program, at its optimum or when the budget ended.
+    """The result of the linear program, at its optimum or when the budget or the number of rounds ended.
+
+    Sand is what sequences have beyond the corners of their classes (`nopad.planning.several.classes`). `times` and
+    `price` are those of the last round; `rates`, `extras` and `proven` are those of the round that proves the highest
+    bound.
 
     Attributes:
         times: how often each column is used, may be fractional; float64 ``[columns]``.
-        rates: the rates of sand for both sizes, as shares of the highest price; float64 ``[2]``.
+        rates: the value of a unit of sand of each of the two sizes, as a share of the highest price; float64 ``[2]``.
         extras: value of each class minus ``rates . corner``, as a share of the highest price; float64 ``[m]``.
         price: the price of the program's solution, in the unit of `Task.prices`.
         proven: approximately the lower bound on the price that the duals prove, in the same unit.
@@ -59,7 +63,11 @@ class Relaxed:
 
 
 class Master:
-    """The linear program over the columns added so far."""
+    """The linear program over the columns added so far.
+
+    A column is a capacity and the classes of sequences that share a pack of it; the room that they leave holds sand,
+    which is what sequences have beyond the corners of their classes (`nopad.planning.several.classes`).
+    """
 
     def __init__(self, task: Task, classes: Classes) -> None:
         """Create the rows, and columns that cover every class and all sand."""
@@ -90,7 +98,11 @@ class Master:
         return int(self._table.size * len(self._corners) * _CELL_STEPS[self._table.shape[1] > 1]) + 10**5
 
     def _first(self) -> list[Column]:
-        """Return the columns to begin with: for each capacity, sand alone, each class once, and as often as it fits."""
+        """Return the columns to begin with.
+
+        For each capacity worth using: sand alone, and each class that fits, once and as often as it fits (at most
+        4,096 times).
+        """
         found: list[Column] = []
         corners = self.classes.corners
         for j in self.task.by_price:
@@ -146,9 +158,10 @@ class Master:
         return len(new)
 
     def relax(self, budget: Budget, *, near: float = 1e-6, rounds: int = 10_000) -> Relaxed | None:
-        """Solve the program by column generation until the bound is within `near` of the optimum, or `budget` is spent.
+        """Solve the program by column generation until the bound is near the program's price, or `budget` is spent.
 
-        `near` is a share of the optimum. At most `rounds` rounds are run; None is returned if the budget allows none.
+        The bound is near if it is at least ``1 - near`` times the price. The search also ends when no new column is
+        found, or after `rounds` rounds. None is returned if the budget allows no round.
 
         Raises:
             SolverError: HiGHS did not reach an optimum.
@@ -182,7 +195,10 @@ class Master:
         return price, times, np.array(solution.row_dual)
 
     def _price(self, rates: NDArray[np.float64], extras: NDArray[np.float64]) -> tuple[float, list[Column]]:
-        """Return the highest ratio of a pack's value to its price, and columns whose value is above their price."""
+        """Return the highest ratio of a pack's value to its price, and up to 60 columns worth more than their price.
+
+        Values come from `rates` and `extras`, which are as in `Relaxed`.
+        """
         from nopad.planning.several import _kernels
 
         chosen = self._order[extras[self._order] > 0]
@@ -215,9 +231,9 @@ class Master:
         corners: NDArray[np.int64],
         values: NDArray[np.int64],
     ) -> list[Column]:
-        """Return the best column for each ``(gain, capacity, class)`` of `found`, without those that stay empty.
+        """Return the best column for each ``(gain, capacity, class)`` of `found`; columns without a class are left out.
 
-        The column has this capacity and contains this class, an index into `chosen` (-1: it need not contain any).
+        The column has this capacity and contains this class, an index into `chosen` (-1: no certain class).
         """
         from nopad.planning.several import _kernels
 
@@ -232,7 +248,7 @@ class Master:
         return [(j, tuple(sorted(chosen[row[:n]].tolist()))) for (_, j, _), row, n in rows if n]
 
     def _longest(self, corners: NDArray[np.int64]) -> int:
-        """Return the largest number of classes that a pattern can hold."""
+        """Return an upper bound on the number of classes in a pattern (4,096 at most: longer patterns are cut off)."""
         limits = self.limits.max(axis=0)
         first = corners[corners[:, 0] > 0, 0].min(initial=limits[0] + 1)
         second = corners[corners[:, 0] == 0, 1].min(initial=limits[1] + 1)

@@ -1,12 +1,13 @@
 """Search for a cheap plan, and for a proof of a lower bound on the price.
 
-1. A task with one capacity and one kind of size is planned by `auto`.
-2. Two quick divisions are tried: every sequence goes to the cheapest capacity that holds it, or all go to one capacity.
+1. A task with one kind of size and only one capacity worth using is planned by `auto`.
+2. Quick divisions are tried: every sequence goes to the cheapest capacity that holds it; and with one kind of size, all
+   sequences go to one capacity. With two kinds of size, this step may come last.
 3. With few distinct sizes: column generation with every size as a class, then a dive, then an integer program.
 4. With more, sizes are grouped into classes. The linear program over their corners proves a bound; the program over
    their means says which sequences go to which capacity. Each capacity is then packed by itself. With two kinds of
    size, packs are also made from the patterns of that program.
-5. The packs that waste most are packed again, by step 3, as long as that lowers the price.
+5. The packs that waste most are packed again, by step 3, up to six times, as long as this lowers the price.
 
 The budget is counted in operations, so the result is the same on every machine.
 """
@@ -48,7 +49,7 @@ _QUICKLY = 0.33  # share of the budget for step 2
 _FAR = 1.05  # if step 2 did not come first, it is done in the end if the price is above this many times the bound
 _NEAR = 1e-5  # a linear program ends when its bound is within this share of its optimum
 _SLACK = 1e-3  # a kind of size is tight if a full pack of it is worth at least this share of the highest price
-_EASES = (0.5, 0.1, 0.0)  # shares of the unused room of a kind that is not tight: kept free, as means are not exact
+_EASES = (0.5, 0.1, 0.0)  # a kind that is not tight keeps this share of its unused room free, as means are not exact
 _HARDER = 1.003  # a program with room kept free is followed only below this many times the bound
 _GOOD = 20_000  # a price is good if it is above the bound by at most one part in this many
 _CLOSING = 40  # packs that are packed again at a time, twice as many in every second turn
@@ -107,7 +108,7 @@ class _Search:
         self.notes: list[str] = []
 
     def run(self) -> Found:
-        """Take every step, until a plan is good or the budget is spent."""
+        """Take the steps that the module lists, until a plan is good or the budget is spent; return the result."""
         first = self.task.kinds == 1 or dealing(self.task) < self.budget.left * _BEGINNING
         if first:
             self._quick()
@@ -164,14 +165,18 @@ class _Search:
         return True
 
     def _loose(self) -> NDArray[np.bool_]:
-        """Return which sizes have no extra: any capacity may hold them at no loss; bool ``[k]``."""
+        """Return which sizes have no extra, so that any capacity may hold them at no loss; bool ``[k]``.
+
+        The extra of a size is its value in the linear program beyond ``rates . size`` (`PriceCertificate`).
+        Before a linear program was solved, all sizes count as such.
+        """
         if self.worth is None:
             return np.ones(self.task.counts.size, dtype=bool)
         found: NDArray[np.bool_] = self.extra <= _LOOSE * self.worth
         return found
 
     def _quick(self) -> None:
-        """Try the two quick divisions among capacities (step 2 of the module)."""
+        """Try the quick divisions among capacities (step 2 of the module)."""
         task = self.task
         one = len(task.by_price) == 1
         with self.budget.part(_QUICKLY):
@@ -188,7 +193,7 @@ class _Search:
         return bool(task.counts.size <= _MOST_EXACT and cells * task.counts.size <= _EXACT_CELLS)
 
     def _exact(self) -> None:
-        """Solve with every size as a class."""
+        """Solve the linear program in which every size is a class of its own, and round it to packs."""
         master = Master(self.task, Classes.every(self.task))
         relaxed = master.relax(self.budget, near=1e-9)
         if relaxed is None:
@@ -210,7 +215,7 @@ class _Search:
         return min(_MOST_CLASSES, int((steps / cells) ** 0.5))
 
     def _classes(self) -> None:
-        """Solve with classes of sizes: one program proves a bound, another says what each capacity gets."""
+        """Solve with sizes grouped into classes: one program proves a bound, another says what each capacity gets."""
         task, most = self.task, self._most_classes()
         proven = 0.0
         best: tuple[int, ...] = (0, 1)
@@ -241,7 +246,7 @@ class _Search:
                 break
 
     def _follow(self, classes: Classes, master: Master, relaxed: Relaxed) -> None:
-        """Make plans that follow a program over the means of classes."""
+        """Make plans that follow `relaxed`, the solution of a program in which each class has the mean of its sizes."""
         task = self.task
         if self.price is not None and (relaxed.price >= self.price or self.budget.spent()):
             return
@@ -283,7 +288,10 @@ class _Search:
 
 
 def _used(task: Task, master: Master, relaxed: Relaxed) -> NDArray[np.float64]:
-    """Return the share of all packs' room that each size fills in a program, 1 for a tight kind; float64 ``[2]``."""
+    """Return, for each kind of size, the share of the room in all packs of a program that is filled; float64 ``[2]``.
+
+    The share of a tight kind (`_SLACK`) is given as 1.
+    """
     room = np.zeros(2)
     for (j, _), time in zip(master.columns, relaxed.times.tolist(), strict=False):
         room += time * task.capacities[j]
@@ -294,7 +302,10 @@ def _used(task: Task, master: Master, relaxed: Relaxed) -> NDArray[np.float64]:
 def _whole_packs(
     task: Task, master: Master, relaxed: Relaxed, goal: int, budget: Budget, best: Packing | None
 ) -> Packing:
-    """Return the cheapest of a dive, an integer program, and `best`."""
+    """Return the cheapest of three packings: that of a dive, `best` (unless None), and that of an integer program.
+
+    The integer program is tried only if the other two cost more than `goal`.
+    """
     found = [dive(task, master, relaxed, goal, budget)] + ([best] if best else [])
     cheapest = min(found, key=task.price)
     if task.price(cheapest) > goal:
@@ -305,7 +316,10 @@ def _whole_packs(
 
 
 def _wasteful(task: Task, packing: Packing, worth: NDArray[np.float64] | None, most: int) -> Packing:
-    """Return the `most` packs whose prices are furthest above the values of their sequences."""
+    """Return the `most` packs whose prices are furthest above the values of their sequences.
+
+    `worth` is the value of a sequence of each size; None: an estimate from its share of the largest limits.
+    """
     packs = list(packing)
     prices = np.array(task.prices, dtype=np.float64)[task.capacity_of(packs)]
     own = worth if worth is not None else (task.sizes / task.capacities.max(axis=0).clip(1)).max(axis=1) * prices.max()

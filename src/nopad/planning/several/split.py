@@ -1,8 +1,8 @@
 """Turn a solved linear program into packs: divide sequences among capacities, then pack each capacity by itself.
 
-The program says how many places for each class, and how much room for sand, every capacity offers. Sequences of every
-size are divided among capacities in these proportions. Then each capacity is packed by itself: for one kind of size,
-`nopad.planning.optimal.nearly` does this nearly without loss; for two, `pack_both` does it.
+The program says, for every capacity, how many places for each class and how much room for sand it offers. Sequences of
+every size are divided among capacities in these proportions. Then each capacity is packed by itself: for one kind of
+size, `nopad.planning.optimal.nearly` does this nearly without loss; for two, `pack_both` does it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,10 @@ def split_alone(task: Task) -> NDArray[np.int64]:
 
 
 def shares(task: Task, classes: Classes, columns: list[Column], times: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return how many sequences of each size go to each capacity in a solved linear program; int64 ``[k, K]``."""
+    """Return how many sequences of each size go to each capacity in a solved linear program; int64 ``[k, K]``.
+
+    `times` is how often each of `columns` is used.
+    """
     places, room = np.zeros((len(classes.corners), len(task.prices))), np.zeros((len(task.prices), 2))
     for (j, held), time in zip(columns, times.tolist(), strict=False):
         if time > 0:
@@ -62,13 +65,20 @@ def shares(task: Task, classes: Classes, columns: list[Column], times: NDArray[n
 
 
 def _of_classes(places: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the share of each class that goes to each capacity; float64 ``[m, K]``."""
+    """Return the share of each class that goes to each capacity; float64 ``[m, K]``.
+
+    ``places[i, j]`` is how many sequences of class i the packs of capacity j take. A class without places has shares of
+    0.
+    """
     total = places.sum(axis=1, keepdims=True)
     return np.where(total > 0, places / np.where(total > 0, total, 1.0), 0.0)
 
 
 def _whole(task: Task, share: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return whole counts in about these shares, size by size; a capacity gets only what it holds."""
+    """Divide the sequences of each size among the capacities in about the shares given; return their whole numbers.
+
+    Shares are float64 ``[k, K]``, numbers int64 ``[k, K]``. A capacity gets only sequences that fit into it.
+    """
     holds = (task.sizes[:, None, :] <= task.capacities[None]).all(axis=2)
     share = np.where(holds, share, 0.0)
     alone = np.zeros_like(share)
@@ -92,9 +102,10 @@ def ease(task: Task, counts: NDArray[np.int64], loose: NDArray[np.bool_], budget
     """Return `counts` after exchanges between capacities that make packs easier to fill; int64 ``[k, K]``.
 
     For one kind of size only. `loose` marks the sizes that may go to any capacity at no loss; bool ``[k]``. The
-    capacity that has most of these gives a few of its smallest sequences to each other capacity, in exchange for larger
-    ones, since small sequences fill the room left in packs. Each other capacity then holds a little less, in total,
-    than a whole number of packs. Different numbers of exchanges are tried, as many as the budget allows.
+    capacity that has most of these gives some small sequences to each other capacity (unless that one has 10,000 packs
+    or more), in exchange for larger ones, since small sequences fill the room left in packs. Each other capacity then
+    holds, if possible, a little less in total than a whole number of packs. With up to four other capacities, three
+    amounts of small sequences are tried for each, and the cheapest is kept; the trial plans share the budget.
     """
     counts = counts.copy()
     lengths = task.sizes[:, 0].astype(np.float64)
@@ -129,7 +140,8 @@ def _moved(
 ) -> NDArray[np.int64]:
     """Return `counts` after an exchange: capacity j gets small sequences from `giver`, and gives it larger ones.
 
-    Small sequences then make up a share `fine` of the tokens in capacity j, if `giver` has enough of them.
+    Small sequences then make up at least about a share `fine` of the tokens in capacity j; but `giver` gives at most
+    half of its small sequences.
     """
     counts = counts.copy()
     lengths = task.sizes[:, 0].astype(np.float64)
@@ -158,7 +170,7 @@ def pack_each(task: Task, counts: NDArray[np.int64], budget: Budget, *, quick: b
     """Pack ``counts[:, j]`` sequences of each size into packs of capacity j, for every j.
 
     Each capacity may take an equal part of the budget that is left. Capacities with the highest price per token come
-    first. With one kind of size, the room left in their packs is filled with sequences that were given to the others,
+    first. With one kind of size, the room left in the packs of a capacity is filled with sequences of later capacities,
     and with `quick` all packs are made by best-fit.
     """
     counts, packing = counts.copy(), Counter[Pack]()
@@ -178,7 +190,7 @@ def pack_each(task: Task, counts: NDArray[np.int64], budget: Budget, *, quick: b
 
 
 def _filled(task: Task, j: int, packing: Packing, counts: NDArray[np.int64], others: list[int]) -> Packing:
-    """Fill the room of packs of capacity j with sequences of `others`, and take these out of `counts`.
+    """Fill the room of packs of capacity j with sequences of the capacities `others`; subtract these from `counts`.
 
     The longest that fits goes first; of two capacities that have it, the one that comes first in `others` gives it.
     """
@@ -212,7 +224,7 @@ def _filled(task: Task, j: int, packing: Packing, counts: NDArray[np.int64], oth
 
 
 def _by_lengths(task: Task, j: int, budget: Budget, quick: bool = False) -> Packing:
-    """Pack sequences of one kind of size into packs of capacity j."""
+    """Pack all sequences of `task`, which has one kind of size, into packs of capacity j (`quick`: by best-fit)."""
     capacity, lengths = int(task.capacities[j, 0]), task.sizes[:, 0]
     histogram = Histogram(lengths, task.counts)
     if quick:

@@ -85,7 +85,7 @@ class Task:
         return found
 
     def capacity_of(self, packs: Sequence[Pack]) -> NDArray[np.int64]:
-        """Return the index of the cheapest capacity that holds each pack; int64 ``[packs]``."""
+        """Return the index of the cheapest capacity that holds each pack, -1 if none does; int64 ``[packs]``."""
         return self.cheapest(self.sums(packs))
 
     def sums(self, packs: Sequence[Pack]) -> NDArray[np.int64]:
@@ -97,7 +97,7 @@ class Task:
         return np.add.reduceat(self.sizes[flat], np.append(0, np.cumsum(held)[:-1]), axis=0)
 
     def price(self, packing: Packing) -> int:
-        """Return the total price of all packs, each in the cheapest capacity that holds it."""
+        """Return the total price of all packs, each in the cheapest capacity that holds it; every pack must fit one."""
         packs = list(packing)
         used = self.capacity_of(packs).tolist()
         return sum(self.prices[j] * packing[pack] for j, pack in zip(used, packs, strict=True))

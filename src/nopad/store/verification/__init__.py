@@ -2,9 +2,10 @@
 
 The checks of a dataset are: every file exists and has its checksum; every sequence is in exactly one pack; no pack
 exceeds the capacity or depth; the pieces of split records join without a gap; the lengths are exactly those of the
-plan; every number in the manifest is right; and assigning the plan again with the stated seed and order gives the same
-packs. If a share was held out, two more checks are that both datasets come from one job, and that each record is in the
-dataset that the seed chooses. If the source is given, every token is compared with it.
+plan; the totals and counts in the manifest agree with the files and with each other; and assigning the plan again with
+the stated seed and order gives the same packs. If a share was held out, two more checks are that both datasets come
+from one job, and that each record is in the dataset that the seed chooses. If the source is given, every token (of an
+index, every length) and every count is compared with it.
 
 Verifying takes as long as Parquet decoding. Memory: at most 30 bytes per sequence, 8 more per sequence for each column
 compared with a source, and about 100 MB for row groups that are decoded ahead.
@@ -42,13 +43,16 @@ def verify(
 
     Args:
         path: a plan file, a dataset folder, or the folder of a job that held a share out.
-        source: the source that the dataset was packed from, to compare every token with it; None: no comparison.
+        source: the source that the dataset was packed from, with which every token (of an index, every length) is
+            compared; None: no comparison.
         tokenizer: the tokenizer that the dataset was packed with; needed if `source` is text.
         monitor: receives the progress; None: nothing is reported.
 
     Raises:
-        FormatError: `path` is neither a plan nor a dataset.
+        FormatError: `path` is neither a plan nor a dataset, or has an unknown format version; or the tokenizer cannot
+            encode a text of the source.
         SourceError: `source` cannot be read.
+        StorageError: a file of the dataset cannot be read.
         OptionError: `source` is not a `Source`, `tokenizer` is not a `Tokenizer`, or `source` is text and no tokenizer
             is given.
 
@@ -82,11 +86,11 @@ def verify(
 def _dataset_problems(
     folder: Path, source: Source | None, tokenizer: Tokenizer | None, monitor: Monitor
 ) -> tuple[list[str], Half | None]:
-    """Check plan, files, content, source and assignment, in this order; return (problems, half).
+    """Check plan, files, content, chosen records, source and assignment, in this order; return (problems, half).
 
-    Checking stops early if something cannot be read. If a share was held out, the dataset is one of two that were made
-    together, and `half` holds what is needed to compare the two. `half` is None for any other dataset, and if problems
-    were found before the records were checked.
+    Checking stops early if something cannot be read; the last three are checked only if there is no problem before. If
+    a share was held out, the dataset is one of two that were made together, and `half` holds what is needed to compare
+    the two. `half` is None for any other dataset, and if problems were found before the records were checked.
     """
     try:
         manifest = Manifest.load(folder)

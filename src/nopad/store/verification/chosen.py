@@ -40,7 +40,7 @@ class Chosen:
             self._lengths.append(lengths)
 
     def present(self, batch: Sequences, content: Content, at: int) -> Sequences:
-        """Return the sequences of a batch whose records are in the dataset's `content`.
+        """Return those sequences of a batch whose record is in the dataset's `content`.
 
         `at` is the index of the first sequence of `content` that can be in this batch; those before it were in earlier
         batches.

@@ -73,7 +73,7 @@ class Content:
         return slice(begin, end)
 
     def forget_places(self) -> None:
-        """Free the memory of places and hashes; the sequences' lengths and the packs stay."""
+        """Free the memory of the column ``place`` and of the hashes; the sequences' lengths and the packs stay."""
         self.sequences, self.hashes = replace(self.sequences, values={}), {}
 
     @property
@@ -199,7 +199,7 @@ def _hash_tokens(tokens: NDArray[Any], lengths: NDArray[np.int32]) -> NDArray[np
 
 
 def _hash_values(column: Any) -> NDArray[np.uint64]:
-    """Return a hash of each value, uint64 ``[n]``: of numbers, booleans, or strings (an object or an Arrow array)."""
+    """Return a hash of each number, boolean or string in a NumPy or Arrow array; uint64 ``[n]``."""
     values = column if isinstance(column, np.ndarray) else column.to_numpy(zero_copy_only=False)
     if values.dtype != object:
         return _hash_tokens(np.ascontiguousarray(values), np.ones(values.size, dtype=np.int32))
@@ -209,7 +209,9 @@ def _hash_values(column: Any) -> NDArray[np.uint64]:
 
 
 def read_content(folder: Path, m: Manifest, monitor: Monitor, *, hashes: bool) -> tuple[Content | None, list[str]]:
-    """Decode and check every pack; return (content, problems). The content is None if a pack cannot be read.
+    """Decode and check every pack; return (content, problems).
+
+    The content is None if a pack cannot be read, or a record has too large a number.
 
     `hashes` says whether to hash the values of every sequence, for comparison with the source.
     """
@@ -245,7 +247,7 @@ def _release_row_groups() -> None:
 
 
 def _misplaced(row_group: RowGroup, m: Manifest) -> set[int]:
-    """Return the numbers of the sources with a sequence whose ``seq_source`` is not the number of its source."""
+    """Return the numbers of the sources that have a sequence with another number in ``seq_source``."""
     record = row_group.sequences.values["seq_index"]
     source = row_group.sequences.values.get("seq_source", np.zeros(record.size, dtype=np.int32))
     return {
@@ -261,9 +263,9 @@ def content_problems(content: Content, m: Manifest, plan: Plan) -> list[str]:
     """Return one sentence per problem; at most three each for repeated sequences and for gaps.
 
     Other problems are: sequences other than those that were packed, lengths that the plan does not cover, records that
-    are neither packed nor counted as left out, and numbers in the manifest that contradict these or each other. A gap
-    is where a piece of a record does not begin at the end of the piece before it. If a sequence has no token, nothing
-    is checked, and the list is empty.
+    are neither packed nor counted as left out, and numbers in the manifest that contradict the packs or each other. A
+    gap is where a piece of a record does not begin at the end of the piece before it. If a sequence has no token,
+    nothing is checked, and the list is empty.
     """
     if content.sequences.seq_lengths.min(initial=1) < 1:
         return []
@@ -331,7 +333,7 @@ def _accounting_problems(content: Content, m: Manifest) -> list[str]:
 
 
 def dealing_problems(content: Content, m: Manifest, plan: Plan) -> list[str]:
-    """Assign the sequences to packs again; return a problem if the packs or their order differ."""
+    """Assign the sequences to packs again; return a list with one problem if packs or order differ, else []."""
     if _dealt_as_stated(content, m, plan):
         return []
     how = f"{m.algorithm}, seed {m.seed} and order {m.order}"

@@ -1,4 +1,4 @@
-"""Check that a dataset has exactly the files that its manifest lists, with the right checksums and layout."""
+"""Check that a dataset has the files that its manifest lists, and no other shards, with right checksums and layout."""
 
 from __future__ import annotations
 

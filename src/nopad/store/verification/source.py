@@ -23,7 +23,7 @@ __all__ = ["source_problems"]
 def source_problems(
     content: Content, m: Manifest, source: Source, tokenizer: Tokenizer | None, monitor: Monitor
 ) -> list[str]:
-    """Make all sequences from the source again, and compare them with those in the dataset.
+    """Make all sequences from the source again, and return how they differ from those in the dataset.
 
     Args:
         content: the sequences in the dataset, with hashes.
@@ -32,7 +32,8 @@ def source_problems(
         tokenizer: the tokenizer with which it was packed; None: the source holds ready-made ids.
         monitor: receives the progress.
 
-    Returns a sentence for each difference; an empty list if there is none.
+    Returns a list of sentences, empty if there is no difference. At the first sequence that differs, the comparison
+    stops. Of an index, and if the source is a file of lengths, no tokens are compared.
     """
     problems: list[str] = []
     lengths = content.sequences.seq_lengths
@@ -138,7 +139,10 @@ def _differs(batch: Sequences, i: int, what: str) -> str:
 def _groups(
     source: Source, tokenizer: Tokenizer | None, options: CorpusOptions, problems: list[str]
 ) -> Iterator[Group]:
-    """Yield groups of sequences made from the source again; a record that can no longer be packed adds a problem."""
+    """Yield groups of sequences made from the source again; a record that can no longer be packed ends them.
+
+    The error of this record is then added to `problems`.
+    """
     try:
         yield from sequences(source.blocks(), tokenizer, options)
     except RecordError as error:

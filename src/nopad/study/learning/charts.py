@@ -24,6 +24,7 @@ BLACK = "#000000"
 def learning_chart(found: Learning) -> Any:
     """Return an altair chart of accuracy on the masked tokens of held-out pairs, with a panel for each comparison.
 
+    Comparisons of which `found` has no runs, apart from the one at equal batch, are left out.
     A line shows the mean over seeds; the band around it spans the lowest to the highest value. The comparison at equal
     batch is drawn twice: over the number of sequences trained on, and over the seconds of training.
 

@@ -59,7 +59,8 @@ def material(capacity: int, vocabulary: int, documents: int | None = None) -> Ma
         documents: number of texts to use, drawn at random; None: all.
 
     Raises:
-        LengthError: fewer than 100 texts were found, for example if the standard library was installed without sources.
+        LengthError: fewer than 100 texts were asked for (`documents`), or found, as in a standard library without
+            sources.
     """
     found = [(entry["text"], entry["file"].split("/")[0].removesuffix(".py")) for entry in stdlib_texts()]
     found = [(text, topic) for text, topic in found if len(sentences_of(text)) > 1]
@@ -68,9 +69,7 @@ def material(capacity: int, vocabulary: int, documents: int | None = None) -> Ma
     found = [found[at] for at in order[:documents]]
     if len(found) < 100:
         raise LengthError(f"the standard library here has {len(found)} texts of 40 characters; at least 100 are needed")
-    task = Pretraining(
-        reduced([text for text, _ in found], vocabulary), max_length=capacity, over_long="truncate", text_unit="file"
-    )
+    task = Pretraining(reduced([text for text, _ in found], vocabulary), max_length=capacity, over_long="truncate")
     last = len(found) // HELD_OUT
     held_out, train = (
         task.encode([{"text": text} for text, _ in part]).sequences for part in (found[:last], found[last:])

@@ -96,15 +96,16 @@ class Learning:
     def spread(self, recipe: str, what: str) -> Spread | None:
         """Return the spread over seeds of one attribute of a recipe's last `Point`s; `what` is the attribute's name.
 
-        Returns None if the attribute is None: `next_accuracy` is, for a recipe without next-sentence prediction.
+        Returns None if the attribute is None, as `next_accuracy` is for a recipe without next-sentence prediction.
         """
         values = [getattr(one.last, what) for one in self.of(recipe)]
         return None if None in values else Spread.of(values)
 
     def reached(self, recipe: str, accuracy: float, what: str) -> float | None:
-        """Return how long a recipe took to reach an accuracy, as `what`: an attribute of `Point`, such as "seconds".
+        """Return the value of `what` (an attribute of `Point`, such as "seconds") at which a recipe reaches `accuracy`.
 
-        This is the mean over seeds, interpolated linearly between points; None if any seed's run never reached it.
+        This is the mean over seeds, interpolated linearly between points. It is None if for any seed the accuracy never
+        rises from below `accuracy` to at least `accuracy`.
         """
         found = [_crossing(one.points, accuracy, what) for one in self.of(recipe)]
         return None if None in found else statistics.fmean(one for one in found if one is not None)
@@ -123,12 +124,13 @@ def prepare(size: Size, recipes: Sequence[Recipe], seeds: int, folder: Path | No
 
     Args:
         size: one of `SIZES`, or a `Size` of your own.
-        recipes: the recipes to run, such as `recipes` returns.
+        recipes: the recipes to run, such as the function `nopad.study.learning.recipes` returns.
         seeds: number of seeds that each recipe runs with.
         folder: where results are kept; runs with a result there count as done. None: results are not kept.
 
     Raises:
         FormatError: `folder` has the results of a different study, or of a recipe of the same name with other settings.
+        LengthError: there are fewer than 100 texts, by `Size.documents` or in this machine's standard library.
     """
     given = material(size.capacity, size.vocabulary, size.documents)
     p = factor_of(given)

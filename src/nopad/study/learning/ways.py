@@ -74,7 +74,7 @@ def seen_by(sequence_ids: Tensor, segments: Tensor, way: Way) -> Tensor:
     Padding attends to padding, since a query with no keys would give NaN.
 
     Args:
-        sequence_ids: number of each token's sequence within its row, counted from 1; 0: padding; ``[R, L]``.
+        sequence_ids: number of each token's sequence, from 1, and 0 in padding; ``[R, L]``.
         segments: 0 for a sequence's first side, 1 for its second; ``[R, L]``.
         way: with "no mask" and "neither", a token attends to all real tokens of its row. With "segments", it attends to
             its own side of its sequence; only the sequence's first token, which predicts whether one side follows the

@@ -1,0 +1,7 @@
+"""`find_fix` and `find_step_fix`: which change of a foreign collator, model or loss makes its audit pass."""
+
+from nopad.auditing.fixes.fix import Change, Fix
+from nopad.auditing.fixes.run import find_fix
+from nopad.auditing.fixes.steps import find_step_fix
+
+__all__ = ["Change", "Fix", "find_fix", "find_step_fix"]

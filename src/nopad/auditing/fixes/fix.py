@@ -1,0 +1,97 @@
+"""`Fix`: the changes that make an audit pass, each with its line of code."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nopad.auditing.steps.verdict import StepVerdict
+from nopad.auditing.verdict import Verdict
+from nopad.wording import counted
+
+__all__ = ["Change", "Fix"]
+
+
+@dataclass(frozen=True)
+class Change:
+    """One change that an audit can try.
+
+    Attributes:
+        name: a short name, such as "position_ids".
+        why: what is wrong without it.
+        code: the lines of code. They are run as they stand here: with `batch` (what the collator gave), `features`
+            (what it was given), `model` and `torch`, and in a loss function with `step`.
+        where: where the code belongs: "collator", "model", "loss", or "instead" of collator and model.
+
+    >>> from nopad.auditing import Change
+    >>> Change("use_cache", "with a cache, borders are not looked for", 'batch["use_cache"] = False').where
+    'collator'
+    """
+
+    name: str
+    why: str
+    code: str
+    where: str = "collator"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fix:
+    """The result of `find_fix` or `find_step_fix`.
+
+    Attributes:
+        changes: the fewest changes with which the audit passes; empty if it passes as it is, or if none were found.
+        verdict: the verdict of the audit with these changes; without them, if there are none.
+        tried: number of sets of changes that were tried.
+
+    >>> import nopad.auditing
+    >>> from transformers import DataCollatorWithFlattening, LlamaConfig, LlamaForCausalLM
+    >>> sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    >>> model = LlamaForCausalLM(LlamaConfig(vocab_size=64, **sizes))
+    >>> fix = nopad.auditing.find_fix(model, collator=DataCollatorWithFlattening(return_tensors="pt"))
+    >>> fix.found, [change.code for change in fix.changes]
+    (True, ['batch["use_cache"] = False'])
+    """
+
+    changes: Sequence[Change]
+    verdict: Verdict | StepVerdict
+    tried: int
+
+    @property
+    def found(self) -> bool:
+        """Whether the audit passes with the changes."""
+        return self.verdict.isolated if isinstance(self.verdict, Verdict) else self.verdict.passed
+
+    @property
+    def code(self) -> str:
+        """The lines of all changes, in the order in which they run."""
+        return "\n".join(change.code for change in self.changes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the changes and whether the audit passes with them, as plain dicts and lists."""
+        changes = [{"name": c.name, "why": c.why, "code": c.code, "where": c.where} for c in self.changes]
+        return {"found": self.found, "tried": self.tried, "changes": changes}
+
+    def to_json(self) -> str:
+        """Return the result of `to_dict` as JSON."""
+        return json.dumps(self.to_dict(), indent=1)
+
+    def __str__(self) -> str:
+        if not self.found:
+            return f"fix: none of {counted(self.tried, 'set')} of changes makes the audit pass"
+        if not self.changes:
+            return "fix: none is needed, the audit passes"
+        lines = [f"fix: with {counted(len(self.changes), 'change')} the audit passes ({self.tried} tried)"]
+        for change in self.changes:
+            lines.append(f"  {change.name}, {PLACES[change.where]}: {change.why}")
+            lines += [f"    {line}" for line in change.code.splitlines()]
+        return "\n".join(lines)
+
+
+PLACES = {
+    "collator": "at the end of the collator",
+    "model": "once, after the model is loaded",
+    "loss": "in place of the loss",
+    "instead": "in place of the collator",
+}

@@ -1,0 +1,179 @@
+"""`find_fix`: try changes of a collator's batch and of the model, and name the fewest with which the audit passes.
+
+Cost: one run of four short sequences in float64 for each set of changes, and a whole audit for each that gives the
+right outputs there. A few dozen sets are tried at most.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from nopad.auditing.alone import Alone
+from nopad.auditing.comparison import same_outputs
+from nopad.auditing.failure import ModelFailedError, inside_model
+from nopad.auditing.fixes.changes import OURS, PADDED, Changed, Layout, changed_model, groups_for, nopads_own, sets_of
+from nopad.auditing.fixes.fix import Change, Fix
+from nopad.auditing.limits import apart
+from nopad.auditing.run import audit
+from nopad.auditing.shortened import shortened
+from nopad.auditing.steps.examples import shifts_labels
+from nopad.auditing.subject import subject_of
+from nopad.auditing.tokens import Tokens
+from nopad.auditing.trial import Collator, Trial
+from nopad.auditing.verdict import Verdict
+from nopad.errors import BatchError, NopadError, OptionError
+from nopad.model.safety import bare, is_packed
+
+__all__ = ["find_fix", "is_causal"]
+
+SHORT, LONG = 16, 64  # capacities of the sequences tried first, and of those whose layout is looked at
+
+
+def find_fix(
+    model: Any,
+    *,
+    collator: Collator,
+    capacity: int | None = None,
+    layers: int | None = None,
+    gradients: bool = True,
+    seed: int = 0,
+) -> Fix:
+    """Find the fewest changes of a foreign collator or model with which `nopad.audit` passes.
+
+    Each change is a line of code for the collator (position_ids, a block-diagonal mask, no mask, no cache, ...) or for
+    the model (its attention implementation). The lines are run on copies, alone and together, the smallest sets first;
+    only a set with which the whole audit passes is named. If there is none, nopad's own batches are tried, then batches
+    with one sequence per row.
+
+    Args:
+        model: a transformers model that is not pack-safe; only copies of it are changed.
+        collator: any function from features (dicts with ``input_ids``) to the arguments of a forward call.
+        capacity: as in `nopad.audit`.
+        layers: as in `nopad.audit`.
+        gradients: as in `nopad.audit`.
+        seed: as in `nopad.audit`.
+
+    Returns:
+        A `nopad.auditing.Fix`. Without changes: the audit passes as it is, if `Fix.found`, or nothing helps.
+
+    Raises:
+        BatchError: the collator fails, or cuts, drops or changes sequences, or adds tokens: no line after it helps.
+        OptionError: the model is pack-safe already, or an option is out of range.
+
+    >>> import nopad.auditing
+    >>> from transformers import BertConfig, BertModel, DataCollatorWithFlattening
+    >>> sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    >>> fix = nopad.auditing.find_fix(
+    ...     BertModel(BertConfig(**sizes)), collator=DataCollatorWithFlattening(return_tensors="pt")
+    ... )
+    >>> [change.name for change in fix.changes]
+    ['block-diagonal attention_mask']
+    """
+    if is_packed(model):
+        raise OptionError("this model is pack-safe, and a fix is for others; undo it first with nopad.unpacked(model)")
+    if collator is None:
+        raise OptionError("there is no collator to mend; nopad's own batches are audited by nopad.audit(model)")
+    asked: dict[str, Any] = {"capacity": capacity, "gradients": gradients, "seed": seed}
+    before = audit(model, collator=collator, layers=layers, **asked)
+    if before.isolated:
+        return Fix(changes=(), verdict=before, tried=0)
+    model = model if layers is None else shortened(model, layers)
+    tried = 0
+    with ExitStack() as stack, torch.random.fork_rng(devices=[]):
+        quick = _Quick(model, collator, seed, stack)
+        for changes in quick.sets():
+            tried += 1
+            if quick.passes(changes):
+                verdict = _audited(model, collator, changes, asked)
+                if verdict is not None and verdict.isolated:
+                    return Fix(changes=changes, verdict=verdict, tried=tried)
+    for last in (nopads_own(shifts_labels(model)), PADDED):
+        tried += 1
+        verdict = _audited(model, collator, (last,), asked)
+        if verdict is not None and verdict.isolated:
+            return Fix(changes=(last,), verdict=verdict, tried=tried)
+    return Fix(changes=(), verdict=before, tried=tried)
+
+
+def _audited(model: Any, collator: Collator, changes: Sequence[Change], asked: dict[str, Any]) -> Verdict | None:
+    """Return the verdict of the whole audit with changes; None: they cannot be made."""
+    try:
+        if changes[0].name == OURS:
+            return audit(model, **asked)
+        changed = model
+        if any(change.where == "model" for change in changes):
+            changed = copy.deepcopy(bare(model))
+            changed_model(changed, changes)
+        return audit(changed, collator=Changed(collator, changes, changed), **asked)
+    except (NopadError, ValueError, ImportError, AttributeError):  # an attention that this model does not have, say
+        return None
+
+
+class _Quick:
+    """Runs short sequences with changes, and compares outputs only."""
+
+    def __init__(self, model: Any, collator: Collator, seed: int, stack: ExitStack) -> None:
+        self.model, self.collator, self.seed, self.stack = model, collator, seed, stack
+        self.alone: dict[tuple[str, ...], Alone | None] = {}
+
+    def sets(self) -> Iterator[tuple[Change, ...]]:
+        """Yield the sets of changes to try, the smallest first; none if the model does not run alone."""
+        alone = self._alone(())
+        if alone is None:
+            return
+        trial = alone.trial
+        drawn = Trial.drawn(trial.model, self.collator, LONG, self.seed, _tokens(trial.model))
+        try:
+            batch, places = drawn.batch(drawn.forms[-1], drawn.sequences)
+        except BatchError:
+            batch, places = trial.batch(trial.forms[-1], trial.sequences)
+        layout = Layout.of(batch, places)
+        yield from sets_of(groups_for(self.model, batch, layout, is_causal(trial)))
+
+    def passes(self, changes: Sequence[Change]) -> bool:
+        """Return whether all outputs are those of sequences alone."""
+        key = tuple(change.code for change in changes if change.where == "model")
+        alone = self._alone(key)
+        if alone is None:
+            return False
+        changed = copy.copy(alone)
+        changed.trial = replace(alone.trial, collator=Changed(self.collator, changes, alone.trial.model))
+        try:
+            return same_outputs(changed, torch.float64)
+        except (ModelFailedError, BatchError):
+            return False
+
+    def _alone(self, lines: tuple[str, ...]) -> Alone | None:
+        """Return what sequences get alone in a copy on which these lines were run; None: the copy does not run."""
+        if lines not in self.alone:
+            self.alone[lines] = None
+            try:
+                subject = self.stack.enter_context(subject_of(self.model, torch.float64, safe=False))
+                with inside_model("a change of the model"):
+                    changed_model(subject, [Change("", "", line, "model") for line in lines])
+                trial = Trial.drawn(subject, self.collator, SHORT, self.seed, _tokens(subject), 4)
+                self.alone[lines] = Alone(trial, False)
+            except ModelFailedError:
+                return None
+        return self.alone[lines]
+
+
+def _tokens(model: Any) -> Tokens:
+    return Tokens.of(bare(model).config.get_text_config()).for_collators()
+
+
+def is_causal(trial: Trial) -> bool:
+    """Return whether the first token of a sequence keeps its values when the last one is another."""
+    longest = max(range(len(trial.sequences)), key=lambda number: len(trial.sequences[number]))
+    mine, plain = trial.sequences[longest], trial.others[longest]
+    other = [*mine[:-1], next((token for token in plain if token != mine[-1]), mine[-1])]
+    with torch.no_grad():
+        first, second = (replace(trial, sequences=[ids], others=[ids], targets=None).alone(0) for ids in (mine, other))
+    shared = [name for name in first if first[name].dim() > 2 and name in second]
+    return bool(shared) and all(apart(first[name][0, 0], second[name][0, 0]) == 0 for name in shared)

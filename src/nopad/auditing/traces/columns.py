@@ -1,0 +1,153 @@
+"""The columns of a trace: the tokens of a batch, sequence by sequence, and what each module gives for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from nopad.auditing.limits import largest_finite
+from nopad.auditing.probes import Places
+from nopad.model.safety import bare
+
+__all__ = ["Columns", "moved_by", "recorded"]
+
+Numbers = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Columns:
+    """The tokens of a batch, in the order in which their sequences lie in it; those of targets come last.
+
+    Attributes:
+        places: where the sequences lie in the batch.
+        sequences: number of each token's sequence; int64 ``[T]``.
+        positions: number of each token in its sequence, from 0; int64 ``[T]``.
+        rows: number of each token's row in the batch; int64 ``[T]``.
+        source: number of columns that are tokens of sequences; the others are tokens of their targets.
+    """
+
+    places: Places
+    sequences: Numbers
+    positions: Numbers
+    rows: Numbers
+    source: int
+
+    @classmethod
+    def of(cls, places: Places) -> Columns:
+        """Return the columns of a batch."""
+        sides = [places] if places.target is None else [places, places.target]
+        parts = [(side, number) for side in sides for number in _order(side)]
+        return cls(
+            places,
+            np.concatenate([np.full(len(side.of[number]), number) for side, number in parts]),
+            np.concatenate([np.arange(len(side.of[number])) for side, number in parts]),
+            np.concatenate([side.of[number] // side.shape[1] for side, number in parts]),
+            sum(map(len, places.of)),
+        )
+
+    def __len__(self) -> int:
+        return len(self.sequences)
+
+    def spread(self, value: Tensor, pooled: bool) -> tuple[slice, Tensor] | None:
+        """Return which columns a module's output belongs to, and its values for each of them, ``[n, values]``.
+
+        A result per sequence belongs to every token of its sequence; `pooled`: whether the module may give such
+        results. None: the output cannot be divided among tokens.
+        """
+        target = self.places.target
+        if target is not None and tuple(value.shape[:2]) == target.shape:
+            return slice(self.source, len(self)), _taken(value, target)
+        shape = self.places.shape
+        if tuple(value.shape[:2]) == shape:
+            return slice(0, self.source), _taken(value, self.places)
+        if self.flat(value):
+            return slice(0, self.source), _taken(value.reshape(*shape, -1), self.places)
+        parts = self.places.split(value, "sequence") if pooled and value.dim() == 2 else None
+        if parts is None:
+            return None
+        return slice(0, self.source), _repeated(parts, self.places)
+
+    def flat(self, value: Tensor) -> bool:
+        """Return whether an output may be of the rows laid end to end, as a router of experts gets them.
+
+        An expert that gets all tokens has the same shape. It gets each of them once, in order.
+        """
+        shape = self.places.shape
+        return value.dim() == 2 and tuple(value.shape) != shape and value.shape[0] == shape[0] * shape[1]
+
+    def joined(self, parts: list[Tensor], kind: str) -> tuple[slice, Tensor]:
+        """Return which columns the parts of an output belong to, one per sequence, and values ``[n, values]``.
+
+        `kind` is "token", "target" or "sequence", as in `nopad.auditing.trial.Kinds`.
+        """
+        if kind == "sequence":
+            return slice(0, self.source), _repeated(parts, self.places)
+        target = self.places.target if kind == "target" else None
+        here = slice(0, self.source) if target is None else slice(self.source, len(self))
+        order = _order(self.places if target is None else target)
+        return here, torch.cat([parts[number].reshape(parts[number].shape[0], -1) for number in order])
+
+
+def _order(places: Places) -> list[int]:
+    """Return the numbers of the sequences in the order in which they lie in the batch."""
+    return sorted(range(len(places.of)), key=lambda number: int(places.of[number][0]))
+
+
+def _repeated(parts: list[Tensor], places: Places) -> Tensor:
+    order = _order(places)
+    return torch.cat([parts[number].reshape(1, -1).expand(len(places.of[number]), -1) for number in order])
+
+
+def _taken(value: Tensor, places: Places) -> Tensor:
+    flat = value.reshape(value.shape[0] * value.shape[1], -1)
+    at = np.concatenate([places.of[number] for number in _order(places)])
+    return flat[torch.from_numpy(at).to(flat.device)]
+
+
+def moved_by(before: Tensor, after: Tensor) -> NDArray[np.float64]:
+    """Return how far the values of each column moved, relative to the largest value before; float64 ``[n]``.
+
+    A value that becomes infinite or NaN, and one that was, moved infinitely far; unless both are equal.
+    """
+    same = (before == after) | (before.isnan() & after.isnan())
+    apart = (before - after).double().abs().masked_fill(same, 0)
+    apart = apart.masked_fill(~apart.isfinite(), float("inf"))
+    worst = apart.amax(1) if apart.shape[1] else apart.new_zeros(len(apart))
+    found: NDArray[np.float64] = (worst / max(largest_finite(before), 1e-30)).cpu().numpy()
+    return found
+
+
+@contextmanager
+def recorded(model: Any, keep: Callable[[str, int, Tensor], None]) -> Iterator[None]:
+    """Inside this context, call ``keep(name, number, output)`` each time that a module of the model finishes.
+
+    `output` is the first tensor of its output, if it is of floating point and has at least 2 dimensions. `number`
+    counts the calls of this module, from 1.
+    """
+    calls: dict[str, int] = {}
+    handles = []
+
+    def hook(name: str) -> Callable[..., None]:
+        def after(_: nn.Module, args: Any, output: Any) -> None:
+            value = output[0] if isinstance(output, tuple | list) and output else output
+            if isinstance(value, Tensor) and value.is_floating_point() and value.dim() >= 2:
+                calls[name] = calls.get(name, 0) + 1
+                keep(name, calls[name], value.detach())
+
+        return after
+
+    for name, module in bare(model).named_modules():
+        if name:
+            handles.append(module.register_forward_hook(hook(name)))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

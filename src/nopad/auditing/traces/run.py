@@ -1,0 +1,298 @@
+"""`trace`: run a batch as it is and with one token replaced, and compare what every module gives.
+
+Cost: two runs for each token that is tried, in float64, on six short sequences. Up to three tokens of a sequence are
+tried where none is named: first, middle and last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from nopad.auditing.failure import ModelFailedError
+from nopad.auditing.poison import Poisoned
+from nopad.auditing.probes import Places
+from nopad.auditing.run import OPTIONS, backend_for, check_model, how_of
+from nopad.auditing.shortened import shortened
+from nopad.auditing.steadiness import steady
+from nopad.auditing.subject import subject_of
+from nopad.auditing.tokens import Tokens
+from nopad.auditing.traces.columns import Columns, moved_by, recorded
+from nopad.auditing.traces.influence import Trace
+from nopad.auditing.trial import Collator, Trial, kinds_of
+from nopad.errors import OptionError
+from nopad.model.safety import bare
+
+__all__ = ["trace"]
+
+CAPACITY = 16
+FORM = "flat"
+
+Floats = NDArray[np.float64]
+
+
+def trace(
+    model: Any,
+    *,
+    collator: Collator | None = None,
+    poisoned: Literal["each"] | Sequence[tuple[int, int]] | None = None,
+    capacity: int = CAPACITY,
+    backend: str = "auto",
+    layers: int | None = None,
+    seed: int = 0,
+) -> Trace:
+    """Replace one token of a batch by another, and measure which tokens' states change, module by module.
+
+    Six random sequences are batched as in `nopad.audit`, and run through copies of the model. In a sound model only the
+    sequence of the replaced token changes.
+
+    Args:
+        model: a transformers model. Without a collator, the copies are made pack-safe if the model is not.
+        collator: any function from features (dicts with ``input_ids``) to the arguments of a forward call; the model is
+            then run unchanged, with batches of this collator.
+        poisoned: the tokens to replace, one after the other, as pairs (sequence, token), both from 0. "each": one token
+            of every sequence. None: one token of one sequence. Where the token is left open, it is the first, middle
+            or last one (for a collator, between the first and the last): whichever changes other sequences most, or
+            the middle one if none does.
+        capacity: length of the longest sequence, and most tokens of a row.
+        backend: attention backend with which the copies are made pack-safe, as in `nopad.packed`.
+        layers: trace a copy with only the first `layers` layers; None: all layers.
+        seed: random seed of the tokens.
+
+    Returns:
+        A `nopad.auditing.Trace`: the matrix, a verdict, and the picture.
+
+    Raises:
+        UnsupportedModelError: nopad refuses this model; the message gives the reason.
+        BatchError: the collator fails, or cuts, drops or changes sequences, or adds tokens.
+        OptionError: an option is out of range, there is no such token, or the model takes images, is pack-safe with
+            another backend, is random in evaluation mode, or raises an exception on the batch.
+
+    >>> import nopad.auditing
+    >>> from transformers import BertConfig, BertModel, DataCollatorWithFlattening
+    >>> sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    >>> model = BertModel(BertConfig(**sizes))
+    >>> nopad.auditing.trace(model).isolated
+    True
+    >>> leak = nopad.auditing.trace(model, collator=DataCollatorWithFlattening(return_tensors="pt"))
+    >>> leak.isolated, leak.first_leak, leak.reached
+    (False, 'encoder.layer.0.attention.self', [0, 1, 3, 4, 5])
+    """
+    given = {"backend": backend, "capacity": capacity, "layers": layers, "seed": seed}
+    for name, value in given.items():
+        OPTIONS[name].check(name, value)
+    inner = bare(model)
+    check_model(model, backend)
+    if layers is not None:
+        model = inner = shortened(model, layers)
+    own = next(inner.parameters()).dtype
+    failed: ModelFailedError | None = None
+    with torch.random.fork_rng(devices=[]):
+        for dtype in dict.fromkeys((torch.float64, own)):
+            try:
+                with subject_of(model, dtype, collator is None, backend_for(model, backend, dtype)) as subject:
+                    tokens = Tokens.of(inner.config.get_text_config())
+                    tokens = tokens if collator is None else tokens.for_collators()
+                    trial = Trial.drawn(subject, collator, capacity, seed, tokens)
+                    trial = replace(_changed(trial, tokens), partly=steady(trial))
+                    return _Traced(trial, dtype, how_of(model, collator, backend)).trace(poisoned)
+            except ModelFailedError as error:  # some kernels run in one dtype only
+                failed = error
+    raise OptionError(f"{type(inner).__name__} cannot be traced: {failed}") from failed
+
+
+def _changed(trial: Trial, tokens: Tokens) -> Trial:
+    """Return the trial with another token in `others` at every place, also where by chance it was the same one."""
+    plain = tokens.plain
+    others = [
+        [new if new != old else int(plain[(np.searchsorted(plain, old) + 1) % plain.size]) for old, new in pair]
+        for pair in (zip(mine, other, strict=True) for mine, other in zip(trial.sequences, trial.others, strict=True))
+    ]
+    return replace(trial, others=others)
+
+
+@dataclass
+class _Run:
+    """One run of the batch: where its tokens are, and what each module gave for them."""
+
+    columns: Columns
+    names: list[str]
+    values: dict[str, tuple[slice, Any]]
+    outputs: int = 0
+
+
+@dataclass
+class _Traced:
+    """A trial whose poisoned tokens are traced.
+
+    Attributes:
+        dtype: dtype of the model's copy.
+        how: what keeps sequences apart, in words.
+    """
+
+    trial: Trial
+    dtype: torch.dtype
+    how: str
+
+    def __post_init__(self) -> None:
+        with torch.no_grad():
+            self.kinds = kinds_of([self.trial.alone(number) for number in range(len(self.trial.sequences))], self.trial)
+        self.layers = _layers(bare(self.trial.model))
+        self.form = FORM if FORM in self.trial.forms else self.trial.forms[-1]
+        self.clean = self._run(self._poisoned(None, None), self.trial.sequences)
+
+    def trace(self, asked: Any) -> Trace:
+        """Trace the tokens that are asked for, as in the argument `poisoned` of `trace`."""
+        places, found, limits = [], [], []
+        for sequence, tokens in self._asked(asked):
+            token, influence, limit = self._worst(sequence, tokens)
+            places.append((sequence, token))
+            found.append(influence)
+            limits.append(limit)
+        at = self.clean.columns
+        columns = [int(np.flatnonzero((at.sequences == n) & (at.positions == token))[0]) for n, token in places]
+        made = Trace(
+            model=type(bare(self.trial.model)).__name__,
+            how=self.how,
+            modules=tuple(self.clean.names),
+            influence=np.stack(found),
+            sequences=at.sequences,
+            positions=at.positions,
+            rows=at.rows,
+            source=at.source,
+            poisoned=np.array(columns, dtype=np.int64),
+            limit=max(limits),
+            drawn=np.arange(len(self.clean.names)),
+            outputs=self.clean.outputs,
+        )
+        return replace(made, drawn=_drawn(made, bare(self.trial.model)))
+
+    def _asked(self, asked: Any) -> list[tuple[int, list[int]]]:
+        """Return (sequence, tokens of which one is to be poisoned) for each poisoned token.
+
+        Raises:
+            OptionError: there is no such sequence or token, or `asked` is something else.
+        """
+        lengths = [len(sequence) for sequence in self.trial.sequences]
+        if asked is None or asked == "each":
+            numbers = range(len(lengths)) if asked == "each" else [self._poisoned(None, None).victim]
+            # A collator may find sequences by the tokens at their borders
+            spare = 1 if self.trial.collator is not None else 0
+            inside = {n: range(spare, size - spare) if size > 3 else range(size) for n, size in enumerate(lengths)}
+            return [(n, sorted({inside[n][len(inside[n]) // 2], inside[n][0], inside[n][-1]})) for n in numbers]
+        pairs = list(asked) if isinstance(asked, Sequence) and not isinstance(asked, str) else []
+        if not pairs or not all(isinstance(one, Sequence) and len(one) == 2 for one in pairs):
+            raise OptionError(f'poisoned is {asked!r}; give "each", or pairs of a sequence and its token, as [(2, 0)]')
+        for sequence, token in pairs:
+            if not 0 <= sequence < len(lengths):
+                raise OptionError(f"poisoned names sequence {sequence}; there are 0 to {len(lengths) - 1}")
+            if not 0 <= token < lengths[sequence]:
+                raise OptionError(
+                    f"poisoned names token {token} of sequence {sequence}; it has 0 to {lengths[sequence] - 1}"
+                )
+        return [(sequence, [token]) for sequence, token in pairs]
+
+    def _worst(self, sequence: int, tokens: list[int]) -> tuple[int, Floats, float]:
+        """Poison each of these tokens; return the one that moves other sequences most, what it moves, and the limit."""
+        middle = tokens[len(tokens) // 2]
+        found = []
+        for token in sorted(tokens, key=lambda one: one != middle):
+            poisoned = self._poisoned(sequence, token)
+            influence = self._influence(self._run(poisoned, poisoned.others))
+            other = self.clean.columns.sequences != sequence
+            worst = float(np.nan_to_num(influence[:, other], nan=0.0, posinf=np.inf).max(initial=0.0))
+            limit, _ = poisoned.allowed(worst, self.dtype, poisoned.others)
+            found.append((worst if worst > limit else 0.0, token, influence, limit))
+        _, token, influence, limit = max(found, key=lambda one: one[0])  # the first of equal ones
+        return token, influence, limit
+
+    def _poisoned(self, sequence: int | None, token: int | None) -> Poisoned:
+        return Poisoned(self.trial, self.kinds, sequence, token, self.form)
+
+    def _run(self, poisoned: Poisoned, sequences: list[list[int]]) -> _Run:
+        """Run the batch, and keep what each module and the model give for each token."""
+        at: list[Columns] = []
+        values: dict[str, tuple[slice, Tensor]] = {}
+        flat: set[str] = set()
+
+        def watch(places: Places) -> AbstractContextManager[None]:
+            at.append(Columns.of(places))
+
+            def keep(name: str, call: int, value: Tensor) -> None:
+                if call > 1 and name in flat:
+                    values.pop(name, None)
+                # In a layer, as many rows as there are sequences are an expert's tokens
+                spread = at[-1].spread(value, pooled=not _within(name, self.layers))
+                if spread is None or (at[-1].flat(value) and call > 1):
+                    return
+                if at[-1].flat(value):
+                    flat.add(name)
+                values[name if call == 1 else f"{name}, call {call}"] = spread
+
+            return recorded(self.trial.model, keep)
+
+        outputs = poisoned.run(sequences, watch=watch)
+        names = list(values)
+        [columns] = at
+        for name, parts in outputs.items():
+            called = name if name not in values else f"output {name}"
+            values[called] = columns.joined(parts, self.kinds[name])
+            names.append(called)
+        return _Run(columns, names, values, len(outputs))
+
+    def _influence(self, run: _Run) -> Floats:
+        """Return how far each token moved from the clean run, ``[M, T]``; NaN where it has no value in both runs."""
+        clean = self.clean
+        order = self._same_order(run.columns)
+        found = np.full((len(clean.names), len(clean.columns)), np.nan)
+        for row, name in enumerate(clean.names):
+            here, before = clean.values[name]
+            _, after = run.values.get(name, (here, None))
+            if after is not None and after.shape == before.shape:
+                after = after[torch.from_numpy(order[here] - here.start).to(after.device)]
+                found[row, here] = moved_by(before, after)
+        return found
+
+    def _same_order(self, other: Columns) -> NDArray[np.int64]:
+        """Return where each column of the clean run is among those of another run; a collator may mix them."""
+        clean = self.clean.columns
+        side = np.arange(len(clean)) >= clean.source
+        where = {key: at for at, key in enumerate(zip(side, other.sequences, other.positions, strict=True))}
+        keys = zip(side, clean.sequences, clean.positions, strict=True)
+        return np.array([where[key] for key in keys], dtype=np.int64)
+
+
+def _drawn(trace: Trace, model: nn.Module) -> NDArray[np.int64]:
+    """Return the modules to draw: the embeddings, each layer, the first that leaks, and the model's outputs."""
+    layers = _layers(model)
+    modules = len(trace.modules) - trace.outputs
+    names = [name.partition(", call ")[0] for name in trace.modules[:modules]]
+    moves: NDArray[np.bool_] = np.any(np.nan_to_num(trace.matrix, nan=0.0) > 0, axis=1)
+    rows = [at for at, name in enumerate(names) if name in layers and moves[at]]  # tables of positions do not move
+    if not rows:
+        return np.arange(len(trace.modules))
+    moved = [at for at in range(rows[0]) if moves[at] and not _within(names[at], layers)]
+    first = np.flatnonzero(trace.leaks[:modules].any(1))[:1].tolist()
+    return np.array(sorted({*moved[-1:], *rows, *first, *range(modules, len(trace.modules))}), dtype=np.int64)
+
+
+def _within(name: str, layers: set[str]) -> bool:
+    """Return whether a module is one of the layers, or inside one."""
+    return any(name == layer or name.startswith(f"{layer}.") for layer in layers)
+
+
+def _layers(model: nn.Module) -> set[str]:
+    """Return the names of a model's layers: what its outermost lists of modules hold."""
+    found: set[str] = set()
+    lists = [name for name, module in model.named_modules() if isinstance(module, nn.ModuleList)]
+    for name in lists:
+        if not any(name.startswith(f"{outer}.") for outer in lists if outer != name):
+            found |= {f"{name}.{at}" for at, _ in model.get_submodule(name).named_children()}
+    return found

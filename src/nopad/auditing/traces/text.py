@@ -1,0 +1,141 @@
+"""A trace as text: layers down, tokens across, with colours or with plain characters."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nopad.auditing.traces.influence import Trace
+from nopad.errors import OptionError
+
+__all__ = ["drawn", "shade"]
+
+SHADES = "░▒▓█"  # below 1e-4, 1e-2, 1e-1, above
+BOUNDS = (1e-4, 1e-2, 1e-1)
+LEAK, LARGE_LEAK = "x", "X"  # without colours, below and above BOUNDS[1]
+STILL, NOTHING = "·", " "
+OWN, OTHER, RESET = "\x1b[38;5;33m", "\x1b[38;5;208m", "\x1b[0m"
+NAME = 44  # most characters of a module's name
+USUAL = 120  # characters of a line up to which each token has two
+
+
+def shade(value: float) -> int:
+    """Return the number of a value's shade, from 0 (faint) to 3 (full)."""
+    return sum(value >= bound for bound in BOUNDS)
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Columns of one sequence in one row of the batch, with the first column of each of its cells."""
+
+    sequence: int
+    row: int
+    target: bool
+    columns: NDArray[np.int64]
+    cells: list[NDArray[np.int64]]
+
+
+def drawn(trace: Trace, width: int | None, colour: bool) -> str:
+    """Return a trace as text of at most `width` characters a line; see `Trace.draw`.
+
+    Raises:
+        OptionError: `width` is too small for one character per sequence.
+    """
+    names = [_short(trace.modules[at]) for at in trace.drawn]
+    margin = max(map(len, names)) + 1
+    blocks, size = _fitted(trace, margin, width)
+    lines = [trace.summary()]
+    for number, column in enumerate(trace.poisoned):
+        lines += ["", *_head(trace, blocks, margin, size, int(column))]
+        for name, row in zip(names, trace.drawn, strict=True):
+            cells = ["".join(_cell(trace, number, int(row), at, colour) * size for at in one.cells) for one in blocks]
+            line = f"{name:<{margin}}{_bordered(blocks, cells)}"
+            lines.append(line.replace(f"{RESET}{OWN}", "").replace(f"{RESET}{OTHER}", "") if colour else line)
+    merged = any(len(cell) > 1 for block in blocks for cell in block.cells)
+    return "\n".join([*lines, *_legend(colour, merged, any(block.target for block in blocks))])
+
+
+def _fitted(trace: Trace, margin: int, width: int | None) -> tuple[list[_Block], int]:
+    """Return the blocks, divided into so many cells as fit, and the number of characters of a cell."""
+    keys = zip(trace.rows, trace.sequences, np.arange(len(trace.sequences)) >= trace.source, strict=True)
+    groups = [(key, [at for at, _ in group]) for key, group in groupby(enumerate(keys), key=lambda pair: pair[1])]
+    tokens, borders = len(trace.sequences), len(groups) + 1
+    for size in (2, 1):
+        if margin + tokens * size + borders <= (USUAL if width is None and size == 2 else width or math.inf):
+            return [_block(key, at, 1) for key, at in groups], size
+    assert width is not None
+    for each in range(2, tokens + 1):
+        blocks = [_block(key, at, each) for key, at in groups]
+        if margin + sum(len(block.cells) for block in blocks) + borders <= width:
+            return blocks, 1
+    least = margin + len(groups) + borders
+    raise OptionError(f"width is {width}; this trace needs at least {least} characters, one per sequence and the names")
+
+
+def _block(key: tuple[int, int, bool], at: list[int], each: int) -> _Block:
+    row, sequence, target = key
+    columns = np.array(at, dtype=np.int64)
+    cells = [columns[begin : begin + each] for begin in range(0, len(columns), each)]
+    return _Block(int(sequence), int(row), bool(target), columns, cells)
+
+
+def _head(trace: Trace, blocks: list[_Block], margin: int, size: int, column: int) -> list[str]:
+    """Return two lines over a panel: the sequences' numbers, and where the poisoned token is."""
+    numbers, marks = [], []
+    for block in blocks:
+        room = len(block.cells) * size
+        said = f"{'t' if block.target and room > 1 else ''}{block.sequence}"
+        numbers.append(f"{said:<{room}}"[:room])
+        marks.append("".join(("▼" if column in cell else " ") * size for cell in block.cells))
+    name = f"token {trace.positions[column]} of sequence {trace.sequences[column]}"
+    name = name if len(name) < margin else "poisoned"
+    return [
+        f"{'sequence':<{margin}}{_bordered(blocks, numbers)}",
+        f"{name[: margin - 1]:<{margin}}{_bordered(blocks, marks)}",
+    ]
+
+
+def _bordered(blocks: list[_Block], parts: list[str]) -> str:
+    """Join the parts of a line: a thin border between sequences, a double one between rows of the batch."""
+    line = "│"
+    for at, part in enumerate(parts):
+        after = blocks[at + 1] if at + 1 < len(blocks) else None
+        new = after is not None and (after.row, after.target) != (blocks[at].row, blocks[at].target)
+        line += part + ("║" if new else "│")
+    return line
+
+
+def _cell(trace: Trace, number: int, row: int, cell: NDArray[np.int64], colour: bool) -> str:
+    values = trace.influence[number, row, cell]
+    if np.isnan(values).all():
+        return NOTHING
+    leak = float(trace.leaking[number, row, cell].max())
+    value = leak or float(np.nan_to_num(values, nan=0.0, posinf=np.inf).max())
+    own = trace.sequences[cell[0]] == trace.sequences[trace.poisoned[number]]
+    if not value or not (own or leak):
+        return STILL
+    if colour:
+        return f"{OTHER if leak else OWN}{SHADES[shade(value)]}{RESET}"
+    return (LARGE_LEAK if value >= BOUNDS[1] else LEAK) if leak else SHADES[shade(value)]
+
+
+def _legend(colour: bool, merged: bool, targets: bool) -> list[str]:
+    own, other = (OWN, OTHER) if colour else ("", "")
+    end = RESET if colour else ""
+    lowest, middle, highest = (f"{bound:g}" for bound in BOUNDS)
+    shades = f"{SHADES[0]} below {lowest}, {SHADES[1]} {middle}, {SHADES[2]} {highest}, {SHADES[3]} above"
+    leak = f"{other}{SHADES[3]}{end}, in the same shades" if colour else f"{LEAK} below {middle}, {LARGE_LEAK} above"
+    return [
+        "",
+        f"moved, of the largest value: {own}{shades}{end}; in another sequence, a leak: {leak}",
+        *(["t0 is the target of sequence 0"] if targets else []),
+        *(["a character stands for several tokens, and shows the largest"] if merged else []),
+    ]
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= NAME else f"…{name[1 - NAME :]}"

@@ -1,0 +1,171 @@
+"""What `nopad audit` gives besides its verdict: a trace, a fix, a page, and JUnit XML for CI."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from nopad.cli.monitor import Bars
+from nopad.cli.render import console
+from nopad.errors import OptionError
+from nopad.files import write_atomic
+
+__all__ = ["Extras", "FixOption", "HtmlOption", "JunitOption", "More", "PoisonedOption", "TraceOption"]
+
+TraceOption = Annotated[
+    bool,
+    typer.Option("--trace", help="Draw which tokens a poisoned one reaches, layer by layer.", show_default=False),
+]
+PoisonedOption = Annotated[
+    str,
+    typer.Option(
+        "--poisoned",
+        metavar="WHICH",
+        help="Tokens to trace: one; each, for one of every sequence; or SEQUENCE:TOKEN,... from 0.",
+    ),
+]
+FixOption = Annotated[
+    bool,
+    typer.Option(
+        "--fix",
+        help="If the audit fails, try changes of collator, model or loss, and print those with which it passes.",
+        show_default=False,
+    ),
+]
+HtmlOption = Annotated[
+    Path | None, typer.Option("--html", metavar="FILE", help="Write the verdict, trace and fix as one offline page.")
+]
+JunitOption = Annotated[
+    Path | None, typer.Option("--junit", metavar="FILE", help="Write the checks as JUnit XML, for CI.")
+]
+_PLACE = re.compile(r"(\d+):(\d+)")
+
+
+@dataclass(frozen=True)
+class More:
+    """What is asked for besides the verdict; the attributes are the options of `nopad audit`."""
+
+    trace: bool
+    poisoned: str
+    fix: bool
+    html: Path | None
+    junit: Path | None
+
+    def check(self, *, step: bool, foreign: bool) -> None:
+        """Refuse what cannot be given, before anything runs; `foreign`: a collator keeps sequences apart, not nopad.
+
+        Raises:
+            OptionError: options contradict each other, or a file's folder does not exist.
+        """
+        if step and self.trace:
+            raise OptionError("--trace draws a model's layers, and --step audits a loss; give a MODEL to trace it")
+        if self.poisoned != "one" and not self.trace:
+            raise OptionError(f"--poisoned {self.poisoned} says what is traced; give --trace too")
+        if self.fix and not (step or foreign):
+            raise OptionError("--fix mends a foreign collator or step; give --collator or --step, or leave it out")
+        _places(self.poisoned)
+        for path in (self.html, self.junit):
+            if path is not None and not path.parent.is_dir():
+                raise OptionError(f"there is no folder {path.parent}; make it, or choose another")
+        if self.html is not None and self.html == self.junit:
+            raise OptionError(f"--html and --junit are both {self.html}; give two files")
+
+    def found(self, find: Callable[[], Any], monitor: Bars) -> Any:
+        """Return the fix that `find` finds, if one is asked for, else None."""
+        if not self.fix:
+            return None
+        monitor.stage("looking for a fix", None, "")
+        return find()
+
+    def traced(self, model: Any, monitor: Bars, **options: Any) -> Any:
+        """Return the trace of a model if one is asked for, or why there is none as a string; None: not asked for."""
+        if not self.trace:
+            return None
+        from nopad.auditing import trace
+
+        monitor.stage("tracing", None, "")
+        try:
+            return trace(model, poisoned=_places(self.poisoned), **options)
+        except OptionError as error:
+            if str(error).startswith("poisoned"):
+                raise
+            return f"no trace: {error}"  # the verdict says the same of this model, in its own way
+
+
+@dataclass(frozen=True)
+class Extras:
+    """What was found besides a verdict.
+
+    Attributes:
+        more: what was asked for.
+        trace: the `nopad.auditing.Trace`, or why there is none as a string; None: not asked for.
+        fix: the `nopad.auditing.Fix`; None: not asked for.
+    """
+
+    more: More
+    trace: Any = None
+    fix: Any = None
+
+    @property
+    def _drawable(self) -> Any:
+        return None if isinstance(self.trace, str) else self.trace
+
+    def write(self, verdict: Any) -> None:
+        """Write the files that are asked for.
+
+        Raises:
+            StorageError: a file cannot be written.
+        """
+        if self.more.junit is not None:
+            write_atomic(self.more.junit, verdict.to_junit().encode())
+        if self.more.html is not None:
+            from nopad.report.audited import audit_page
+
+            write_atomic(self.more.html, audit_page(verdict, self._drawable, self.fix).encode())
+
+    def print(self) -> None:
+        """Print trace and fix, and the names of the files."""
+        screen = console()
+        drawn = self.trace if isinstance(self.trace, str) else _drawn(self.trace, screen)
+        for part in (drawn, self.fix and str(self.fix)):
+            if part:
+                print(f"\n{part}", file=screen.file)
+        for path in (self.more.html, self.more.junit):
+            if path is not None:
+                screen.print(f"saved {path}", markup=False, soft_wrap=True)
+
+    def to_json(self, verdict: Any) -> str:
+        """Return the verdict as JSON, with trace and fix as parts of the object."""
+        parts = {"trace": self._drawable, "fix": self.fix}
+        whole = json.loads(verdict.to_json()) | {n: part.to_dict() for n, part in parts.items() if part is not None}
+        return json.dumps(whole, indent=1 if self._drawable is None else None)
+
+
+def _places(poisoned: str) -> Any:
+    """Return the argument `poisoned` of `nopad.auditing.trace`.
+
+    Raises:
+        OptionError: it is none of "one", "each" and pairs SEQUENCE:TOKEN.
+    """
+    if poisoned in ("one", "each"):
+        return None if poisoned == "one" else "each"
+    pairs = [_PLACE.fullmatch(part.strip()) for part in poisoned.split(",")]
+    if not all(pairs):
+        raise OptionError(f"--poisoned is {poisoned!r}; give one, each, or SEQUENCE:TOKEN,... from 0, such as 2:0,3:1")
+    return [(int(pair[1]), int(pair[2])) for pair in pairs if pair]
+
+
+def _drawn(trace: Any, screen: Any) -> str:
+    if trace is None:
+        return ""
+    colour = screen.color_system is not None and not screen.no_color
+    try:
+        return str(trace.draw(screen.width, colour))
+    except OptionError:
+        return f"{trace.summary()}\nthe terminal is too narrow to draw this trace; --html FILE draws it"

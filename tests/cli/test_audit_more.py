@@ -1,0 +1,176 @@
+"""`nopad audit --trace --fix --html --junit`: what is drawn, named and written, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from xml.etree import ElementTree
+
+import pytest
+import torch
+import transformers
+
+SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+QUICK = ("--capacity", "16", "--no-gradients")
+STEP = """
+import nopad
+from transformers import LlamaConfig, LlamaForCausalLM
+
+def model():
+    return nopad.packed(LlamaForCausalLM(LlamaConfig(vocab_size=99, **SIZES)))
+
+def examples():
+    return [{"input_ids": list(range(3, 3 + n)), "labels": list(range(3, 3 + n))} for n in (7, 3, 12, 5, 9, 4, 15)]
+
+def collate(features):
+    return nopad.PackedBatch.from_features(features, causal=True)
+
+def loss(model, batch, step):
+    return model(**batch).loss / step.accumulation
+"""
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bert")
+    torch.manual_seed(0)
+    transformers.BertForMaskedLM(transformers.BertConfig(vocab_size=99, **SIZES)).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture
+def step(tmp_path):
+    file = tmp_path / "step.py"
+    file.write_text(STEP.replace("**SIZES", f"**{SIZES}"))
+    return file
+
+
+def test_a_trace_of_a_sound_model(bert, call):
+    out = call("audit", bert, "--trace", *QUICK)
+    assert out.code == 0
+    assert "token 4 of sequence 2 replaced; only its own sequence moves" in out
+    [row] = [line for line in out.splitlines() if line.startswith("bert.encoder.layer.1")]
+    parts = row[row.index("│") + 1 : -1].split("│")
+    assert set("".join(parts[:2] + parts[3:])) == {"·"}
+    assert set(parts[2]) <= set("░▒▓█")
+    assert "\x1b" not in out
+
+
+def test_a_trace_of_a_leak(bert, call, monkeypatch):
+    out = call("audit", bert, "--trace", "--collator", "flattening", *QUICK)
+    assert out.code == 1
+    assert "LEAKS into sequences 0, 1, 3, 4, 5 from bert.encoder.layer.0.attention.self on" in out
+    assert "XX" in out
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    coloured = call("audit", bert, "--trace", "--collator", "flattening", *QUICK)
+    assert "\x1b[38;5;208m" in coloured
+    assert "XX" not in coloured
+
+
+def test_every_sequence_is_poisoned(bert, call):
+    assert call("audit", bert, "--trace", "--poisoned", "each", *QUICK).count("▼") == 12  # two characters each
+    out = call("audit", bert, "--trace", "--poisoned", "2:0, 5:1", *QUICK)
+    assert out.count("▼") == 4
+    assert "2 tokens, one at a time, replaced; none leaves its sequence" in out
+
+
+def test_a_fix(bert, call):
+    out = call("audit", bert, "--fix", "--collator", "flattening", *QUICK)
+    assert out.code == 1  # the audit of what there is did not pass
+    assert "fix: with 1 change the audit passes" in out
+    assert 'batch["attention_mask"] = (number[:, :, None] == number[:, None, :])[:, None]' in out
+
+
+def test_a_fix_of_a_step(step, call):
+    out = call("audit", "--step", step, "--fix")
+    assert out.code == 1
+    assert "denominator, in place of the loss" in out
+    assert "return model(**batch, num_items_in_batch=step.num_items_in_batch).loss * step.ranks" in out
+
+
+def test_json_holds_all(bert, call):
+    out = call("audit", bert, "--collator", "flattening", "--trace", "--fix", "--json", *QUICK)
+    found = json.loads(out)
+    assert found["outcome"] == "contaminated"
+    assert found["trace"]["first_leak"] == found["first_difference"] == "bert.encoder.layer.0.attention.self"
+    assert len(found["trace"]["influence"][0]) == len(found["trace"]["modules"])
+    assert [change["name"] for change in found["fix"]["changes"]] == ["block-diagonal attention_mask"]
+    assert not {"trace", "fix"} & set(json.loads(call("audit", bert, "--json", *QUICK)))
+
+
+def test_files(bert, step, call, tmp_path):
+    html, junit = tmp_path / "audit.html", tmp_path / "audit.xml"
+    out = call("audit", bert, "--collator", "flattening", "--trace", "--fix", "--html", html, "--junit", junit, *QUICK)
+    assert out.code == 1
+    assert out.endswith(f"saved {html}\nsaved {junit}\n")
+    page = html.read_text()
+    assert page.count("<svg") == 1
+    ElementTree.fromstring(re.search(r"<svg.*?</svg>", page, re.DOTALL)[0])
+    assert "contaminated</span> first at <code>bert.encoder.layer.0.attention.self</code>" in page
+    assert "prefers-color-scheme: dark" in page
+    assert not re.findall(r"(?:src|href)=\"(?!data:)", page)  # it needs no other file
+    assert "[:, None]</code></pre>" in page
+    suite = ElementTree.parse(junit).getroot()[0]
+    assert int(suite.get("failures")) == page.count('class="missed"') > 0
+    again = call("audit", bert, "--junit", junit, *QUICK)
+    assert again.code == 2
+    assert "is there already; --force replaces it" in again.error()
+    assert call("audit", bert, "--junit", junit, "--force", *QUICK).code == 0
+    assert ElementTree.parse(junit).getroot().get("failures") == "0"
+    assert call("audit", "--step", step, "--html", html, "--junit", junit, "--force").code == 1
+    assert "mean of means" in html.read_text()
+    assert "model.layers.0" in html.read_text()
+    assert ElementTree.parse(junit).getroot()[0].get("name").startswith("a step of LlamaForCausalLM")
+
+
+def test_a_model_that_fails_has_no_trace(bert, call, tmp_path, monkeypatch):
+    (tmp_path / "strange.py").write_text(
+        "import torch\n"
+        "def collate(features):\n"
+        "    ids = torch.tensor([[t for feature in features for t in feature['input_ids']]])\n"
+        "    return {'input_ids': ids, 'token_type_ids': torch.full_like(ids, 7)}\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    out = call("audit", bert, "--collator", "strange:collate", "--trace", *QUICK)
+    assert (out.code, out.err) == (1, "")
+    assert "no trace: BertForMaskedLM cannot be traced: packed, packed: IndexError" in out
+
+
+def test_a_narrow_terminal(bert, call, monkeypatch):
+    from nopad.cli import audit_more
+
+    monkeypatch.setattr(audit_more, "console", lambda: audit_more_console(30))
+    out = call("audit", bert, "--trace", *QUICK)
+    assert out.code == 0
+    assert "the terminal is too narrow to draw this trace; --html FILE draws it" in out
+
+
+def audit_more_console(width):
+    from rich.console import Console
+
+    return Console(width=width, emoji=False, highlight=False)
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (("--poisoned", "each"), "--poisoned each says what is traced; give --trace too"),
+        (("--trace", "--poisoned", "2"), "--poisoned is '2'; give one, each, or SEQUENCE:TOKEN,... from 0"),
+        (("--trace", "--poisoned", "9:0"), "poisoned names sequence 9; there are 0 to 5"),
+        (("--fix",), "--fix mends a foreign collator or step; give --collator or --step"),
+        (("--html", "none/a.html"), "there is no folder none"),
+        (("--html", "a", "--junit", "a"), "--html and --junit are both a; give two files"),
+    ],
+)
+def test_refusals(bert, call, options, why):
+    out = call("audit", bert, *options)
+    assert out.code == 2
+    assert why in out.error()
+
+
+def test_a_step_has_no_trace(step, call):
+    out = call("audit", "--step", step, "--trace")
+    assert out.code == 2
+    assert "--trace draws a model's layers, and --step audits a loss" in out.error()
