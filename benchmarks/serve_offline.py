@@ -1,24 +1,32 @@
-"""A runner on 2,000 texts at once, beside Embedder's loop, padded batches and other libraries; and what it adds to one.
+"""A runner on texts and pairs at once, beside Embedder's loop, padded batches and other libraries; and what it adds to one.
 
-all-MiniLM-L6-v2 on docstrings and comments of the standard library of at least 40 characters, in the order in which they
-come, cut at 256 tokens, float32, from texts to vectors (tokenising included). The ways take turns; the best turn of each
-counts, in wall seconds and in CPU seconds of all threads, which other jobs on the machine change less. Padded batches, 32
-texts in arrival order, are compared on the first 320 texts only, since they take long.
+Docstrings and comments of the standard library of at least 40 characters, in the order in which they come, cut at 256
+tokens, from texts to vectors or scores (tokenising included). The ways take turns; the best turn of each counts, in wall
+seconds and in CPU seconds of all threads, which other jobs on the machine change less. Four parts:
+
+- `minilm`: all-MiniLM-L6-v2 in float32. Padded batches, 32 texts in arrival order, are compared on the first 320 texts
+  only, since they take long. Then what a runner adds to one request, and a text alone and in company.
+- `bert`: the shape of BERT-base with random weights, in float32, on the first 48 texts.
+- `pairs`: reranking and classification of 320 pairs (a cross-encoder of MiniLM's shape), which come 32 at a time.
+- `precision`: MiniLM in bfloat16 and in int8 (where torchao can be imported), each beside libraries in the same
+  precision only, on the first 600 texts.
 
 The limit is what the model's linear layers alone take for the same tokens, with the faster kernel of the two.
 
-    python benchmarks/serve_offline.py [texts] [turns]
+    python benchmarks/serve_offline.py [texts] [turns] [--parts minilm,bert,pairs,precision]
 """
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
-import sys
+import itertools
+import logging
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from collections.abc import Callable
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -26,18 +34,19 @@ import numpy as np
 import torch
 import transformers
 from inputs import machine
-from runtimes import MAKERS, missing
+from serve_peers import BATCH, LONGEST, Padded, Way, batches, by_torch, cross_encoder, peers
 
 import nopad
 from nopad.corpus import stdlib_texts
 from nopad.model import fast_linear
-from nopad.tasks import Embedder
+from nopad.tasks import Classification, Embedder, Predictor, Regression
 from nopad.tasks.core import of_length
 from nopad.tasks.folder import default_folder
 
-TEXTS, PADDED, TURNS, BATCH, LONGEST = 2000, 320, 3, 32, 256
-ALONE, SINGLE = 200, 200
-Way = Callable[[list[str]], np.ndarray]
+TEXTS, TURNS, PADDED, OF_BERT, PAIRS, LOWERED = 2000, 2, 320, 48, 320, 600
+ALONE, SINGLE, FEW = 200, 200, 500
+RUNNER, LOOP, STOCK = "runner", "Embedder's loop", "transformers padded, as they come"
+Times = dict[str, tuple[float, float]]
 
 
 def the_texts(count: int) -> list[str]:
@@ -45,56 +54,49 @@ def the_texts(count: int) -> list[str]:
     return found[:: max(len(found) // count, 1)][:count]
 
 
-def best_of(
-    ways: dict[str, Way], texts: list[str], turns: int
-) -> tuple[dict[str, tuple[float, float]], dict[str, Any]]:
-    """Return the best (wall, CPU) seconds of each way, and its vectors."""
+def best_of(ways: dict[str, Callable[[Any], Any]], given: Any, turns: int) -> tuple[Times, dict[str, Any]]:
+    """Return the best (wall, CPU) seconds of each way, and its results."""
     best, found = dict.fromkeys(ways, (float("inf"), float("inf"))), {}
     for way in ways.values():
-        way(texts[:64])  # warm
+        way(given[:64])  # warm
     for _ in range(turns):
         for name, way in ways.items():
             wall, cpu = time.perf_counter(), time.process_time()
-            found[name] = way(texts)
+            found[name] = way(given)
             spent = time.perf_counter() - wall, time.process_time() - cpu
             best[name] = (min(best[name][0], spent[0]), min(best[name][1], spent[1]))
     return best, found
 
 
-class Padded:
-    """Batches of 32 texts padded to the longest of each, by anything that gives hidden states for (ids, mask)."""
-
-    def __init__(
-        self, tokenizer: Any, states: Callable[[Any, Any], Any], *, by_length: bool = False, batch: int = BATCH
-    ):
-        self.tokenizer, self.states, self.by_length, self.batch = tokenizer, states, by_length, batch
-
-    def __call__(self, texts: list[str]) -> np.ndarray:
-        ids = self.tokenizer(texts, truncation=True, max_length=LONGEST)["input_ids"]
-        order = sorted(range(len(ids)), key=lambda at: len(ids[at])) if self.by_length else range(len(ids))
-        found: list[Any] = [None] * len(ids)
-        for part in batches(list(order), self.batch):
-            padded = self.tokenizer.pad({"input_ids": [ids[at] for at in part]}, return_tensors="np")
-            tokens, mask = padded["input_ids"].astype(np.int64), padded["attention_mask"].astype(np.int64)
-            states = np.asarray(self.states(tokens, mask))
-            mean = (states * mask[..., None]).sum(1) / mask.sum(1, keepdims=True)
-            for at, vector in zip(part, mean / np.linalg.norm(mean, axis=1, keepdims=True), strict=True):
-                found[at] = vector
-        return np.array(found)
+def show(best: Times, found: dict[str, Any], count: int, unit: str = "texts") -> None:
+    """Print each way beside the first one: rates, seconds of CPU, ratios, and how far its results are."""
+    (base, mine), *_ = best.items()
+    for name, (wall, cpu) in best.items():
+        apart = "" if name == base else f", differs by {np.abs(np.subtract(found[base], found[name])).max():.0e}"
+        print(
+            f"  {name:34} {count / wall:8.1f} {unit}/s {cpu:8.2f} s of CPU   {base}: {wall / mine[0]:5.2f} x wall, "
+            f"{cpu / mine[1]:5.2f} x CPU{apart}"
+        )
 
 
-def batches(items: list[Any], size: int) -> Iterator[list[Any]]:
-    for first in range(0, len(items), size):
-        yield items[first : first + size]
+def others(precision: str, folder: Path, stock: Any, tokenizer: Any, texts: list[str]) -> dict[str, Way]:
+    """Return the other libraries that can run, and print why those that cannot are left out."""
+    found = {}
+    for name, way in peers(precision, folder, stock, tokenizer, few=len(texts) < FEW):
+        if isinstance(way, str):
+            print(f"  {name:34} left out: {way}")
+        else:
+            found[name] = way
+    return found
 
 
-def by_torch(model: Any) -> Callable[[Any, Any], Any]:
-    def states(ids: Any, mask: Any) -> Any:
-        with torch.inference_mode():
-            given = {"input_ids": torch.from_numpy(ids), "attention_mask": torch.from_numpy(mask)}
-            return model(**given).last_hidden_state.numpy()
+def lengths_of(tokenizer: Any, texts: list[str]) -> list[int]:
+    return [len(ids) for ids in tokenizer(texts, truncation=True, max_length=LONGEST)["input_ids"]]
 
-    return states
+
+def removed(lengths: list[int]) -> float:
+    """Return the tokens of padded batches in arrival order / tokens."""
+    return sum(max(part) * len(part) for part in batches(lengths)) / sum(lengths)
 
 
 def linear_alone(model: Any, tokens: int, fast: bool) -> float:
@@ -112,52 +114,130 @@ def linear_alone(model: Any, tokens: int, fast: bool) -> float:
     return best * tokens / 4096
 
 
-def peers(folder: Path, stock: Any, tokenizer: Any) -> Iterator[tuple[str, Way | str]]:
-    """Give (name, way), or (name, why it is left out), of each other library."""
-    for name, package, make in (
-        ("sentence-transformers encode", "sentence_transformers", by_sentence_transformers),
-        ("CTranslate2", "ctranslate2", lambda folder: Padded(tokenizer, by_ctranslate2(folder), by_length=True)),
-    ):
-        if not importlib.util.find_spec(package):
-            yield name, f"not installed: {package}"
+def in_float32(
+    folder: Path, texts: list[str], turns: int, padded: int, more: Callable[[Any, Any, list[str]], None] | None = None
+) -> None:
+    """Compare everything in float32 on these texts, and padded batches on the first `padded`; then call `more`."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    stock = stock_of(folder)
+    embedder = Embedder.from_folder(folder, max_tokens=LONGEST)
+    lengths = lengths_of(tokenizer, texts)
+    start = time.perf_counter()
+    with nopad.PackRunner(embedder) as runner:
+        print(f"  ready in {time.perf_counter() - start:.2f} s (warm-up); faster linear layers: {embedder.fast}")
+        ways: dict[str, Way] = {
+            RUNNER: lambda some: runner(some, over_long="truncate"),
+            LOOP: lambda some: embedder.encode(some, over_long="truncate"),
+        }
+        both = {RUNNER: ways[RUNNER], STOCK: Padded(tokenizer, by_torch(stock))}
+        best, found = best_of(both, texts[:padded], max(turns - 1, 1))
+        print(f"  first {padded} texts, {sum(lengths[:padded]):,} tokens, {BATCH} at a time when padded")
+        show(best, found, padded)
+        print(
+            f"  {best[STOCK][0] / best[RUNNER][0]:.2f} times as fast (target: the padding removed, "
+            f"{removed(lengths[:padded]):.2f} times the tokens)"
+        )
+        ways |= others("float32", folder, stock, tokenizer, texts)
+        best, found = best_of(ways, texts, turns)
+        print(f"  {len(texts):,} texts, {sum(lengths):,} tokens (targets: {LOOP} 0.97, CTranslate2 1.1, others 1.0)")
+        show(best, found, len(texts))
+        limit = linear_alone(embedder.model, sum(lengths), embedder.fast)
+        print(f"  {'limit: linear layers alone':34} {len(texts) / limit:8.1f} texts/s")
+        if more is not None:
+            more(runner, embedder, texts)
+
+
+def stock_of(folder: Path) -> Any:
+    return transformers.AutoModel.from_pretrained(folder, add_pooling_layer=False).eval()
+
+
+def singles(runner: Any, embedder: Any, texts: list[str]) -> None:
+    """Print what a runner adds to one request, and how much a vector depends on its company."""
+    apart = alone_or_not(runner, texts)
+    print(f"  a text alone and in any company, {ALONE} texts: differ by at most {apart:.1e} (target 1e-6)")
+    short = next(text for text in texts if 15 <= len(embedder.tokenizer.encode([text])[0]) <= 25)
+    (wall, cpu), (plain_wall, plain_cpu) = added(runner, embedder, short)
+    print(
+        f"  one short request on an idle runner: {wall * 1e3:.2f} ms, without a runner {plain_wall * 1e3:.2f} ms: "
+        f"{(wall - plain_wall) * 1e3:+.2f} ms (target +0.5), and {(cpu - plain_cpu) * 1e3:+.2f} ms of CPU"
+    )
+    seen = runner.statistics
+    print(f"  in all: {seen.packer.batches} packs, {seen.padding_saved:.0%} padding saved")
+    first_runs(embedder)
+
+
+def minilm(texts: list[str], turns: int) -> None:
+    print("all-MiniLM-L6-v2, float32")
+    in_float32(default_folder(), texts, turns, PADDED, singles)
+
+
+def bert(texts: list[str], turns: int) -> None:
+    print("BERT-base's shape, random weights, float32")
+    torch.manual_seed(0)
+    with tempfile.TemporaryDirectory() as folder:
+        config = transformers.BertConfig(position_embedding_type="absolute")  # which CTranslate2 asks for
+        transformers.BertModel(config, add_pooling_layer=False).save_pretrained(folder)
+        transformers.AutoTokenizer.from_pretrained(default_folder()).save_pretrained(folder)
+        step = max(len(texts) // OF_BERT, 1)
+        in_float32(Path(folder), texts[::step][:OF_BERT], turns, OF_BERT)
+
+
+def pairs(texts: list[str], turns: int) -> None:
+    """Compare with a CrossEncoder: 32 pairs at a time, of a few words and a text, as they come."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(default_folder())
+    made = [(" ".join(one.split()[:8]), other) for one, other in itertools.pairwise(texts)]
+    made = [pair for pair in made if len(tokenizer(*pair)["input_ids"]) <= LONGEST][:PAIRS]
+    lengths = [len(tokenizer(*pair)["input_ids"]) for pair in made]
+    for name, classes in (("reranking", 1), ("classification in 3 classes", 3)):
+        print(f"{name}, MiniLM's shape, float32: {len(made)} pairs, {sum(lengths):,} tokens, {BATCH} at a time")
+        torch.manual_seed(0)
+        with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+            model = transformers.AutoModelForSequenceClassification.from_pretrained(
+                default_folder(), num_labels=classes
+            )
+            model.eval().save_pretrained(folder)
+            tokenizer.save_pretrained(folder)
+            options = {"text": "query", "pair": "document"}
+            task = Regression(tokenizer, **options) if classes == 1 else Classification(tokenizer, classes, **options)
+            runner = stack.enter_context(nopad.PackRunner(Predictor(task, model)))
+            ways: dict[str, Any] = {RUNNER: as_they_come(lambda some, run=runner: scores(run(some)))}
+            if isinstance(other := cross_encoder(Path(folder), classes), str):
+                print(f"  {'CrossEncoder.predict':34} left out: {other}")
+            else:
+                ways["CrossEncoder.predict"] = as_they_come(other)
+            best, found = best_of(ways, made, turns)
+        show(best, found, len(made), "pairs")
+        print(f"  target: the padding removed, {removed(lengths):.2f} times the tokens")
+
+
+def as_they_come(way: Callable[[list[Any]], np.ndarray]) -> Callable[[list[Any]], np.ndarray]:
+    return lambda given: np.concatenate([way(part) for part in batches(given)])
+
+
+def scores(predictions: list[dict[str, Any]]) -> np.ndarray:
+    """Return the score of each pair, or the probabilities of its classes."""
+    if "score" in predictions[0]:
+        return np.array([one["score"] for one in predictions])
+    return np.array([one["probabilities"] for one in predictions])
+
+
+def precision(texts: list[str], turns: int) -> None:
+    """Compare lower precisions with the same of other libraries; print how far each is from float32."""
+    folder, texts = default_folder(), texts[:LOWERED]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    stock = stock_of(folder)
+    exact = Embedder.from_folder(folder, max_tokens=LONGEST).encode(texts, over_long="truncate")
+    for kind in ("bfloat16", "int8"):
+        print(f"all-MiniLM-L6-v2, {kind}: {len(texts)} texts (target: 1.0 of each, where the CPU multiplies in {kind})")
+        if kind == "int8" and not importlib.util.find_spec("torchao"):
+            print("  left out, since torchao cannot be imported")
             continue
-        try:
-            yield name, make(folder)
-        except Exception as error:
-            yield name, f"{type(error).__name__}: {str(error).splitlines()[0][:80]}"
-    for name, make in MAKERS.items():
-        if absent := missing(name):
-            yield name, f"not installed: {absent}"
-            continue
-        try:
-            run = make(stock, torch.get_num_threads())
-        except Exception as error:
-            yield name, f"{type(error).__name__}: {str(error).splitlines()[0][:80]}"
-            continue
-        yield f"{name}, sorted", Padded(tokenizer, run, by_length=True)
-        yield f"{name}, one by one", Padded(tokenizer, run, batch=1)
-
-
-def by_sentence_transformers(folder: Path) -> Way:
-    from sentence_transformers import SentenceTransformer
-
-    model = SentenceTransformer(str(folder), device="cpu")
-    model.max_seq_length = LONGEST
-    return lambda texts: model.encode(texts, batch_size=BATCH, normalize_embeddings=True)
-
-
-def by_ctranslate2(folder: Path) -> Callable[[Any, Any], Any]:
-    import ctranslate2
-
-    target = tempfile.mkdtemp()
-    ctranslate2.converters.TransformersConverter(str(folder)).convert(target, force=True)
-    encoder = ctranslate2.Encoder(target, device="cpu", compute_type="float32", intra_threads=torch.get_num_threads())
-
-    def states(ids: Any, mask: Any) -> Any:
-        rows = [row[: int(kept)].tolist() for row, kept in zip(ids, mask.sum(1), strict=True)]
-        return encoder.forward_batch(rows).last_hidden_state
-
-    return states
+        with nopad.PackRunner(Embedder.from_folder(folder, max_tokens=LONGEST, precision=kind)) as runner:
+            ways: dict[str, Way] = {RUNNER: lambda some, run=runner: run(some, over_long="truncate")}
+            best, found = best_of(ways | others(kind, folder, stock, tokenizer, texts), texts, turns)
+        show(best, found, len(texts))
+        cosines = {name: float((exact * vectors).sum(1).min()) for name, vectors in found.items()}
+        print("  smallest cosine with float32: " + ", ".join(f"{name} {at:.5f}" for name, at in cosines.items()))
 
 
 def alone_or_not(runner: Any, texts: list[str]) -> float:
@@ -190,79 +270,6 @@ def added(runner: Any, embedder: Any, text: str) -> tuple[tuple[float, float], t
     return middle[0], middle[1]
 
 
-def show(best: dict[str, tuple[float, float]], count: int, base: str) -> None:
-    for name, (wall, cpu) in best.items():
-        print(
-            f"  {name:34} {count / wall:8.1f} texts/s {cpu:8.2f} s of CPU   runner: {wall / best[base][0]:5.2f} x wall, "
-            f"{cpu / best[base][1]:5.2f} x CPU"
-        )
-
-
-def main() -> None:
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    warnings.simplefilter("ignore")  # other libraries' exporters
-    count = int(sys.argv[1]) if len(sys.argv) > 1 else TEXTS
-    turns = int(sys.argv[2]) if len(sys.argv) > 2 else TURNS
-    print(machine(), f"torch {torch.__version__} on {torch.get_num_threads()} threads")
-    folder, texts = default_folder(), the_texts(count)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    stock = transformers.AutoModel.from_pretrained(folder, add_pooling_layer=False).eval()
-    embedder = Embedder.from_folder(folder, max_tokens=LONGEST)
-    lengths = [len(ids) for ids in tokenizer(texts, truncation=True, max_length=LONGEST)["input_ids"]]
-    removed = sum(max(part) * len(part) for part in batches(lengths[:PADDED], BATCH)) / sum(lengths[:PADDED])
-    start = time.perf_counter()
-    with nopad.PackRunner(embedder) as runner:
-        print(f"ready in {time.perf_counter() - start:.2f} s (warm-up); faster linear layers: {embedder.fast}")
-        ways: dict[str, Way] = {
-            "runner": lambda some: runner(some, over_long="truncate"),
-            "Embedder's loop": lambda some: embedder.encode(some, over_long="truncate"),
-        }
-        best, found = best_of(ways, texts, turns)
-        print(f"{len(texts):,} texts, {sum(lengths):,} tokens")
-        show(best, len(texts), "runner")
-        limit = linear_alone(embedder.model, sum(lengths), embedder.fast)
-        print(f"  {'limit: linear layers alone':34} {len(texts) / limit:8.1f} texts/s")
-        ratio = best["Embedder's loop"][0] / best["runner"][0]
-        print(f"  runner against Embedder's loop: {ratio:.3f} (target 0.97)")
-        print(f"  largest difference of the two: {np.abs(np.subtract(*found.values())).max():.1e}")
-
-        first = texts[:PADDED]
-        early: dict[str, Way] = {
-            "runner": ways["runner"],
-            "transformers padded, as they come": Padded(tokenizer, by_torch(stock)),
-        }
-        best, found = best_of(early, first, max(turns - 1, 1))
-        print(f"first {len(first)} texts, {sum(lengths[:PADDED]):,} tokens, {BATCH} at a time when padded")
-        show(best, len(first), "runner")
-        padded_s, runner_s = best["transformers padded, as they come"][0], best["runner"][0]
-        print(
-            f"  {padded_s / runner_s:.2f} times as fast; the padding removed is {removed:.2f} times the tokens (target)"
-        )
-
-        for name, way in peers(folder, stock, tokenizer):
-            if isinstance(way, str):
-                print(f"  {name:34} left out: {way}")
-                continue
-            best, found = best_of({"runner": ways["runner"], name: way}, texts, turns)
-            show(best, len(texts), "runner")
-            print(f"  {'':34} largest difference {np.abs(found['runner'] - found[name]).max():.1e}")
-
-        print(
-            f"a text alone and in any company, {ALONE} texts: differ by at most {alone_or_not(runner, texts):.1e} (target 1e-6)"
-        )
-        short = next(text for text, length in zip(texts, lengths, strict=True) if 15 <= length <= 25)
-        (wall, cpu), (plain_wall, plain_cpu) = added(runner, embedder, short)
-        print(
-            f"one request of {len(embedder.tokenizer.encode([short])[0])} tokens on an idle runner: {wall * 1e3:.2f} ms, "
-            f"without a runner {plain_wall * 1e3:.2f} ms: {(wall - plain_wall) * 1e3:+.2f} ms (target +0.5), and "
-            f"{(cpu - plain_cpu) * 1e3:+.2f} ms of CPU"
-        )
-        seen = runner.statistics
-        print(f"in all: {seen.packer.batches} packs, {seen.padding_saved:.0%} padding saved")
-    first_runs(embedder)
-
-
 def first_runs(embedder: Any) -> None:
     """Print what the first run of a token total costs beyond the second: what rounding totals could save."""
     found = []
@@ -277,6 +284,29 @@ def first_runs(embedder: Any) -> None:
                 spent.append(time.perf_counter() - start)
             found.append(f"{tokens}: {spent[0] * 1e3:.1f} then {min(spent[1:]) * 1e3:.1f} ms")
     print("first run of a new token total, then the best of five: " + "; ".join(found))
+
+
+PARTS = {"minilm": minilm, "bert": bert, "pairs": pairs, "precision": precision}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("texts", type=int, nargs="?", default=TEXTS)
+    parser.add_argument("turns", type=int, nargs="?", default=TURNS)
+    parser.add_argument("--parts", default=",".join(PARTS), help="some of %(default)s")
+    options = parser.parse_args()
+    if odd := set(options.parts.split(",")) - set(PARTS):
+        parser.error(f"no part is named {min(odd)}; there are {', '.join(PARTS)}")
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    warnings.simplefilter("ignore")  # other libraries' exporters
+    logging.disable(logging.WARNING)
+    print(machine(), f"torch {torch.__version__} on {torch.get_num_threads()} threads")
+    texts = the_texts(options.texts)
+    for part in options.parts.split(","):
+        start = time.perf_counter()
+        PARTS[part](texts, options.turns)
+        print(f"  ({time.perf_counter() - start:.0f} s)")
 
 
 if __name__ == "__main__":

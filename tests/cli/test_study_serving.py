@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import dataclasses
 import json
+
+from nopad.study.serving_runs import RealRow
 
 
 def test_as_tables(call):
@@ -18,6 +21,23 @@ def test_as_json(call):
     assert (bert["name"], deberta["name"], deberta["separator"]) == ("BERT-base", "DeBERTa", 1)
     [ahead] = [row for row in bert["rows_of_table"] if row["way"] == "look_ahead"]
     assert (ahead["waiting"], ahead["batches"]) == (100, 51)
+
+
+def test_real_runs(call, monkeypatch):
+    made = RealRow(
+        way="first_fit", requests=96, batches=4, per_s=33.25, speed_up=1.75, difference=2e-6, offered_per_s=11.4,
+        p50_ms=1234.5, p99_ms=2000.0,
+    )  # fmt: skip
+    monkeypatch.setattr("nopad.study.serving_runs.model_for", lambda grid: None)
+    monkeypatch.setattr("nopad.study.serving_runs.real_rows", lambda grid, model, say: [made])
+    ran = call("study", "serving", "--real")
+    assert ran.code == 0
+    lines = [line.split() for line in ran.splitlines()]
+    assert lines.count(["first_fit", "33.2", "x1.75", "4", "2e-06", "1,234", "ms", "2,000", "ms"]) == 2
+    assert "Run here, BERT-base's setting: 96 requests, 11.4 arrive per second" in ran
+    bert, _ = json.loads(call("study", "serving", "--real", "--json"))
+    assert bert["real"] == [dataclasses.asdict(made)]
+    assert "real" not in json.loads(call("study", "serving", "--json"))[0]
 
 
 def test_it_is_listed(call):

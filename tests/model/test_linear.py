@@ -50,6 +50,23 @@ def test_the_same_numbers_by_other_kernels(chosen, called, sequences):
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
+class Lowered(torch.Tensor):
+    """A weight of another type, as torchao's int8 weights are: only its own kernels can multiply by it."""
+
+
+def test_weights_of_another_type_keep_their_own_kernel(chosen, called, sequences):
+    model = build("bert", dtype=torch.float32)
+    layers = [layer for layer in model.modules() if type(layer) is torch.nn.Linear]
+    model, batch = nopad.packed(model), nopad.PackedBatch.from_sequences(sequences)
+    for left, layer in zip((12, 6, 0), (layers[0], layers[1:7], layers[7:]), strict=True):
+        for one in [layer] if isinstance(layer, torch.nn.Module) else layer:
+            one.weight = torch.nn.Parameter(one.weight.detach().as_subclass(Lowered), requires_grad=False)
+        called.clear()
+        fast(model, batch)
+        assert len(called) == left
+    assert not linear.is_worth_it(model)
+
+
 def test_nothing_but_the_scope_takes_it(chosen, called, sequences):
     model, other = (nopad.packed(build("bert", dtype=torch.float32)) for _ in range(2))
     batch = nopad.PackedBatch.from_sequences(sequences)

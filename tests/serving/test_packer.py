@@ -316,6 +316,24 @@ def test_no_request_is_lost_or_taken_twice_or_starves(data, batching):
     judge.finish()
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_hundreds_wait_and_some_cancel(seed):
+    """Few of those that wait are short enough for what is left of a batch, and they wait far behind the others."""
+    draw = np.random.default_rng(seed)
+    rows = [None, 1, 3][seed % 3]
+    judge = Judge(Batching(capacity=20, rows=rows, window=8, age_step_s=1e-6, separator=seed % 2))
+    for _ in range(12):
+        lengths = np.where(draw.random(80) < 0.03, draw.integers(1, 3, 80), draw.integers(7, 21, 80))
+        for length in lengths.tolist():
+            ranked = seed % 4 > 1 and draw.random() < 0.05
+            judge.add(length, int(draw.integers(1, 900)) if ranked else None, 5, int(draw.integers(-2, 3)) * ranked)
+        for number in draw.choice(list(judge.waiting), 10, replace=False).tolist():
+            judge.cancel(number)
+        for _ in range(15):
+            judge.poll(judge.now + int(draw.integers(0, 30)), True, False)
+    judge.finish()
+
+
 @given(st.lists(st.tuples(st.integers(1, 20), st.integers(-3, 3)), min_size=1, max_size=80), st.sampled_from([2, 128]))
 def test_the_same_calls_give_the_same_batches(requests, window):
     def run():
@@ -438,6 +456,29 @@ def test_one_long_request_delays_short_ones_by_one_batch():
     others = [batch for batch in made if long not in batch.numbers]
     assert len(others) == math.ceil(1000 / 51)
     assert len(made) == len(others) + 1
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("priority", [0, 5])
+def test_a_long_request_leaves_a_full_queue_in_time(policy, priority):
+    """Short requests, urgent ones too, fill each place that becomes free; those before the long one leave first."""
+    packer = OnlinePacker(Batching(capacity=4096, policy=policy, max_waiting_tokens=40_000))
+    priority = priority if policy == "look_ahead" else 0
+    now = batches = sent = 0
+    while packer.room(10 + 8000):
+        packer.add(10, now)
+    ahead = packer.waiting_tokens
+    long = packer.add(8000, now)
+    left = []
+    while long not in left:
+        while packer.room(10):
+            packer.add(10, now, priority=priority if sent % 2 else 0)
+            sent += 1
+        now += 20_000_000  # each batch takes 20 ms
+        left = packer.poll(now).batch.numbers
+        batches += 1
+    urgent = 2 if priority else 1  # half of what comes later is more urgent than what waits
+    assert batches <= urgent * (ahead // 4096 + 1) + 1
 
 
 @pytest.mark.parametrize("policy", POLICIES)

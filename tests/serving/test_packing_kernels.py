@@ -34,7 +34,7 @@ def a_limit(rng, **given):
 
 
 def some_requests(rng, n=None):
-    n = int(rng.choice([1, 4, 30])) if n is None else n
+    n = int(rng.choice([1, 4, 30, 150])) if n is None else n
     made = np.zeros((n, 6), np.int64)
     made[:, kernels.NUMBER] = np.sort(rng.permutation(4 * n)[:n])
     made[:, kernels.LENGTH] = rng.integers(1, 51, n)
@@ -47,8 +47,12 @@ def some_requests(rng, n=None):
 
 def waiting(rng):
     requests = some_requests(rng)
-    state, table = np.array([7, 7, 0, kernels.NEVER, kernels.NEVER, 0], np.int64), np.zeros((60, 6), np.int64)
+    state = np.array([7, 7, 0, kernels.NEVER, kernels.NEVER, 0, 0], np.int64)
+    table = np.zeros((200, 6), np.int64, order="F")
     PLAIN["arrive"](state, table, requests)
+    for at in range(8, state[1]):  # gaps, but not in the first row
+        if rng.random() < 0.2:
+            PLAIN["take"](state, table, at)
     return state, table
 
 
@@ -87,7 +91,26 @@ def case_top_up(rng):
 
 
 def case_widest_of(rng):
-    return rng.integers(0, 60, 4), 50, a_limit(rng)
+    return rng.integers(0, 60, 4), a_limit(rng)
+
+
+def case_filled(rng):
+    lengths, limits = lengths_of(rng), a_limit(rng)
+    row, start = places(lengths.size)
+    PLAIN["place_in_order"](lengths, limits, 0, row, start)
+    return lengths, limits, row, start
+
+
+def case_put(rng):
+    return np.array([25, 49, 0]), int(rng.integers(1, 26)), a_limit(rng, rows=3)
+
+
+def case_stopped(rng):
+    return int(rng.integers(1, 8)), 8, int(rng.integers(-1, 3)), a_limit(rng)
+
+
+def case_room_of(rng):
+    return (a_limit(rng),)
 
 
 def case_best_fit_decreasing(rng):
@@ -126,17 +149,30 @@ def case_most_urgent(rng):
     return levels, int(rng.integers(1, levels.size + 1))
 
 
-def case_remove(rng):
+def case_highest(rng):
+    return case_most_urgent(rng)
+
+
+def case_waiting_of(rng):
+    return (waiting(rng)[0],)
+
+
+def case_close(rng):
     state, table = waiting(rng)
-    gone = np.flatnonzero(rng.random(table.shape[0]) < 0.4)
-    gone = gone[(gone >= state[0]) & (gone < state[1])]
-    table[gone, kernels.LENGTH] = 0
-    return state, table, int(gone[-1]) if gone.size else int(state[0])
+    for at in range(state[0], state[1]):
+        if table[at, kernels.LENGTH] < kernels.GONE and rng.random() < 0.3:
+            PLAIN["take"](state, table, at)
+    return state, table
+
+
+def case_shortest(rng):
+    state, table = waiting(rng)
+    return table, int(state[0]), int(state[1])
 
 
 def case_take(rng):
     state, table = waiting(rng)
-    return state, table, int(rng.integers(state[0], state[1]))
+    return state, table, int(state[0])
 
 
 def case_is_urgent(rng):
@@ -157,18 +193,24 @@ def case_look(rng):
 
 
 def case_expire(rng):
-    return *waiting(rng), int(rng.choice([0, NOW, 3 * NOW])), np.zeros(40, np.int64)
+    return *waiting(rng), int(rng.choice([0, NOW, 3 * NOW])), np.zeros(200, np.int64)
 
 
-def case_among_all(rng):
-    index = np.flatnonzero(rng.random(12) < 0.4) + 5
-    return index, 5, 12, *places(index.size)
+def case_top_up_later(rng):
+    state, table = waiting(rng)
+    limits = a_limit(rng, max_sequences=[None, 6][rng.integers(2)], policy="look_ahead")
+    there = np.flatnonzero(table[:, kernels.LENGTH] < kernels.GONE)
+    there = there[(there >= state[0]) & (there < state[1])]
+    index = there[(rng.random(there.size) < 0.4) | (there == state[0])][:50]
+    row, start = places(index.size)
+    PLAIN["place_in_order"](table[index, kernels.LENGTH], limits, 0, row, start)
+    return state, table, limits, index, row, start
 
 
 def case_decide(rng):
     state, table = waiting(rng)
     if rng.random() < 0.1:
-        state[0] = state[1]
+        state[0], state[6] = state[1], 0
     made = np.zeros((4, state[1] - state[0]), np.int64)
     return state, table, a_limit(rng), int(rng.choice([NOW, NOW + 2000])), *rng.integers(0, 2, 2).tolist(), made
 
@@ -191,9 +233,9 @@ def check_results(check_twins):
     """As `check_twins`, for loops that return arrays too."""
 
     def check(compiled, plain, arguments):
-        check_twins(lambda *args: np.asarray(compiled(*args)).tolist(), lambda *args: listed(plain(*args)), arguments)
+        check_twins(lambda *args: listed(compiled(*args)), lambda *args: listed(plain(*args)), arguments)
 
     def listed(value):
-        return np.asarray(value).tolist()
+        return [listed(one) for one in value] if isinstance(value, tuple) else np.asarray(value).tolist()
 
     return check

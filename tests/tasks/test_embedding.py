@@ -81,8 +81,6 @@ def test_texts_that_are_too_long(embedder):
     vectors = embedder.encode([long], over_long="truncate")
     assert embedder.truncated == before + 1
     np.testing.assert_allclose(vectors, by_hand([long]), atol=1e-6)
-    with pytest.raises(OptionError, match="one text was given where a list of texts is wanted"):
-        embedder.encode("a text")
     with pytest.raises(OptionError, match="over_long is 'split'"):
         embedder.encode(["a"], over_long="split")
 
@@ -264,6 +262,64 @@ def test_what_is_no_text_and_no_option(embedder):
         embed(nopad.packed(build("bert", "masked LM")), nopad.PackedBatch.from_sequences([[5, 6]]))
     with pytest.raises(OptionError, match="skip is -1; it is a number of tokens"):
         embed(embedder.model, nopad.PackedBatch.from_sequences([[5, 6]]), skip=-1)
+
+
+def test_encode_drops_in_for_that_of_sentence_transformers(embedder, capsys):
+    vectors = embedder.encode(TEXTS)
+    tensor = embedder.encode(TEXTS, batch_size=64, convert_to_tensor=True, show_progress_bar=False)
+    assert torch.equal(tensor, torch.from_numpy(vectors))
+    assert not capsys.readouterr().err
+    listed = embedder.encode(TEXTS, convert_to_numpy=False, show_progress_bar=True)
+    assert [one.shape for one in listed] == [(384,)] * 4
+    assert torch.equal(torch.stack(listed), tensor)
+    assert "4/4" in capsys.readouterr().err
+    both = embedder.encode(TEXTS, convert_to_numpy=True, convert_to_tensor=True)
+    assert torch.equal(both, tensor)
+    assert embedder.encode([], convert_to_tensor=True).shape == (0, 384)
+    single = embedder.encode(TEXTS[1])
+    assert (type(single), single.shape) == (np.ndarray, (384,))
+    np.testing.assert_allclose(single, vectors[1], atol=1e-6)
+    assert embedder.encode(TEXTS[1], convert_to_numpy=False).shape == (384,)
+
+
+def test_how_many_texts_run_at_a_time(embedder):
+    seen = []
+    hook = embedder.model.register_forward_pre_hook(
+        lambda _, given, named: seen.append(int((named["position_ids"] == 0).sum())), with_kwargs=True
+    )
+    vectors = [embedder.encode(TEXTS, batch_size=most) for most in (1, 3, None)]
+    hook.remove()
+    assert seen == [1, 1, 1, 1, 3, 1, 4]
+    for some in vectors[:2]:
+        np.testing.assert_allclose(some, vectors[2], rtol=0, atol=1e-6)
+
+
+def test_normalised_where_the_model_is_not(embedder):
+    plain = Embedder(embedder.model, embedder.tokenizer, normalize=False, max_tokens=256)
+    vectors = plain.encode(TEXTS)
+    assert (np.linalg.norm(vectors, axis=1) > 1.5).all()
+    np.testing.assert_allclose(plain.encode(TEXTS, normalize_embeddings=True), embedder.encode(TEXTS), atol=1e-6)
+    # as there, False leaves the model's own normalisation as it is
+    np.testing.assert_allclose(embedder.encode(TEXTS, normalize_embeddings=False), embedder.encode(TEXTS), atol=0)
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        (
+            {"precision": "int8"},
+            "precision is 'int8', and encode returns float32 vectors only; quantise them afterwards",
+        ),
+        ({"batch_size": 0}, "batch_size must be an integer from 1"),
+        ({"batch_size": "32"}, "batch_size must be an integer from 1"),
+        ({"convert_to_tensor": 1}, "convert_to_tensor must be one of True, False"),
+        ({"normalize_embeddings": None}, "normalize_embeddings must be one of True, False"),
+        ({"show_progress_bar": "yes"}, "show_progress_bar must be one of True, False"),
+    ],
+)
+def test_options_of_encode_that_are_refused(embedder, how, says):
+    with pytest.raises(OptionError, match=says):
+        embedder.encode(["a"], **how)
 
 
 def test_a_tokenizer_of_transformers_will_do(embedder):

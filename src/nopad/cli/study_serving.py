@@ -5,14 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Annotated
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from nopad.cli.monitor import Bars
 from nopad.cli.render import console
+from nopad.errors import MissingExtraError, install
 from nopad.study.serving import GRIDS, WAITING, Grid, ServingRow, best_reduction, serving_rows
+
+if TYPE_CHECKING:
+    from nopad.study.serving_runs import RealRow
 
 __all__ = ["serving"]
 
@@ -24,27 +30,47 @@ _NOTES = (
 )
 
 
+_REAL_NOTES = (
+    "Real runs on this machine, of a model of MiniLM's size. First all requests wait: requests/s, speed-up, batches,",
+    "and the largest difference of any hidden state. Then they arrive at random times, 0.6 times as many per second as",
+    "the first way answers: p50 and p99 of the time to the answer. Grids are computed with their padding; flat batches",
+    "have none.",
+)
+
+
 def serving(
     waiting: Annotated[
         list[int] | None,
         typer.Option("--waiting", metavar="N", min=1, help="Requests that look_ahead sees; repeatable."),
     ] = None,
+    real: Annotated[
+        bool, typer.Option("--real", help="Run the requests through a model too, in each way: about two minutes.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Redo PopRT's tables of packed serving: published throughput, and the batches that each policy needs.
 
-    Packs the requests of PopRT's examples, by PopRT's policies and by nopad's. This is a simulation; no model is run.
+    Packs the requests of PopRT's examples, by PopRT's policies and by nopad's. This is a simulation; with --real, a
+    model answers some of the requests too, and throughput, latency and results are measured.
 
     Examples:
       nopad study serving
+
+      nopad study serving --real
 
       nopad study serving --waiting 64 --waiting 256
     """
     seen = waiting or list(WAITING)
     done = [(grid, serving_rows(grid, seen)) for grid in GRIDS]
+    runs = _runs() if real else {}
     if as_json:
         document = [
-            {**asdict(grid), "best": best_reduction(grid), "rows_of_table": [asdict(row) for row in rows]}
+            {
+                **asdict(grid),
+                "best": best_reduction(grid),
+                "rows_of_table": [asdict(row) for row in rows],
+                **({"real": [asdict(row) for row in runs[grid.name]]} if real else {}),
+            }
             for grid, rows in done
         ]
         print(json.dumps(document, indent=1))
@@ -57,6 +83,49 @@ def serving(
         screen.print(_table(grid, rows))
     for note in _NOTES:
         screen.print(f"  {note}", style="dim", markup=False, soft_wrap=True)
+    for grid in GRIDS if real else ():
+        some = runs[grid.name]
+        asked = f"{some[0].requests} requests, {some[0].offered_per_s:.1f} arrive per second"
+        screen.print(f"\nRun here, {grid.name}'s setting: {asked}", style="bold")
+        screen.print(_real_table(some))
+    for note in _REAL_NOTES if real else ():
+        screen.print(f"  {note}", style="dim", markup=False, soft_wrap=True)
+
+
+def _runs() -> dict[str, list[RealRow]]:
+    """Run each setting's requests through its model; return what was measured, by the setting's name."""
+    try:
+        from nopad.study.serving_runs import model_for, real_rows
+    except ImportError as error:
+        raise MissingExtraError(f"real runs need torch and transformers: {install('torch')}") from error
+    found = {}
+    with Bars() as monitor:
+        for grid in GRIDS:
+            say = partial(_say, monitor, grid)
+            found[grid.name] = real_rows(grid, model_for(grid), say=say)
+    return found
+
+
+def _say(monitor: Bars, grid: Grid, way: str) -> None:
+    monitor.stage(f"{grid.name}: {way}", None, "")
+
+
+def _real_table(rows: Sequence[RealRow]) -> Table:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("way", no_wrap=True)
+    for head in ("requests/s", "speed-up", "batches", "difference", "p50", "p99"):
+        table.add_column(head, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(
+            row.way,
+            f"{row.per_s:,.1f}",
+            f"x{row.speed_up:.2f}",
+            str(row.batches),
+            f"{row.difference:.0e}" if row.difference else "0",
+            f"{row.p50_ms:,.0f} ms",
+            f"{row.p99_ms:,.0f} ms",
+        )
+    return table
 
 
 def _table(grid: Grid, rows: Sequence[ServingRow]) -> Table:

@@ -61,7 +61,7 @@ def is_worth_it(model: nn.Module) -> bool:
     parameter = next(model.parameters(), None)
     if parameter is None or parameter.device.type != "cpu" or parameter.dtype != torch.float32:
         return False
-    sizes = [(m.in_features, m.out_features) for m in model.modules() if type(m) is nn.Linear]
+    sizes = [(m.in_features, m.out_features) for m in model.modules() if type(m) is nn.Linear and _is_plain(m.weight)]
     available: Any = torch.backends.mkldnn.is_available
     if not sizes or not available():
         return False
@@ -76,7 +76,7 @@ class _FastLinear(TorchFunctionMode):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self._mine = {id(parameter) for parameter in model.parameters() if not parameter.is_inference()}
+        self._mine = {id(one) for one in model.parameters() if _is_plain(one) and not one.is_inference()}
         self._model = model  # kept alive, so that no new parameter gets one of these ids
         self._laid_out: dict[int, tuple[tuple[int, int], Tensor]] = {}
 
@@ -97,6 +97,11 @@ class _FastLinear(TorchFunctionMode):
         if known is None or known[0] != state:
             known = self._laid_out[id(weight)] = (state, _lay_out(weight))
         return known[1]
+
+
+def _is_plain(weight: Any) -> bool:
+    """Return whether a weight is an ordinary one; those of torchao (int8) have kernels of their own."""
+    return type(weight) is nn.Parameter
 
 
 @cache

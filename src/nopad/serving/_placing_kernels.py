@@ -30,7 +30,7 @@ def place_in_order(
     policy, rows, capacity, separator = limits[POLICY], limits[ROWS], limits[CAPACITY], limits[SEPARATOR]
     crossing = is_crossing(limits)
     fill = np.zeros(1 if crossing else rows, dtype=np.int64)
-    room = capacity * rows if crossing else capacity
+    room = room_of(limits)
     row[:] = -1
     placed, current = 0, 0
     for i in range(lengths.size):
@@ -83,9 +83,8 @@ def top_up(
 ) -> tuple[int, int]:
     """Place requests that were passed over (``row`` -1), in order of arrival, until no more of them fit.
 
-    `lengths` are those of the candidates; `decide` calls this a second time with those of all waiting requests. If
-    `keep_order` is not 0, stop at the first request that does not fit. With `NEXT_FIT`, no request is placed, since
-    earlier rows are closed.
+    `lengths` are those of the candidates. If `keep_order` is not 0, stop at the first request that does not fit. With
+    `NEXT_FIT`, no request is placed, since earlier rows are closed.
 
     Return (reason, widest). `widest` is the result of `widest_of`, and the reason is the first of these that holds:
 
@@ -93,16 +92,8 @@ def top_up(
     * `FULL`: some of the given requests are not placed, or not even a request of a single token would fit;
     * 0: the batch takes more requests.
     """
-    capacity, crossing = limits[CAPACITY], is_crossing(limits)
-    room = capacity * limits[ROWS] if crossing else capacity
-    fill = np.zeros(1 if crossing else limits[ROWS], dtype=np.int64)
-    placed = 0
-    for i in range(lengths.size):
-        if row[i] >= 0:
-            placed += 1
-            at, begin = (0, row[i] * capacity) if crossing else (row[i], 0)
-            fill[at] = max(fill[at], begin + start[i] + lengths[i])
-    widest = widest_of(fill, room, limits)
+    fill, placed = filled(lengths, limits, row, start)
+    widest = widest_of(fill, limits)
     for i in range(lengths.size):
         if placed == limits[MOST] or widest < 1 or limits[POLICY] == NEXT_FIT:
             break
@@ -112,21 +103,56 @@ def top_up(
             if keep_order:
                 break
             continue
-        at = row_for(fill, lengths[i], room, limits)
-        begin = after(fill[at], limits[SEPARATOR])
-        fill[at] = begin + lengths[i]
-        row[i], start[i] = (begin // capacity, begin % capacity) if crossing else (at, begin)
+        row[i], start[i] = put(fill, lengths[i], limits)
         placed += 1
-        widest = widest_of(fill, room, limits)
-    if placed == limits[MOST]:
-        return COUNT, widest
-    return FULL if placed < lengths.size or widest < 1 else 0, widest
+        widest = widest_of(fill, limits)
+    return stopped(placed, lengths.size, widest, limits), widest
 
 
 @njit(cache=True, nogil=True)
-def widest_of(fill: NDArray[Any], room: int, limits: NDArray[Any]) -> int:
+def filled(
+    lengths: NDArray[Any], limits: NDArray[Any], row: NDArray[Any], start: NDArray[Any]
+) -> tuple[NDArray[Any], int]:
+    """Return the number of slots used in each row, or in the one stream, and the number of requests placed."""
+    crossing = is_crossing(limits)
+    fill = np.zeros(1 if crossing else limits[ROWS], dtype=np.int64)
+    placed = 0
+    for i in range(lengths.size):
+        if row[i] >= 0:
+            placed += 1
+            at, begin = (0, row[i] * limits[CAPACITY]) if crossing else (row[i], 0)
+            fill[at] = max(fill[at], begin + start[i] + lengths[i])
+    return fill, placed
+
+
+@njit(cache=True, nogil=True)
+def put(fill: NDArray[Any], length: int, limits: NDArray[Any]) -> tuple[int, int]:
+    """Place a request, for which there must be room; return (row, start)."""
+    capacity, crossing = limits[CAPACITY], is_crossing(limits)
+    at = row_for(fill, length, room_of(limits), limits)
+    begin = after(fill[at], limits[SEPARATOR])
+    fill[at] = begin + length
+    return (begin // capacity, begin % capacity) if crossing else (at, begin)
+
+
+@njit(cache=True, nogil=True)
+def stopped(placed: int, requests: int, widest: int, limits: NDArray[Any]) -> int:
+    """Return why a batch takes no more, of so many `requests` and with so much room left; see `top_up`."""
+    if placed == limits[MOST]:
+        return COUNT
+    return FULL if placed < requests or widest < 1 else 0
+
+
+@njit(cache=True, nogil=True)
+def room_of(limits: NDArray[Any]) -> int:
+    """Return the number of slots of a row, or of the one stream."""
+    return int(limits[CAPACITY] * limits[ROWS] if is_crossing(limits) else limits[CAPACITY])
+
+
+@njit(cache=True, nogil=True)
+def widest_of(fill: NDArray[Any], limits: NDArray[Any]) -> int:
     """Return the length of the longest request that still fits into a row; 0 if none fits."""
-    widest = 0
+    widest, room = 0, room_of(limits)
     for used in fill:
         widest = max(widest, room - after(used, limits[SEPARATOR]))
     return widest

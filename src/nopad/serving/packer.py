@@ -164,8 +164,8 @@ class OnlinePacker:
         """Create a packer in which nothing waits."""
         self.batching = batching
         self._limits = batching.limits()
-        self._state = np.array([0, 0, 0, _NEVER, _NEVER, 0], dtype=np.int64)
-        self._table = np.zeros((_PLACES, _COLUMNS), dtype=np.int64)
+        self._state = np.array([0, 0, 0, _NEVER, _NEVER, 0, 0], dtype=np.int64)
+        self._table = np.zeros((_PLACES, _COLUMNS), dtype=np.int64, order="F")  # columns are scanned
         self._new = array("q")  # requests that are not in the table yet, as rows of the table one after another
         self._tokens = 0  # in all requests that wait, in the table or not yet
         self._now = 0
@@ -175,8 +175,8 @@ class OnlinePacker:
 
     def __len__(self) -> int:
         """Return the number of requests that wait."""
-        head, tail = self._state[:2].tolist()
-        return int(tail - head + len(self._new) // _COLUMNS)
+        head, tail, *_, gaps = self._state.tolist()
+        return int(tail - head - gaps + len(self._new) // _COLUMNS)
 
     @property
     def waiting_tokens(self) -> int:
@@ -301,10 +301,11 @@ class OnlinePacker:
         self._settle()
         state = self._state
         expired = self._expire(now) if state[4] <= now else np.empty(0, dtype=np.int64)
-        waiting = int(state[1] - state[0])
+        waiting = len(self)
         if not waiting:
             return Decision(None, expired, None)
-        made = np.empty((4, waiting), dtype=np.int64)
+        most = min(waiting, self.batching.slots, int(self._limits[4]))
+        made = np.empty((4, most), dtype=np.int64)
         why, n, tokens = self._kernels.decide(state, self._table, self._limits, now, int(idle), int(draining), made)
         batch = self._leave(REASONS[why - 1], made[:, :n].copy(), tokens) if why else None
         return Decision(batch, expired, self._wake())
@@ -326,7 +327,7 @@ class OnlinePacker:
         if tail + len(new) > len(self._table):
             waiting = self._table[head:tail].copy()
             if 2 * (len(waiting) + len(new)) > len(self._table):
-                self._table = np.zeros((4 * (len(waiting) + len(new)), _COLUMNS), dtype=np.int64)
+                self._table = np.zeros((4 * (len(waiting) + len(new)), _COLUMNS), dtype=np.int64, order="F")
             self._table[: len(waiting)] = waiting
             self._state[:2] = 0, len(waiting)
         self._kernels.arrive(self._state, self._table, new)
@@ -352,7 +353,7 @@ class OnlinePacker:
 
     def _wake(self) -> int | None:
         """Return the time at which a request times out, must leave or expires next, or an earlier time; None: never."""
-        head, tail, _, due, deadline, _ = self._state.tolist()
+        head, tail, _, due, deadline, *_ = self._state.tolist()
         if head == tail:
             return None
         timeout = int(self._table[head, 2]) + int(self._limits[8])

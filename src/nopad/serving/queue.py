@@ -2,6 +2,10 @@
 
 A request is one or several sequences, which wait separately: windows of a long text, or rows of a padded array, may
 run in different batches. The request is answered when all of them have run, and fails when one fails.
+
+Callers that find the queue full wait in a line. Only the first of them may enter, and no later caller enters before
+them, so that a long request is not kept out by short ones that fit into less room.
+
 Methods may be called from any thread, except `take` and `ran`, which only the worker calls. A future is never resolved
 while the lock is held.
 """
@@ -12,12 +16,12 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from nopad.errors import DeadlineError, RequestError, RunnerClosedError, ServingError
+from nopad.errors import DeadlineError, QueueFullError, RequestError, RunnerClosedError, ServingError
 from nopad.sequences import Sequences
 from nopad.serving.answer import Answer, check_process
 from nopad.serving.batching import Batching
@@ -111,7 +115,9 @@ class RequestQueue:
         self.clock, self._batching, self._when_full, self._is_worker = clock, batching, when_full, is_worker
         self._packer = OnlinePacker(batching)
         lock = threading.RLock()  # re-entrant: cancelling a future while it is held calls `cancel`
-        self._changed, self._room = threading.Condition(lock), threading.Condition(lock)
+        self._changed = threading.Condition(lock)
+        self._lock, self._line = lock, deque[threading.Condition]()  # one for each caller that waits for room, in order
+        self._refused = 0  # since others wait in the line
         self._waiting: dict[int, tuple[Waiting, int]] = {}
         self._running: list[Part] = []
         self._closing = False
@@ -127,6 +133,8 @@ class RequestQueue:
 
         If the queue is full and `when_full` is "block", wait for room.
 
+        Callers that wait enter in the order in which they came, whatever their priorities.
+
         Raises:
             LengthError, OptionError: a sequence is too long for a batch, or the priority is not valid.
             QueueFullError: the queue is full, and `when_full` is "raise", or the worker itself calls this.
@@ -135,20 +143,44 @@ class RequestQueue:
         """
         with self._changed:
             for request in requests:
-                lengths, tokens = request.prepared.lengths, request.tokens
-                blocks = self._when_full == "block" and not self._is_worker()
-                while True:
-                    self.check_open()
-                    how = {"deadline_ns": deadline, "lead_ns": self._lead(lengths, deadline), "priority": priority}
-                    if not blocks or self._packer.room(tokens) or tokens > self._batching.max_waiting_tokens:
-                        break
-                    self._changed.notify_all()
-                    self._room.wait(None if deadline is None else max(deadline - self.clock(), 0) / 1e9)
+                lengths = request.prepared.lengths
+                self._enter(lengths, deadline)
+                how = {"deadline_ns": deadline, "lead_ns": self._lead(lengths, deadline), "priority": priority}
                 request.numbers = self._packer.add_all(lengths, self.clock(), **how)
                 request.results = [None] * len(lengths)
                 request.missing = len(lengths)
                 self._waiting.update((number, (request, at)) for at, number in enumerate(request.numbers))
             self._changed.notify_all()  # others than the worker wait for this too
+
+    def _enter(self, lengths: list[int], deadline: int | None) -> None:
+        """Return when a request may be added: at once, or after those who wait for room already; see `add`."""
+        self.check_open()
+        tokens = sum(lengths)
+        never = tokens > self._batching.max_waiting_tokens
+        if never or self._when_full == "raise" or (not self._line and (self._is_worker() or self._packer.room(tokens))):
+            return  # `OnlinePacker.add_all` refuses what has no room
+        if self._is_worker():
+            self._refused += 1
+            raise QueueFullError(
+                f"other callers wait for room already ({len(self._line)}), and a callback cannot wait behind them; "
+                "submit in another thread, or raise max_waiting_tokens"
+            )
+        mine = threading.Condition(self._lock)
+        self._line.append(mine)
+        self._changed.notify_all()  # earlier requests of the same call can run meanwhile
+        try:
+            while self._line[0] is not mine or not self._packer.room(tokens):
+                self._lead(lengths, deadline)
+                mine.wait(None if deadline is None else max(deadline - self.clock(), 0) / 1e9)
+                self.check_open()
+        finally:
+            self._line.remove(mine)
+            self._call_next()
+
+    def _call_next(self) -> None:
+        """Wake the first caller of the line, since there may be room."""
+        if self._line:
+            self._line[0].notify()
 
     def count(self, counts: Mapping[str, int]) -> None:
         """Count requests that were cut or left out."""
@@ -183,7 +215,7 @@ class RequestQueue:
                 if number in self._waiting:
                     self._waiting[number][0].over = True
                     self._remove(self._waiting[number][0])
-            self._room.notify_all()
+            self._call_next()
             self._changed.notify_all()
 
     def _remove(self, request: Waiting) -> None:
@@ -213,10 +245,11 @@ class RequestQueue:
         """The totals so far, as a copy."""
         check_process(self._process)
         with self._changed:
+            seen = self._packer.statistics
             times = np.fromiter(self._times, np.int64) / 1e6
             half, most = np.percentile(times, (50, 99), method="higher").tolist() if times.size else (None, None)
             return RunnerStatistics(
-                packer=self._packer.statistics,
+                packer=replace(seen, refused=seen.refused + self._refused),
                 answered=self._answered,
                 failed=self._failed,
                 padded_tokens=self._padded,
@@ -245,7 +278,7 @@ class RequestQueue:
             self._closing = True
             dropped = [] if drain else self._drop()
             self._changed.notify_all()
-            self._room.notify_all()
+            self._send_away()
         fail(dropped, RunnerClosedError("the runner was closed before the request ran"))
 
     def die(self, died: str | None) -> None:
@@ -256,8 +289,13 @@ class RequestQueue:
             left = [*dict.fromkeys(part.request for part in self._running), *self._drop()]
             self._running = []
             self._changed.notify_all()
-            self._room.notify_all()
+            self._send_away()
         fail(left, RunnerClosedError(f"the runner's worker died: {died}"))
+
+    def _send_away(self) -> None:
+        """Wake all callers of the line, who then find that the runner is closed."""
+        for one in self._line:
+            one.notify()
 
     def _drop(self) -> list[Waiting]:
         """Remove all waiting requests from the queue, and return them."""
@@ -281,7 +319,7 @@ class RequestQueue:
                 found = self._taken(decision.batch) if decision.batch is not None else []
                 self._running = found
                 if found or late or decision.batch is not None:
-                    self._room.notify_all()
+                    self._call_next()
                     self._changed.notify_all()
                 elif self._closing and not len(self._packer):
                     return None
@@ -329,7 +367,7 @@ class RequestQueue:
             self._resolve(request, finish)
         with self._changed:
             self._running = []
-            self._room.notify_all()
+            self._call_next()
             self._changed.notify_all()
 
     def _resolve(self, request: Waiting, finish: Callable[[Prepared, list[Any]], Any]) -> None:

@@ -6,7 +6,7 @@ the futures. Only this thread runs the model, and runners that share a model tak
 
 A request on which the model fails does not affect the others in its batch (`nopad.serving.forward`). If the worker ends
 for any reason, every waiting request gets an error, and `submit` raises one: no caller waits for ever. The number of
-tokens in the queue is limited.
+tokens in the queue is limited; callers that wait for room enter in the order in which they came.
 
 Even on an idle runner, a request is handed to a thread and back, which adds a little time. If one caller has many
 requests at once and nobody else calls meanwhile, `nopad.tasks.Embedder` or `nopad.tasks.predict` is as fast without a

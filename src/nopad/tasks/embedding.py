@@ -32,6 +32,7 @@ from nopad.model.safety import bare, state_of
 from nopad.options import Option
 from nopad.sequences import Sequences
 from nopad.tasks.core import Core, Prepared, odd_rows
+from nopad.tasks.encoding import Shown, check_encoding, given_as, progress
 from nopad.tasks.folder import Pooling, Texts, default_folder, quiet, read_folder
 
 if TYPE_CHECKING:
@@ -217,29 +218,67 @@ class Embedder(Core):
         prompt: str | None = None,
         prompt_name: str | None = None,
         over_long: OverLong = "error",
-    ) -> NDArray[np.float32]:
-        """Return one vector per text, in order; float32 ``[n, H]``.
+        batch_size: int | None = None,
+        normalize_embeddings: bool = False,
+        convert_to_numpy: bool = True,
+        convert_to_tensor: bool = False,
+        show_progress_bar: bool | None = None,
+        precision: str = "float32",
+    ) -> Any:
+        """Return one vector per text, in order; float32 ``[n, H]``. For a single text, return its vector; ``[H]``.
+
+        The options have the names and meanings of sentence-transformers' `encode`, except where `batch_size` and
+        `over_long` say otherwise.
 
         Args:
-            texts: n texts.
+            texts: n texts, or one text.
             prompt: text to put before each text; "": no prompt.
             prompt_name: name of one of the model's own prompts (``Embedder.texts.prompts``). Without `prompt` and
                 `prompt_name`, the default prompt of the model's folder is used, if it has one.
             over_long: what to do with texts above `max_tokens`: "error" refuses them, "truncate" cuts and counts them
-                (`truncated`).
+                (`truncated`); sentence-transformers cuts without a word.
+            batch_size: most texts run at a time. None: as many as have about `budget` tokens, which is faster. The
+                vectors do not depend on it.
+            normalize_embeddings: True: scale vectors to length 1, even if `normalize` of this embedder is False.
+            convert_to_numpy: False: return a list of n tensors ``[H]`` instead of an array.
+            convert_to_tensor: True: return one tensor ``[n, H]`` instead, whatever `convert_to_numpy` is. Tensors are
+                on the model's device.
+            show_progress_bar: True: draw a progress bar on standard error.
+            precision: "float32". Vectors in other precisions are refused; the argument of the class with this name says
+                in which precision the model computes.
 
         Raises:
             LengthError: a text is too long and `over_long` is "error", or nothing is left to pool after its prompt.
             OptionError: there is no prompt named `prompt_name`, both `prompt` and `prompt_name` are given, `texts` are
-                not strings, `over_long` has another value, or a prompt would be left out of "first" pooling.
+                not strings, another option has a value that is not allowed, or a prompt would be left out of "first"
+                pooling.
             RecordError: the model gives NaN for a text.
+
+        >>> from transformers import BertConfig, BertModel
+        >>> sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+        >>> from nopad.tasks import Embedder
+        >>> embedder = Embedder(BertModel(BertConfig(**sizes)), tokenizer)
+        >>> embedder.encode(["is it red ?", "yes"], batch_size=64, convert_to_tensor=True).shape
+        torch.Size([2, 16])
+        >>> embedder.encode("yes", normalize_embeddings=True).shape
+        (16,)
         """
-        if isinstance(texts, str):
-            raise OptionError("one text was given where a list of texts is wanted; give [text]")
+        form = check_encoding(
+            batch_size,
+            precision,
+            normalize_embeddings=normalize_embeddings,
+            convert_to_numpy=convert_to_numpy,
+            convert_to_tensor=convert_to_tensor,
+            show_progress_bar=show_progress_bar,
+        )
         if not isinstance(texts, Iterable) or isinstance(texts, Mapping | Set):
             raise OptionError(f"texts are of type {type(texts).__name__}; expected a list of texts")
-        sequences, skip, _ = self._tokenised(list(texts), prompt, prompt_name, over_long)
-        return self._vectors(sequences, skip)
+        given = [texts] if isinstance(texts, str) else list(texts)
+        sequences, skip, _ = self._tokenised(given, prompt, prompt_name, over_long)
+        normalize = self.normalize or normalize_embeddings
+        with progress(show_progress_bar, len(sequences)) as done:
+            vectors = self._vectors(sequences, skip, most=batch_size, normalize=normalize, done=done)
+        return given_as(vectors, form, isinstance(texts, str), device_of(self.model))
 
     def is_one(self, given: Any) -> bool:
         """Return whether `given` is a single text."""
@@ -260,7 +299,7 @@ class Embedder(Core):
     def results_of(self, batch: PackedBatch) -> list[Any]:
         """Return the vector of each sequence, float32 ``[H]``, or a RequestError; see `Core.results_of`."""
         skip = batch.pop(SKIP).cpu().numpy() if SKIP in batch else 0
-        vectors = self._embedded(batch, skip)
+        vectors = self._embedded(batch, skip, self.normalize)
         found: list[Any] = [vector.copy() for vector in vectors]
         for at in odd_rows(vectors):
             found[at] = RequestError("the model gives NaN for this text")
@@ -273,7 +312,7 @@ class Embedder(Core):
 
     def gathered(self, answers: list[Any]) -> NDArray[np.float32]:
         """Return the vectors of several texts as `encode` does; float32 ``[n, H]``."""
-        return np.stack(answers) if answers else self._vectors([], 0)
+        return np.stack(answers) if answers else self._vectors([], 0, normalize=self.normalize)
 
     @property
     def shape(self) -> tuple[int, int | None]:
@@ -324,7 +363,7 @@ class Embedder(Core):
             LengthError, BatchError: a sequence has no token (LengthError), or more than the model has positions.
             RecordError: the model gives NaN for a sequence.
         """
-        return self._vectors(sequences, 0)
+        return self._vectors(sequences, 0, normalize=self.normalize)
 
     def _skipped(self, prompt: str) -> int:
         """Return how many tokens at the beginning of each sequence are not pooled, since they belong to the prompt."""
@@ -338,7 +377,16 @@ class Embedder(Core):
         [ids] = self.tokenizer.encode([self.texts.ready(prompt)])
         return int(self.tokenizer.prefix.size + ids.size)
 
-    def _vectors(self, sequences: Sequence[Any], skip: int) -> NDArray[np.float32]:
+    def _vectors(
+        self,
+        sequences: Sequence[Any],
+        skip: int,
+        *,
+        normalize: bool,
+        most: int | None = None,
+        done: Shown = lambda texts: None,
+    ) -> NDArray[np.float32]:
+        """Return one vector per sequence, run at most `most` at a time; call `done` with the number of each batch's."""
         if not hasattr(sequences, "__len__") or isinstance(sequences, str | bytes | Mapping | Set):
             raise OptionError(f"sequences are of type {type(sequences).__name__}; expected a list of lists of ids")
         for number, sequence in enumerate(sequences):
@@ -347,26 +395,27 @@ class Embedder(Core):
         found = [np.zeros((0, self.model.config.hidden_size), dtype=np.float32)]
         number = 0
         with evaluated(self.model), self.kernels(sum(map(len, sequences))), torch.inference_mode():
-            for part in _within(sequences, self.budget):
+            for part in _within(sequences, self.budget, most):
                 batch = PackedBatch.from_sequences(part).to(device_of(self.model))
-                found.append(self._embedded(batch, skip))
+                found.append(self._embedded(batch, skip, normalize))
                 for at in odd_rows(found[-1]):
                     raise RecordError(f"text {number + at}: the model gives NaN for it; are its weights damaged?")
                 number += len(part)
+                done(len(part))
         return np.concatenate(found)
 
-    def _embedded(self, batch: PackedBatch, skip: int | NDArray[np.int64]) -> NDArray[np.float32]:
-        vectors = embed(self.model, batch, pooling=self.pooling, normalize=self.normalize, skip=skip)
+    def _embedded(self, batch: PackedBatch, skip: int | NDArray[np.int64], normalize: bool) -> NDArray[np.float32]:
+        vectors = embed(self.model, batch, pooling=self.pooling, normalize=normalize, skip=skip)
         found: NDArray[np.float32] = vectors.float().cpu().numpy()
         return found
 
 
-def _within(sequences: Sequence[Any], budget: int) -> Iterator[list[Any]]:
-    """Yield lists of consecutive sequences, of at most `budget` tokens in all; a longer sequence is in a list alone."""
+def _within(sequences: Sequence[Any], budget: int, most: int | None) -> Iterator[list[Any]]:
+    """Yield lists of at most `most` consecutive sequences, and at most `budget` tokens, or one longer sequence."""
     part: list[Any] = []
     tokens = 0
     for sequence in sequences:
-        if part and tokens + len(sequence) > budget:
+        if part and (tokens + len(sequence) > budget or len(part) == most):
             yield part
             part, tokens = [], 0
         part.append(sequence)

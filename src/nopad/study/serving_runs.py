@@ -1,0 +1,194 @@
+"""PopRT's packed serving by real runs: its requests through a model of the demo's size, in its ways and in ours.
+
+The requests have the lengths of PopRT's examples (`nopad.study.serving`): the first ones, as many as fill some batches
+with one request per row. Their tokens are random. First all requests wait from the beginning, as in PopRT's throughput
+test: requests per second (the ways take turns, twice, and the faster turn counts), and the largest difference of any
+hidden state from that of the original way. Then they arrive at random times, the same for all ways: 0.6 times as many
+per second as the original way answers. Latency is the time from when a request arrives until its answer is there.
+
+The original way is the model as it is, on batches padded to the grid, one request per row. PopRT's ways are static
+grids of the same shape, so that their batches take about equally long; ours is flat batches without padding.
+
+BERT is all-MiniLM-L6-v2; DeBERTa is a DeBERTa-v2 of the same size with random weights. A runner needs no separators.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from nopad.batch import PackedBatch
+from nopad.errors import OptionError
+from nopad.model.safety import packed
+from nopad.random import draw, key
+from nopad.serving.batching import Batching
+from nopad.serving.forward import Tensors
+from nopad.serving.runner import PackRunner
+from nopad.study.serving import Grid, workload
+
+__all__ = ["WAYS", "RealRow", "model_for", "real_rows"]
+
+BATCHES = {"BERT-base": 6, "DeBERTa": 10}  # batches with one request per row; together they take about two minutes
+LOAD = 0.6
+TURNS = 2
+WAYS = ("one request per row", "end_to_end", "first_fit", "next_fit", "flat, look_ahead")
+_ORIGINAL, *_POLICIES, _OURS = WAYS
+_IDS = "input_ids"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RealRow:
+    """What was measured of one way to serve the requests.
+
+    Attributes:
+        way: one of `WAYS`.
+        requests, batches: number of requests, and of the batches in which they ran while all of them waited.
+        per_s: requests per second while all waited, in the faster turn.
+        speed_up: `per_s` / that of the original way.
+        difference: largest absolute difference of a hidden state from that of the original way.
+        offered_per_s: requests that arrive per second, in the run that measures latency.
+        p50_ms, p99_ms: milliseconds to the answer that half, and 99 %, of these requests took at most.
+    """
+
+    way: str
+    requests: int
+    batches: int
+    per_s: float
+    speed_up: float
+    difference: float
+    offered_per_s: float
+    p50_ms: float
+    p99_ms: float
+
+
+class _Original(Tensors):
+    """The model as it is, on batches padded to a grid, one request per row."""
+
+    def __init__(self, model: Any, grid: Grid) -> None:
+        super().__init__(model)
+        self._grid = grid
+
+    def results_of(self, batch: PackedBatch) -> list[Any]:
+        """Return the hidden states of each request; see `Core.results_of`."""
+        ids = torch.zeros(self._grid.rows, self._grid.capacity, dtype=torch.long)
+        mask = torch.zeros_like(ids)
+        mask[:, 0] = 1  # rows without a request
+        parts = batch.unpack_tokens(batch[_IDS])
+        for row, part in enumerate(parts):
+            ids[row, : len(part)], mask[row, : len(part)] = part, 1
+        states = self.model(input_ids=ids, attention_mask=mask).last_hidden_state
+        return [{"last_hidden_state": one[: len(part)].clone()} for one, part in zip(states, parts, strict=False)]
+
+
+def model_for(grid: Grid) -> Any:
+    """Return the model that runs a setting, pack-safe and in evaluation mode.
+
+    Raises:
+        MissingExtraError: the package with all-MiniLM-L6-v2 is not installed.
+    """
+    from transformers import AutoModel, DebertaV2Config, DebertaV2Model
+
+    from nopad.tasks.folder import default_folder, quiet
+
+    if grid.name == "DeBERTa":
+        sizes: dict[str, Any] = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12}
+        sizes |= {"intermediate_size": 1536, "relative_attention": True, "pos_att_type": ["p2c", "c2p"]}
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            made: Any = DebertaV2Model(DebertaV2Config(**sizes, position_biased_input=False, vocab_size=30_522))
+            return packed(made.eval())
+    with quiet():
+        return packed(AutoModel.from_pretrained(default_folder(), add_pooling_layer=False).eval())
+
+
+def real_rows(
+    grid: Grid, model: Any, *, batches: int | None = None, say: Callable[[str], None] = lambda way: None
+) -> list[RealRow]:
+    """Run a setting's requests in each way, and return what was measured, in the order of `WAYS`.
+
+    Args:
+        grid: one of PopRT's settings.
+        model: a pack-safe base model with at least `grid.capacity` positions.
+        batches: how many batches the requests fill with one request per row, at most 100; None: 6 for BERT and 10 for
+            DeBERTa.
+        say: called with the name of each way, and more, before it runs.
+
+    Raises:
+        OptionError: `batches` is not from 1 to 100, or the model is not pack-safe.
+    """
+    count = BATCHES.get(grid.name, 6) if batches is None else batches
+    if type(count) is not int or not 1 <= count <= 100:
+        raise OptionError(f"batches must be an integer from 1 to 100, got {batches!r}")
+    lengths = workload(grid)[: count * grid.rows].tolist()
+    tokens = np.random.default_rng(0)
+    most = model.get_input_embeddings().num_embeddings
+    requests = [{_IDS: tokens.integers(min(1000, most // 2), most, length)} for length in lengths]
+    with ExitStack() as open_runners:
+        runners = {way: open_runners.enter_context(PackRunner(*_served(way, grid, model))) for way in WAYS}
+        fastest, states, batches_of = _all_waiting(runners, requests, say)
+        offered_per_s = LOAD * len(requests) / fastest[_ORIGINAL]
+        rows = []
+        for way, runner in runners.items():
+            say(f"{way}, as requests arrive")
+            half, last = np.percentile(_latencies(runner, requests, offered_per_s), (50, 99)) * 1e3
+            apart = [float((a - b).abs().max()) for a, b in zip(states[way], states[_ORIGINAL], strict=True)]
+            rows.append(
+                RealRow(
+                    way=way,
+                    requests=len(requests),
+                    batches=batches_of[way],
+                    per_s=len(requests) / fastest[way],
+                    speed_up=fastest[_ORIGINAL] / fastest[way],
+                    difference=max(apart),
+                    offered_per_s=offered_per_s,
+                    p50_ms=float(half),
+                    p99_ms=float(last),
+                )
+            )
+    return rows
+
+
+def _all_waiting(
+    runners: dict[str, PackRunner], requests: Sequence[Any], say: Callable[[str], None]
+) -> tuple[dict[str, float], dict[str, list[Any]], dict[str, int]]:
+    """Run all requests at once in each way, by turns; return the least seconds, the hidden states and the batches."""
+    fastest, states, batches = dict.fromkeys(runners, math.inf), {}, {}
+    for _ in range(TURNS):
+        for way, runner in runners.items():
+            say(way)
+            before, begin = runner.statistics.packer.batches, time.perf_counter()
+            states[way] = [one["last_hidden_state"] for one in runner(requests)]
+            fastest[way] = min(fastest[way], time.perf_counter() - begin)
+            batches[way] = runner.statistics.packer.batches - before
+    return fastest, states, batches
+
+
+def _served(way: str, grid: Grid, model: Any) -> tuple[Any, Batching]:
+    """Return what a runner is given for one of `WAYS`: a model or its core, and the limits of a batch."""
+    slots = grid.rows * grid.capacity
+    if way == _ORIGINAL:
+        return _Original(model, grid), Batching(capacity=slots, max_sequences=grid.rows, policy="first_fit")
+    if way == _OURS:
+        return model, Batching(capacity=slots)
+    limits: dict[str, Any] = {"rows": grid.rows, "max_sequences": grid.max_sequences, "policy": way}
+    return model, Batching(capacity=grid.capacity, **limits)
+
+
+def _latencies(runner: PackRunner, requests: Sequence[Any], per_s: float) -> list[float]:
+    """Submit requests at random times, as many per second; return the seconds that each took until its answer."""
+    taken: list[float] = []
+    due = time.perf_counter()
+    for number, request in enumerate(requests):
+        due += -math.log1p(-draw(key(0), number) / 2**64) / per_s
+        time.sleep(max(due - time.perf_counter(), 0))
+        future = runner.submit(request)
+        future.add_done_callback(lambda _, due=due: taken.append(time.perf_counter() - due))  # type: ignore[misc]
+    runner.drain()
+    return taken

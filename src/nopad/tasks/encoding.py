@@ -1,0 +1,70 @@
+"""Options of `Embedder.encode` that bear the names of sentence-transformers' `encode`: checks, and what they give."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from nopad.errors import OptionError
+from nopad.options import BOOLEAN, MAX_LENGTH, Option
+
+__all__ = ["As", "Shown", "check_encoding", "given_as", "progress"]
+
+As = Literal["array", "tensor", "list"]
+Shown = Any  # a function of the number of texts that are done
+
+_TEXTS = Option(default=None, none=True, high=MAX_LENGTH, help="texts run at a time, at most")
+_FLAGS = {
+    "normalize_embeddings": Option(default=False, choices=BOOLEAN, help="scale vectors to length 1"),
+    "convert_to_numpy": Option(default=True, choices=BOOLEAN, help="return an array"),
+    "convert_to_tensor": Option(default=False, choices=BOOLEAN, help="return a tensor"),
+    "show_progress_bar": Option(default=None, none=True, choices=(*BOOLEAN, None), help="draw a progress bar"),
+}
+
+
+def check_encoding(batch_size: int | None, precision: str, **flags: Any) -> As:
+    """Check the options, and return what `Embedder.encode` returns.
+
+    Raises:
+        OptionError: a flag is neither True nor False, `batch_size` is below 1, or vectors of another precision are
+            wanted.
+    """
+    _TEXTS.check("batch_size", batch_size)
+    for name, option in _FLAGS.items():
+        option.check(name, flags[name])
+    if precision != "float32":
+        raise OptionError(
+            f"precision is {precision!r}, and encode returns float32 vectors only; quantise them afterwards, as "
+            "sentence_transformers.util.quantize_embeddings does, or compute in lower precision, with "
+            "Embedder(precision=...)"
+        )
+    if flags["convert_to_tensor"]:
+        return "tensor"
+    return "array" if flags["convert_to_numpy"] else "list"
+
+
+def given_as(vectors: NDArray[np.float32], form: As, one: bool, device: torch.device) -> Any:
+    """Return vectors ``[n, H]`` in the given form, tensors on `device`; if `one`, the only vector, ``[H]``."""
+    if form == "array":
+        return vectors[0] if one else vectors
+    found = torch.from_numpy(vectors).to(device)
+    if one:
+        return found[0]
+    return found if form == "tensor" else list(found)
+
+
+@contextmanager
+def progress(shown: bool | None, texts: int) -> Iterator[Shown]:
+    """Give a function that is called with the number of texts that a batch had, and draws a bar if `shown`."""
+    if not shown:
+        yield lambda done: None
+        return
+    from tqdm.auto import tqdm
+
+    with tqdm(total=texts, unit="text", desc="Texts") as bar:
+        yield bar.update
