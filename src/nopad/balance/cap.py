@@ -84,8 +84,8 @@ def cut_under_cap(tokens: ArrayLike, shape: Shape, cap: int, parts: int = 1) -> 
     takes the units left. The result says where each step begins, and where the last step ends; int64 ``[steps + 1]``.
 
     Args:
-        tokens: number of tokens of each unit, in the order that `draw` returned; ``[n]``. With `parts` above 1, number of
-            tokens of each part; ``[n * parts]``.
+        tokens: number of tokens of each unit, in the order that `draw` returned; ``[n]``. With `parts` above 1, number
+            of tokens of each part; ``[n * parts]``.
         shape: the most units of a step, and the ranks and micro-steps that share them.
         cap: most tokens per rank and micro-step.
         parts: number of parts of each unit. The parts share the step, but may go to different ranks.

@@ -117,7 +117,7 @@ class TextPairs(Encoder):
         self.columns = {"input_ids": _IDS} | ({"token_type_ids": pa.list_(pa.int8())} if self._typed else {})
 
     def encode(self, records: Sequence[Mapping[str, Any]]) -> tuple[list[Made], dict[str, int]]:
-        """Return, per record, a list of one dict, or why it is bad; and the counts of truncated pairs and lost tokens."""
+        """Return a list of one dict per record, or why it is bad; and the counts of truncated pairs and lost tokens."""
         made: list[Made] = [_not_text(record, self.reads) or [] for record in records]
         good = [at for at, one in enumerate(made) if not isinstance(one, str)]
         texts, pairs = ([records[at][name] for at in good] for name in self.reads)

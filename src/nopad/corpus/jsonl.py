@@ -185,8 +185,8 @@ def decode_objects(
     """Decode lines to records without carried columns; empty lines are skipped.
 
     The texts of adjacent good lines become one `Records`. `first_line` is the 1-based number of the first line, and
-    `field` the field that is read. With `selection`, a record of ids with a column that `Selection.unforeseen` refuses is
-    bad.
+    `field` the field that is read. With `selection`, a record of ids with a column that `Selection.unforeseen` refuses
+    is bad.
     """
     texts: list[str] = []
     lines: list[int] = []
