@@ -176,3 +176,10 @@ def test_more_strata_than_a_byte_counts_lose_no_unit():
     balance = Balance(draw="stratified", deal="none", edges=tuple(range(1, 150)), quotas=(1,) + (0,) * 149)
     order = draw(costs, Shape(1, 1, 1, 1), balance, 5)
     assert sorted(order.tolist()) == list(range(1000))
+
+
+@pytest.mark.parametrize("edges", [None, (5,)])
+@pytest.mark.parametrize("costs", [[], [3]])
+def test_too_few_units_for_the_ranks_make_no_step(costs, edges):
+    balance = Balance.named("stratified", edges=edges) if edges else Balance.named("stratified")
+    assert whole_steps(costs, Shape(2, 1, 1, 4), balance) == 0

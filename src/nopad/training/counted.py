@@ -83,10 +83,9 @@ class CountedLR(LRScheduler):
         super().__init__(optimizer)
 
     def _seen_by(self, loader: PackedLoader) -> int:
-        """Return how many sequences or tokens the loader has given; 0 for steps, which this object counts itself."""
-        if self.schedule.counts == "steps":
-            return 0
-        return loader.sequences_seen if self.schedule.counts == "sequences" else loader.tokens_seen
+        """Return how many sequences, tokens or whole steps the loader has given."""
+        seen: int = getattr(loader, f"{self.schedule.counts}_seen")
+        return seen
 
     @property
     def seen(self) -> int:
