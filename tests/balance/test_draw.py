@@ -90,7 +90,7 @@ def test_sorted_units_that_are_waited_for_together_are_neighbours(wait, window):
     n = steps * shape.per_step
     costs = np.random.default_rng(1).permutation(n)
     order = draw(costs, shape, Balance(draw="sorted", deal="none", wait=wait, window=window), 5)
-    together = shape.per_step if wait == "step" else shape.per_micro_step
+    together = shape.per_step if wait == "step" else shape.world_size * shape.per_rank
     for begin in range(0, steps, window or steps):
         units = steps_of(order, shape)[begin : begin + (window or steps)]
         ranks_of_costs = np.argsort(np.argsort(costs[units], axis=None)).reshape(units.shape)

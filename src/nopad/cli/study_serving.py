@@ -12,7 +12,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from nopad.cli.render import console
-from nopad.study.serving import GRIDS, WAITING, Grid, ServingRow, best_reduction, serving_rows
+from nopad.study.serving import GRIDS, WAITING, ServingRow, best_reduction, serving_rows
 
 __all__ = ["serving"]
 
@@ -54,12 +54,12 @@ def serving(
         separated = f", {grid.separator} slot between them" if grid.separator else ""
         title = f"PopRT, {grid.name}: {grid.rows} rows of {grid.capacity}, at most {grid.max_sequences} requests"
         screen.print(f"{title}{separated}; without padding x{best_reduction(grid):.3f}", style="bold")
-        screen.print(_table(grid, rows))
+        screen.print(_table(rows))
     for note in _NOTES:
         screen.print(f"  {note}", style="dim", markup=False, soft_wrap=True)
 
 
-def _table(grid: Grid, rows: Sequence[ServingRow]) -> Table:
+def _table(rows: Sequence[ServingRow]) -> Table:
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("policy", no_wrap=True)
     for head in ("samples/s", "speed-up", "batches", "reduction", "tokens / slots", "realised"):
