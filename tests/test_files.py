@@ -8,7 +8,15 @@ import stat
 import pytest
 
 from nopad.errors import StorageError
-from nopad.files import PARTIAL_SUFFIX, fsync_folder, fsync_path, sha256_file, storage_errors, write_atomic
+from nopad.files import (
+    PARTIAL_SUFFIX,
+    fsync_folder,
+    fsync_path,
+    locked,
+    sha256_file,
+    storage_errors,
+    write_atomic,
+)
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
@@ -101,3 +109,18 @@ def test_fsync_closes_what_it_opens(tmp_path):
 def test_sha256_file(tmp_path, content):
     (tmp_path / "a").write_bytes(content)
     assert sha256_file(tmp_path / "a") == hashlib.sha256(content).hexdigest()
+
+
+def test_a_lock_says_only_what_it_failed_at_itself(tmp_path):
+    """An error of the block was reported as one of the lock file."""
+    full = OSError(errno.ENOSPC, "full")
+    with pytest.raises(OSError, match="full") as caught, locked(tmp_path / "lock"):
+        raise full
+    assert caught.value is full
+    with locked(tmp_path / "lock"):  # the lock was released
+        pass
+    with (
+        pytest.raises(StorageError, match=r"failed while locking .*/no/lock: No such file"),
+        locked(tmp_path / "no/lock"),
+    ):
+        pass

@@ -13,7 +13,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -65,12 +65,15 @@ def locked(path: Path) -> Iterator[None]:
     """Hold an exclusive lock on the lock file `path` inside a ``with`` block; the file is created or emptied.
 
     Other processes on this machine that ask for the same lock wait. The operating system frees it if the process ends.
+    An error of the block is raised as it is.
 
     Raises:
-        StorageError: the lock file cannot be written, or the block raises an OSError.
+        StorageError: the lock file cannot be written or locked.
     """
-    with storage_errors("locking", path), open(path, "wb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with ExitStack() as stack:
+        with storage_errors("locking", path):
+            file = stack.enter_context(open(path, "wb"))
+            fcntl.flock(file, fcntl.LOCK_EX)
         try:
             yield
         finally:  # not by closing alone: a process that was forked meanwhile has the file open, too

@@ -161,3 +161,19 @@ def test_units_that_fit_nowhere_are_found_first():
     with pytest.raises(BalanceError, match="unit 1 alone does not fit into a step of 2 times 8 tokens"):
         cut_under_cap([3, 9], shape, 8)
     assert cut_under_cap([], shape, 8).tolist() == [0]
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+@pytest.mark.parametrize(
+    ("costs", "tokens", "message"),
+    [
+        ([1, 2], [1, 6], "unit 1 has 6 tokens, the cap is 5; truncate or split it, or raise"),  # an AssertionError
+        ([1], [9], "unit 0 has 9 tokens, the cap is 5"),
+        ([1] * 9, [1] * 8 + [6], "unit 8 has 6 tokens, the cap is 5"),
+        ([1, 2], [1], "2 costs for 1 units; give one each"),
+        ([], [], "there is no unit to deal"),
+    ],
+)
+def test_a_step_under_a_cap_that_cannot_be(method, costs, tokens, message):
+    with pytest.raises(BalanceError, match=message):
+        deal_step_under_cap(costs, tokens, Shape(2, 2, 2, 1), METHODS[method], 5)

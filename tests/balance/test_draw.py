@@ -90,7 +90,7 @@ def test_sorted_units_that_are_waited_for_together_are_neighbours(wait, window):
     n = steps * shape.per_step
     costs = np.random.default_rng(1).permutation(n)
     order = draw(costs, shape, Balance(draw="sorted", deal="none", wait=wait, window=window), 5)
-    together = shape.per_step if wait == "step" else shape.per_micro_step
+    together = shape.per_step if wait == "step" else shape.world_size * shape.per_rank
     for begin in range(0, steps, window or steps):
         units = steps_of(order, shape)[begin : begin + (window or steps)]
         ranks_of_costs = np.argsort(np.argsort(costs[units], axis=None)).reshape(units.shape)
@@ -176,3 +176,10 @@ def test_more_strata_than_a_byte_counts_lose_no_unit():
     balance = Balance(draw="stratified", deal="none", edges=tuple(range(1, 150)), quotas=(1,) + (0,) * 149)
     order = draw(costs, Shape(1, 1, 1, 1), balance, 5)
     assert sorted(order.tolist()) == list(range(1000))
+
+
+@pytest.mark.parametrize("edges", [None, (5,)])
+@pytest.mark.parametrize("costs", [[], [3]])
+def test_too_few_units_for_the_ranks_make_no_step(costs, edges):
+    balance = Balance.named("stratified", edges=edges) if edges else Balance.named("stratified")
+    assert whole_steps(costs, Shape(2, 1, 1, 4), balance) == 0

@@ -9,7 +9,7 @@ from nopad.errors import OptionError
 
 def test_what_a_step_takes():
     shape = Shape(world_size=12, node_size=4, accumulation=3, per_rank=5)
-    assert (shape.nodes, shape.per_rank_step, shape.per_micro_step, shape.per_step) == (3, 15, 60, 180)
+    assert (shape.nodes, shape.per_rank_step, shape.per_step) == (3, 15, 180)
 
 
 def test_numbers_of_numpy_become_pythons():

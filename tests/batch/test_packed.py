@@ -583,3 +583,16 @@ def test_a_mask_of_another_length_than_its_row():
     row = {"input_ids": [1, 2], "seq_lengths": [1], "attention_mask": [1]}
     with pytest.raises(BatchError, match="attention_mask of row 0 has 1 values for 2 input_ids"):
         PackedBatch.from_features([row])
+
+
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "int8", "int32", "int64", "float16", "float32", "float64"])
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_labels_of_a_stand_in_are_ignored(dtype, library):
+    """Booleans became True, and unsigned integers another label."""
+    labels = np.array([1, 0]).astype(dtype)
+    batch = PackedBatch.from_sequences([[7, 8], [9]])
+    batch["labels"] = torch.from_numpy(labels) if library == "torch" else labels
+    found = np.asarray(batch.as_stand_in()["labels"])
+    assert found.shape == (2,)
+    assert np.isnan(found).all() if dtype.startswith("float") else (found == -100).all()
+    assert found.dtype == (np.int64 if dtype in ("bool", "uint8") else dtype)

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 import nopad
-from nopad.cli.render import _BAR, bars, describe_histogram, outcome, plan_table, seconds
+from nopad.cli.render import _BAR, bars, outcome, plan_table, seconds
 from nopad.corpus import Counts
 from nopad.store import Manifest
 
@@ -82,13 +82,6 @@ def test_narrow_table_leaves_out_whole_columns_and_says_so(width, left_out):
 
 def test_an_empty_table():
     assert "algorithm" in drawn(plan_table([]), 160)
-
-
-def test_describe():
-    histogram = nopad.Histogram.from_lengths([5, 3, 4, 2, 8])
-    assert describe_histogram(histogram, 8) == (
-        "5 sequences of 2 to 8 tokens, 22 in all\none sequence per row of 8: 45.0% padding"
-    )
 
 
 def test_bars_fit_80_columns():

@@ -21,6 +21,7 @@ import pytest
 
 import nopad
 from nopad.corpus import CorpusOptions, LengthsFile, open_source, sequences
+from nopad.corpus.batches import checked
 from nopad.errors import FormatError, NopadError, RecordError, SourceError
 
 N = 4000
@@ -221,6 +222,20 @@ class TestEveryBatchIsProven:
             writer.write_table(made)
         [group] = sequences(open_source(tmp_path / "a.arrow").blocks(), None, CorpusOptions(capacity=4))
         assert group.batch.values["name"].to_pylist() == ["a", "a longer one than that"]
+
+    @pytest.mark.parametrize("values", [["a", "a longer one than that"], [None, "b"], [None, None]])
+    @pytest.mark.parametrize("wanted", [pa.string_view(), pa.dictionary(pa.int8(), pa.string_view())])
+    def test_string_views_become_text_wherever_they_are(self, wanted, values):
+        """A column of nulls became a string view, and a dictionary of them an error of the Arrow library."""
+        schema = pa.schema({"x": wanted})
+        strings = pa.array(values, pa.string_view())
+        column = strings
+        if pa.types.is_dictionary(wanted):
+            column = pa.DictionaryArray.from_arrays(pa.array([0, 1], pa.int8()), strings)
+        given = [column] if any(values) else [column, pa.nulls(2)]
+        for one in given:
+            found = checked(pa.record_batch([one], ["x"]), schema, "a.arrow", 1).column(0)
+            assert (found.type, found.to_pylist()) == (pa.large_string(), values)
 
     @pytest.mark.parametrize("values", [["a", None], [7, None], [0.5, None], [True, None]])
     def test_a_null_among_the_values_of_a_dictionary(self, tmp_path, values):

@@ -293,3 +293,13 @@ def test_too_few_documents_are_told_with_the_bad_ones(tmp_path):
     source = open_source(tmp_path / "a.txt", ReaderOptions(text_unit="paragraph"))
     with pytest.raises(SourceError, match=r"1 document with a text \(.*a.txt, line 1: not UTF-8"):
         list(PretrainingSource(source, tokenizer(), options()).blocks())
+
+
+def test_pairs_of_one_length_are_not_taken_for_padded(tmp_path, recwarn):
+    """Their ids are made here, so none of them is padding."""
+    same = ["\n".join(["w1 w2 w3"] * 2)] * 40
+    source = PretrainingSource(IterableSource(same), tokenizer(), options(max_length=9, short=0.0))
+    found = made_of(source)
+    assert {len(ids) for ids, *_ in found} == {9}
+    pack_corpus(source, tmp_path / "packed", CorpusOptions(capacity=18))
+    assert [str(one.message) for one in recwarn] == []

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from nopad.corpus import open_records
+from nopad.corpus.runs import ROWS
 from nopad.errors import OptionError, RecordError, SourceError
 
 COUNT = 2345
@@ -100,6 +101,20 @@ def test_an_iterator_is_read_once():
     assert list(stream) == RECORDS[:3]
     with pytest.raises(SourceError, match="can be read once"):
         list(stream)
+
+
+@pytest.mark.parametrize("first", ["fingerprint", "count", "read"])
+@pytest.mark.parametrize("then", ["fingerprint", "count", "read"])
+def test_whatever_reads_an_iterator_reads_it_once(first, then):
+    """After the fingerprint, there were no records, and no error."""
+
+    def use(stream, name):
+        return list(stream.read()) if name == "read" else getattr(stream, name)()
+
+    stream = open_records(iter(RECORDS[:3]))
+    assert use(stream, first) == use(open_records(RECORDS[:3]), first)
+    with pytest.raises(SourceError, match="an iterator can be read once; give a function that returns a new one"):
+        use(stream, then)
 
 
 def test_memory_is_bounded_by_a_run():
@@ -195,6 +210,21 @@ def test_a_bad_record_is_named_when_it_is_reached(tmp_path, name, content, good,
     with pytest.raises((RecordError, SourceError), match=message):
         found.extend(stream)
     assert len(found) == good
+
+
+@pytest.mark.parametrize("rows", [0, 1, 999, 1000, 1001, 2000])
+def test_a_broken_quote_ends_the_file(tmp_path, rows):
+    """It is the last record: counting never came to an end, and a run read late raised the error of a later one."""
+    path = tmp_path / "a.csv"
+    path.write_text("a\n" + "1\n" * rows + '"open\n2\n')
+    stream = open_records(path)
+    assert stream.count() == rows + 1
+    with pytest.raises(SourceError, match=f"there are {rows + 1:,} records, and reading was to go on after 5,000"):
+        list(stream.read(after=5000))
+    *whole, last = stream.parts[0][1]()
+    assert sum(len(list(run.decode())) for run in whole) == rows - rows % ROWS
+    with pytest.raises(RecordError, match="unexpected end of data"):
+        list(last.decode())
 
 
 def test_text_that_is_no_utf8_in_a_table(tmp_path):

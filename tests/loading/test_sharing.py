@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import fcntl
 import gc
 import json
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from nopad import PackedLoader
+from nopad.errors import StorageError
 from nopad.loading.sharing import HostArrays
 
 FACTS = {"seed": 0, "data": "abc"}
@@ -152,3 +154,27 @@ def test_ranks_that_share_get_what_they_would_have_got_alone(tmp_path, warm_pyth
     for rank, (out, _) in enumerate(outputs):
         assert take(rank, "") == json.loads(out)
     assert [path.name for path in Path(tmp_path).iterdir()] == ["lock"]
+
+
+def test_an_error_of_who_makes_the_arrays_is_not_one_of_their_files(tmp_path):
+    given = HostArrays(FACTS, tmp_path)
+
+    def fails():
+        raise OSError(5, "the user's disk")
+
+    with pytest.raises(OSError, match="the user's disk") as caught:
+        given.arrays("epoch-0", fails)
+    assert not isinstance(caught.value.__cause__, OSError)
+    made = given.arrays("epoch-0", lambda: {"order": np.arange(2)})
+    assert made["order"].tolist() == [0, 1]
+
+
+def test_a_full_disk_names_the_arrays(tmp_path, monkeypatch):
+    given = HostArrays(FACTS, tmp_path)
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(np, "save", full)
+    with pytest.raises(StorageError, match=r"no space left while writing .*epoch-0 \("):
+        given.arrays("epoch-0", lambda: {"order": np.arange(2)})

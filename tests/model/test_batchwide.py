@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+from types import SimpleNamespace
+
 import pytest
 import torch
 import transformers
@@ -12,6 +15,7 @@ from torch import nn
 import nopad
 from nopad.errors import BatchError, UnsupportedModelError
 from nopad.model.attention import packed_attention
+from nopad.model.batchwide import check_layers
 from nopad.model.families import REFUSED
 
 LONGROPE = {
@@ -207,6 +211,39 @@ class TestAdaptersPerRow:
         with pytest.raises(UnsupportedModelError, match="PEFT hands adapter_names to each layer, one per row"):
             model(**batch, adapter_names=["default", "other", "default"])
         model(**batch)
+
+    def test_no_hook_stays_if_a_cache_is_refused_too(self):
+        """PEFT leaves its hooks on the layers after an error, and they act on the next call, packed or not."""
+        model, config = self.wrapped()
+        model.add_adapter("other", config)
+        sequences = texts(5, 7, 3)
+        wanted = model(input_ids=sequences[0][None]).logits
+        nopad.packed(model)
+        batch = nopad.PackedBatch.from_sequences(sequences)
+        with pytest.raises(UnsupportedModelError, match="PEFT hands adapter_names to each layer, one per row"):
+            model(**batch, adapter_names=["other", "other", "other"], past_key_values=[1])
+        assert torch.equal(model(input_ids=sequences[0][None]).logits, wanted)
+
+
+class Linear8bitLt(nn.Linear):
+    """As far as is looked at, a layer of bitsandbytes."""
+
+    state = SimpleNamespace(threshold=6.0)
+
+
+@pytest.mark.parametrize("quantised_first", [False, True])
+def test_hooks_per_row_are_removed_wherever_they_are(quantised_first):
+    """With a quantised layer in front, they stayed on the model, and every later call was refused."""
+    layers = [nn.Linear(2, 2), Linear8bitLt(2, 2), nn.Linear(2, 2)]
+    model = nn.Sequential(*(layers if quantised_first else layers[::-1]))
+    model[2 if quantised_first else 0].register_forward_pre_hook(
+        partial(lambda *_, **__: None, adapter_names=["a"]), with_kwargs=True
+    )
+    with pytest.raises(UnsupportedModelError, match="PEFT hands adapter_names to each layer, one per row"):
+        check_layers(model)
+    assert not any(layer._forward_pre_hooks for layer in model)
+    with pytest.raises(UnsupportedModelError, match="Linear8bitLt looks for outlier columns in the whole batch"):
+        check_layers(model)
 
 
 def test_noise_by_the_width_of_a_row():

@@ -75,6 +75,20 @@ class TestLabels:
         with pytest.raises(OptionError, match=r"some first tokens are not these tokens; say to_hf\(causal=True\)"):
             self.labels([[1, 0, 1], [2, 2]])
 
+    @pytest.mark.parametrize("causal", [None, True, False])
+    def test_labels_beside_a_column_for_masks_are_labels_like_others(self, causal):
+        """`maskable` says what may be hidden; it takes nothing from labels that are there, and adds none by itself."""
+        rows = [{"input_ids": [7, 8, 9], "maskable": [0, 1, 1], "labels": [-100, 8, -100]}]
+        assert nopad.pack_dataset(rows, 8).to_hf(causal=causal)[0]["labels"] == [-100, 8, -100]
+        alone = nopad.pack_dataset([{"input_ids": [7, 8, 9], "maskable": [0, 1, 1]}], 8).to_hf(causal=causal)[0]
+        assert alone.get("labels") == ([-100, 8, 9] if causal else None)
+        odd = nopad.pack_dataset([{**rows[0], "labels": [3, 8, 4]}], 8)
+        if causal is None:
+            with pytest.raises(OptionError, match="some first tokens are not these tokens"):
+                odd.to_hf()
+        else:
+            assert odd.to_hf(causal=causal)[0]["labels"] == [-100 if causal else 3, 8, 4]
+
     def test_one_per_sequence(self, packed):
         with pytest.raises(OptionError, match="the labels are one per sequence, and a causal language model"):
             packed.to_hf(causal=True)

@@ -521,3 +521,11 @@ def test_scores_of_questions_without_an_answer():
         }
     )
     assert squad_scores(["A"], [["the"]]) == {"exact": 1.0, "f1": 1.0}
+
+
+def test_scores_of_no_questions_are_nan():
+    for found in (squad_scores([], []), best_thresholds([], [])):
+        scores = {name: value for name, value in found.items() if "threshold" not in name}
+        assert len(scores) == 2
+        assert all(np.isnan(value) for value in scores.values())
+    assert best_thresholds([], [])["best_f1_threshold"] == 0

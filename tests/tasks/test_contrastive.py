@@ -13,7 +13,7 @@ from tests.tasks.tiny import bert, llama, tokenizer, words
 
 import nopad
 from nopad.errors import BatchError, LengthError, OptionError, RecordError
-from nopad.tasks import Contrastive, predict
+from nopad.tasks import Contrastive, InBatch, predict
 
 COUNT = 9
 
@@ -251,6 +251,9 @@ def test_metrics_are_of_all_records_whatever_the_batches(same):
         assert found["accuracy_at_1"] == pytest.approx(ranks.count(1) / COUNT)
         assert found["mrr"] == pytest.approx(sum(1 / rank for rank in ranks) / COUNT)
     assert all(math.isnan(value) for value in task.objective.meter().values().values())
+    meter = task.objective.meter()
+    meter.add({"embeddings": torch.ones(0, 4)}, {name: torch.zeros(0, dtype=torch.long) for name in InBatch.targets})
+    assert all(math.isnan(value) for value in meter.values().values())  # a batch without an anchor: divided by zero
 
 
 def test_a_training_loop_learns():
@@ -299,9 +302,9 @@ def test_bad_input_is_refused():
     one = {"anchor": "why", "positive": "not"}
     with pytest.raises(RecordError, match="record 1 has no 'positive', only anchor"):
         task.encode([one, {"anchor": "why"}])
-    with pytest.raises(RecordError, match="record 1 has 2 hard negatives, and record 0 has 1"):
+    with pytest.raises(RecordError, match="record 1 has 2 hard negatives, and the first one 1"):
         task.encode([{**one, "negative": "a"}, {**one, "negative": ["a", "b"]}])
-    with pytest.raises(RecordError, match="record 1 has 1 hard negatives, and record 0 has 0"):
+    with pytest.raises(RecordError, match="record 1 has 1 hard negatives, and the first one 0"):
         task.encode([one, {**one, "negative": "a"}])
     assert Contrastive(tokenizer(), negative=None).encode([one, {**one, "negative": "a"}]).group == 2
     with pytest.raises(RecordError, match="record 0: negative is a int; it is a text, or a list of texts"):

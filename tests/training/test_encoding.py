@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,9 +16,10 @@ pytest.importorskip("accelerate")
 from runs import classify_records
 from tests.tasks.tiny import tokenizer
 
-from nopad.errors import LengthError, RecordError
+from nopad.errors import LengthError, RecordError, StorageError
 from nopad.loading.sources import open_tokens
 from nopad.tasks import Classification, SeveralLabels
+from nopad.training import encoding
 from nopad.training.encoding import Part, encoded
 
 
@@ -112,3 +115,29 @@ def test_a_part_of_which_nothing_is_left(tmp_path):
         encoded(task(max_length=5, over_long="drop"), Held(records[4:]), tmp_path, {}, at_once=2)
     with pytest.raises(LengthError, match="there is no record"):
         encoded(task(), Held(), tmp_path, {})
+
+
+def test_an_error_of_the_task_is_not_one_of_the_files(tmp_path, monkeypatch):
+    """A missing image of a user's task was reported as a failure to write."""
+    given = task()
+
+    def fails(_):
+        raise FileNotFoundError(2, "No such file", "a.png")
+
+    monkeypatch.setattr(given, "encode", fails)
+    with pytest.raises(FileNotFoundError, match=r"a\.png"):
+        encoded(given, Held(classify_records()), tmp_path, {})
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_names_the_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(encoding, "open", lambda path, mode: io.FileIO("/dev/full", mode), raising=False)
+    with pytest.raises(StorageError, match=r"no space left while writing .*/offsets\.npy \("):
+        encoded(task(), Held(classify_records()), tmp_path, {})
+
+
+def test_numbers_in_a_quoted_text_stay(tmp_path):
+    """A text with the word "record" and a number had this number changed, or was an IndexError."""
+    records = Held([*classify_records(), {"text": "yes", "label": "see record 99"}])
+    with pytest.raises(RecordError, match=f"record {len(records) - 1}: label is 'see record 99'"):
+        encoded(task(), records, tmp_path, {}, at_once=7)

@@ -169,6 +169,11 @@ def test_a_schedule_begins_where_the_loader_stands():
         pass
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     assert CountedLR(optimizer, Schedule(counts="sequences"), given, epochs=3).total == 2 * len(LENGTHS)
+    steps = CountedLR(optimizer, Schedule(counts="steps"), given, epochs=3)
+    assert (steps.total, steps.seen) == (2 * given.summary().steps, 0)  # was 3 epochs, though one is over
+    resumed = CountedLR(optimizer, Schedule(counts="steps"), given, epochs=5)
+    resumed.load_state_dict(steps.state_dict())
+    assert (resumed.before, resumed.total) == (2 * given.summary().steps, 4 * given.summary().steps)
     assert CountedLR(optimizer, Schedule(counts="sequences", total=5), given).seen == 0
     with pytest.raises(OptionError, match="the schedule has 0 tokens, and needs at least 1"):
         CountedLR(optimizer, Schedule(counts="tokens"), given, epochs=1)

@@ -51,18 +51,24 @@ def deal_under_cap(costs: ArrayLike, tokens: ArrayLike, world_size: int, cap: in
     [0, 1, 1, 0]
     """
     world_size = Option(default=None, help="").check("world_size", world_size)
-    cap = Option(default=None, help="", high=2**63 - 1).check("cap", cap)
-    checked, sizes = check_costs(costs), check_costs(tokens)
-    if checked.size != sizes.size:
-        raise BalanceError(f"{checked.size} costs for {sizes.size} units; give one each")
+    checked, sizes, cap = _fitting(costs, tokens, cap)
     if checked.size < world_size:
         raise BalanceError(f"{checked.size} units are too few for {world_size} ranks; each gets at least one")
-    if int(sizes.max()) > cap:
+    return _ranks(checked, sizes, world_size, cap, _MOST_LOOKS)
+
+
+def _fitting(costs: ArrayLike, tokens: ArrayLike, cap: int) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
+    """Return `costs`, and what `_sized` returns, after checking that there are as many and each unit fits alone."""
+    checked = check_costs(costs)
+    sizes, cap = _sized(tokens, cap)
+    if checked.size != sizes.size:
+        raise BalanceError(f"{checked.size} costs for {sizes.size} units; give one each")
+    if int(sizes.max(initial=0)) > cap:
         worst = int(sizes.argmax())
         raise BalanceError(
             f"unit {worst} has {int(sizes[worst])} tokens, the cap is {cap}; truncate or split it, or raise the cap"
         )
-    return _ranks(checked, sizes, world_size, cap, _MOST_LOOKS)
+    return checked, sizes, cap
 
 
 def _ranks(
@@ -147,16 +153,17 @@ def deal_step_under_cap(
         cap: most tokens per rank and micro-step.
 
     Raises:
-        BalanceError: no way was found to keep to the cap, which cannot happen for a step that `cut_under_cap` made; or
-            a cost is negative.
+        BalanceError: there is no unit, a unit has more tokens than the cap, `costs` and `tokens` differ in size, or no
+            way was found to keep to the cap. None of these happens for a step that `cut_under_cap` made.
         LengthError: costs or tokens are not integers, or not one-dimensional.
         OptionError: `cap` is not an integer of at least 1.
 
     >>> deal_step_under_cap([3, 2, 2, 1], [3, 2, 2, 1], Shape(2, 1, 1, 2), Balance.named("none"), cap=4).tolist()
     [[[0, 3]], [[1, 2]]]
     """
-    checked = check_costs(costs)
-    sizes, cap = _sized(tokens, cap)
+    checked, sizes, cap = _fitting(costs, tokens, cap)
+    if not checked.size:
+        raise BalanceError("there is no unit to deal; a step has at least one")
     parts: NDArray[np.int64] | None = None
     if checked.size == shape.per_step:
         parts = deal(checked, shape, balance)

@@ -86,6 +86,8 @@ def whole_steps(costs: ArrayLike, shape: Shape, balance: Balance) -> int:
     1
     """
     checked = check_costs(costs)
+    if checked.size < shape.world_size:
+        return 0
     if balance.draw != "stratified":
         return checked.size // shape.per_step
     edges = _edges(checked, balance)

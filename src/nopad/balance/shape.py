@@ -54,11 +54,6 @@ class Shape:
         return self.accumulation * self.per_rank
 
     @property
-    def per_micro_step(self) -> int:
-        """Number of units per micro-step, on all ranks together."""
-        return self.world_size * self.per_rank
-
-    @property
     def per_step(self) -> int:
         """Number of units per optimiser step, on all ranks together."""
         return self.world_size * self.per_rank_step

@@ -408,8 +408,9 @@ class PackedBatch(MutableMapping[str, Any]):
     def as_stand_in(self) -> PackedBatch:
         """Return this batch as a stand-in: with weight 0, empty `records`, and labels that losses leave out.
 
-        A rank that has no sequence left takes a stand-in, so that all ranks take part in the step. Labels become -100,
-        or NaN if they are not integers: a loss that ignores `weight` then becomes NaN instead of slightly wrong.
+        A rank that has no sequence left takes a stand-in, so that all ranks take part in the step. Labels become NaN if
+        they are floats, else -100 (as int64 if they are booleans or unsigned): a loss that ignores `weight` then
+        becomes NaN instead of slightly wrong.
         """
         records = {name: values[:0] for name, values in self.records.items()}
         layout = self.layout.marked(stand_in=True, records=records)

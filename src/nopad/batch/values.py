@@ -43,12 +43,19 @@ def shape_of(values: Any) -> Any:
 
 
 def ignored(labels: Any) -> Any:
-    """Return an array like `labels` that losses ignore: all -100 for integers, all NaN for floats."""
+    """Return an array of the shape of `labels` that losses ignore: all NaN if the labels are floats, else all -100.
+
+    The dtype is that of `labels`; booleans and unsigned integers, which cannot hold -100, become int64.
+    """
     if isinstance(labels, np.ndarray):
-        return np.full_like(labels, -100 if labels.dtype.kind in "iu" else np.nan)
+        if labels.dtype.kind in "bu":
+            return np.full(labels.shape, -100, dtype=np.int64)
+        return np.full_like(labels, -100 if labels.dtype.kind == "i" else np.nan)
     import torch
 
-    return torch.full_like(labels, float("nan") if labels.is_floating_point() else -100)
+    if labels.is_floating_point():
+        return torch.full_like(labels, float("nan"))
+    return torch.full_like(labels, -100, dtype=labels.dtype if labels.dtype.is_signed else torch.int64)
 
 
 def named(what: str, given: Mapping[str, Any] | None) -> Mapping[str, Any]:

@@ -17,7 +17,7 @@ from nopad.planning import Plan, lower_bound
 from nopad.store import Manifest
 from nopad.wording import counted
 
-__all__ = ["bars", "console", "describe_bound", "describe_histogram", "fitted", "outcome", "plan_table"]
+__all__ = ["bars", "console", "describe_bound", "fitted", "outcome", "plan_table"]
 
 _BAR = 32
 _PIPE_WIDTH = 160
@@ -26,16 +26,6 @@ _PIPE_WIDTH = 160
 def console() -> Console:
     """Return the console for results: stdout, wide enough for any table when piped."""
     return Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH, emoji=False, highlight=False, soft_wrap=False)
-
-
-def describe_histogram(histogram: Histogram, capacity: int) -> str:
-    """Return a text with the number of sequences and tokens, and the padding without packing."""
-    alone = histogram.tokens / (histogram.sequences * capacity)
-    return (
-        f"{histogram.sequences:,} sequences of {histogram.lengths[0]} to {histogram.max_length} tokens, "
-        f"{histogram.tokens:,} in all\n"
-        f"one sequence per row of {capacity:,}: {1 - alone:.1%} padding"
-    )
 
 
 def describe_bound(histogram: Histogram, capacity: int, rows: Sequence[dict[str, Any]]) -> str:

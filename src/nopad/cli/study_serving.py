@@ -80,7 +80,7 @@ def serving(
         separated = f", {grid.separator} slot between them" if grid.separator else ""
         title = f"PopRT, {grid.name}: {grid.rows} rows of {grid.capacity}, at most {grid.max_sequences} requests"
         screen.print(f"{title}{separated}; without padding x{best_reduction(grid):.3f}", style="bold")
-        screen.print(_table(grid, rows))
+        screen.print(_table(rows))
     for note in _NOTES:
         screen.print(f"  {note}", style="dim", markup=False, soft_wrap=True)
     for grid in GRIDS if real else ():
@@ -128,7 +128,7 @@ def _real_table(rows: Sequence[RealRow]) -> Table:
     return table
 
 
-def _table(grid: Grid, rows: Sequence[ServingRow]) -> Table:
+def _table(rows: Sequence[ServingRow]) -> Table:
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("policy", no_wrap=True)
     for head in ("samples/s", "speed-up", "batches", "reduction", "tokens / slots", "realised"):

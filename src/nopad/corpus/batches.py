@@ -105,14 +105,21 @@ def _plain(column: pa.Array, wanted: pa.DataType) -> pa.Array:
     """Return a validated column without dictionary and string view, which later code cannot read.
 
     A dictionary's null values become nulls of the column. Text keeps its type otherwise; any other column is cast to
-    `wanted`, or to the type of its values if `wanted` is a dictionary.
+    `wanted`, or to the type of its values if `wanted` is a dictionary, or to large_string if that is a string view.
     """
     if pa.types.is_dictionary(wanted):
         wanted = wanted.value_type
+    if pa.types.is_string_view(wanted):
+        wanted = pa.large_string()
     if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
-    if pa.types.is_string_view(column.type):  # pyarrow lacks many functions for string views
-        return column.cast(pa.large_string(), safe=False)
+        values = _without_views(column.dictionary)
+        column = pa.DictionaryArray.from_arrays(column.indices, values, safe=True).dictionary_decode()
+    column = _without_views(column)
     if column.type != wanted and not is_string(column.type):
         return column.cast(wanted)
     return column
+
+
+def _without_views(column: pa.Array) -> pa.Array:
+    """Return a column of string views as large_string, since pyarrow lacks many functions for them; else the column."""
+    return column.cast(pa.large_string(), safe=False) if pa.types.is_string_view(column.type) else column

@@ -77,14 +77,14 @@ class Content:
             OptionError: an option is not for such records, chats or pairs have no tokenizer, or the first record holds
                 both a text and a chat.
         """
-        if len(self.fields) > 1:
-            return Fields(self.fields)
         chat = self.chat
         if chat is None and not (self.fields or self.pair or self.other):
             record = first()
             chat = record is not None and has_chat(record, place)
         if self.chat_options and not chat:
             raise OptionError(f"{next(iter(self.chat_options))} is an option of chats, and {place} holds none")
+        if len(self.fields) > 1:
+            return Fields(self.fields)
         if not chat and self.pair is None:
             return None
         if not options.special_tokens:

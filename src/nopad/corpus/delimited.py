@@ -37,8 +37,8 @@ def delimited_runs(file: InputFile, strings: Collection[str] = ()) -> Iterator[R
     Raises:
         SourceError: two columns have the same name, or the file cannot be read.
         RecordError: a name of a column is not UTF-8; or a row has a broken quote, or a cell of more than 8,388,608
-            characters, after which nothing can be read. For any row but that of the names, the error is raised when
-            the run with the row is decoded.
+            characters, after which nothing can be read. For any row but that of the names, the error is raised when the
+            last run is decoded, which counts that row as its last record.
     """
     rows = _rows(file)
     _, names = next(rows, (1, []))
@@ -48,38 +48,39 @@ def delimited_runs(file: InputFile, strings: Collection[str] = ()) -> Iterator[R
         )
     if twice := [name for name in names if names.count(name) > 1]:
         raise SourceError(f"{file.path}: two columns are named {twice[0]!r}; the first line names the columns")
-    first: list[tuple[int, _Cells]] = []
-    broken: list[RecordError] = []
-    _take(rows, first, broken)
+    first, broken = _taken(rows)
     readers = [
         str if name in strings else _reader([row[at] for _, row in first if len(row) == len(names)])
         for at, name in enumerate(names)
     ]
     while first or broken:
-        yield Run(len(first) + len(broken), partial(_records, first, broken, names, readers, file))
-        first = []
-        _take(rows, first, broken)
+        yield Run(len(first) + (broken is not None), partial(_records, first, broken, names, readers, file))
+        if broken:
+            return
+        first, broken = _taken(rows)
 
 
-def _take(rows: Iterator[tuple[int, _Cells]], into: list[tuple[int, _Cells]], broken: list[RecordError]) -> None:
-    """Append the rows of the next run to `into`, and the error of a broken row, which ends the file, to `broken`."""
+def _taken(rows: Iterator[tuple[int, _Cells]]) -> tuple[list[tuple[int, _Cells]], RecordError | None]:
+    """Return the rows of the next run, and the error of the broken row behind them, after which no row can be read."""
+    taken: list[tuple[int, _Cells]] = []
     try:
-        if not broken:
-            into.extend(islice(rows, ROWS))
+        taken.extend(islice(rows, ROWS))
     except RecordError as error:
-        broken.append(error)
+        return taken, error
+    return taken, None
 
 
 def _records(
     rows: list[tuple[int, _Cells]],
-    broken: list[RecordError],
+    broken: RecordError | None,
     names: list[str],
     readers: list[Callable[[str], Any]],
     file: InputFile,
 ) -> Iterator[dict[str, Any] | Bad]:
     for line, cells in rows:
         yield _record(cells, names, readers, f"{file.path}, line {line}")
-    yield from _raised(broken)
+    if broken is not None:
+        raise broken
 
 
 def _record(cells: _Cells, names: list[str], readers: list[Callable[[str], Any]], place: str) -> dict[str, Any] | Bad:
@@ -112,12 +113,6 @@ def _record(cells: _Cells, names: list[str], readers: list[Callable[[str], Any]]
 def _not_utf8(cell: str) -> bool:
     """Whether a cell holds bytes that are not UTF-8, which `_lines` keeps as lone surrogates."""
     return any("\udc80" <= one <= "\udcff" for one in cell)
-
-
-def _raised(broken: list[RecordError]) -> Iterator[dict[str, Any]]:
-    for error in broken:
-        raise error
-    return iter(())
 
 
 def _reader(cells: _Cells) -> Callable[[str], Any]:

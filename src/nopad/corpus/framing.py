@@ -23,8 +23,7 @@ class Tokenised:
 
     Attributes:
         ids: token ids of each kept text, special tokens included.
-        types: token types of each kept text; empty if the tokenizer gives none (with `allow_empty`, it then has an
-            empty list for each text without ids).
+        types: token types of each kept text; empty if the tokenizer gives none.
         kept: index of each kept text among the given texts.
         counts: number of texts that were "truncated" and "dropped", under these names; a number of 0 is left out.
     """
@@ -82,7 +81,7 @@ def tokenised(
                 if len(ids) > max_length:
                     raise LengthError(f"record {number} cannot be cut to {max_length} tokens: it has special tokens")
             found.ids.append(ids)
-            if types or not ids:
+            if types is not None:
                 found.types.append(types)
             found.kept.append(number)
     return found
@@ -90,15 +89,15 @@ def tokenised(
 
 def _tokenise(
     tokenizer: Any, texts: Sequence[str], pairs: Sequence[str] | None, cut: int | None = None
-) -> Iterator[tuple[list[int], list[int]]]:
+) -> Iterator[tuple[list[int], list[int] | None]]:
     """Yield (ids, token types) of each text, cut to `cut` tokens (None: not cut).
 
-    The token types are [] if the tokenizer gives none.
+    The token types are None if the tokenizer gives none.
     """
     options: dict[str, Any] = {"add_special_tokens": True, "padding": False, "return_attention_mask": False}
     options |= {"verbose": False, "truncation": False}
     if cut is not None:
         options |= {"truncation": "longest_first", "max_length": cut}
-    found: Mapping[str, list[list[int]]] = tokenizer(list(texts), None if pairs is None else list(pairs), **options)
+    found: Mapping[str, Any] = tokenizer(list(texts), None if pairs is None else list(pairs), **options)
     ids = found["input_ids"]
-    yield from zip(ids, found.get("token_type_ids") or [[]] * len(ids), strict=True)
+    yield from zip(ids, found.get("token_type_ids") or [None] * len(ids), strict=True)

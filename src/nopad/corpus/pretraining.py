@@ -106,6 +106,7 @@ class PretrainingSource(Source):
 
     kind: Kind | None = "ids"
     divisible = False
+    made_here = True
 
     def __init__(self, source: Source, tokenizer: Tokenizer, options: PairOptions | None = None) -> None:
         self.options = options or PairOptions()

@@ -85,7 +85,8 @@ class RecordStream:
 
         Raises:
             RecordError: a record is bad; the message says where it is.
-            SourceError: the input cannot be read, changed since it was opened, or has fewer records than `after`.
+            SourceError: the input cannot be read, changed since it was opened, has fewer records than `after`, or is an
+                iterator that was read before.
         """
         passed = 0
         for run in self._runs():
@@ -96,10 +97,12 @@ class RecordStream:
             raise SourceError(f"there are {passed:,} records, and reading was to go on after {after:,}")
 
     def count(self) -> int:
-        """Return the number of records; O(bytes), without decoding JSON lines or table rows. An iterator is used up.
+        """Return the number of records; O(bytes), without decoding JSON lines or table rows.
+
+        Of an iterator, this is the one reading.
 
         Raises:
-            SourceError: the input cannot be read, or changed since it was opened.
+            SourceError: the input cannot be read, changed since it was opened, or is an iterator that was read before.
             RecordError: the line of names of a CSV or TSV file is broken. A bad record is counted and raises no error.
         """
         return sum(run.count for run in self._runs())
@@ -108,13 +111,14 @@ class RecordStream:
         """Return a SHA-256 of the input, in hex; this reads all files, at about 1 GB/s.
 
         It covers the stored (compressed) bytes of files, and the JSON form of Python objects. A value without a JSON
-        form is covered by the list that its `tolist` returns, as of NumPy arrays, else by its `repr`. The records of an
-        iterator are used up.
+        form is covered by the list that its `tolist` returns, as of NumPy arrays, else by its `repr`. Of an iterator,
+        this is the one reading.
 
         Raises:
-            SourceError: the input cannot be read, or changed since it was opened.
+            SourceError: the input cannot be read, changed since it was opened, or is an iterator that was read before.
             RecordError: a record of a dataset is bad.
         """
+        self._begin_reading()
         digest = CHAIN_START
         for file, runs in self.parts:
             for block in _objects_as_blocks(runs()) if file is None else _stored(file):
@@ -145,11 +149,15 @@ class RecordStream:
         """Return whether the records can be read more than once, which is so unless the input is an iterator."""
         return self._left is None
 
-    def _runs(self) -> Iterator[Run]:
+    def _begin_reading(self) -> None:
+        """Raise SourceError if the input is an iterator that was read before."""
         if self._left is not None:
             if not self._left:
                 raise SourceError("an iterator can be read once; give a function that returns a new one, or a list")
             self._left -= 1
+
+    def _runs(self) -> Iterator[Run]:
+        self._begin_reading()
         for _, runs in self.parts:
             yield from runs()
 

@@ -82,18 +82,24 @@ class HostArrays:
         place = self.folder / name
         if not self.folder.is_dir():
             return dict(make())
-        with storage_errors("writing", place), locked(self.folder / "lock"):
-            if not _whole(place):
-                shutil.rmtree(place, ignore_errors=True)
-                partial = self.folder / f"{name}.partial"
-                shutil.rmtree(partial, ignore_errors=True)
-                partial.mkdir()
-                made = make()
-                for key, array in made.items():
-                    np.save(partial / f"{key}.npy", array)
-                (partial / _NAMES).write_text(json.dumps(sorted(made)))
-                partial.rename(place)
-            return {path.stem: np.asarray(np.load(path, mmap_mode="c")) for path in sorted(place.glob("*.npy"))}
+        with locked(self.folder / "lock"):
+            with storage_errors("reading", place):
+                whole = _whole(place)
+            if not whole:
+                self._write(name, make())
+            with storage_errors("reading", place):
+                return {path.stem: np.asarray(np.load(path, mmap_mode="c")) for path in sorted(place.glob("*.npy"))}
+
+    def _write(self, name: str, made: Arrays) -> None:
+        place, partial = self.folder / name, self.folder / f"{name}.partial"
+        with storage_errors("writing", place):
+            shutil.rmtree(place, ignore_errors=True)
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir()
+            for key, array in made.items():
+                np.save(partial / f"{key}.npy", array)
+            (partial / _NAMES).write_text(json.dumps(sorted(made)))
+            partial.rename(place)
 
     def forget(self, pattern: str) -> None:
         """Remove the files of all arrays whose names match a glob pattern, such as "epoch-*".

@@ -68,11 +68,6 @@ class Units:
         return self.seq_lengths.size if self.indptr is None else self.indptr.size - 1
 
     @property
-    def sequences(self) -> int:
-        """Number of sequences in the data, whether or not this epoch has all of them."""
-        return self.seq_lengths.size
-
-    @property
     def parts(self) -> int:
         """With `apart`, the number of sequences of every unit; else 1, since whole units are dealt."""
         return self.members(np.zeros(1, dtype=np.int64))[0].size if self.apart else 1

@@ -48,9 +48,9 @@ def check_call(
             or mask tokens are given to a model that scales embeddings by their share of a row (`token_dropout`).
         UnsupportedModelError: the model does not pass `check_layers` or `check_embeddings`.
     """
+    check_layers(model)  # first: it removes hooks that PEFT leaves behind in a call with any error
     refuse_attentions(model, named)
     check_arguments(named)
-    check_layers(model)
     check_embeddings(model)
     if device_of(model).type == "meta":
         raise BatchError(

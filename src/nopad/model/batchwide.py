@@ -94,28 +94,33 @@ def check_layers(model: nn.Module) -> None:
     Only layers that torch.ao, bitsandbytes or torchao quantised are recognised.
 
     Raises:
-        UnsupportedModelError: a layer does one of these. If PEFT gives it an argument per row, PEFT's hooks that do so
-            are removed from all layers first.
+        UnsupportedModelError: a layer does one of these. PEFT's hooks that give layers an argument per row are then
+            removed from all layers, so that they are not there in the next call.
     """
+    why, given = None, dict[str, None]()
     for module in _modules(model):
-        given = _per_row(module)
-        if given:
-            for one in _modules(model):  # PEFT removes them only after calls without an error
-                for number in _per_row(one):
-                    del one._forward_pre_hooks[number]
-            raise UnsupportedModelError(
-                f"PEFT hands {', '.join(given.values())} to each layer, one per row, and rows hold several sequences; "
-                "run one adapter at a time (model.set_adapter), and adapters with alora_invocation_tokens without packs"
-            )
+        given.update(dict.fromkeys(_per_row(module).values()))
+        if why is not None:
+            continue
         known = _library(type(module).__module__, type(module).__name__)
         weight = module._parameters.get("weight")
         custom = weight is not None and type(weight) is not nn.Parameter
-        why = _together(module, known, weight) if known or custom else None
-        if why is not None:
-            raise UnsupportedModelError(
-                f"{type(module).__name__} {why}, so what a sequence gets depends on who shares its batch; quantise "
-                "with one scale per token, or weights only"
-            )
+        reason = _together(module, known, weight) if known or custom else None
+        if reason is not None:
+            why = f"{type(module).__name__} {reason}"
+    if given:
+        for module in _modules(model):  # PEFT removes them only after calls without an error
+            for number in _per_row(module):
+                del module._forward_pre_hooks[number]
+        raise UnsupportedModelError(
+            f"PEFT hands {', '.join(given)} to each layer, one per row, and rows hold several sequences; "
+            "run one adapter at a time (model.set_adapter), and adapters with alora_invocation_tokens without packs"
+        )
+    if why is not None:
+        raise UnsupportedModelError(
+            f"{why}, so what a sequence gets depends on who shares its batch; quantise with one scale per token, or "
+            "weights only"
+        )
 
 
 def _per_row(module: nn.Module) -> dict[int, str]:

@@ -28,10 +28,12 @@ def last_tokens(config: Any, ids: Tensor | None, placed: Placement, pads_inside:
         config: the model's configuration.
         ids: token ids ``[R, L]``, or None.
         placed: the batch's layout.
-        pads_inside: whether a sequence may have pad ids before its last token that is not a pad id.
+        pads_inside: whether a sequence may have pad ids before its last token that is not a pad id, or consist of
+            several pad ids.
 
     Raises:
-        BatchError: `pads_inside` is False, but a sequence has a pad id before its last token that is not a pad id.
+        BatchError: `pads_inside` is False, but a sequence has a pad id before its last token that is not a pad id, or
+            consists of several pad ids: versions of transformers read different tokens of it.
     """
     padding = config.get_text_config().pad_token_id
     if ids is None or padding is None:
@@ -42,10 +44,12 @@ def last_tokens(config: Any, ids: Tensor | None, placed: Placement, pads_inside:
     found = placed.first.scatter_reduce(0, placed.owner, real, "amax")
     if not pads_inside:
         reals = torch.zeros_like(found).index_add(0, placed.owner, (placed.stream(ids) != padding).long())
-        wrong = (reals - 1 != found - placed.first).tolist()
+        # Older versions read token number `reals - 1`, and so the last token (-1) of a sequence of pad ids.
+        older = (reals - 1) % (placed.last - placed.first + 1)
+        wrong = (older != found - placed.first).tolist()
         if any(wrong):
             raise BatchError(
-                f"sequence {wrong.index(True)} has the pad id {padding} inside, and versions of "
+                f"sequence {wrong.index(True)} has the pad id {padding} inside, or nothing else, and versions of "
                 "transformers read different tokens of it; take pad ids out"
             )
     return found

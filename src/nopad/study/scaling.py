@@ -54,7 +54,6 @@ PRINTED = (1.94, 0.108)
 PACKING = 1.913  # measured with the overhead of packing; the plan alone gives more
 BATCH = 32
 DEVICES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
-_EULER = 0.5772156649015329
 _POINTS = 1 << 17  # points of each numerical integral: enough for three decimals
 
 

@@ -165,7 +165,7 @@ class Answers(Task):
         if labels:
             values["start_positions"], values["end_positions"] = np.array(found, np.int64).reshape(-1, 2).T
         return Examples(
-            sequences=stacked(ids, tokens={"token_type_ids": types} if types else {}, values=values),
+            sequences=stacked(ids, record, tokens={"token_type_ids": types} if types else {}, values=values),
             record=np.array(record, np.int64),
             records=len(questions),
             counts=counts,

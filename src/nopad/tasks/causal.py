@@ -115,7 +115,9 @@ class CausalLM(Likely):
             for part in self._parts(frame.ended(one), number, counts):
                 ids.append(part)
                 record.append(number)
-        return Examples(sequences=stacked(ids), record=np.array(record, np.int64), records=len(texts), counts=counts)
+        return Examples(
+            sequences=stacked(ids, record), record=np.array(record, np.int64), records=len(texts), counts=counts
+        )
 
     def _parts(self, ids: list[int], number: int, counts: dict[str, int]) -> list[list[int]]:
         if self.over_long != "split" or self.max_length is None or len(ids) <= self.max_length:
@@ -212,7 +214,7 @@ def answered(
         counts: number of records that were cut or dropped, by reason.
         options: further arguments of `Examples`.
     """
-    made = stacked([one.ids for one in found], tokens={"labels": [one.labels for one in found]})
+    made = stacked([one.ids for one in found], record, tokens={"labels": [one.labels for one in found]})
     return Examples(sequences=made, record=np.array(record, np.int64), records=records, counts=dict(counts), **options)
 
 

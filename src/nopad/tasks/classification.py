@@ -63,7 +63,7 @@ class _OfTexts(Task):
             max_length=self.max_length,
             over_long=self.over_long,
         )
-        made = stacked(found.ids, tokens=found.columns)
+        made = stacked(found.ids, found.kept, tokens=found.columns)
         if labels:
             made = replace(made, values={"labels": np.array([targets[n] for n in found.kept], self.dtype)})
         return Examples(sequences=made, record=np.array(found.kept, np.int64), records=len(texts), counts=found.counts)

@@ -155,8 +155,8 @@ class _Nearness(Meter):
             first += len(parts)
 
     def values(self) -> dict[str, float]:
-        """Return ``accuracy_at_1`` and ``mrr``, from 0 to 1; NaN if nothing was added."""
-        if not self.parts:
+        """Return ``accuracy_at_1`` and ``mrr``, from 0 to 1; NaN if no anchor was added."""
+        if not any((table[:, 0] == ANCHOR).any() for _, table in self.parts):
             return {"accuracy_at_1": float("nan"), "mrr": float("nan")}
         vectors = torch.from_numpy(np.concatenate([one for one, _ in self.parts]))
         table = torch.from_numpy(np.concatenate([one for _, one in self.parts]))
@@ -264,18 +264,18 @@ class Contrastive(Task):
         size, ids = len(roles), [one.ids[at] for one, at in each]
         typed = bool(each) and bool(each[0][0].types)
         kinds = np.array([ANCHOR, POSITIVE] + [NEGATIVE] * (size - 2), np.int64)
+        record = np.repeat(np.array(kept, np.int64), size)
         values = {
             "roles": np.tile(kinds, len(kept)),
-            "pairs": np.repeat(np.array(kept, np.int64), size),
+            "pairs": record,
             "contents": np.array([_content(one) for one in ids], np.int64),
         }
         cut = sum(one.counts.get("truncated", 0) for one in roles)
         counts = {"truncated_texts": cut, "dropped": len(texts) - len(kept)}
+        types = {"token_type_ids": [one.types[at] for one, at in each]} if typed else {}
         return Examples(
-            sequences=stacked(
-                ids, tokens={"token_type_ids": [one.types[at] for one, at in each]} if typed else {}, values=values
-            ),
-            record=np.repeat(np.array(kept, np.int64), size),
+            sequences=stacked(ids, record, tokens=types, values=values),
+            record=record,
             records=len(texts),
             group=size,
             counts={name: number for name, number in counts.items() if number},
@@ -298,7 +298,7 @@ class Contrastive(Task):
                 )
             if found and len(against) != len(found[0]) - 2:
                 raise RecordError(
-                    f"record {number} has {len(against)} hard negatives, and record 0 has {len(found[0]) - 2}; give "
+                    f"record {number} has {len(against)} hard negatives, and the first one {len(found[0]) - 2}; give "
                     "all as many, or read none: negative=None"
                 )
             found.append([self.prompt + first, *(self.positive_prompt + text for text in (second, *against))])

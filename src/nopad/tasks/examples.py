@@ -72,20 +72,22 @@ class Examples:
 
 def stacked(
     ids: Sequence[Sequence[int]],
+    record: Sequence[int] | NDArray[np.int64],
     *,
     tokens: Mapping[str, Sequence[Sequence[int]]] | None = None,
     values: Mapping[str, Any] | None = None,
 ) -> Sequences:
     """Return lists of ids as `Sequences`.
 
-    `tokens` are further per-token columns, and `values` the per-sequence columns. Ids and `tokens` become int32.
+    `record` has the number of each sequence's record, for messages. `tokens` are further per-token columns, and
+    `values` the per-sequence columns. Ids and `tokens` become int32.
 
     Raises:
         LengthError: a sequence has no token.
     """
     lengths = np.fromiter((len(one) for one in ids), np.int64, len(ids))
     if not lengths.all():
-        raise LengthError(f"record {int(lengths.argmin())} has no token; leave it out")
+        raise LengthError(f"record {int(record[int(lengths.argmin())])} has no token; leave it out")
     total = int(lengths.sum())
 
     def flat(lists: Sequence[Sequence[int]]) -> NDArray[np.int32]:
@@ -120,12 +122,13 @@ def encoded_part(
 ) -> Examples:
     """Apply `encode` to `part`, some records of a source.
 
-    In error messages, the i-th record of `part` is called by its number in the source, ``numbers[i]``.
+    In error messages, the i-th record of `part` is called by its number in the source, ``numbers[i]``. An error names
+    its record before it quotes it, so only the first number of a message is one of a record.
     """
     try:
         return encode(part)
     except InputError as error:
-        said = re.sub(r"\brecord (\d+)", lambda found: f"record {numbers[int(found[1])]}", str(error))
+        said = re.sub(r"\brecord (\d+)", lambda found: f"record {numbers[int(found[1])]}", str(error), count=1)
         raise type(error)(said) from error
 
 

@@ -117,7 +117,7 @@ class MaskedLM(Task):
                 record.append(number)
                 words = None if of_words is None else of_words[begin:end]
                 kinds.append(self._maskable(np.array(part), words, piece.first))
-        made = stacked(ids, tokens={"token_type_ids": types} if types else {})
+        made = stacked(ids, record, tokens={"token_type_ids": types} if types else {})
         numbers = np.array(record, np.int64)
         if labels:
             made = replace(made, tokens={**made.tokens, MASKABLE: np.concatenate(kinds)})

@@ -183,7 +183,7 @@ class Pretraining(Task):
         sides = [[field_of(record, name, number) for number, record in records] for name in (self.text, self.pair)]
         over_long: OverLong = "truncate" if self.over_long == "split" else self.over_long
         found = tokenised(self.tokenizer, *sides, max_length=self.max_length, over_long=over_long)
-        made = stacked(found.ids, tokens=found.columns)
+        made = stacked(found.ids, found.kept, tokens=found.columns)
         return Examples(
             sequences=made, record=np.array(found.kept, np.int64), records=len(records), counts=found.counts
         )

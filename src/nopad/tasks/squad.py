@@ -159,6 +159,7 @@ def _f1(mine: Sequence[str], right: Sequence[str]) -> float:
 def squad_scores(texts: Sequence[str | None], answers: Sequence[Sequence[str]]) -> dict[str, float]:
     """Return ``exact`` and ``f1`` of predicted texts, from 0 to 1; None (no prediction) counts as wrong.
 
+    Without texts, both are NaN.
     If some questions have answers and others have none, the result also has the scores of each kind:
     ``has_answer_exact``, ``has_answer_f1``, ``no_answer_exact`` and ``no_answer_f1``.
     """
@@ -183,7 +184,7 @@ def best_thresholds(
 
     SQuAD's script for 2.0 does the same, but may report scores that no threshold gives: questions with the same
     ``no_answer`` are all answered or all not. If answering nothing is best, the threshold is just below the smallest
-    ``no_answer`` (0 if no question has one).
+    ``no_answer`` (0 if no question has one). Without questions, the scores are NaN.
 
     Args:
         predictions: per question, (best text, ``no_answer``), where ``no_answer`` is the score for no answer minus that
@@ -213,5 +214,6 @@ def best_thresholds(
     for name, base, gain in zip(("exact", "f1"), silent, table[:, 1:].T, strict=True):
         totals = base + np.concatenate([[0.0], gain.cumsum()[ends]])
         at = int(totals.argmax())
-        found |= {f"best_{name}": float(totals[at] / len(answers)), f"best_{name}_threshold": float(thresholds[at])}
+        best = float(totals[at] / len(answers)) if answers else float("nan")
+        found |= {f"best_{name}": best, f"best_{name}_threshold": float(thresholds[at])}
     return found

@@ -23,5 +23,5 @@ def encoded(task: Any, texts: Sequence[str], *, types: bool = True) -> Examples:
             more than `max_length` special tokens, so a text cannot be truncated.
     """
     found = tokenised(task.tokenizer, texts, max_length=task.max_length, over_long=task.over_long)
-    made = stacked(found.ids, tokens=found.columns if types else {})
+    made = stacked(found.ids, found.kept, tokens=found.columns if types else {})
     return Examples(sequences=made, record=np.array(found.kept, np.int64), records=len(texts), counts=found.counts)

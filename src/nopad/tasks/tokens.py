@@ -152,7 +152,7 @@ class TokenClassification(Task):
                     details[name].append(value)
                 record.append(number)
         return Examples(
-            sequences=stacked(ids, tokens={name: lists for name, lists in columns.items() if lists}),
+            sequences=stacked(ids, record, tokens={name: lists for name, lists in columns.items() if lists}),
             record=np.array(record, np.int64),
             records=len(given),
             counts=counts,

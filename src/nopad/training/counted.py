@@ -83,10 +83,9 @@ class CountedLR(LRScheduler):
         super().__init__(optimizer)
 
     def _seen_by(self, loader: PackedLoader) -> int:
-        """Return how many sequences or tokens the loader has given; 0 for steps, which this object counts itself."""
-        if self.schedule.counts == "steps":
-            return 0
-        return loader.sequences_seen if self.schedule.counts == "sequences" else loader.tokens_seen
+        """Return how many sequences, tokens or whole steps the loader has given."""
+        seen: int = getattr(loader, f"{self.schedule.counts}_seen")
+        return seen
 
     @property
     def seen(self) -> int:
@@ -167,8 +166,9 @@ def whole(
     """Return the length of training in the unit that a schedule counts: sequences, tokens or steps.
 
     The length is ``schedule.total`` if that is given, else that of `steps` optimiser steps, else that of `epochs`
-    epochs. All epochs are taken to be as long as the loader's current one. In `steps` steps, there are `steps` times
-    the current epoch's average number of sequences or tokens per step. The result is rounded up.
+    epochs. All epochs are taken to be as long as the one that the loader's `summary` describes: the current one, or, if
+    the ranks changed within it, only what was left of it then. In `steps` steps, there are `steps` times that epoch's
+    average number of sequences or tokens per step. The result is rounded up.
 
     Raises:
         OptionError: the length is not known.

@@ -109,7 +109,8 @@ def encoded(
             shutil.rmtree(place, ignore_errors=True)
         with storage_errors("writing", place):
             place.mkdir()
-            facts = _write(task, ((n, one) for n, one in enumerate(records) if part.has(n)), place, at_once)
+        facts = _write(task, ((n, one) for n, one in enumerate(records) if part.has(n)), place, at_once)
+        with storage_errors("writing", place):
             fsync_folder(place)
         write_atomic(place / _FACTS, json.dumps(facts).encode())  # last: a folder with this file is complete
         return _read(place)
@@ -171,8 +172,9 @@ class _Column:
 
     def __init__(self, path: Path, like: NDArray[Any]) -> None:
         self.path, self.dtype, self.more, self.size = path, like.dtype, like.shape[1:], 0
-        self._file = open(path, "wb")  # noqa: SIM115 - closed by __exit__
-        self._file.write(bytes(_HEADER))
+        with storage_errors("writing", path):
+            self._file = open(path, "wb")  # noqa: SIM115 - closed by __exit__
+            self._file.seek(_HEADER)
 
     def __enter__(self) -> _Column:
         return self
@@ -184,7 +186,8 @@ class _Column:
                 f"{self.path.stem} is {values.dtype} {values.shape[1:]} in one part of the records and {self.dtype} "
                 f"{self.more} in another; a task gives every record the same columns"
             )
-        self._file.write(np.ascontiguousarray(values, self.dtype).data)
+        with storage_errors("writing", self.path):
+            self._file.write(np.ascontiguousarray(values, self.dtype).data)
         self.size += len(values)
 
     def __exit__(
@@ -193,9 +196,9 @@ class _Column:
         about = {"descr": self.dtype.str, "fortran_order": False, "shape": (self.size, *self.more)}
         text = repr(about).encode()
         head = b"\x93NUMPY\x01\x00" + (_HEADER - 10).to_bytes(2, "little")
-        self._file.seek(0)
-        self._file.write(head + text.ljust(_HEADER - 11) + b"\n")
-        self._file.close()
+        with storage_errors("writing", self.path), self._file:
+            self._file.seek(0)
+            self._file.write(head + text.ljust(_HEADER - 11) + b"\n")
 
 
 def _read(place: Path) -> Examples:

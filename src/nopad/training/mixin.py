@@ -119,7 +119,7 @@ class PackedMixin(EvaluatingMixin):
         self._collates = given.get("data_collator") is not None
         packs, held_out = self._packs(data), [self._packs(one) for one in each_dataset(evaluated)]
         if packs:
-            self._check_collator(data, held_out)
+            self._check_collator(held_out)
             self._look_at(given)
             given["train_dataset"] = self.placeholder()
         if any(held_out):

@@ -49,7 +49,7 @@ class PreparingMixin(_Base):
         """Whether these data are trained or evaluated in packs."""
         return packable(data, self.task, self.capacity, collated=self._collates)
 
-    def _check_collator(self, data: Any, held_out: list[bool]) -> None:
+    def _check_collator(self, held_out: list[bool]) -> None:
         if self._collates and all(held_out):
             raise OptionError(
                 "data_collator would do nothing: the loader makes the batches, by its own collate; leave it out, and "

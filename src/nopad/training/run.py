@@ -327,7 +327,7 @@ def train(
         )
         trainer.remove_callback(_lib.PrinterCallback)
     if first:
-        _begin(folder, config, checkpoint, begin)
+        _begin(folder, checkpoint, begin)
     done = max(_steps_of(checkpoint), 0)
     try:
         with _refused(lambda: trainer.state.global_step > done):
@@ -347,7 +347,7 @@ def _silent(line: str) -> None:
     """Ignore a line of text, on ranks that print nothing."""
 
 
-def _begin(folder: RunFolder, config: TrainConfig, checkpoint: Path | None, begin: Callable[[], None] | None) -> None:
+def _begin(folder: RunFolder, checkpoint: Path | None, begin: Callable[[], None] | None) -> None:
     """Remove what the folder holds beyond the checkpoint (newer checkpoints and metrics), then call `begin`."""
     folder.clear_incomplete()
     kept_lines(folder.path / METRICS_FILE, _steps_of(checkpoint))

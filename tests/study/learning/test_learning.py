@@ -133,6 +133,9 @@ def test_when_an_accuracy_is_reached():
     assert found.reached("a", 0.4, "seconds") == pytest.approx((1.6 + 3.0) / 2)
     assert found.reached("a", 0.55, "samples") is None  # one seed never does
     assert found.reached("b", 0.1, "samples") is None
+    found.curves += [curve("c", 0, 0.5, 0.4, 0.9), curve("c", 1, 0.0, 1.0)]
+    assert found.reached("c", 0.5, "samples") == (0 + 5) / 2  # one seed begins there: this was "not reached"
+    assert found.reached("c", 0.4, "seconds") == pytest.approx(0.8 / 2)
     spread = found.spread("a", "accuracy")
     assert (spread.mean, spread.least, spread.most) == (pytest.approx(0.55), 0.5, 0.6)
     assert found.spread("a", "next_accuracy") is None

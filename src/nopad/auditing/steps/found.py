@@ -280,7 +280,7 @@ def _made(
     cut = example.cut(begin, len(at))
     columns = {"input_ids": torch.from_numpy(flat[at].copy())}
     per_token = []
-    found = _labels(batch, flat.size)
+    found = _labels(batch)
     if found is not None and (example.labels is None or "labels" in example.per_token):
         labels = found[torch.from_numpy(at)]
         columns["labels"] = labels
@@ -288,7 +288,7 @@ def _made(
     return cut.with_columns(columns, per_token)
 
 
-def _labels(batch: Mapping[str, Any], slots: int) -> Tensor | None:
+def _labels(batch: Mapping[str, Any]) -> Tensor | None:
     """Return labels per token, aligned with input_ids and flattened, ``[R x L]``; None: the batch has none."""
     labels, shifted = batch.get("labels"), batch.get("shift_labels")
     shape = tuple(batch["input_ids"].shape)

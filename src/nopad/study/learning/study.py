@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from nopad.errors import FormatError
-from nopad.files import locked, write_atomic
+from nopad.files import locked, storage_errors, write_atomic
 from nopad.study.learning.material import Material, material
 from nopad.study.learning.runs import Curve, Point, Recipe, Size, factor_of, held_out, model_of, train
 from nopad.study.learning.setups import BASE, RIGHT, WITHOUT_NEXT
@@ -104,14 +104,16 @@ class Learning:
     def reached(self, recipe: str, accuracy: float, what: str) -> float | None:
         """Return the value of `what` (an attribute of `Point`, such as "seconds") at which a recipe reaches `accuracy`.
 
-        This is the mean over seeds, interpolated linearly between points. It is None if for any seed the accuracy never
-        rises from below `accuracy` to at least `accuracy`.
+        This is the mean over seeds, interpolated linearly between points; for a seed whose first point has at least
+        `accuracy`, the value of that point counts. It is None if for any seed no point has at least `accuracy`.
         """
         found = [_crossing(one.points, accuracy, what) for one in self.of(recipe)]
         return None if None in found else statistics.fmean(one for one in found if one is not None)
 
 
 def _crossing(points: Sequence[Point], accuracy: float, what: str) -> float | None:
+    if points[0].accuracy >= accuracy:
+        return float(getattr(points[0], what))
     for before, after in itertools.pairwise(points):
         if before.accuracy < accuracy <= after.accuracy:
             share = (accuracy - before.accuracy) / (after.accuracy - before.accuracy)
@@ -176,6 +178,7 @@ def study_learning(
     Raises:
         FormatError: `folder` has the results of a different study or of a recipe of the same name with other settings,
             or lacks weights that are to be fine-tuned.
+        StorageError: a result cannot be read or written.
     """
     with nullcontext() if folder is None else locked(folder / ".lock"):  # another process waits, then finds all done
         return _studied(prepared, folder, say)
@@ -232,24 +235,28 @@ def _kept(folder: Path | None, size: Size, factor: float, seeds: int, recipes: S
 
     Raises:
         FormatError: the folder is of another study, or one of `recipes` ran there with other settings.
+        StorageError: the folder cannot be made, or the results file cannot be read or written.
     """
     found = Learning(factor=factor)
     if folder is None:
         return found
-    folder.mkdir(parents=True, exist_ok=True)
+    with storage_errors("creating", folder):
+        folder.mkdir(parents=True, exist_ok=True)
     path = folder / RESULTS
     header = _header(size, factor)
     if not path.exists():
         write_atomic(path, (json.dumps(header) + "\n").encode())
         return found
-    whole = [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+    with storage_errors("reading", path):
+        text = path.read_text(encoding="utf-8")
+    whole = [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
     try:
         lines = [json.loads(line) for line in whole]
     except ValueError as error:
         raise FormatError(f"{path} is not of this study: {error}; choose another folder") from error
     if not lines or lines[0] != header:
         raise FormatError(f"{path} is of a study of another size, or of other texts; choose another folder")
-    if (kept := "".join(whole)) != path.read_text():  # a line that was being written when it was stopped
+    if (kept := "".join(whole)) != text:  # a line that was being written when it was stopped
         write_atomic(path, kept.encode())
     known = {one.name: asdict(one) for one in recipes}
     for line in lines[1:]:
@@ -277,7 +284,7 @@ def _take(line: dict[str, Any], found: Learning, seeds: int) -> None:
 
 def _keep(folder: Path | None, line: dict[str, Any]) -> None:
     if folder is not None:
-        with open(folder / RESULTS, "a", encoding="utf-8") as file:
+        with storage_errors("writing", folder / RESULTS), open(folder / RESULTS, "a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
             file.flush()
             os.fsync(file.fileno())
