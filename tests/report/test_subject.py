@@ -130,6 +130,12 @@ def test_what_is_none_of_them(tmp_path, content, error, message):
     assert message in str(caught.value)
 
 
+def test_a_plan_of_nothing(tmp_path):
+    nopad.plan(np.zeros(0, np.int64), 8).save(tmp_path / "a.plan.json")
+    with pytest.raises(OptionError, match="holds no sequences"):
+        read_subject(tmp_path / "a.plan.json")
+
+
 def test_a_folder_that_is_no_dataset(tmp_path):
     with pytest.raises(FormatError, match=r"is no packed dataset: it has no nopad.json"):
         read_subject(tmp_path)

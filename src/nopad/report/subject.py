@@ -145,6 +145,8 @@ def read_subject(path: Path) -> Subject:
         except FormatError as error:
             raise FormatError(f"{path} is neither a plan ({not_a_plan}) nor a histogram ({error})") from error
         return _histogram(path, histogram, capacity)
+    if not made.packs:
+        raise OptionError(f"{path} holds no sequences")
     comparison = compare(made.histogram, made.histogram, made.capacity, COMPARED, DEPTHS)
     return Subject(
         name=path.name.removesuffix(".json").removesuffix(".plan"),

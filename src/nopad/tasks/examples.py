@@ -102,12 +102,16 @@ def stacked(
 
 
 def parts_of(records: Iterable[T], at_once: int, fewest: int = 1) -> Iterator[list[T]]:
-    """Yield parts of `at_once` records; a last part of fewer than `fewest` records is joined to the part before it.
+    """Yield parts of `at_once` records, or of `fewest` if that is more.
+
+    A last part of fewer than `fewest` records is joined to the part before it.
 
     >>> list(parts_of("abcde", 2)), list(parts_of("abcde", 2, fewest=2))
     ([['a', 'b'], ['c', 'd'], ['e']], [['a', 'b'], ['c', 'd', 'e']])
+    >>> list(parts_of("abcdef", 1, fewest=3))
+    [['a', 'b', 'c'], ['d', 'e', 'f']]
     """
-    left = iter(records)
+    left, at_once = iter(records), max(at_once, fewest)  # fewer than `fewest` are then always the last
     part = list(islice(left, at_once))
     while part:
         after = list(islice(left, at_once))
