@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from typing import Any, Literal
 
 import numpy as np
@@ -184,11 +184,18 @@ def release(modules: Iterable[nn.Module]) -> None:
 
 
 def refuse_compiled(model: Any, family: Family) -> None:
-    """Refuse a compiled or static call of a model with mixing modules, whose groups differ from batch to batch.
+    """Refuse a compiled or static call of a model with mixing modules or tables of positions.
+
+    The groups in which mixing modules run differ from batch to batch.
 
     Raises:
-        UnsupportedModelError: the model has mixing modules.
+        UnsupportedModelError: the model has mixing modules, or counts positions along the row.
     """
+    if family.tables:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} counts positions along the row, and nopad puts each sequence's own in their place, "
+            "which compiled code would leave out; do not compile this model or its layers"
+        )
     if family.mixers:
         raise UnsupportedModelError(
             f"the {' and '.join(family.mixers)} modules of {type(model).__name__} are run sequence by sequence, in "
@@ -254,7 +261,7 @@ def _pieces(
             mask although it needs one.
         BatchError: a sequence that goes on in the next row is longer than an argument with one entry per position.
     """
-    places = dict(family.places)
+    places = {name: [dim for other, dim in family.places if other == name] for name, _ in family.places}
     dtype = next((one.dtype for one in named.values() if isinstance(one, Tensor) and one.is_floating_point()), None)
     for name in CACHES:
         if named.get(name) is not None:
@@ -275,7 +282,8 @@ def _pieces(
             masked = family.route == "mixers" and family.causal
             return [_causal(length, value, dtype) if masked else None for _, length in groups.sizes]
         if name in places:
-            return [_first(value, places[name], placed.layout.shape[0], size) for size in groups.sizes]
+            rows = placed.layout.shape[0]
+            return [reduce(lambda v, d: _first(v, d, rows, size), places[name], value) for size in groups.sizes]
         if tuple(value.shape[:2]) == placed.layout.shape:
             return groups.cut(placed.stream(value))
         raise UnsupportedModelError(
@@ -317,16 +325,22 @@ def _first(value: Tensor, dim: int | None, rows: int, size: tuple[int, int]) -> 
 def _joined(module: nn.Module, outputs: list[Any], pending: Pending, strict: bool = True) -> Any:
     """Join a module's outputs for all groups into one output, laid out as the batch's rows.
 
-    In a tuple, only the first output must be per token; None replaces others that are not (attention weights).
+    Of several outputs, only the first must be per token; None replaces others that are not (attention weights).
 
     Raises:
         UnsupportedModelError: an output is not per token.
     """
-    if isinstance(outputs[0], tuple | list):
+    kind = type(outputs[0])
+    if isinstance(outputs[0], Mapping):
+        values = _joined(module, [tuple(one.values()) for one in outputs], pending, strict)
+        return kind(**dict(zip(outputs[0], values, strict=True)))
+    if isinstance(outputs[0], list):
+        return list(_joined(module, [tuple(one) for one in outputs], pending, strict))
+    if isinstance(outputs[0], tuple):
         first, *others = (list(parts) for parts in zip(*outputs, strict=True))
-        return (_joined(module, first, pending), *(_joined(module, other, pending, False) for other in others))
+        return (_joined(module, first, pending, strict), *(_joined(module, one, pending, False) for one in others))
     sizes = [tuple(one.shape[:2]) if isinstance(one, Tensor) else () for one in outputs]
-    if sizes == list(pending.groups.sizes):
+    if sizes == list(pending.groups.sizes) and len({tuple(one.shape[2:]) for one in outputs}) == 1:
         return pending.placed.rows(pending.groups.join(outputs))
     if not strict:
         return None

@@ -1,0 +1,123 @@
+"""`Judge`: hold packs, run with a line of the family table, against the stock model alone, before an audit.
+
+The audit compares a pack-safe model with itself. This compares it with the model as it was before, in evaluation mode
+and, without dropout, in training, where a model may compute something else.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from nopad.admitting.bad import in_mode, outputs_of
+from nopad.admitting.small import ran
+from nopad.auditing.limits import EXACT, PARTLY_SINGLE, apart, largest_finite
+from nopad.auditing.steadiness import Singles
+from nopad.batch import Flat, PackedBatch, Rows
+from nopad.errors import NopadError, UnsupportedModelError
+from nopad.model.families import Family
+from nopad.model.safety import packed, unpacked
+
+__all__ = ["Judge"]
+
+LENGTHS = (13, 1, 29, 6)
+FORMS = (Flat(), Rows(32))
+Outputs = list[dict[str, Tensor]]
+
+
+class Judge:
+    """A small model in float64, and what some sequences get from it alone, in evaluation mode and in training.
+
+    Raises:
+        UnsupportedModelError: the configuration has no vocabulary.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        size = getattr(model.config.get_text_config(), "vocab_size", None)
+        if not isinstance(size, int):
+            raise UnsupportedModelError(f"{type(model.config).__name__} has no vocab_size, so there are no tokens to try")
+        generator = torch.Generator().manual_seed(1)
+        low = min(5, size - 2)
+        self.sequences = [torch.randint(low, size, (n,), generator=generator).tolist() for n in LENGTHS]
+        make: Any = Singles
+        with make() as watch:
+            self.alone = {False: self._alone(False)}
+        self.limit = PARTLY_SINGLE if watch.found else EXACT
+        self.looped = self._operations(2) > 1.5 * self._operations(0)
+        trained, again = self._alone(True), self._alone(True)
+        if not _worst(trained, again, self.sequences):  # else it is random in training, by more than dropout
+            self.alone[True] = trained
+
+    def differs(self, line: Family, head: str | None) -> str:
+        """Return how packs, with this line and this head, differ from the stock model alone; "": they do not."""
+        try:
+            packed(self.model, head=head, family=line)
+        except NopadError as error:
+            return str(error)
+        try:
+            for training, wanted in self.alone.items():
+                for form in FORMS:
+                    worst = _worst(wanted, self._packs(form, training), self.sequences, self.limit)
+                    if worst:
+                        return f"{worst} between packs and the stock model alone{', in training' if training else ''}"
+        except Exception as error:  # a model's code may raise anything on packs
+            return f"on packs, {type(self.model).__name__} raises {type(error).__name__}: {error}"
+        finally:
+            unpacked(self.model)
+        return ""
+
+    def _operations(self, number: int) -> int:
+        """Return how many operations a sequence takes; more for longer ones if there is a loop over tokens."""
+        make: Any = _Operations
+        with make() as watch:
+            ran(self.model, self.sequences[number])
+        return int(watch.count)
+
+    def _alone(self, training: bool) -> Outputs:
+        with in_mode(self.model, training):
+            found = [outputs_of(ran(self.model, sequence)) for sequence in self.sequences]
+        return [{name: value[0] for name, value in one.items() if value.shape[0] == 1} for one in found]
+
+    def _packs(self, form: Any, training: bool) -> Outputs:
+        pad = getattr(self.model.config.get_text_config(), "pad_token_id", None) or 0
+        batch = PackedBatch.from_sequences(self.sequences, form=form, pad_id=pad)
+        with torch.no_grad(), in_mode(self.model, training):
+            made = outputs_of(self.model(**batch))
+        found: Outputs = [{} for _ in self.sequences]
+        for name, value in made.items():
+            per_token = tuple(value.shape[:2]) == batch.layout.shape
+            parts = (batch.unpack_tokens if per_token else batch.unpack_sequences)(value)
+            for one, part in zip(found, parts, strict=True):
+                one[name] = part
+        return found
+
+
+class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A dispatch mode that counts operations."""
+
+    count: int = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return function(*args, **(kwargs or {}))
+
+
+def _worst(wanted: Outputs, found: Outputs, sequences: list[list[int]], limit: float = 0.0) -> str:
+    """Return which output differs most, relative to its largest value, in words; "": none by more than `limit`."""
+    said, most = "", limit
+    for name in wanted[0]:
+        scale = max(largest_finite(one[name]) for one in wanted if name in one) or 1e-30
+        for number, (one, other) in enumerate(zip(wanted, found, strict=True)):
+            if name not in one or name not in other:
+                return f"{name} is missing"
+            part = other[name]
+            if part.shape != one[name].shape and part.dim() == one[name].dim():
+                part = part[: one[name].shape[0]]
+            moved = float("inf") if part.shape != one[name].shape else apart(one[name], part) / scale
+            if moved > most:
+                most, said = moved, f"{name} of sequence {number} ({len(sequences[number])} tokens) differs by {moved:.1e}"
+    return said
