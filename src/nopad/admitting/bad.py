@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from nopad.admitting.probing import length_for
-from nopad.admitting.small import ran
+from nopad.admitting.small import ran, uncached
+from nopad.auditing.steadiness import Singles
 from nopad.errors import UnsupportedModelError
 
 __all__ = ["check_model", "check_rows_apart", "check_steady", "in_mode", "outputs_of"]
@@ -24,6 +25,7 @@ __all__ = ["check_model", "check_rows_apart", "check_steady", "in_mode", "output
 STATISTICS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
 PARTS = ("vision_config", "audio_config", "speech_config", "image_config", "video_config")
 APART = 1e-9  # relative to the largest value: more than rounding in float64 does
+APART_SINGLE = 1e-5  # the same, if the model computes some results in float32
 
 
 def check_model(model: Any) -> None:
@@ -40,7 +42,9 @@ def check_model(model: Any) -> None:
                 "whole batch, so a sequence's result depends on what shares its batch; use LayerNorm or RMSNorm"
             )
         odd = next((one for one in module.parameters(recurse=False) if not one.is_floating_point()), None)
-        if odd is not None or any(type(one) is not nn.Parameter for one in module._parameters.values() if one is not None):
+        if odd is not None or any(
+            type(one) is not nn.Parameter for one in module._parameters.values() if one is not None
+        ):
             raise UnsupportedModelError(
                 f"weights of {place or name} ({type(module).__name__}) are quantised, and a small copy of this model "
                 "would not be; prove it before quantising, and see docs/models.md for what nopad runs quantised"
@@ -49,6 +53,11 @@ def check_model(model: Any) -> None:
         raise UnsupportedModelError(
             f"weights of this {name} are quantised (quantization_config), and a small copy of it would not be; prove "
             "the model that it was made of"
+        )
+    if getattr(config, "is_encoder_decoder", False):
+        raise UnsupportedModelError(
+            f"{name} has an encoder and a decoder, and of such models nopad runs those of its tables only, T5 and BART; "
+            "run its sequences padded"
         )
     parts = [part for part in PARTS if getattr(config, part, None) is not None]
     if parts or config.get_text_config() is not config:
@@ -79,23 +88,28 @@ def outputs_of(output: Any) -> dict[str, Tensor]:
     return {n: v for n, v in named.items() if isinstance(v, Tensor) and v.is_floating_point() and v.dim() > 0}
 
 
-def check_steady(model: Any) -> None:
-    """Check that a small model gives one sequence one result.
+def check_steady(model: Any) -> bool:
+    """Check that a small model gives one sequence one result; return whether it computes some results in float32.
 
     Raises:
         UnsupportedModelError: it draws random numbers in evaluation mode; the message names the module.
     """
     tokens = list(range(5, 5 + length_for(model)))
-    name = _first_apart(model, partial(ran, model, tokens), partial(ran, model, tokens), _same)
+    make: Any = Singles
+    with make() as watch:
+        name = _first_apart(model, partial(ran, model, tokens), partial(ran, model, tokens), _same)
     if name is not None:
         raise UnsupportedModelError(
             f"{_place(model, name)} gives one sequence two results in evaluation mode: it draws random numbers, so "
             "there is nothing to compare packs with"
         )
+    return bool(watch.found)
 
 
-def check_rows_apart(model: Any) -> None:
+def check_rows_apart(model: Any, partly: bool) -> None:
     """Check that the rows of a batch do not change each other, in evaluation mode and, without dropout, in training.
+
+    `partly`: whether the model computes some results in float32, even in float64.
 
     Raises:
         UnsupportedModelError: they do; the message names the module.
@@ -106,16 +120,16 @@ def check_rows_apart(model: Any) -> None:
     ids = torch.tensor(rows) % vocabulary
 
     def together() -> Any:
-        more = {"use_cache": False} if getattr(model.config, "use_cache", None) is not None else {}
         with torch.no_grad():
-            return model(input_ids=ids, **more)
+            return model(input_ids=ids, **uncached(model))
 
     for training in (False, True):
         with in_mode(model, training):
             if training and _first_apart(model, partial(ran, model, rows[0]), partial(ran, model, rows[0]), _same):
                 return  # random in training, by more than dropout: nothing can be compared
             try:
-                name = _first_apart(model, partial(ran, model, rows[0]), together, _first_row)
+                alike = partial(_first_row, APART_SINGLE if partly else APART)
+                name = _first_apart(model, partial(ran, model, rows[0]), together, alike)
             except Exception as error:  # a model's code may raise anything
                 raise UnsupportedModelError(
                     f"{type(model).__name__} does not run on two rows ({type(error).__name__}: {error}); is there a "
@@ -156,16 +170,16 @@ def _same(one: Tensor, two: Tensor) -> bool:
     return one.shape == two.shape and torch.equal(one.nan_to_num(), two.nan_to_num())
 
 
-def _first_row(one: Tensor, two: Tensor) -> bool:
+def _first_row(close: float, one: Tensor, two: Tensor) -> bool:
     """Whether the output `two` of two rows holds the output `one` of the first row alone; other shapes are passed."""
     if two.dim() != one.dim() or one.shape[:1] != (1,) or two.shape[:1] != (2,) or two.shape[1:] != one.shape[1:]:
         return True
     scale = float(one.abs().max()) if one.numel() else 0.0
-    return float((two[:1] - one).abs().max() if one.numel() else 0.0) <= APART * max(scale, 1e-30)
+    return float((two[:1] - one).abs().max() if one.numel() else 0.0) <= close * max(scale, 1e-30)
 
 
 def _first_apart(
-    model: nn.Module, one: Callable[[], Any], two: Callable[[], Any], alike: Callable[[Tensor, Tensor], bool]
+    model: Any, one: Callable[[], Any], two: Callable[[], Any], alike: Callable[[Tensor, Tensor], bool]
 ) -> str | None:
     """Return the first module to finish whose outputs are not alike in two runs, by name; None: there is none."""
     runs: list[list[tuple[str, list[Tensor]]]] = []
@@ -176,7 +190,8 @@ def _first_apart(
         runs[-1].append(("", list(outputs_of(output).values())))
     if [name for name, _ in runs[0]] != [name for name, _ in runs[1]]:
         runs = [run[-1:] for run in runs]  # other modules ran: only the outputs can be compared
-    for (name, before), (_, after) in zip(*runs, strict=True):
+    first, second = runs
+    for (name, before), (_, after) in zip(first, second, strict=True):
         if len(before) != len(after) or not all(alike(a, b) for a, b in zip(before, after, strict=True)):
             return name
     return None
@@ -186,7 +201,9 @@ def _first_apart(
 def _recording(model: nn.Module, found: list[tuple[str, list[Tensor]]]) -> Iterator[None]:
     def after(name: str, module: nn.Module, args: Any, output: Any) -> None:
         output = dict(output) if hasattr(output, "items") else output
-        found.append((name, [v.detach() for v in tree_leaves(output) if isinstance(v, Tensor) and v.is_floating_point()]))
+        found.append(
+            (name, [v.detach() for v in tree_leaves(output) if isinstance(v, Tensor) and v.is_floating_point()])
+        )
 
     handles = [one.register_forward_hook(partial(after, name)) for name, one in model.named_modules() if name]
     try:

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from nopad.admitting.probing import Probed, Seen, length_for, moved, probe
+from nopad.admitting.probing import Probed, Seen, beside, length_for, moved, probe
 from nopad.admitting.small import LAYER_COUNTS, ran
 from nopad.errors import UnsupportedModelError
 from nopad.model.calls import parameters
-from nopad.model.families import Family
+from nopad.model.families import Family, Pooled
 from nopad.model.known import class_of
 
 __all__ = ["Derived", "Times", "base_of", "derive"]
@@ -79,9 +79,7 @@ def derive(model: Any) -> Iterator[Derived]:
             "gets and gives one state per token"
         )
     _check_names(probed)
-    if getattr(model.config, "is_encoder_decoder", False):
-        yield Derived(Family(encoder_decoder=True), {})
-        return
+    _check_rows(model, probed)
     causal = _is_causal(model, tokens)
     line = Family(route="interface" if probed.attended else "mixers")
     line = replace(line, mixers=tuple(dict.fromkeys(class_of(one).__name__ for one in probed.mixing)))
@@ -113,7 +111,7 @@ def _variants(line: Family, causal: bool, attended: tuple[str, ...], registers: 
         ways += [{"route": "mixers", "mixers": (*attended, *line.mixers), "masked": masked} for masked in (True, False)]
     if causal:
         ways.append({**ways[-1], "pooled": "first"})
-    for tables in ((line.tables, ()) if line.tables else ((),)):
+    for tables in (line.tables, ()) if line.tables else ((),):
         for narrow in dict.fromkeys((line.narrow, True)):
             for way in ways:
                 yield replace(line, tables=tables, narrow=narrow, **way)
@@ -143,6 +141,27 @@ def _check_names(probed: Probed) -> None:
             raise UnsupportedModelError(
                 f"this model has two versions of the class {name} ({where}), and nopad tells modules by the names of "
                 "their classes; load the code once, and build the model anew"
+            )
+
+
+def _check_rows(model: nn.Module, probed: Probed) -> None:
+    """Refuse mixing modules that give a sequence another result beside others.
+
+    Raises:
+        UnsupportedModelError: there is one.
+    """
+    names = {module: name for name, module in model.named_modules()}
+    first = {class_of(module): module for module in reversed(probed.mixing)}
+    for kind, module in first.items():
+        try:
+            alike = beside(probed.seen[module], len(probed.tokens), module)
+            why = "it decides by the values of all rows, or takes statistics of them"
+        except Exception as error:  # a model's code may raise anything
+            alike, why = False, f"it has no dimension for the batch ({type(error).__name__}: {error})"
+        if not alike:
+            raise UnsupportedModelError(
+                f"{names[module]} ({kind.__name__}) of {type(model).__name__} mixes tokens, and gives a row another "
+                f"result beside another row than alone: {why}"
             )
 
 
@@ -181,7 +200,7 @@ def _places(model: Any, probed: Probed) -> Iterator[tuple[str, int | None]]:
                     continue
                 if name == MASK and leaf.dim() == 4:
                     continue
-                dims = [dim for dim, size in enumerate(leaf.shape) if size == length]
+                dims: list[int | None] = [dim for dim, size in enumerate(leaf.shape) if size == length]
                 found |= {(name, dim): None for dim in (dims or [None])}
     yield from found
 
@@ -226,7 +245,7 @@ def _counts_from(table: nn.Embedding, seen: Seen, tokens: list[int]) -> int | No
 
 def _with_pooling(line: Family, model: Any, base: Any, probed: Probed, causal: bool) -> Family:
     """Return the line with the modules that get one state per sequence, and the token from which it is read."""
-    found: dict[str, tuple[str, int, str]] = {}
+    found: dict[str, tuple[str, int, Pooled]] = {}
     for role, holder in (("pooler", base), ("head", model)):
         if holder is base and role == "head":
             continue
@@ -240,14 +259,17 @@ def _with_pooling(line: Family, model: Any, base: Any, probed: Probed, causal: b
         kind = class_of(getattr(holder, name))
         if dims == 3 and not kind.__module__.startswith("transformers."):
             readers.append(kind.__name__)
-        line = replace(line, **{role: (name, dims)}, pooled=how)
+        part = name, dims
+        line = replace(line, pooler=part, pooled=how) if role == "pooler" else replace(line, head=part, pooled=how)
     if causal and not found:
-        head = next((name for name in ("score", "classifier") if isinstance(getattr(model, name, None), nn.Module)), None)
+        head = next(
+            (name for name in ("score", "classifier") if isinstance(getattr(model, name, None), nn.Module)), None
+        )
         line = replace(line, pooled="last", head=("score", 0) if head is None else (head, 0))
     return replace(line, readers=tuple(dict.fromkeys(readers)))
 
 
-def _reads(child: nn.Module, holder: Any, probed: Probed) -> tuple[int, str] | None:
+def _reads(child: nn.Module, holder: Any, probed: Probed) -> tuple[int, Pooled] | None:
     """Return how a module reads one state of a sequence: (dimensions of its input, which token); None: it does not."""
     length, seen = len(probed.tokens), probed.seen[child]
     given = next((one for one in seen.given.values() if isinstance(one, Tensor) and one.is_floating_point()), None)
@@ -258,14 +280,17 @@ def _reads(child: nn.Module, holder: Any, probed: Probed) -> tuple[int, str] | N
         name = next(name for name, one in seen.given.items() if one is given)
         with torch.no_grad():
             read = [at for at in range(length) if _changes(child, {**seen.given}, name, at, made[0])]
-        return {(0,): (3, "first"), (length - 1,): (3, "last")}.get(tuple(read))
+        if read == [0]:
+            return 3, "first"
+        return (3, "last") if read == [length - 1] else None
     if given.dim() == 2 and given.shape[0] == 1:
         for other, past in probed.seen.items():
-            if other is child or other is holder and holder is base_of(holder):
+            if other is child or (other is holder and holder is base_of(holder)):
                 continue
             for states in tree_leaves(dict(past.output) if hasattr(past.output, "items") else past.output):
                 if isinstance(states, Tensor) and states.dim() == 3 and tuple(states.shape[:2]) == (1, length):
-                    for how, value in (("first", states[:, 0]), ("last", states[:, -1]), ("mean", states.mean(1))):
+                    ways: dict[Pooled, Tensor] = {"first": states[:, 0], "last": states[:, -1], "mean": states.mean(1)}
+                    for how, value in ways.items():
                         if value.shape == given.shape and torch.allclose(value, given, rtol=1e-9, atol=1e-12):
                             return 2, how
     return None

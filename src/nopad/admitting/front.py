@@ -80,9 +80,7 @@ def packed(
             f"kept apart failed: {proof.reason}"
         )
     named = None if is_stock(class_of(inner)) else proof.head
-    return safety.packed(
-        model, backend=backend, max_sequences=max_sequences, head=named, family=proof.of(inner)
-    )
+    return safety.packed(model, backend=backend, max_sequences=max_sequences, head=named, family=proof.of(inner))
 
 
 def proof_of(model: Any, head: str | None = None, again: bool = False) -> Proof:

@@ -32,15 +32,15 @@ def head_for(model: Any, causal: bool) -> str | None:
     length = length_for(model)
     tokens = [5 + 3 * at for at in range(length)]
     made = outputs_of(ran(model, tokens))
-    if all(tuple(made[name].shape) == (1, length) for name in ("start_logits", "end_logits") if name in made):
-        if {"start_logits", "end_logits"} <= set(made):
-            return "answers"
+    answers = [made[name] for name in ("start_logits", "end_logits") if name in made]
+    if len(answers) == 2 and all(tuple(one.shape) == (1, length) for one in answers):
+        return "answers"
     if not made:
         raise UnsupportedModelError(f"{kind.__name__} gives no tensor of numbers, so there is nothing to compare")
     logits = made["logits"] if "logits" in made else next(iter(made.values()))
     if tuple(logits.shape[:2]) != (1, length):
         return "classification"
-    if "labels" not in parameters(kind.forward):
+    if "labels" not in parameters(type(model).forward):
         return "tokens"
     return _by_loss(model, tokens, logits, causal)
 

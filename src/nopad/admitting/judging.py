@@ -39,7 +39,9 @@ class Judge:
         self.model = model
         size = getattr(model.config.get_text_config(), "vocab_size", None)
         if not isinstance(size, int):
-            raise UnsupportedModelError(f"{type(model.config).__name__} has no vocab_size, so there are no tokens to try")
+            raise UnsupportedModelError(
+                f"{type(model.config).__name__} has no vocab_size, so there are no tokens to try"
+            )
         generator = torch.Generator().manual_seed(1)
         low = min(5, size - 2)
         self.sequences = [torch.randint(low, size, (n,), generator=generator).tolist() for n in LENGTHS]
@@ -119,5 +121,8 @@ def _worst(wanted: Outputs, found: Outputs, sequences: list[list[int]], limit: f
                 part = part[: one[name].shape[0]]
             moved = float("inf") if part.shape != one[name].shape else apart(one[name], part) / scale
             if moved > most:
-                most, said = moved, f"{name} of sequence {number} ({len(sequences[number])} tokens) differs by {moved:.1e}"
+                most, said = (
+                    moved,
+                    f"{name} of sequence {number} ({len(sequences[number])} tokens) differs by {moved:.1e}",
+                )
     return said

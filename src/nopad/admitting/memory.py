@@ -23,7 +23,6 @@ from typing import Any
 
 import torch
 import transformers
-from torch import nn
 
 import nopad
 from nopad.admitting.deriving import Times
@@ -54,7 +53,13 @@ def folder() -> Path:
 def fingerprint(model: Any, head: str | None = None) -> str | None:
     """Return a SHA-256, in hex, of all that a proof of `model` depends on; None: this is not known."""
     kinds = {f"{kind.__module__}.{kind.__qualname__}": kind for kind in map(type, model.modules())}
-    parts: list[Any] = [FORMAT, nopad.__version__, torch.__version__, transformers.__version__, platform.python_version()]
+    parts: list[Any] = [
+        FORMAT,
+        nopad.__version__,
+        torch.__version__,
+        transformers.__version__,
+        platform.python_version(),
+    ]
     parts += [head, type(model).__module__, type(model).__qualname__, _settings(model.config)]
     for name in sorted(kinds):
         parts.append((name, _code_of(kinds[name])))

@@ -23,10 +23,11 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from nopad.admitting.small import ran
 from nopad.model.calls import bound
 
-__all__ = ["Probed", "Seen", "length_for", "moved", "probe", "registered"]
+__all__ = ["Probed", "Seen", "beside", "length_for", "moved", "probe", "registered"]
 
 NAME = "nopad_probe"
 LENGTHS = (11, 13, 17, 19, 23, 29, 31, 37)
+FACTORS = (-30.0, 1e3, -1e3)  # by which a token's values are multiplied
 CHANGE = 1e-9  # relative to the largest value: more than rounding in float64 does
 
 
@@ -83,7 +84,11 @@ def registered(model: Any) -> Iterator[Counter[nn.Module]]:
     def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Any:
         counts[module] += 1
         heads = query.shape[1] // value.shape[1]
-        value = value if value.shape[2] == query.shape[2] else value.mean(2, keepdim=True).expand(-1, -1, query.shape[2], -1)
+        value = (
+            value
+            if value.shape[2] == query.shape[2]
+            else value.mean(2, keepdim=True).expand(-1, -1, query.shape[2], -1)
+        )
         return value.repeat_interleave(heads, 1).transpose(1, 2).contiguous(), None
 
     AttentionInterface.register(NAME, attention)
@@ -141,42 +146,66 @@ class _Search:
         return inside
 
     def _mixes(self, module: nn.Module, frozen: list[nn.Module]) -> bool:
-        seen = self.probed.seen[module]
-        places = sorted({1, self.length // 2, self.length - 2})
+        """Whether a module, with the modules in `frozen` held, gives other tokens something else if one is changed."""
+        given = self.probed.seen[module].given
+        middle = self.length // 2
+        changes = [(1, 0.0), (middle, 0.0), (self.length - 2, 0.0), *((middle, factor) for factor in FACTORS)]
         with torch.no_grad(), _frozen(frozen, self.probed.seen):
             try:
-                before = module.forward(**seen.given)
-                return any(
-                    bool(moved(before, module.forward(**given), self.length, place) - {place})
-                    for place in places
-                    if (given := self._changed(seen.given, place)) is not None
-                )
+                before = module.forward(**given)
+                for place, factor in changes:
+                    other = _changed(given, self.probed.tokens, place, factor)
+                    if other is not None and moved(before, module.forward(**other), self.length) - {place}:
+                        return True
             except Exception:  # it cannot be called by itself: what is inside it was looked at
                 return False
+        return False
 
-    def _changed(self, given: dict[str, Any], place: int) -> dict[str, Any] | None:
-        """Return arguments in which one token's values are changed; None: there are none."""
-        changed = False
 
-        def change(value: Any) -> Any:
-            nonlocal changed
-            if not isinstance(value, Tensor) or tuple(value.shape[:2]) != (1, self.length):
-                return value
-            if value.is_floating_point():
-                generator = torch.Generator().manual_seed(place)
-                noise = torch.randn(value[:, place].shape, generator=generator, dtype=torch.float64)
-                out = value.clone()
-                out[:, place] += noise.to(value) * value.std().clamp(min=0.1)
-            elif value.dtype == torch.long and value[0].tolist() == self.probed.tokens:
-                out = value.clone()
-                out[:, place] = (out[:, place] + 1) % max(max(self.probed.tokens), 2)
-            else:
-                return value
-            changed = True
-            return out
+def _changed(given: dict[str, Any], tokens: list[int], place: int, factor: float) -> dict[str, Any] | None:
+    """Return arguments in which one token's values are multiplied by `factor`, or (0) get noise; None: there are none.
 
-        made = {name: tree_map(change, value) for name, value in given.items()}
-        return made if changed else None
+    A large factor turns decisions that the module takes by the values of a whole row.
+    """
+    changed = False
+
+    def change(value: Any) -> Any:
+        nonlocal changed
+        if not isinstance(value, Tensor) or tuple(value.shape[:2]) != (1, len(tokens)):
+            return value
+        out = value.clone()
+        if value.is_floating_point() and factor:
+            out[:, place] *= factor
+        elif value.is_floating_point():
+            generator = torch.Generator().manual_seed(place)
+            noise = torch.randn(value[:, place].shape, generator=generator, dtype=torch.float64)
+            out[:, place] += noise.to(value) * value.std().clamp(min=0.1)
+        elif value.dtype == torch.long and value[0].tolist() == tokens and not factor:
+            out[:, place] = (out[:, place] + 1) % max(tokens)
+        else:
+            return value
+        changed = True
+        return out
+
+    made = {name: tree_map(change, value) for name, value in given.items()}
+    return made if changed else None
+
+
+def beside(seen: Seen, length: int, module: nn.Module) -> bool:
+    """Whether a module gives a row the same beside another row, of much larger values of the other sign, as alone."""
+
+    def twice(value: Any) -> Any:
+        if not isinstance(value, Tensor) or tuple(value.shape[:2]) != (1, length):
+            return value
+        return torch.cat([value, value * FACTORS[-1] if value.is_floating_point() else value])
+
+    def first(value: Any) -> Any:
+        return value[:1] if isinstance(value, Tensor) and tuple(value.shape[:2]) == (2, length) else value
+
+    with torch.no_grad():
+        alone = module.forward(**seen.given)
+        both = module.forward(**{name: tree_map(twice, value) for name, value in seen.given.items()})
+    return not moved(alone, tree_map(first, _plain(both)), length)
 
 
 @contextmanager
@@ -195,7 +224,7 @@ def _frozen(modules: list[nn.Module], seen: dict[nn.Module, Seen]) -> Iterator[N
             module.__dict__.pop("forward", None)
 
 
-def moved(before: Any, after: Any, length: int, place: int | None = None) -> set[int]:
+def moved(before: Any, after: Any, length: int) -> set[int]:
     """Return the tokens for which two outputs differ, of those parts that have an entry per token, ``[1, L, ...]``."""
     found: set[int] = set()
     for one, two in zip(tree_leaves(_plain(before)), tree_leaves(_plain(after)), strict=False):
@@ -211,6 +240,8 @@ def moved(before: Any, after: Any, length: int, place: int | None = None) -> set
 
 def _plain(value: Any) -> Any:
     """Return an output of transformers as a dict, which PyTorch's tree functions know."""
-    return dict(value.items()) if hasattr(value, "items") and not isinstance(value, dict) else (
-        dict(value) if isinstance(value, dict) else value
+    return (
+        dict(value.items())
+        if hasattr(value, "items") and not isinstance(value, dict)
+        else (dict(value) if isinstance(value, dict) else value)
     )

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+
 from nopad.admitting.bad import check_model, check_rows_apart, check_steady
 from nopad.admitting.deriving import Derived, derive
 from nopad.admitting.heads import head_for
@@ -102,8 +103,7 @@ def prove(model: Any, head: str | None = None) -> Proof:
 def _proven(model: Any, small: Any, head: str | None) -> Proof:
     """Judge the lines that could fit a small model; audit the first that gives each sequence what it gets alone."""
     with subject_of(small, torch.float64, False) as exact:
-        check_steady(exact)
-        check_rows_apart(exact)
+        check_rows_apart(exact, check_steady(exact))
         judge = Judge(exact)
         reasons: list[str] = []
         for derived in _lines(model, exact):

@@ -15,9 +15,10 @@ import torch
 from torch import nn
 
 from nopad.errors import UnsupportedModelError
+from nopad.model.calls import takes
 from nopad.model.hooks import Hook
 
-__all__ = ["LAYER_COUNTS", "ran", "small_copy"]
+__all__ = ["LAYER_COUNTS", "ran", "small_copy", "uncached"]
 
 VOCABULARY, POSITIONS = 97, 600
 MOST_LAYERS = 10  # of a copy
@@ -77,14 +78,15 @@ def small_copy(model: Any) -> tuple[Any, str]:
                 made = _built(type(model), make)
                 ran(made, list(range(5, 12)))
             except Exception as error:  # any size may be one that the model's code does not allow
-                reasons.append(f"{how}: {type(error).__name__}: {str(error).strip().splitlines()[:1]}")
+                said = (str(error).strip().splitlines() or ["no message"])[0]
+                reasons.append(f"{how}: {type(error).__name__}: {said}")
                 continue
             return made, f"{how}, {_number(made)} parameters"
     if _number(model) <= MOST_PARAMETERS:
         made = copy.deepcopy(model).float().eval()
         return made, f"a copy of the whole model, {_number(made)} parameters"
     raise UnsupportedModelError(
-        f"{type(model).__name__} is not proven: no small copy of it could be built and run ({reasons[-1]}), and with "
+        f"{type(model).__name__} is not proven: no small copy of it could be built and run ({reasons[0]}), and with "
         f"{_number(model):,} parameters it is too large to be tried whole; build a small one yourself, with the same "
         "class, and see nopad.packed(small)"
     )
@@ -93,11 +95,16 @@ def small_copy(model: Any) -> tuple[Any, str]:
 def ran(model: Any, tokens: list[int], **more: Any) -> Any:
     """Run a model on one sequence of token ids, without a cache."""
     vocabulary = getattr(model.config.get_text_config(), "vocab_size", None) or VOCABULARY
-    if getattr(model.config, "use_cache", None) is not None:
-        more["use_cache"] = False
+    more |= uncached(model)
     device = next(model.parameters()).device
     with torch.no_grad():
         return model(input_ids=torch.tensor([[token % vocabulary for token in tokens]], device=device), **more)
+
+
+def uncached(model: Any) -> dict[str, Any]:
+    """Return the arguments with which a model runs without a cache."""
+    has = getattr(model.config, "use_cache", None) is not None and takes(model, "use_cache")
+    return {"use_cache": False} if has else {}
 
 
 def _own(model: nn.Module) -> str:
@@ -116,7 +123,9 @@ def _of_transformers(hook: Any) -> bool:
 
 def _attempts(config: Any) -> Iterator[tuple[str, Callable[[type], Any]]]:
     """Yield ways to make a configuration small, the smallest first, each with its name."""
-    wide = next((getattr(config, name) for name in ("hidden_size", "d_model", "n_embd", "dim") if hasattr(config, name)), 0)
+    wide = next(
+        (getattr(config, name) for name in ("hidden_size", "d_model", "n_embd", "dim") if hasattr(config, name)), 0
+    )
     share = 2 ** max((int(wide) // 64).bit_length() - 1, 0) if isinstance(wide, int) else 1
     for how, widths in (
         ("few narrow layers", {**SIZES, **WIDTHS}),
@@ -151,7 +160,10 @@ def _built(kind: type, make: Callable[[type], Any]) -> Any:
         made = kind(config)
         with torch.no_grad():
             for parameter in made.parameters():
-                if not bool(parameter.isfinite().all()) or float(parameter.abs().max() if parameter.numel() else 0) > 1e3:
+                if (
+                    not bool(parameter.isfinite().all())
+                    or float(parameter.abs().max() if parameter.numel() else 0) > 1e3
+                ):
                     parameter.copy_(torch.randn_like(parameter) * 0.1)
                 parameter.add_(torch.randn_like(parameter) * 0.05)
     return made.float().eval()
@@ -174,7 +186,7 @@ def _check_size(kind: type, config: Any) -> None:
 
 def _narrowed(config: Any, sizes: dict[str, int], again: bool) -> Any:
     """Return a copy of a configuration with smaller sizes; `again`: built anew, so that other values follow them."""
-    given = {name: value for name, value in _values(config).items()}
+    given = _values(config)
     changes: dict[str, Any] = {}
     for name, value in given.items():
         if isinstance(value, bool):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from nopad.batch.device import Cross
 from nopad.errors import UnsupportedModelError
 from nopad.model.backends.mask import dense_cross
-from nopad.model.calls import Call, Cell, bound, parameters, takes_more
+from nopad.model.calls import Call, Cell, bound, parameters, takes
 from nopad.model.encoders import encoder_mask, pack_again, unpack_first
 from nopad.model.pooling import pool, static_pooled
 
@@ -105,7 +105,7 @@ class Swap(Hook):
             named["attention_mask"] = call.target.mask()
             cross = Cross(call.target, call.placed)
             named["encoder_attention_mask"] = dense_cross(cross) if call.compiled else cross.mask()
-        elif "attention_mask" in parameters(type(module).forward) or takes_more(type(module).forward):
+        elif takes(module, "attention_mask"):
             named["attention_mask"] = call.placed.mask() if family.masked else None
         return (), named
 
@@ -255,12 +255,17 @@ class Feed(Hook):
                 "nopad.model.pooled"
             )
         first = call.head.pooling() == "first"
-        if self.dims == 2 and not self.stock and first and not torch.equal(given, states[:, 0]):
+        if self.dims == 2 and not self.stock and first and not _same(given, states[:, 0]):
             raise UnsupportedModelError(
                 f"{self.role} ({type(module).__name__}) of this model is not given the first token's states, as in "
                 "transformers' own; run the base model, and pool its states with nopad.model.pooled"
             )
         return states
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are equal, NaN included."""
+    return torch.equal(one, other) or torch.equal(one.nan_to_num(), other.nan_to_num())
 
 
 @dataclass(eq=False)

@@ -193,7 +193,7 @@ def refuse_compiled(model: Any, family: Family) -> None:
     """
     if family.tables:
         raise UnsupportedModelError(
-            f"{type(model).__name__} counts positions along the row, and nopad puts each sequence's own in their place, "
+            f"{type(model).__name__} counts positions along the row. nopad puts each sequence's own in their place, "
             "which compiled code would leave out; do not compile this model or its layers"
         )
     if family.mixers:
@@ -253,8 +253,8 @@ def _pieces(
 ) -> list[dict[str, Any]]:
     """Return a mixing module's arguments for each group.
 
-    Tensors with one entry per token are cut. The mask becomes None, or a causal one: no token of a group can see the
-    padding. Of arguments with one entry per position in a row (`Family.places`), a group gets the first l entries.
+    Tensors with one entry per token are cut. The mask becomes None, a causal one, or one that hides nothing: no token
+    of a group can see the padding. Of arguments with one entry per position in a row (`Family.places`), a group gets the first l entries.
 
     Raises:
         UnsupportedModelError: the module is given a cache of earlier tokens, a tensor that is not per token, or no
@@ -279,8 +279,11 @@ def _pieces(
         if not isinstance(value, Tensor) or value.dim() == 0:
             return [value] * len(groups.sizes)
         if name == MASK and value.dim() == 4:
-            masked = family.route == "mixers" and family.causal
-            return [_causal(length, value, dtype) if masked else None for _, length in groups.sizes]
+            if family.route == "mixers" and family.causal:
+                return [_causal(length, value, dtype) for _, length in groups.sizes]
+            if not family.masked:  # the model made it: its attention may be causal without one
+                return [_visible(length, value) for _, length in groups.sizes]
+            return [None] * len(groups.sizes)
         if name in places:
             rows = placed.layout.shape[0]
             return [reduce(lambda v, d: _first(v, d, rows, size), places[name], value) for size in groups.sizes]
@@ -302,6 +305,11 @@ def _causal(length: int, given: Tensor, dtype: torch.dtype | None) -> Tensor:
         return hidden
     dtype = dtype or torch.get_default_dtype()
     return torch.zeros_like(hidden, dtype=dtype).masked_fill(hidden, torch.finfo(dtype).min)
+
+
+def _visible(length: int, given: Tensor) -> Tensor:
+    """Return a mask ``[1, 1, 1, l]`` that hides nothing: bool (True: seen) if the given mask is bool, else additive."""
+    return given.new_full((1, 1, 1, length), given.dtype == torch.bool)
 
 
 def _first(value: Tensor, dim: int | None, rows: int, size: tuple[int, int]) -> Tensor:

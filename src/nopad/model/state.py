@@ -196,8 +196,8 @@ class State:
                 yield module, NoPositions(cell)
                 yield module, Positions(cell, f"{'encoder' if module in inside else 'decoder'} positions")
         for table, offset in family.tables:
-            for place, module in model.named_modules():
-                if place.rpartition(".")[2] == table and isinstance(module, nn.Embedding):
+            for name, module in model.named_modules():
+                if name.rpartition(".")[2] == table and isinstance(module, nn.Embedding):
                     yield module, NoLookup(cell)
                     yield module, Lookup(cell, f"positions of {table}", offset=offset)
         yield from mixing_hooks(cell, _walk(model), family)
