@@ -41,10 +41,8 @@ def check_model(model: Any) -> None:
                 f"{place} of {name} is a {type(module).__name__}, which takes its statistics over whole rows or the "
                 "whole batch, so a sequence's result depends on what shares its batch; use LayerNorm or RMSNorm"
             )
-        odd = next((one for one in module.parameters(recurse=False) if not one.is_floating_point()), None)
-        if odd is not None or any(
-            type(one) is not nn.Parameter for one in module._parameters.values() if one is not None
-        ):
+        own = [one for one in module._parameters.values() if one is not None]
+        if any(type(one) is not nn.Parameter or not one.is_floating_point() for one in own):
             raise UnsupportedModelError(
                 f"weights of {place or name} ({type(module).__name__}) are quantised, and a small copy of this model "
                 "would not be; prove it before quantising, and see docs/models.md for what nopad runs quantised"

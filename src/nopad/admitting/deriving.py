@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from nopad.admitting.probing import Probed, Seen, beside, length_for, moved, probe
+from nopad.admitting.probing import Probed, Seen, beside, length_for, moved, probe, unsteady
 from nopad.admitting.small import LAYER_COUNTS, ran
 from nopad.errors import UnsupportedModelError
 from nopad.model.calls import parameters
@@ -80,6 +80,12 @@ def derive(model: Any) -> Iterator[Derived]:
         )
     _check_names(probed)
     _check_rows(model, probed)
+    odd = unsteady(model, probed)
+    if odd:
+        raise UnsupportedModelError(
+            f"how often the {odd} modules of {type(model).__name__} run depends on the values of a row (data-dependent "
+            "control flow), so a proof on some values says nothing of others"
+        )
     causal = _is_causal(model, tokens)
     line = Family(route="interface" if probed.attended else "mixers")
     line = replace(line, mixers=tuple(dict.fromkeys(class_of(one).__name__ for one in probed.mixing)))

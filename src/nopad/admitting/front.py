@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from typing import Any, Literal, TypeVar
 
+from transformers import PreTrainedModel
+
 from nopad.admitting.memory import recall, remember
 from nopad.admitting.proof import Proof, prove
 from nopad.errors import UnsupportedModelError
@@ -95,7 +97,7 @@ def proof_of(model: Any, head: str | None = None, again: bool = False) -> Proof:
 
 def _in_tables(model: Any, head: str | None, prove: Prove) -> bool:
     """Whether the tables decide about a model: admit it, or refuse it."""
-    if prove == "never":
+    if prove == "never" or not isinstance(model, PreTrainedModel):
         return True
     kind = getattr(model.config, "model_type", "") or type(model.config).__name__
     if kind in REFUSED:

@@ -6,6 +6,7 @@ and, without dropout, in training, where a model may compute something else.
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -24,15 +25,21 @@ from nopad.model.safety import packed, unpacked
 __all__ = ["Judge"]
 
 LENGTHS = (13, 1, 29, 6)
+FAR = 150  # tokens of a sequence that is longer than windows of a small copy
 FORMS = (Flat(), Rows(32))
 Outputs = list[dict[str, Tensor]]
 
 
 class Judge:
-    """A small model in float64, and what some sequences get from it alone, in evaluation mode and in training.
+    """A small model in float64 that has never run, and what some sequences get from a copy of it alone.
+
+    Attributes:
+        model: the model, of which only copies run, since a model may change with what it is called with.
+        operations: how many operations a sequence of 29 tokens takes.
+        looped: whether longer sequences take more operations, as in a loop over tokens.
 
     Raises:
-        UnsupportedModelError: the configuration has no vocabulary.
+        UnsupportedModelError: the configuration has no vocabulary, or what the model gives depends on earlier calls.
     """
 
     def __init__(self, model: Any) -> None:
@@ -49,46 +56,70 @@ class Judge:
         with make() as watch:
             self.alone = {False: self._alone(False)}
         self.limit = PARTLY_SINGLE if watch.found else EXACT
-        self.looped = self._operations(2) > 1.5 * self._operations(0)
+        self._check_forgets(torch.randint(low, size, (FAR,), generator=generator).tolist())
+        self.operations = self._operations(2)
+        self.looped = self.operations > 1.5 * self._operations(0)
         trained, again = self._alone(True), self._alone(True)
         if not _worst(trained, again, self.sequences):  # else it is random in training, by more than dropout
             self.alone[True] = trained
 
+    def _check_forgets(self, far: list[int]) -> None:
+        """Check that a model gives sequences the same in any order of calls; `far` is a long one.
+
+        Raises:
+            UnsupportedModelError: it does not.
+        """
+        short = self.sequences[0]
+        orders = [[short, far], [far, short]]
+        found = []
+        for order in orders:
+            model = copy.deepcopy(self.model)
+            made = {len(one): outputs_of(ran(model, one)) for one in order}
+            found.append([{name: value[0] for name, value in made[len(one)].items()} for one in (short, far)])
+        worst = _worst(found[0], found[1], [short, far], self.limit)
+        if worst:
+            raise UnsupportedModelError(
+                f"what {type(self.model).__name__} gives depends on what it was called with before: {worst}, by the "
+                "order of calls; nopad cannot tell what a sequence gets alone"
+            )
+
     def differs(self, line: Family, head: str | None) -> str:
         """Return how packs, with this line and this head, differ from the stock model alone; "": they do not."""
+        model = copy.deepcopy(self.model)
         try:
-            packed(self.model, head=head, family=line)
+            packed(model, head=head, family=line)
         except NopadError as error:
             return str(error)
         try:
             for training, wanted in self.alone.items():
                 for form in FORMS:
-                    worst = _worst(wanted, self._packs(form, training), self.sequences, self.limit)
+                    worst = _worst(wanted, self._packs(model, form, training), self.sequences, self.limit)
                     if worst:
                         return f"{worst} between packs and the stock model alone{', in training' if training else ''}"
         except Exception as error:  # a model's code may raise anything on packs
             return f"on packs, {type(self.model).__name__} raises {type(error).__name__}: {error}"
         finally:
-            unpacked(self.model)
+            unpacked(model)
         return ""
 
     def _operations(self, number: int) -> int:
         """Return how many operations a sequence takes; more for longer ones if there is a loop over tokens."""
         make: Any = _Operations
         with make() as watch:
-            ran(self.model, self.sequences[number])
+            ran(copy.deepcopy(self.model), self.sequences[number])
         return int(watch.count)
 
     def _alone(self, training: bool) -> Outputs:
-        with in_mode(self.model, training):
-            found = [outputs_of(ran(self.model, sequence)) for sequence in self.sequences]
+        model = copy.deepcopy(self.model)
+        with in_mode(model, training):
+            found = [outputs_of(ran(model, sequence)) for sequence in self.sequences]
         return [{name: value[0] for name, value in one.items() if value.shape[0] == 1} for one in found]
 
-    def _packs(self, form: Any, training: bool) -> Outputs:
-        pad = getattr(self.model.config.get_text_config(), "pad_token_id", None) or 0
+    def _packs(self, model: Any, form: Any, training: bool) -> Outputs:
+        pad = getattr(model.config.get_text_config(), "pad_token_id", None) or 0
         batch = PackedBatch.from_sequences(self.sequences, form=form, pad_id=pad)
-        with torch.no_grad(), in_mode(self.model, training):
-            made = outputs_of(self.model(**batch))
+        with torch.no_grad(), in_mode(model, training):
+            made = outputs_of(model(**batch))
         found: Outputs = [{} for _ in self.sequences]
         for name, value in made.items():
             per_token = tuple(value.shape[:2]) == batch.layout.shape

@@ -29,7 +29,7 @@ from nopad.admitting.deriving import Times
 from nopad.admitting.proof import Proof
 from nopad.errors import StorageError
 from nopad.files import write_atomic
-from nopad.model.families import Family
+from nopad.model.families import FAMILIES, Family
 
 __all__ = ["fingerprint", "folder", "recall", "remember"]
 
@@ -162,12 +162,12 @@ def _used(module: ModuleType) -> Iterator[ModuleType]:
 
 def _written(proof: Proof, mark: str) -> dict[str, Any]:
     stored: dict[str, Any] = {**asdict(replace(proof, family=None)), "format": FORMAT, "fingerprint": mark}
-    if proof.family is not None:
+    if proof.family is not None and proof.family is FAMILIES.get(proof.kind):
+        stored["family"] = {"table": proof.kind}
+    elif proof.family is not None:
         line = {one.name: getattr(proof.family, one.name) for one in fields(Family) if one.name != "refuse"}
         mixes = line.pop("mixes")
         stored["family"] = {**line, "times": mixes.count if isinstance(mixes, Times) else None}
-        if mixes is not None and not isinstance(mixes, Times):
-            stored["family"] = None  # a line of the table: it is looked up again
     return stored
 
 
@@ -176,7 +176,9 @@ def _read(stored: dict[str, Any], mark: str) -> Proof:
         raise ValueError("another format, or another model's proof")
     line = stored.pop("family")
     family = None
-    if line is not None:
+    if line is not None and "table" in line:
+        family = FAMILIES[line["table"]]
+    elif line is not None:
         times = line.pop("times")
         family = Family(
             **{name: _tuples(value) for name, value in line.items()}, mixes=None if times is None else Times(times)

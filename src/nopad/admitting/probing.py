@@ -23,7 +23,7 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from nopad.admitting.small import ran
 from nopad.model.calls import bound
 
-__all__ = ["Probed", "Seen", "beside", "length_for", "moved", "probe", "registered"]
+__all__ = ["Probed", "Seen", "beside", "length_for", "moved", "probe", "registered", "unsteady"]
 
 NAME = "nopad_probe"
 LENGTHS = (11, 13, 17, 19, 23, 29, 31, 37)
@@ -101,6 +101,54 @@ def registered(model: Any) -> Iterator[Counter[nn.Module]]:
     finally:
         if before is not None:
             model.set_attn_implementation(before)
+
+
+def unsteady(model: Any, probed: Probed) -> str:
+    """Return the class of a mixing module that runs more or less often for other values; "": there is none.
+
+    Other tokens are tried, and embeddings that are scaled.
+    """
+    mixing = set(probed.mixing)
+    wanted = probed.attended + Counter({module: probed.seen[module].calls for module in mixing})
+    length = len(probed.tokens)
+    for seed, factor in enumerate((1.0, 1.0, *FACTORS)):
+        generator = torch.Generator().manual_seed(seed)
+        tokens = torch.randint(max(probed.tokens), (length,), generator=generator).tolist()
+        with registered(model) as counts, _counted(mixing, counts), _scaled(model, factor):
+            ran(model, tokens)
+        different = (wanted - counts) + (counts - wanted)
+        if different:
+            return type(next(iter(different))).__name__
+    return ""
+
+
+@contextmanager
+def _counted(modules: set[nn.Module], counts: Counter[nn.Module]) -> Iterator[None]:
+    def after(module: nn.Module, args: Any, output: Any) -> None:
+        counts[module] += 1
+
+    handles = [module.register_forward_hook(after) for module in modules]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def _scaled(model: Any, factor: float) -> Iterator[None]:
+    try:
+        table = model.get_input_embeddings()
+    except (AttributeError, NotImplementedError):  # a model need not say which they are
+        table = None
+    if not isinstance(table, nn.Embedding):
+        yield
+        return
+    handle = table.register_forward_hook(lambda module, args, output: output * factor)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def _recorded(model: Any, tokens: list[int]) -> dict[nn.Module, Seen]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import time
 from dataclasses import dataclass, replace
@@ -27,8 +28,11 @@ __all__ = ["Proof", "prove"]
 
 log = logging.getLogger("nopad")
 
-SHORT, LONG = 64, 400  # tokens of the longest sequence of each audit
-LOOPED = 110  # the same, if the model computes token by token, which takes long
+# Tokens of the longest sequence of an audit: the first, and the last, which is of outputs only.
+SHORT, LONG = 64, 400
+LOOPED = 110  # the last, if the model computes token by token, which takes long
+TINY, MANY = 24, 4000  # the first, if a sequence of 29 tokens takes many operations
+AUDITS = 3  # lines that are audited at most
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,18 +107,21 @@ def prove(model: Any, head: str | None = None) -> Proof:
 def _proven(model: Any, small: Any, head: str | None) -> Proof:
     """Judge the lines that could fit a small model; audit the first that gives each sequence what it gets alone."""
     with subject_of(small, torch.float64, False) as exact:
-        check_rows_apart(exact, check_steady(exact))
+        fresh = copy.deepcopy(exact)
+        partly = check_steady(fresh)
         judge = Judge(exact)
+        check_rows_apart(fresh, partly)
         reasons: list[str] = []
-        for derived in _lines(model, exact):
-            named = head if head is not None else head_for(exact, derived.family.causal)
-            line = derived.of(exact)
+        failures = 0
+        for derived in _lines(model, fresh):
+            named = head if head is not None else head_for(fresh, derived.family.causal)
+            line = derived.of(fresh)
             reason = judge.differs(line, named)
             log.debug(f"{line}: {reason or 'as alone'}")
             if reason:
                 reasons.append(reason)
                 continue
-            verdicts = _audited(small, line, named, judge.looped)
+            verdicts = _audited(small, line, named, judge)
             failed = next((one for one in verdicts if not one.isolated), None)
             if failed is None:
                 return Proof(
@@ -127,7 +134,10 @@ def _proven(model: Any, small: Any, head: str | None) -> Proof:
                     checks=sum(len(one.checks) for one in verdicts),
                     worst=max(one.max_abs_diff for one in verdicts),
                 )
-            reasons.insert(0, _why(failed))
+            reasons.insert(failures, _why(failed))
+            failures += 1
+            if failures == AUDITS:
+                break
     raise UnsupportedModelError(reasons[0] if reasons else "no line of the family table fits it")
 
 
@@ -139,15 +149,17 @@ def _lines(model: Any, exact: Any) -> Any:
     yield from derive(exact)
 
 
-def _audited(small: Any, line: Family, head: str | None, looped: bool) -> list[Verdict]:
-    """Audit a small model with this line: short sequences, and long ones, fewer if it computes `looped` over tokens."""
+def _audited(small: Any, line: Family, head: str | None, judge: Judge) -> list[Verdict]:
+    """Audit a small model with this line: short sequences, and longer ones unless that takes too many operations."""
     packed(small, head=head, family=line)
     limit = positions_of(small, line)
-    rows = limit // 3 if line.narrow and limit is not None else LONG  # a flat row holds less than 3 times the longest
+    room = limit // 3 if line.narrow and limit is not None else LONG  # a flat row holds less than 3 times the longest
+    short = min(room, TINY if judge.operations > MANY else SHORT)
+    long = min(room, SHORT if judge.operations > MANY else LOOPED if judge.looped else LONG)
     try:
-        found = [audit(small, capacity=min(rows, SHORT) if rows < SHORT else None)]
-        if found[0].isolated and rows > SHORT:
-            found.append(audit(small, capacity=min(rows, LOOPED if looped else LONG), gradients=False))
+        found = [audit(small, capacity=None if short == SHORT else short)]
+        if found[0].isolated and long > short:
+            found.append(audit(small, capacity=long, gradients=False))
     finally:
         unpacked(small)
     return found

@@ -201,8 +201,23 @@ def _narrowed(config: Any, sizes: dict[str, int], again: bool) -> Any:
         if heads is not None and isinstance(given.get(name), int):
             every = given[name] == given[heads]
             changes[name] = changes.get(heads, given[heads]) if every else min(changes.get(name, given[name]), 2)
+    changes |= _equal_dims(given, changes)
     changes |= _special(given, changes.get("vocab_size", given.get("vocab_size")))
     return _changed(config, changes, again)
+
+
+def _equal_dims(given: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Return sizes of heads such that those that were equal stay equal, and sums stay sums (latent attention)."""
+    dims = {name: value for name, value in given.items() if name.endswith("head_dim") and type(value) is int}
+    new = {
+        name: min(changes.get(other, dims[other]) for other in dims if dims[other] == value)
+        for name, value in dims.items()
+        if name != "v_head_dim"
+    }
+    parts = [new.get(name) for name in ("qk_nope_head_dim", "qk_rope_head_dim")]
+    if "qk_head_dim" in new and parts[0] and parts[1]:
+        new["qk_head_dim"] = parts[0] + parts[1]
+    return new
 
 
 def _special(given: dict[str, Any], vocabulary: Any) -> dict[str, Any]:

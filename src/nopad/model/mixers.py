@@ -254,7 +254,8 @@ def _pieces(
     """Return a mixing module's arguments for each group.
 
     Tensors with one entry per token are cut. The mask becomes None, a causal one, or one that hides nothing: no token
-    of a group can see the padding. Of arguments with one entry per position in a row (`Family.places`), a group gets the first l entries.
+    of a group can see the padding. Of arguments with one entry per position in a row (`Family.places`), a group gets
+    the first l entries.
 
     Raises:
         UnsupportedModelError: the module is given a cache of earlier tokens, a tensor that is not per token, or no
