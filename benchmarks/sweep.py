@@ -37,6 +37,7 @@ from nopad.auditing.limits import EXACT, PARTLY_SINGLE
 from nopad.auditing.steadiness import Singles
 from nopad.auditing.subject import subject_of
 from nopad.model import safety
+from nopad.model.admission import positions_of
 from nopad.model.families import FAMILIES, REFUSED
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "model"))
@@ -133,7 +134,8 @@ def against_others(model: Any, proof: Any) -> float:
         for parameter in small.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
     size = small.config.get_text_config().vocab_size
-    sequences = [torch.randint(0, size, (n,)).tolist() for n in LENGTHS]
+    most = positions_of(small, proof.of(small)) or max(LENGTHS)
+    sequences = [torch.randint(0, size, (min(n, most),)).tolist() for n in LENGTHS]
     make: Any = Singles
     with subject_of(small, torch.float64, False) as exact:
         with make() as watch:
@@ -141,7 +143,7 @@ def against_others(model: Any, proof: Any) -> float:
         fresh = copy.deepcopy(exact)  # a model may change with what it is called with
         safety.packed(fresh, family=proof.of(fresh), head=proof.head)
         worst = 0.0
-        for form in (nopad.Flat(), nopad.Rows(150)):
+        for form in (nopad.Flat(), nopad.Rows(max(map(len, sequences)) + 2)):
             batch = nopad.PackedBatch.from_sequences(sequences, form=form)
             with torch.no_grad():
                 found = outputs_of(fresh(**batch))

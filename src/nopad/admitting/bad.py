@@ -17,15 +17,12 @@ from torch.utils._pytree import tree_leaves
 
 from nopad.admitting.probing import length_for
 from nopad.admitting.small import ran, uncached
-from nopad.auditing.steadiness import Singles
 from nopad.errors import UnsupportedModelError
 
 __all__ = ["check_model", "check_rows_apart", "check_steady", "in_mode", "outputs_of"]
 
 STATISTICS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
 PARTS = ("vision_config", "audio_config", "speech_config", "image_config", "video_config")
-APART = 1e-9  # relative to the largest value: more than rounding in float64 does
-APART_SINGLE = 1e-5  # the same, if the model computes some results in float32
 
 
 def check_model(model: Any) -> None:
@@ -54,8 +51,8 @@ def check_model(model: Any) -> None:
         )
     if getattr(config, "is_encoder_decoder", False):
         raise UnsupportedModelError(
-            f"{name} has an encoder and a decoder, and of such models nopad runs those of its tables only, T5 and BART; "
-            "run its sequences padded"
+            f"{name} has an encoder and a decoder, and of such models nopad runs those of its tables only, T5 and "
+            "BART; run its sequences padded"
         )
     parts = [part for part in PARTS if getattr(config, part, None) is not None]
     if parts or config.get_text_config() is not config:
@@ -86,28 +83,25 @@ def outputs_of(output: Any) -> dict[str, Tensor]:
     return {n: v for n, v in named.items() if isinstance(v, Tensor) and v.is_floating_point() and v.dim() > 0}
 
 
-def check_steady(model: Any) -> bool:
-    """Check that a small model gives one sequence one result; return whether it computes some results in float32.
+def check_steady(model: Any) -> None:
+    """Check that a small model gives one sequence one result.
 
     Raises:
         UnsupportedModelError: it draws random numbers in evaluation mode; the message names the module.
     """
     tokens = list(range(5, 5 + length_for(model)))
-    make: Any = Singles
-    with make() as watch:
-        name = _first_apart(model, partial(ran, model, tokens), partial(ran, model, tokens), _same)
+    name = _first_apart(model, partial(ran, model, tokens), partial(ran, model, tokens), _same)
     if name is not None:
         raise UnsupportedModelError(
             f"{_place(model, name)} gives one sequence two results in evaluation mode: it draws random numbers, so "
             "there is nothing to compare packs with"
         )
-    return bool(watch.found)
 
 
-def check_rows_apart(model: Any, partly: bool) -> None:
+def check_rows_apart(model: Any, close: float) -> None:
     """Check that the rows of a batch do not change each other, in evaluation mode and, without dropout, in training.
 
-    `partly`: whether the model computes some results in float32, even in float64.
+    `close` is the largest relative change of an output that is rounding.
 
     Raises:
         UnsupportedModelError: they do; the message names the module.
@@ -126,7 +120,7 @@ def check_rows_apart(model: Any, partly: bool) -> None:
             if training and _first_apart(model, partial(ran, model, rows[0]), partial(ran, model, rows[0]), _same):
                 return  # random in training, by more than dropout: nothing can be compared
             try:
-                alike = partial(_first_row, APART_SINGLE if partly else APART)
+                alike = partial(_first_row, close)
                 name = _first_apart(model, partial(ran, model, rows[0]), together, alike)
             except Exception as error:  # a model's code may raise anything
                 raise UnsupportedModelError(

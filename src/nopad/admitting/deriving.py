@@ -60,8 +60,10 @@ class Derived:
         return replace(self.family, mixes=Times(count))
 
 
-def derive(model: Any) -> Iterator[Derived]:
+def derive(model: Any, close: float) -> Iterator[Derived]:
     """Yield lines of the family table that fit a small model in float64, the likeliest first.
+
+    `close` is the largest relative change of an output that is rounding.
 
     Raises:
         UnsupportedModelError: no line can fit: the model's own forward method mixes tokens, outside of any module that
@@ -71,7 +73,7 @@ def derive(model: Any) -> Iterator[Derived]:
     most = _positions(model.config)
     length = length_for(model, None if most is None else most - 4)
     tokens = [5 + 3 * at for at in range(length)]
-    probed = probe(model, base, tokens)
+    probed = probe(model, base, tokens, close)
     if probed.unsplit is not None:
         raise UnsupportedModelError(
             f"the forward method of {type(probed.unsplit).__name__} moves information between tokens by itself, "
@@ -86,7 +88,7 @@ def derive(model: Any) -> Iterator[Derived]:
             f"how often the {odd} modules of {type(model).__name__} run depends on the values of a row (data-dependent "
             "control flow), so a proof on some values says nothing of others"
         )
-    causal = _is_causal(model, tokens)
+    causal = _is_causal(model, tokens, close)
     line = Family(route="interface" if probed.attended else "mixers")
     line = replace(line, mixers=tuple(dict.fromkeys(class_of(one).__name__ for one in probed.mixing)))
     line = replace(line, places=tuple(_places(model, probed)))
@@ -160,7 +162,7 @@ def _check_rows(model: nn.Module, probed: Probed) -> None:
     first = {class_of(module): module for module in reversed(probed.mixing)}
     for kind, module in first.items():
         try:
-            alike = beside(probed.seen[module], len(probed.tokens), module)
+            alike = beside(probed, module)
             why = "it decides by the values of all rows, or takes statistics of them"
         except Exception as error:  # a model's code may raise anything
             alike, why = False, f"it has no dimension for the batch ({type(error).__name__}: {error})"
@@ -171,13 +173,13 @@ def _check_rows(model: nn.Module, probed: Probed) -> None:
             )
 
 
-def _is_causal(model: Any, tokens: list[int]) -> bool:
+def _is_causal(model: Any, tokens: list[int], close: float) -> bool:
     """Return whether no token sees later ones: the last token changes nothing before it, nor the middle one."""
     length = len(tokens)
     before = ran(model, tokens)
     for place in (length - 1, length // 2):
         changed = [*tokens[:place], tokens[place] + 1, *tokens[place + 1 :]]
-        if min(moved(before, ran(model, changed), length), default=length) < place:
+        if min(moved(before, ran(model, changed), length, close), default=length) < place:
             return False
     return True
 
@@ -218,10 +220,11 @@ def _with_positions(line: Family, model: Any, base: Any, probed: Probed) -> Fami
     if takes and "position_ids" in parameters(type(model).forward):
         plain = ran(model, probed.tokens)
         ids = torch.arange(length)[None]
-        if moved(plain, ran(model, probed.tokens, position_ids=ids), length):
+        if moved(plain, ran(model, probed.tokens, position_ids=ids), length, probed.close):
             index = getattr(getattr(base, "embeddings", None), "padding_idx", None)
-            if index is not None and not moved(plain, ran(model, probed.tokens, position_ids=ids + index + 1), length):
-                line = replace(line, after_padding=True)
+            if index is not None:
+                again = ran(model, probed.tokens, position_ids=ids + index + 1)
+                line = replace(line, after_padding=not moved(plain, again, length, probed.close))
     if takes:
         return line
     names = {module: name for name, module in model.named_modules()}

@@ -86,7 +86,22 @@ def packed(
 
 
 def proof_of(model: Any, head: str | None = None, again: bool = False) -> Proof:
-    """Return the proof for a transformers model without wrappers: the remembered one, or, with `again`, a new one."""
+    """Return what is known of a transformers model: the remembered proof, or, with `again` or without one, a new one.
+
+    Args:
+        model: the model, without wrappers; it is not run, and may be on the device "meta".
+        head: the head's name, as in `packed`; None: it is found out.
+        again: do the proof also if there is one.
+
+    >>> import torch
+    >>> from nopad.admitting import proof_of
+    >>> from transformers import LayoutLMConfig, LayoutLMModel
+    >>> with torch.device("meta"):
+    ...     model = LayoutLMModel(LayoutLMConfig())
+    >>> proof = proof_of(model)
+    >>> proof.admitted, proof.family.mixers
+    (True, ('LayoutLMSelfAttention',))
+    """
     proof = None if again else recall(model, head)
     if proof is None:
         proof = prove(model, head)

@@ -52,8 +52,8 @@ def _by_loss(model: Any, tokens: list[int], logits: Tensor, causal: bool) -> str
         loss = getattr(ran(model, tokens, labels=labels), "loss", None)
     except Exception as error:  # a model's code may raise anything
         raise UnsupportedModelError(
-            f"{type(model).__name__} does not run with labels per token ({type(error).__name__}: {error}); name what "
-            "its forward gives with head='tokens', and compute the loss outside of it"
+            f"{type(model).__name__} does not run with labels per token ({type(error).__name__}: {error}); leave "
+            "labels out of its forward method, and compute the loss outside of it"
         ) from error
     if loss is None:
         return "causal" if causal else "tokens"

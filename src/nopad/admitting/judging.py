@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nopad.admitting.bad import in_mode, outputs_of
+from nopad.admitting.probing import CLOSE
 from nopad.admitting.small import ran
 from nopad.auditing.limits import EXACT, PARTLY_SINGLE, apart, largest_finite
 from nopad.auditing.steadiness import Singles
@@ -36,6 +37,8 @@ class Judge:
     Attributes:
         model: the model, of which only copies run, since a model may change with what it is called with.
         operations: how many operations a sequence of 29 tokens takes.
+        limit: the largest difference of outputs, relative to the largest value.
+        close: the largest relative change of a module's output that is rounding.
         looped: whether longer sequences take more operations, as in a loop over tokens.
 
     Raises:
@@ -56,6 +59,7 @@ class Judge:
         with make() as watch:
             self.alone = {False: self._alone(False)}
         self.limit = PARTLY_SINGLE if watch.found else EXACT
+        self.close = PARTLY_SINGLE if watch.found else CLOSE
         self._check_forgets(torch.randint(low, size, (FAR,), generator=generator).tolist())
         self.operations = self._operations(2)
         self.looped = self.operations > 1.5 * self._operations(0)

@@ -23,12 +23,12 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from nopad.admitting.small import ran
 from nopad.model.calls import bound
 
-__all__ = ["Probed", "Seen", "beside", "length_for", "moved", "probe", "registered", "unsteady"]
+__all__ = ["CLOSE", "Probed", "Seen", "beside", "length_for", "moved", "probe", "registered", "unsteady"]
 
 NAME = "nopad_probe"
 LENGTHS = (11, 13, 17, 19, 23, 29, 31, 37)
 FACTORS = (-30.0, 1e3, -1e3)  # by which a token's values are multiplied
-CHANGE = 1e-9  # relative to the largest value: more than rounding in float64 does
+CLOSE = 1e-9  # relative to the largest value: more than rounding in float64 does
 
 
 @dataclass
@@ -49,6 +49,7 @@ class Probed:
         seen: the first call of each module.
         attended: how often each module called registered attention.
         mixing: the innermost modules that move information between tokens, and do not use registered attention.
+        close: the largest relative change that is rounding.
         unsplit: the module that mixes by itself although it is the model itself or its base; None: there is none.
     """
 
@@ -56,6 +57,7 @@ class Probed:
     seen: dict[nn.Module, Seen]
     attended: Counter[nn.Module] = field(default_factory=Counter)
     mixing: list[nn.Module] = field(default_factory=list)
+    close: float = CLOSE
     unsplit: nn.Module | None = None
 
 
@@ -66,11 +68,14 @@ def length_for(model: nn.Module, most: int | None = None) -> int:
     return next((length for length in fitting if length not in sizes), (fitting or [max(most or 3, 3)])[0])
 
 
-def probe(model: Any, base: nn.Module, tokens: list[int]) -> Probed:
-    """Run a model, in float64 and without dropout, on one sequence, and find its mixing modules."""
+def probe(model: Any, base: nn.Module, tokens: list[int], close: float = CLOSE) -> Probed:
+    """Run a model, in float64 and without dropout, on one sequence, and find its mixing modules.
+
+    `close` is the largest relative change of an output that is rounding, and no sign of mixing.
+    """
     with registered(model) as attended:
         seen = _recorded(model, tokens)
-        found = Probed(tokens, seen, Counter(attended))  # a copy: searching calls modules again
+        found = Probed(tokens, seen, Counter(attended), close=close)  # a copy: searching calls modules again
         search = _Search(found, {model, base})
         found.mixing = search.of(model)
     return found
@@ -203,7 +208,9 @@ class _Search:
                 before = module.forward(**given)
                 for place, factor in changes:
                     other = _changed(given, self.probed.tokens, place, factor)
-                    if other is not None and moved(before, module.forward(**other), self.length) - {place}:
+                    if other is None:
+                        continue
+                    if moved(before, module.forward(**other), self.length, self.probed.close) - {place}:
                         return True
             except Exception:  # it cannot be called by itself: what is inside it was looked at
                 return False
@@ -239,8 +246,9 @@ def _changed(given: dict[str, Any], tokens: list[int], place: int, factor: float
     return made if changed else None
 
 
-def beside(seen: Seen, length: int, module: nn.Module) -> bool:
+def beside(probed: Probed, module: nn.Module) -> bool:
     """Whether a module gives a row the same beside another row, of much larger values of the other sign, as alone."""
+    seen, length = probed.seen[module], len(probed.tokens)
 
     def twice(value: Any) -> Any:
         if not isinstance(value, Tensor) or tuple(value.shape[:2]) != (1, length):
@@ -253,7 +261,7 @@ def beside(seen: Seen, length: int, module: nn.Module) -> bool:
     with torch.no_grad():
         alone = module.forward(**seen.given)
         both = module.forward(**{name: tree_map(twice, value) for name, value in seen.given.items()})
-    return not moved(alone, tree_map(first, _plain(both)), length)
+    return not moved(alone, tree_map(first, _plain(both)), length, probed.close)
 
 
 @contextmanager
@@ -272,7 +280,7 @@ def _frozen(modules: list[nn.Module], seen: dict[nn.Module, Seen]) -> Iterator[N
             module.__dict__.pop("forward", None)
 
 
-def moved(before: Any, after: Any, length: int) -> set[int]:
+def moved(before: Any, after: Any, length: int, close: float) -> set[int]:
     """Return the tokens for which two outputs differ, of those parts that have an entry per token, ``[1, L, ...]``."""
     found: set[int] = set()
     for one, two in zip(tree_leaves(_plain(before)), tree_leaves(_plain(after)), strict=False):
@@ -282,7 +290,7 @@ def moved(before: Any, after: Any, length: int) -> set[int]:
             return set(range(length))
         scale = float(one.abs().max()) if one.numel() else 0.0
         apart = (one - two).abs().reshape(length, -1).amax(1)
-        found |= {at for at in range(length) if not float(apart[at]) <= CHANGE * max(scale, 1e-30)}
+        found |= {at for at in range(length) if not float(apart[at]) <= close * max(scale, 1e-30)}
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,7 +32,7 @@ log = logging.getLogger("nopad")
 # Tokens of the longest sequence of an audit: the first, and the last, which is of outputs only.
 SHORT, LONG = 64, 400
 LOOPED = 110  # the last, if the model computes token by token, which takes long
-TINY, MANY = 24, 4000  # the first, if a sequence of 29 tokens takes many operations
+TINY, MANY = 24, 4000  # the only one, if a sequence of 29 tokens takes more operations than this
 AUDITS = 3  # lines that are audited at most
 
 
@@ -52,6 +53,10 @@ class Proof:
         worst: largest absolute difference of an output between packed and alone, in float64.
         seconds: time that it took.
         remembered: whether this was read from the cache.
+
+    >>> from nopad.admitting import Proof
+    >>> print(Proof(kind="mine", model="MyModel", admitted=False, reason="it draws random numbers", seconds=0.4))
+    MyModel (mine): refused, in 0.4 s: it draws random numbers
     """
 
     kind: str
@@ -108,12 +113,12 @@ def _proven(model: Any, small: Any, head: str | None) -> Proof:
     """Judge the lines that could fit a small model; audit the first that gives each sequence what it gets alone."""
     with subject_of(small, torch.float64, False) as exact:
         fresh = copy.deepcopy(exact)
-        partly = check_steady(fresh)
+        check_steady(fresh)
         judge = Judge(exact)
-        check_rows_apart(fresh, partly)
+        check_rows_apart(fresh, judge.close)
         reasons: list[str] = []
         failures = 0
-        for derived in _lines(model, fresh):
+        for derived in _lines(model, fresh, judge.close):
             named = head if head is not None else head_for(fresh, derived.family.causal)
             line = derived.of(fresh)
             reason = judge.differs(line, named)
@@ -141,12 +146,12 @@ def _proven(model: Any, small: Any, head: str | None) -> Proof:
     raise UnsupportedModelError(reasons[0] if reasons else "no line of the family table fits it")
 
 
-def _lines(model: Any, exact: Any) -> Any:
+def _lines(model: Any, exact: Any, close: float) -> Iterator[Derived]:
     """Yield the line of the table for a known model type (whose class is not known), then what probing finds."""
     kind = getattr(model.config, "model_type", "")
     if kind in FAMILIES:
         yield Derived(family_of(model.config), {})
-    yield from derive(exact)
+    yield from derive(exact, close)
 
 
 def _audited(small: Any, line: Family, head: str | None, judge: Judge) -> list[Verdict]:
@@ -154,8 +159,9 @@ def _audited(small: Any, line: Family, head: str | None, judge: Judge) -> list[V
     packed(small, head=head, family=line)
     limit = positions_of(small, line)
     room = limit // 3 if line.narrow and limit is not None else LONG  # a flat row holds less than 3 times the longest
-    short = min(room, TINY if judge.operations > MANY else SHORT)
-    long = min(room, SHORT if judge.operations > MANY else LOOPED if judge.looped else LONG)
+    many = judge.operations > MANY
+    short = min(room, TINY if many else SHORT)
+    long = 0 if many else min(room, LOOPED if judge.looped else LONG)
     try:
         found = [audit(small, capacity=None if short == SHORT else short)]
         if found[0].isolated and long > short:

@@ -48,8 +48,8 @@ WIDTHS: dict[str, int] = {
     **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "shared_intermediate_size"), 16),
     "moe_shared_expert_intermediate_size": 16,
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 4),
-    **dict.fromkeys(("num_experts_per_tok", "moe_k", "top_k_experts", "moe_topk"), 2),
-    **dict.fromkeys(("n_group", "topk_group", "n_shared_experts", "moe_layer_start_index"), 1),
+    **dict.fromkeys(("num_experts_per_tok", "num_experts_per_token", "moe_k", "top_k_experts", "moe_topk"), 2),
+    **dict.fromkeys(("n_group", "topk_group", "num_expert_group", "n_shared_experts", "moe_layer_start_index"), 1),
     **dict.fromkeys(("mamba_d_state", "state_size", "ssm_state_size"), 6),
     **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim", "linear_head_dim", "mamba_d_head"), 8),
     "mamba_d_ssm": 32,
@@ -76,7 +76,7 @@ def small_copy(model: Any) -> tuple[Any, str]:
         for how, make in _attempts(model.config):
             try:
                 made = _built(type(model), make)
-                ran(made, list(range(5, 12)))
+                ran(copy.deepcopy(made), list(range(5, 12)))  # it may change with what it is called with
             except Exception as error:  # any size may be one that the model's code does not allow
                 said = (str(error).strip().splitlines() or ["no message"])[0]
                 reasons.append(f"{how}: {type(error).__name__}: {said}")

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
+from nopad.cli.derive import derived
 from nopad.cli.monitor import Bars
 from nopad.cli.render import console
 from nopad.cli.step import audited
@@ -70,6 +71,14 @@ def audit(
     ] = None,
     gradients: Annotated[bool, typer.Option(help="Compare gradients too.")] = True,
     seed: Annotated[int, typer.Option("--seed", metavar="S", help="Random seed of the tokens that are tried.")] = 0,
+    derive: Annotated[
+        bool,
+        typer.Option(
+            "--derive",
+            help="Derive how the model's sequences can be kept apart, prove it on a small copy, and print what was "
+            "found as a line of the family table. Only the configuration is read.",
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the verdict as JSON.")] = False,
 ) -> None:
     """Check that a model on packs keeps sequences apart, or name the layer at which they see each other.
@@ -83,11 +92,14 @@ def audit(
 
       nopad audit path/to/model --collator my_package.data:collate --layers 4
 
+      nopad audit --derive path/to/model
+
       nopad audit --step my_training.py --ranks 2 --accumulation 4
     """
     if step is not None:
         usual: dict[str, Any] = {"MODEL": model, "--backend": backend != "auto", "--collator": collator != "nopad"}
         usual |= {"--attention": attention, "--capacity": capacity, "--layers": layers, "--no-gradients": not gradients}
+        usual |= {"--derive": derive}
         _refuse(usual, "does not go with --step, whose file defines what is audited")
         with Bars() as monitor:
             monitor.stage("auditing", None, "")
@@ -95,6 +107,15 @@ def audit(
         _say(found, as_json, found.passed)
         return
     _refuse({"--ranks": ranks != 2, "--accumulation": accumulation, "--per": per != "token"}, "is of --step FILE.py")
+    if derive:
+        usual = {"--backend": backend != "auto", "--collator": collator != "nopad", "--attention": attention}
+        usual |= {"--capacity": capacity, "--layers": layers, "--no-gradients": not gradients, "--seed": seed}
+        _refuse(usual, "does not go with --derive, which chooses by itself what to try")
+        with Bars() as monitor:
+            monitor.stage("deriving and proving", None, "")
+            finding = derived(model)
+        _say(finding, as_json, finding.proof.admitted)
+        return
     if model is None:
         raise OptionError("give a MODEL, a folder or a name on the hub, or --step FILE.py for a training step")
     if collator not in COLLATORS and ":" not in collator:

@@ -25,7 +25,7 @@ from nopad.model.heads import head_of
 from nopad.model.state import State, part_of
 from nopad.options import Option
 
-__all__ = ["bare", "is_packed", "packed", "part_of", "state_of", "unpacked"]
+__all__ = ["bare", "facts_of", "is_packed", "packed", "part_of", "state_of", "unpacked"]
 
 M = TypeVar("M")
 
@@ -143,6 +143,16 @@ def state_of(model: Any) -> State:
     if state is None:
         raise OptionError(f"this {type(bare(model)).__name__} is not pack-safe; make it so with nopad.packed(model)")
     return state
+
+
+def facts_of(model: Any) -> Family:
+    """Return the facts about a model: those with which it was made pack-safe, else those of the table.
+
+    Raises:
+        UnsupportedModelError: the model is not pack-safe, and its type is refused or in no table.
+    """
+    state: State | None = getattr(bare(model), STATE, None)
+    return family_of(bare(model).config) if state is None else state.family
 
 
 def bare(model: Any) -> Any:
