@@ -20,7 +20,7 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -93,19 +93,19 @@ def text_types() -> dict[str, tuple[type, Any]]:
 
 def swept(kind: str, made: type, config: Any) -> Row:
     """Prove one model type, by its default configuration or else a tiny one; hold what is admitted against others."""
-    rows = []
-    for given in (config, None):
+    row = Row(kind, made.__name__, "", "refused", "", 0.0)
+    for given, which in ((config, ""), (None, ", a tiny configuration")):
         try:
             with torch.device("meta"):
                 model = made(tiny(kind) if given is None else given)
         except Exception as error:  # defaults that cannot be built
-            rows.append(Row(kind, made.__name__, "not built", "refused", f"{type(error).__name__}: {error}", 0.0))
+            row = Row(kind, made.__name__, f"not built{which}", "refused", f"{type(error).__name__}: {error}", 0.0)
             continue
-        rows.append(judged(kind, model))
-        if rows[-1].outcome == "isolated":
+        found = judged(kind, model)
+        row = replace(found, how=found.how + which)
+        if row.outcome == "isolated" or "no small copy" not in row.said:
             break
-    best = next((row for row in rows if row.outcome == "isolated"), rows[0] if rows[0].how != "not built" else rows[-1])
-    return best
+    return row
 
 
 def judged(kind: str, model: Any) -> Row:
@@ -122,7 +122,13 @@ def judged(kind: str, model: Any) -> Row:
     elif proof.family is not None:
         how = f"{how}: `{line_of(proof.family)}`"
     said = proof.reason or f"{proof.checks} checks"
-    held = against_others(model, proof) if proof.admitted else 0.0
+    held = 0.0
+    if proof.admitted:
+        try:
+            held = against_others(model, proof)
+        except Exception as error:  # an error is no silent result, and no proof either
+            said = f"admitted, and raises on other sequences: {type(error).__name__}: {error}"
+            return Row(kind, name, how, "refused", said, proof.seconds)
     return Row(kind, name, how, "isolated" if proof.admitted else "refused", said, proof.seconds, held)
 
 

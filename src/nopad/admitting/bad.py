@@ -67,6 +67,8 @@ def _check_versions(model: nn.Module) -> None:
     kinds: dict[str, type] = {}
     for module in model.modules():
         kind = type(module)
+        if kind.__module__.startswith("torch."):  # parametrisations make a class for each module
+            continue
         other = kinds.setdefault(f"{kind.__module__}.{kind.__qualname__}", kind)
         if other is not kind:
             raise UnsupportedModelError(

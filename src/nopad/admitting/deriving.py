@@ -22,7 +22,7 @@ from nopad.model.calls import parameters
 from nopad.model.families import Family, Pooled
 from nopad.model.known import class_of
 
-__all__ = ["Derived", "Times", "base_of", "derive"]
+__all__ = ["Derived", "Times", "base_of", "derive", "most_tokens"]
 
 MASK = "attention_mask"
 FURTHEST = 4  # the highest position from which a table of positions is expected to count
@@ -70,7 +70,7 @@ def derive(model: Any, close: float) -> Iterator[Derived]:
             could be run by itself, or two classes of one name mix.
     """
     base = base_of(model)
-    most = _positions(model.config)
+    most = most_tokens(model.config)
     length = length_for(model, None if most is None else most - 4)
     tokens = [5 + 3 * at for at in range(length)]
     probed = probe(model, base, tokens, close)
@@ -130,7 +130,8 @@ def base_of(model: Any) -> Any:
     return getattr(model, getattr(model, "base_model_prefix", "") or "", model)
 
 
-def _positions(config: Any) -> int | None:
+def most_tokens(config: Any) -> int | None:
+    """Return how many positions a configuration says that a model has; None: it does not say."""
     text = config.get_text_config()
     found = getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None)
     return int(found) if isinstance(found, int) and found > 0 else None

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nopad.admitting.bad import in_mode, outputs_of
+from nopad.admitting.deriving import most_tokens
 from nopad.admitting.probing import CLOSE
 from nopad.admitting.small import ran
 from nopad.auditing.limits import EXACT, PARTLY_SINGLE, apart, largest_finite
@@ -27,7 +28,7 @@ __all__ = ["Judge"]
 
 LENGTHS = (13, 1, 29, 6)
 FAR = 150  # tokens of a sequence that is longer than windows of a small copy
-FORMS = (Flat(), Rows(32))
+MOST_TIMES = 10  # that each sequence comes in a long row
 Outputs = list[dict[str, Tensor]]
 
 
@@ -54,26 +55,34 @@ class Judge:
             )
         generator = torch.Generator().manual_seed(1)
         low = min(5, size - 2)
-        self.sequences = [torch.randint(low, size, (n,), generator=generator).tolist() for n in LENGTHS]
+        self.positions = most_tokens(model.config)
+        far = min(FAR, max((self.positions or FAR + 4) - 4, 1))
+        self.sequences = [torch.randint(low, size, (n,), generator=generator).tolist() for n in (*LENGTHS, far)]
         make: Any = Singles
         with make() as watch:
             self.alone = {False: self._alone(False)}
         self.limit = PARTLY_SINGLE if watch.found else EXACT
         self.close = PARTLY_SINGLE if watch.found else CLOSE
-        self._check_forgets(torch.randint(low, size, (FAR,), generator=generator).tolist())
+        self._check_forgets()
         self.operations = self._operations(2)
         self.looped = self.operations > 1.5 * self._operations(0)
         trained, again = self._alone(True), self._alone(True)
         if not _worst(trained, again, self.sequences):  # else it is random in training, by more than dropout
             self.alone[True] = trained
 
-    def _check_forgets(self, far: list[int]) -> None:
-        """Check that a model gives sequences the same in any order of calls; `far` is a long one.
+    def _forms(self, narrow: bool) -> list[Any]:
+        """Return the forms of batches that are tried; `narrow`: only those that the model's positions have room for."""
+        most = self.positions if narrow and self.positions is not None else 2**31
+        flat = [Flat()] if sum(map(len, self.sequences)) <= most else []
+        return [*flat, Rows(min(len(self.sequences[-1]) + 10, most))]
+
+    def _check_forgets(self) -> None:
+        """Check that a model gives a short and a long sequence the same in any order of calls.
 
         Raises:
             UnsupportedModelError: it does not.
         """
-        short = self.sequences[0]
+        short, far = self.sequences[0], self.sequences[-1]
         orders = [[short, far], [far, short]]
         found = []
         for order in orders:
@@ -96,10 +105,16 @@ class Judge:
             return str(error)
         try:
             for training, wanted in self.alone.items():
-                for form in FORMS:
+                for form in self._forms(line.narrow):
                     worst = _worst(wanted, self._packs(model, form, training), self.sequences, self.limit)
                     if worst:
                         return f"{worst} between packs and the stock model alone{', in training' if training else ''}"
+            if self.positions is not None and not line.narrow:  # a row that is longer than the table of positions
+                times = self.positions // sum(map(len, self.sequences)) + 1
+                found = self._packs(model, Flat(), False, times if times <= MOST_TIMES else 1)
+                worst = _worst(self.alone[False], found, self.sequences, self.limit)
+                if worst:
+                    return f"{worst} between long rows and the stock model alone"
         except Exception as error:  # a model's code may raise anything on packs
             return f"on packs, {type(self.model).__name__} raises {type(error).__name__}: {error}"
         finally:
@@ -119,16 +134,17 @@ class Judge:
             found = [outputs_of(ran(model, sequence)) for sequence in self.sequences]
         return [{name: value[0] for name, value in one.items() if value.shape[0] == 1} for one in found]
 
-    def _packs(self, model: Any, form: Any, training: bool) -> Outputs:
+    def _packs(self, model: Any, form: Any, training: bool, times: int = 1) -> Outputs:
+        """Run the sequences packed, each so many `times`; return the outputs of the first time."""
         pad = getattr(model.config.get_text_config(), "pad_token_id", None) or 0
-        batch = PackedBatch.from_sequences(self.sequences, form=form, pad_id=pad)
+        batch = PackedBatch.from_sequences(self.sequences * times, form=form, pad_id=pad)
         with torch.no_grad(), in_mode(model, training):
             made = outputs_of(model(**batch))
         found: Outputs = [{} for _ in self.sequences]
         for name, value in made.items():
             per_token = tuple(value.shape[:2]) == batch.layout.shape
             parts = (batch.unpack_tokens if per_token else batch.unpack_sequences)(value)
-            for one, part in zip(found, parts, strict=True):
+            for one, part in zip(found, parts, strict=False):
                 one[name] = part
         return found
 

@@ -132,11 +132,15 @@ def _attempts(config: Any) -> Iterator[tuple[str, Callable[[type], Any]]]:
         (f"few layers, 1/{share} as wide", {**SIZES, **_shares(config, share)}),
         ("few layers", SIZES),
     ):
+        known: dict[str, list[int]] = {}
         for again in (False, True):
 
-            def make(kind: type, widths: dict[str, int] = widths, again: bool = again) -> Any:
+            def make(
+                kind: type, widths: dict[str, int] = widths, again: bool = again, known: dict[str, list[int]] = known
+            ) -> Any:
                 narrow = _narrowed(config, widths, again)
-                return _with_layers(narrow, _layers_of(kind, narrow), again)
+                known["layers"] = known.get("layers") or _layers_of(kind, narrow)
+                return _with_layers(narrow, known["layers"], again)
 
             yield how, make
 
