@@ -5,7 +5,7 @@ tables know are audited with their line of the table. All others, those that a t
 proven (`nopad.packed(model, prove="always")`). Then each admitted model gets other weights and other sequences, and
 packs are held against the stock model alone, in float64: a difference there would be a wrong proof.
 
-    python benchmarks/sweep.py [kind ...] [--write]    # --write: the table of docs/internals/equality.md
+    python benchmarks/sweep.py [kind ...] [--write]    # --write: the table of docs/internals/equality.md, or these rows
     python benchmarks/sweep.py --ten 19                # ten types without a line, drawn by this seed
 """
 
@@ -149,7 +149,8 @@ def against_others(model: Any, proof: Any) -> float:
         fresh = copy.deepcopy(exact)  # a model may change with what it is called with
         safety.packed(fresh, family=proof.of(fresh), head=proof.head)
         worst = 0.0
-        for form in (nopad.Flat(), nopad.Rows(max(map(len, sequences)) + 2)):
+        flat = [] if proof.family.narrow else [nopad.Flat()]
+        for form in (*flat, nopad.Rows(max(map(len, sequences)))):
             batch = nopad.PackedBatch.from_sequences(sequences, form=form)
             with torch.no_grad():
                 found = outputs_of(fresh(**batch))
@@ -211,7 +212,10 @@ def main() -> None:
         text = PAGE.read_text()
         begin = text.index(HEAD)
         end = text.index("\n\n", begin)
-        PAGE.write_text(text[:begin] + table(rows) + text[end:])
+        given = {line.split(" | ")[0].removeprefix("| "): line for line in table(rows).splitlines()}
+        kept = {line.split(" | ")[0].removeprefix("| "): line for line in text[begin:end].splitlines()}
+        lines = {**kept, **given} if options.kinds else given
+        PAGE.write_text(text[:begin] + "\n".join(lines.values()) + text[end:])
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from nopad.model.families import Family
 from nopad.model.safety import state_of
 
 LINE = Family(route="mixers", mixers=("ByHand",), places=(("bias", 1), ("bias", 2)), mixes=Times(3), pooled="last")
-GOOD = Proof(kind="own", model="OwnEncoder", admitted=True, family=LINE, each={"ByHand": 1}, checks=31)
+GOOD = Proof(kind="own", model="OwnEncoder", admitted=True, family=LINE, each={"ByHand": [1, 1]}, checks=31)
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +55,7 @@ def test_a_proof_is_read_again_as_it_was_written(cache):
     found = memory.recall(model())
     assert found.remembered
     assert found.family == LINE
-    assert (found.each, found.checks, found.admitted) == ({"ByHand": 1}, 31, True)
+    assert (found.each, found.checks, found.admitted) == ({"ByHand": [1, 1]}, 31, True)
     assert json.loads(file.read_text())["fingerprint"] == file.stem == memory.fingerprint(model())
     refused = Proof(kind="own", model="OwnEncoder", admitted=False, reason="it leaks")
     memory.remember(model(), None, refused)
@@ -187,7 +187,7 @@ def test_a_remembered_line_makes_a_model_pack_safe(audits):
     memory.remember(
         model(),
         None,
-        Proof(kind="own", model="OwnEncoder", admitted=True, family=family, each={"ByHand": 1}, head="tokens"),
+        Proof(kind="own", model="OwnEncoder", admitted=True, family=family, each={"ByHand": [1, 1]}, head="tokens"),
     )
     packed = nopad.packed(model())
     assert not audits

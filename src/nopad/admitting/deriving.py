@@ -45,19 +45,23 @@ class Derived:
 
     Attributes:
         family: the line of the family table.
-        each: how often a module of a class mixes tokens in one call, by the class's name.
+        each: for each class of mixing modules, by name: how many there are in the copy, and how often they run in all.
     """
 
     family: Family
-    each: dict[str, int]
+    each: dict[str, list[int]]
 
     def of(self, model: nn.Module) -> Family:
         """Return the line for `model`, which may have more layers than the copy that was probed."""
-        mixes = self.family.mixes
-        if not isinstance(mixes, Times):
+        if self.family.mixes is None and self.family.attends == 1:
             return self.family
-        count = sum(self.each.get(class_of(module).__name__, 0) for module in model.modules())
-        return replace(self.family, mixes=Times(count))
+        if self.family.mixes is not None and not isinstance(self.family.mixes, Times):
+            return self.family
+        there = Counter(class_of(module).__name__ for module in model.modules())
+        count = sum(calls * there[name] // modules for name, (modules, calls) in self.each.items())
+        if self.family.mixes is None and count == self.family.attends * _layers(model.config):
+            return self.family
+        return replace(self.family, attends=1, mixes=Times(count))
 
 
 def derive(model: Any, close: float) -> Iterator[Derived]:
@@ -185,17 +189,24 @@ def _is_causal(model: Any, tokens: list[int], close: float) -> bool:
     return True
 
 
-def _with_counts(line: Family, config: Any, probed: Probed) -> tuple[Family, dict[str, int]]:
+def _with_counts(line: Family, config: Any, probed: Probed) -> tuple[Family, dict[str, list[int]]]:
     """Return the line with how often tokens are mixed, and the same by class."""
-    each = {class_of(module).__name__: count for module, count in probed.attended.items()}
-    each |= {class_of(module).__name__: probed.seen[module].calls for module in probed.mixing}
-    total = sum(probed.attended.values()) + sum(probed.seen[module].calls for module in probed.mixing)
-    text = config.get_text_config()
-    layers = next((int(getattr(text, name)) for name in LAYER_COUNTS[:4] if getattr(text, name, None) is not None), 0)
-    layers *= int(getattr(text, "inner_group_num", 1))
+    each: dict[str, list[int]] = {}
+    runs = probed.attended + Counter({module: probed.seen[module].calls for module in probed.mixing})
+    for module, count in runs.items():
+        pair = each.setdefault(class_of(module).__name__, [0, 0])
+        pair[0], pair[1] = pair[0] + 1, pair[1] + count
+    total, layers = sum(runs.values()), _layers(config)
     if layers and total and total % layers == 0:
         return replace(line, attends=total // layers), each
     return replace(line, mixes=Times(total)), each
+
+
+def _layers(config: Any) -> int:
+    """Return the number of layers that a configuration states; 0: it states none."""
+    text = config.get_text_config()
+    layers = next((int(getattr(text, name)) for name in LAYER_COUNTS[:4] if getattr(text, name, None) is not None), 0)
+    return layers * int(getattr(text, "inner_group_num", 1))
 
 
 def _places(model: Any, probed: Probed) -> Iterator[tuple[str, int | None]]:

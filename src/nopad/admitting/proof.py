@@ -45,7 +45,7 @@ class Proof:
         model: name of the model's class.
         admitted: whether the small copy passed the audit.
         family: the line of the family table; None: the model is refused.
-        each: how often a module of a class mixes tokens in one call, by the class's name.
+        each: for each class of mixing modules, by name: how many there are in the copy, and how often they run in all.
         head: the head's name for `nopad.model.packed`; None: transformers' tables know it.
         reason: why the model is refused; "": it is admitted.
         how: how the small copy was made, in words.
@@ -63,7 +63,7 @@ class Proof:
     model: str
     admitted: bool
     family: Family | None = None
-    each: dict[str, int] | None = None
+    each: dict[str, list[int]] | None = None
     head: str | None = None
     reason: str = ""
     how: str = ""

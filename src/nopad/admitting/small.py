@@ -82,6 +82,11 @@ def small_copy(model: Any) -> tuple[Any, str]:
                 reasons.append(f"{how}: {type(error).__name__}: {said}")
                 continue
             return made, f"{how}, {_number(made)} parameters"
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise UnsupportedModelError(
+            f"{type(model).__name__} is not proven: no small copy of it could be built and run ({reasons[0]}), and "
+            "it has no weights to be tried itself (it is on the device 'meta')"
+        )
     if _number(model) <= MOST_PARAMETERS:
         made = copy.deepcopy(model).float().eval()
         return made, f"a copy of the whole model, {_number(made)} parameters"
