@@ -16,3 +16,11 @@ def _tokenizer(request, doctest_namespace):
         from tests.tasks.tiny import tokenizer
 
         doctest_namespace["tokenizer"] = tokenizer()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _proofs_elsewhere(tmp_path_factory):
+    """Keep proofs of models (`nopad.admitting.memory`) out of the home of whoever runs the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield

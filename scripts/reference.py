@@ -38,6 +38,7 @@ PACKAGES = {
     "nopad.losses": "Means with one denominator over a whole step, losses of pairs, metrics that add up over batches.",
     "nopad.model": "transformers models on packs.",
     "nopad.auditing": "Packed against alone: outputs, gradients, a whole training step.",
+    "nopad.admitting": "Models that no table knows: proven on a small copy, admitted or refused.",
     "nopad.corpus": "Text, tables, datasets and arrays as sources of token sequences.",
     "nopad.store": "Packed datasets on disk: write, read, verify.",
     "nopad.planning": "Plans, their lower bounds and certificates.",

@@ -17,12 +17,13 @@ from nopad.packs import Packs
 from nopad.planning import ALGORITHMS, Plan, plan
 
 if TYPE_CHECKING:
+    from nopad.admitting import packed
     from nopad.auditing import audit, audit_samples, audit_step
     from nopad.batch import Flat, PackedBatch, Rows
     from nopad.corpus import CorpusOptions, ReaderOptions, load_tokenizer, open_source
     from nopad.in_memory import pack_dataset
     from nopad.loading import PackedLoader
-    from nopad.model import packed, unpacked
+    from nopad.model import unpacked
     from nopad.online import StreamPacker, stream_pack
     from nopad.planning.several import SeveralPlan, pack_several, plan_several
     from nopad.serving.runner import PackRunner
@@ -75,7 +76,7 @@ _LAZY = {
     "PackedBatch": "nopad.batch",
     "Rows": "nopad.batch",
     "PackedLoader": "nopad.loading",
-    "packed": "nopad.model",
+    "packed": "nopad.admitting",
     "unpacked": "nopad.model",
     "CorpusOptions": "nopad.corpus",
     "ReaderOptions": "nopad.corpus",

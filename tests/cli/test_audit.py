@@ -138,3 +138,37 @@ def test_advice_names_what_there_is():
                 assert name in flags, f"{path.name}: {text}"
             for name in re.findall(r"\bnopad\.([a-z_]+)\(", text):
                 assert hasattr(nopad, name), f"{path.name}: {text}"
+
+
+def test_derived_from_a_configuration_alone(call, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    transformers.LayoutLMConfig(vocab_size=300, **SIZES).save_pretrained(tmp_path)
+    out = call("audit", "--derive", str(tmp_path))
+    assert out.code == 0
+    assert out.startswith("LayoutLMModel (layoutlm): isolated, in ")
+    line = "Family(route='mixers', pooler=('pooler', 3), mixers=('LayoutLMSelfAttention',), masked=False)"
+    assert out.rstrip().endswith(f'"layoutlm": {line},')
+    found = json.loads(call("audit", "--derive", str(tmp_path), "--json"))
+    assert (found["admitted"], found["family"], found["head"]) == (True, line, None)
+
+
+def test_what_cannot_be_derived(call, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    transformers.MarianConfig(vocab_size=300, pad_token_id=0, decoder_vocab_size=300).save_pretrained(tmp_path)
+    out = call("audit", "--derive", str(tmp_path))
+    assert out.code == 1
+    assert "refused" in out
+    assert "has an encoder and a decoder" in out
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(
+        json.dumps({**config, "model_type": "theirs", "auto_map": {"AutoConfig": "theirs.Config"}})
+    )
+    said = call("audit", "--derive", str(tmp_path))
+    assert said.code == 2
+    assert "the code of this model is its own (auto_map), and nopad imports no such code" in said.err
+    said = call("audit", "--derive", str(tmp_path), "--layers", "1")
+    assert said.code == 2
+    assert "--layers does not go with --derive, which chooses by itself what to try; leave it out" in said.err
+    said = call("audit", "--derive")
+    assert said.code == 2
+    assert "give a MODEL with --derive" in said.err

@@ -183,7 +183,9 @@ def _scaled(trial: Trial, places: Places, victim: int, factor: float | None) -> 
     for side in sides:
         masks[side.shape][torch.from_numpy(side.of[victim])] = factor
 
-    def scale(_: nn.Module, args: Any, output: Tensor) -> Tensor:
+    def scale(module: nn.Module, args: Any, output: Any) -> Any:
+        if isinstance(output, tuple):  # quantised embeddings (I-BERT) come with their scale
+            return (scale(module, args, output[0]), *output[1:])
         # Rows of targets have another width, so the shape tells which mask applies.
         mask = masks.get((output.shape[0], output.shape[1]))
         if mask is None:

@@ -70,7 +70,8 @@ def shortened(model: Any, layers: int) -> Any:
     state = getattr(inner, STATE, None)
     if state is None:
         return made
-    return packed(made, backend=state.backend, head=None if state.head.stock else state.head.name)
+    head = None if state.head.stock else state.head.name
+    return packed(made, backend=state.backend, head=head, family=state.family)
 
 
 def _has_hooks(module: Any) -> bool:

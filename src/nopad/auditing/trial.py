@@ -16,6 +16,7 @@ from nopad.auditing.probes import Places, find, lengths_for
 from nopad.auditing.tokens import Tokens, draw
 from nopad.batch import PackedBatch
 from nopad.errors import BatchError
+from nopad.model.calls import takes
 from nopad.model.safety import STATE, bare, part_of
 
 __all__ = ["Collator", "Kinds", "Trial", "kinds_of", "longest_of", "per_sequence"]
@@ -83,7 +84,7 @@ class Trial:
         inner = bare(self.model)
         device = next(inner.parameters()).device
         named: dict[str, Any] = {"input_ids": torch.tensor([self.sequences[number]], device=device)}
-        if getattr(inner.config, "use_cache", None) is not None:
+        if getattr(inner.config, "use_cache", None) is not None and takes(inner, "use_cache"):
             named["use_cache"] = False
         if self.targets is not None:
             named["decoder_input_ids"] = torch.tensor([[self.start, *self.targets[number][:-1]]], device=device)

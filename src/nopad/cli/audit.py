@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from nopad.cli.audit_more import Extras, FixOption, HtmlOption, JunitOption, More, PoisonedOption, TraceOption
+from nopad.cli.derive import derived
 from nopad.cli.monitor import Bars
 from nopad.cli.options import Overwrite
 from nopad.cli.render import console
@@ -77,6 +78,14 @@ def audit(
     fix: FixOption = False,
     html: HtmlOption = None,
     junit: JunitOption = None,
+    derive: Annotated[
+        bool,
+        typer.Option(
+            "--derive",
+            help="Derive how the model's sequences can be kept apart, prove it on a small copy, and print what was "
+            "found as a line of the family table. Only the configuration is read.",
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the verdict as JSON.")] = False,
     force: Overwrite = False,
 ) -> None:
@@ -93,6 +102,8 @@ def audit(
 
       nopad audit path/to/model --html audit.html --junit audit.xml
 
+      nopad audit --derive path/to/model
+
       nopad audit --step my_training.py --ranks 2 --accumulation 4
     """
     more = More(trace, poisoned, fix, html, junit)
@@ -100,6 +111,7 @@ def audit(
     if step is not None:
         usual: dict[str, Any] = {"MODEL": model, "--backend": backend != "auto", "--collator": collator != "nopad"}
         usual |= {"--attention": attention, "--capacity": capacity, "--layers": layers, "--no-gradients": not gradients}
+        usual |= {"--derive": derive}
         _refuse(usual, "does not go with --step, whose file defines what is audited")
         with Bars() as monitor:
             monitor.stage("auditing", None, "")
@@ -107,6 +119,16 @@ def audit(
         _say(found, as_json, found.passed, Extras(more, fix=mended))
         return
     _refuse({"--ranks": ranks != 2, "--accumulation": accumulation, "--per": per != "token"}, "is of --step FILE.py")
+    if derive:
+        usual = {"--backend": backend != "auto", "--collator": collator != "nopad", "--attention": attention}
+        usual |= {"--capacity": capacity, "--layers": layers, "--no-gradients": not gradients, "--seed": seed}
+        usual |= {"--trace": trace, "--fix": fix, "--html": html, "--junit": junit}
+        _refuse(usual, "does not go with --derive, which chooses by itself what to try")
+        with Bars() as monitor:
+            monitor.stage("deriving and proving", None, "")
+            finding = derived(model)
+        _say(finding, as_json, finding.proof.admitted)
+        return
     if model is None:
         raise OptionError("give a MODEL, a folder or a name on the hub, or --step FILE.py for a training step")
     if collator not in COLLATORS and ":" not in collator:

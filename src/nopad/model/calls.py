@@ -21,7 +21,7 @@ from nopad.errors import UnsupportedModelError
 if TYPE_CHECKING:
     from nopad.model.heads import Head
 
-__all__ = ["Call", "Calls", "Cell", "Static", "bound", "parameters", "runs", "takes_more"]
+__all__ = ["Call", "Calls", "Cell", "Static", "bound", "parameters", "runs", "takes", "takes_more"]
 
 
 @dataclass
@@ -218,8 +218,14 @@ def takes_more(forward: Any) -> bool:
     return any(p.kind is p.VAR_KEYWORD for p in inspect.signature(forward).parameters.values())
 
 
+def takes(module: nn.Module, name: str) -> bool:
+    """Return whether a module's forward method takes an argument of this name, also as one of its ``**kwargs``."""
+    forward = type(module).forward
+    return name in parameters(forward) or takes_more(forward)
+
+
 @lru_cache(maxsize=256)
 def parameters(forward: Any) -> tuple[str, ...]:
-    """Return the names of the arguments of a forward method, without self, ``*args`` and ``**kwargs``."""
+    """Return the names of the arguments of a forward method, without its first (self), ``*args`` and ``**kwargs``."""
     found = inspect.signature(forward).parameters.values()
-    return tuple(p.name for p in found if p.name != "self" and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL))
+    return tuple(p.name for p in found if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL))[1:]

@@ -18,7 +18,7 @@ from nopad.errors import UnsupportedModelError
 __all__ = ["FAMILIES", "FRONTS", "REFUSED", "Family", "family_of"]
 
 Route = Literal["interface", "encoder mask", "mixers"]
-Pooled = Literal["first", "last", "config", "eos"]
+Pooled = Literal["first", "last", "mean", "config", "eos"]
 
 
 def _never(config: Any) -> str | None:
@@ -41,8 +41,8 @@ class Family:
         head: (name of the module of a sequence classification head that gets the pooled states, number of dimensions of
             these states): 3 for ``[S, 1, H]``, 2 for ``[S, H]``; 0: the module scores every token, and the score of one
             token is read.
-        pooled: the token from which a sequence's result is read: "first"; "last"; "config": as the configuration's
-            `classifier_pooling` says; "eos": the first end-of-sequence token (CLIP).
+        pooled: the token from which a sequence's result is read: "first"; "last"; "mean": the mean over its tokens;
+            "config": as the configuration's `classifier_pooling` says; "eos": the first end-of-sequence token (CLIP).
         pads_inside: whether a sequence that is classified may have pad ids inside; False if versions of transformers
             would then read different tokens.
         pooler: (name of the base model's pooler, number of dimensions of its input): 3 for ``[S, 1, H]``, 2 for
@@ -60,8 +60,13 @@ class Family:
         mixes: function of the configuration that returns how often tokens are mixed in one call, by registered
             attention and by mixing modules; None: `attends` times in each layer.
         places: names of a mixing module's arguments that have one entry per position in a row (ALiBi, rotary angles),
-            each with the dimension of these entries. A sequence of l tokens gets the first l entries; if the dimension
-            is None, it gets the whole argument, from which the module itself takes what it needs.
+            each with the dimension of these entries; a name comes twice if two of its dimensions do (a table of
+            pairs). A sequence of l tokens gets the first l entries; if the dimension is None, it gets the whole
+            argument, from which the module itself takes what it needs.
+        tables: names of the modules that look up a position embedding by a position that the model counts along the
+            row (a learned table and ``torch.arange``), each with the position of a sequence's first token.
+        readers: names of classes, besides transformers' own, that read one token of the states that they are given as
+            a `pooler` or `head` of 3 dimensions.
         masked: whether the base model gets nopad's mask; False: it gets no mask, since it would compute ALiBi from it.
         narrow: whether a row may have at most as many slots as the model has positions.
         front: name of the base model's part that turns raw data (images) into states, and the name of its argument for
@@ -87,6 +92,8 @@ class Family:
     mixers: tuple[str, ...] = ()
     mixes: Callable[[Any], int] | None = None
     places: tuple[tuple[str, int | None], ...] = ()
+    tables: tuple[tuple[str, int], ...] = ()
+    readers: tuple[str, ...] = ()
     masked: bool = True
     narrow: bool = False
     front: tuple[str, str] | None = None

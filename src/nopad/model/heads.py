@@ -126,7 +126,8 @@ class Head:
         class is transformers' own. With `dims` 2, it gets ``[S, H]``, pooled from the output of `inner`.
         """
         reader = class_of(unwrapped(module))
-        if dims == 3 and not reader.__module__.startswith("transformers."):
+        ours = reader.__module__.startswith("transformers.") or reader.__name__ in self.family.readers
+        if dims == 3 and not ours:
             raise UnsupportedModelError(
                 f"{role} of {type(self.model).__name__} is now a {reader.__name__}, and nopad does not know "
                 "whether it reads only the first token, as transformers' own does; put that back, or run the base "

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from nopad.batch.device import Cross
 from nopad.errors import UnsupportedModelError
 from nopad.model.backends.mask import dense_cross
-from nopad.model.calls import Call, Cell, bound, parameters
+from nopad.model.calls import Call, Cell, bound, parameters, takes
 from nopad.model.encoders import encoder_mask, pack_again, unpack_first
 from nopad.model.pooling import pool, static_pooled
 
@@ -26,6 +26,8 @@ __all__ = [
     "Feed",
     "Hook",
     "Keep",
+    "Lookup",
+    "NoLookup",
     "NoPositions",
     "PackAgain",
     "Positions",
@@ -107,7 +109,7 @@ class Swap(Hook):
             named["attention_mask"] = call.target.mask()
             cross = Cross(call.target, call.placed)
             named["encoder_attention_mask"] = dense_cross(cross) if call.compiled else cross.mask()
-        else:
+        elif takes(module, "attention_mask"):
             named["attention_mask"] = call.placed.mask() if family.masked else None
         return (), named
 
@@ -186,6 +188,38 @@ class Positions(Hook):
 
 
 @dataclass(eq=False)
+class NoLookup(Hook):
+    """Stops a table of position embeddings from counting along the whole row, which may be longer than the table."""
+
+    def __call__(self, module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Return the module's new arguments, ``(args, kwargs)``; None: leave them as they are."""
+        ids = args[0] if args else None
+        if self.cell.call is None or not isinstance(ids, Tensor) or ids.is_floating_point():
+            return None
+        return (torch.zeros_like(ids), *args[1:]), kwargs
+
+
+@dataclass(eq=False)
+class Lookup(Hook):
+    """Replaces what a table of position embeddings gives by the embedding of each token's position in its sequence.
+
+    Attributes:
+        offset: position of a sequence's first token.
+    """
+
+    moment: Literal["before", "after"] = "after"
+    offset: int = 0
+
+    def __call__(self, module: Any, args: Any, kwargs: Any, output: Any) -> Any:
+        """Return the module's new output; None: leave it as it is."""
+        call = self.cell.call
+        if call is None:
+            return None
+        call.ran[self.role] += 1
+        return nn.functional.embedding(call.placed.positions + self.offset, module.weight)
+
+
+@dataclass(eq=False)
 class Feed(Hook):
     """Gives a module each sequence's pooled states in place of each row's.
 
@@ -228,12 +262,18 @@ class Feed(Hook):
                 "so nopad cannot tell what to hand it for each sequence; run the base model, and pool its states with "
                 "nopad.model.pooled"
             )
-        if self.dims == 2 and not self.stock and not torch.equal(given, states[:, 0]):
+        first = call.head.pooling() == "first"
+        if self.dims == 2 and not self.stock and first and not _same(given, states[:, 0]):
             raise UnsupportedModelError(
                 f"{self.role} ({type(module).__name__}) of this model is not given the first token's states, as in "
                 "transformers' own; run the base model, and pool its states with nopad.model.pooled"
             )
         return states
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are equal, NaN included."""
+    return torch.equal(one, other) or torch.equal(one.nan_to_num(), other.nan_to_num())
 
 
 @dataclass(eq=False)

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from typing import Any, Literal
 
 import numpy as np
@@ -190,11 +190,18 @@ def release(modules: Iterable[nn.Module]) -> None:
 
 
 def refuse_compiled(model: Any, family: Family) -> None:
-    """Refuse a compiled or static call of a model with mixing modules, whose groups differ from batch to batch.
+    """Refuse a compiled or static call of a model with mixing modules or tables of positions.
+
+    The groups in which mixing modules run differ from batch to batch.
 
     Raises:
-        UnsupportedModelError: the model has mixing modules.
+        UnsupportedModelError: the model has mixing modules, or counts positions along the row.
     """
+    if family.tables:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} counts positions along the row. nopad puts each sequence's own in their place, "
+            "which compiled code would leave out; do not compile this model or its layers"
+        )
     if family.mixers:
         raise UnsupportedModelError(
             f"the {' and '.join(family.mixers)} modules of {type(model).__name__} are run sequence by sequence, in "
@@ -253,8 +260,8 @@ def _pieces(
 ) -> list[dict[str, Any]]:
     """Return a mixing module's arguments for each group.
 
-    Tensors with one entry per token are cut. A 4-D mask becomes None, or a causal mask for a decoder's own attention;
-    both keep real tokens from seeing the padding, which follows them. Of arguments with one entry per position in a row
+    Tensors with one entry per token are cut. A 4-D mask becomes None, a causal mask for a decoder's own attention, or
+    one that hides nothing; no real token sees the padding of its group. Of arguments with one entry per position in a row
     (`Family.places`), a group gets the first l entries. Scalars and other objects stay as they are.
 
     Raises:
@@ -262,7 +269,7 @@ def _pieces(
             mask although it needs one.
         BatchError: a sequence that goes on in the next row is longer than an argument with one entry per position.
     """
-    places = dict(family.places)
+    places = {name: [dim for other, dim in family.places if other == name] for name, _ in family.places}
     dtype = next((one.dtype for one in named.values() if isinstance(one, Tensor) and one.is_floating_point()), None)
     for name in CACHES:
         if named.get(name) is not None:
@@ -280,10 +287,14 @@ def _pieces(
         if not isinstance(value, Tensor) or value.dim() == 0:
             return [value] * len(groups.sizes)
         if name == MASK and value.dim() == 4:
-            masked = family.route == "mixers" and family.causal
-            return [_causal(length, value, dtype) if masked else None for _, length in groups.sizes]
+            if family.route == "mixers" and family.causal:
+                return [_causal(length, value, dtype) for _, length in groups.sizes]
+            if not family.masked:  # the model made it: its attention may be causal without one
+                return [_visible(length, value) for _, length in groups.sizes]
+            return [None] * len(groups.sizes)
         if name in places:
-            return [_first(value, places[name], placed.layout.shape[0], size) for size in groups.sizes]
+            rows = placed.layout.shape[0]
+            return [reduce(lambda v, d: _first(v, d, rows, size), places[name], value) for size in groups.sizes]
         if tuple(value.shape[:2]) == placed.layout.shape:
             return groups.cut(placed.stream(value))
         raise UnsupportedModelError(
@@ -302,6 +313,11 @@ def _causal(length: int, given: Tensor, dtype: torch.dtype | None) -> Tensor:
         return hidden
     dtype = dtype or torch.get_default_dtype()
     return torch.zeros_like(hidden, dtype=dtype).masked_fill(hidden, torch.finfo(dtype).min)
+
+
+def _visible(length: int, given: Tensor) -> Tensor:
+    """Return a mask ``[1, 1, 1, l]`` that hides nothing: bool (True: seen) if the given mask is bool, else additive."""
+    return given.new_full((1, 1, 1, length), given.dtype == torch.bool)
 
 
 def _first(value: Tensor, dim: int | None, rows: int, size: tuple[int, int]) -> Tensor:
@@ -328,17 +344,23 @@ def _first(value: Tensor, dim: int | None, rows: int, size: tuple[int, int]) -> 
 def _joined(module: nn.Module, outputs: list[Any], pending: Pending, strict: bool = True) -> Any:
     """Join a module's outputs for all groups into one output, laid out as the batch's rows.
 
-    In a tuple, only the first output must be per token; None replaces others that are not (attention weights). For one
-    of these others, `strict` is False.
+    Of several outputs (a tuple, list or mapping), only the first must be per token; None replaces others that are not
+    (attention weights). For one of these others, `strict` is False.
 
     Raises:
         UnsupportedModelError: an output is not per token.
     """
-    if isinstance(outputs[0], tuple | list):
+    kind = type(outputs[0])
+    if isinstance(outputs[0], Mapping):
+        values = _joined(module, [tuple(one.values()) for one in outputs], pending, strict)
+        return kind(**dict(zip(outputs[0], values, strict=True)))
+    if isinstance(outputs[0], list):
+        return list(_joined(module, [tuple(one) for one in outputs], pending, strict))
+    if isinstance(outputs[0], tuple):
         first, *others = (list(parts) for parts in zip(*outputs, strict=True))
-        return (_joined(module, first, pending), *(_joined(module, other, pending, False) for other in others))
+        return (_joined(module, first, pending, strict), *(_joined(module, one, pending, False) for one in others))
     sizes = [tuple(one.shape[:2]) if isinstance(one, Tensor) else () for one in outputs]
-    if sizes == list(pending.groups.sizes):
+    if sizes == list(pending.groups.sizes) and len({tuple(one.shape[2:]) for one in outputs}) == 1:
         return pending.placed.rows(pending.groups.join(outputs))
     if not strict:
         return None

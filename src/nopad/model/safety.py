@@ -20,12 +20,12 @@ from torch import nn
 
 from nopad.errors import OptionError, UnsupportedModelError
 from nopad.model.backends import BACKENDS
-from nopad.model.families import family_of
+from nopad.model.families import Family, family_of
 from nopad.model.heads import head_of
 from nopad.model.state import State, part_of
 from nopad.options import Option
 
-__all__ = ["bare", "is_packed", "packed", "part_of", "state_of", "unpacked"]
+__all__ = ["bare", "facts_of", "is_packed", "packed", "part_of", "state_of", "unpacked"]
 
 M = TypeVar("M")
 
@@ -33,10 +33,18 @@ STATE = "_nopad_state"
 MOST = Option(default=None, none=True, help="most sequences of a batch")
 
 
-def packed(model: M, *, backend: str = "auto", max_sequences: int | None = None, head: str | None = None) -> M:
+def packed(
+    model: M,
+    *,
+    backend: str = "auto",
+    max_sequences: int | None = None,
+    head: str | None = None,
+    family: Family | None = None,
+) -> M:
     """Make a model pack-safe, in place; the same object is returned.
 
-    Called with a `PackedBatch`, a pack-safe model gives each sequence the result that it would get alone.
+    Called with a `PackedBatch`, a pack-safe model gives each sequence the result that it would get alone. This function
+    takes the models of nopad's tables only; `nopad.packed` also proves models of other types.
 
     Args:
         model: a transformers model, bare or with a head, also inside PEFT.
@@ -51,6 +59,8 @@ def packed(model: M, *, backend: str = "auto", max_sequences: int | None = None,
             the same, with labels that the model shifts; "classification": one result per sequence, read from the same
             token or mean as in transformers' own classes of this model type; "answers": start_logits and end_logits of
             question answering. A call whose results have shapes that contradict this raises an error.
+        family: the facts about a model whose type no table has (`nopad.model.families.Family`); None: those of the
+            table.
 
     Raises:
         UnsupportedModelError: sequences of this model cannot be kept apart, or nopad does not know the model.
@@ -59,9 +69,10 @@ def packed(model: M, *, backend: str = "auto", max_sequences: int | None = None,
             or its own attention runs sequence by sequence and `backend` is neither "auto" nor "segments".
 
     >>> import nopad, torch
+    >>> from nopad.model import packed
     >>> from transformers import BertConfig, BertModel
     >>> sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
-    >>> model = nopad.packed(BertModel(BertConfig(**sizes)).eval())
+    >>> model = packed(BertModel(BertConfig(**sizes)).eval())
     >>> batch = nopad.PackedBatch.from_sequences([[101, 7, 102], [101, 102]])
     >>> states = batch.unpack_tokens(model(**batch).last_hidden_state)
     >>> alone = model(torch.tensor([[101, 7, 102]])).last_hidden_state
@@ -80,7 +91,7 @@ def packed(model: M, *, backend: str = "auto", max_sequences: int | None = None,
             f"{parts[0]} of this {type(inner).__name__} is pack-safe by itself; undo it, nopad.unpacked(model."
             f"{parts[0]}), and make the whole model so"
         )
-    family = family_of(inner.config)
+    family = family_of(inner.config) if family is None else family
     if family.route == "mixers" and backend not in ("auto", "segments"):
         raise OptionError(
             f"{type(inner).__name__} has attention of its own, which is run sequence by sequence; {backend!r} is no "
@@ -139,6 +150,16 @@ def state_of(model: Any) -> State:
     if state is None:
         raise OptionError(f"this {type(bare(model)).__name__} is not pack-safe; make it so with nopad.packed(model)")
     return state
+
+
+def facts_of(model: Any) -> Family:
+    """Return the facts about a model: those with which it was made pack-safe, else those of the table.
+
+    Raises:
+        UnsupportedModelError: the model is not pack-safe, and its type is refused or in no table.
+    """
+    state: State | None = getattr(bare(model), STATE, None)
+    return family_of(bare(model).config) if state is None else state.family
 
 
 def bare(model: Any) -> Any:

@@ -27,7 +27,19 @@ from nopad.model.calls import Call, Cell, bound, parameters, takes_more
 from nopad.model.families import Family
 from nopad.model.fronts import STATES, GiveStates, blank, check_raw, front_of, refuse_static_front, takes_states
 from nopad.model.heads import Head
-from nopad.model.hooks import Count, Hook, NoPositions, PackAgain, Positions, Swap, UnpackFirst, attach, take_off
+from nopad.model.hooks import (
+    Count,
+    Hook,
+    Lookup,
+    NoLookup,
+    NoPositions,
+    PackAgain,
+    Positions,
+    Swap,
+    UnpackFirst,
+    attach,
+    take_off,
+)
 from nopad.model.known import class_of
 from nopad.model.mixers import Cut, Join, carry, mixing_hooks, refuse_compiled, release
 from nopad.model.positions import positions
@@ -151,7 +163,7 @@ class State:
                 if module is not self.model or first:
                     attach(module, hook)
             # In transformers' own classes, `Count` need not run (OPT's bypass the base model); in others, it must.
-            free = (UnpackFirst, PackAgain, NoPositions, Cut, Join, *((Count,) if self.head.stock else ()))
+            free = (UnpackFirst, PackAgain, NoPositions, NoLookup, Cut, Join, *((Count,) if self.head.stock else ()))
             counted = (hook for _, hook in hooks if not isinstance(hook, free))
             self.roles = tuple(hook.role for hook in counted)
             self.modules = modules
@@ -164,7 +176,7 @@ class State:
     def _hooks(self) -> Iterator[tuple[nn.Module, Hook]]:
         """Yield (module, hook) pairs for the modules that the model uses now, also several pairs for one module."""
         cell, model, family = self.cell, self.model, self.family
-        check_rows(model, self.head.base)
+        check_rows(model, self.head.base, family.mixers)
         base = self.head.base
         if base is not model and "position_ids" in parameters(type(base).forward):
             yield base, Count(cell, "base model")
@@ -183,6 +195,11 @@ class State:
             if type(module).__name__ == "BartLearnedPositionalEmbedding":
                 yield module, NoPositions(cell)
                 yield module, Positions(cell, f"{'encoder' if module in inside else 'decoder'} positions")
+        for table, offset in family.tables:
+            for name, module in model.named_modules():
+                if name.rpartition(".")[2] == table and isinstance(module, nn.Embedding):
+                    yield module, NoLookup(cell)
+                    yield module, Lookup(cell, f"positions of {table}", offset=offset)
         yield from mixing_hooks(cell, _walk(model), family)
         yield from self.head.hooks(cell)
 

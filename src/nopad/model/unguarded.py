@@ -6,7 +6,7 @@ the tokens of a row.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -52,15 +52,18 @@ def refuse_marked(named: Mapping[str, Any]) -> None:
             )
 
 
-def check_rows(model: nn.Module, base: Any) -> None:
+def check_rows(model: nn.Module, base: Any, mixers: Collection[str] = ()) -> None:
     """Refuse a head that mixes the tokens of a row across sequences.
+
+    `mixers` are the class names of modules that run sequence by sequence (`nopad.model.mixers`), which may do so.
 
     Raises:
         UnsupportedModelError: the head has a recurrent, convolution or attention layer.
     """
     for child in model.children() if base is not model else ():
+        alone = {part for one in child.modules() if type(one).__name__ in mixers for part in one.modules()}
         for name, module in child.named_modules() if child is not base else ():
-            if isinstance(module, MIXING):
+            if isinstance(module, MIXING) and module not in alone:
                 raise UnsupportedModelError(
                     f"the head of {type(model).__name__} has a {type(module).__name__}{f' ({name})' if name else ''}, "
                     "which goes along a row, across the borders of sequences; run the base model, and the head on each "

@@ -22,7 +22,6 @@ from nopad.batch import Flat, PackedBatch, Rows
 from nopad.batch.columns import from_features
 from nopad.errors import BatchError, InputError, LengthError, OptionError, RequestError
 from nopad.model.admission import device_of, positions_of
-from nopad.model.families import family_of
 from nopad.model.postconditions import FREE, declared
 from nopad.model.safety import bare, state_of
 from nopad.sequences import Sequences
@@ -111,7 +110,7 @@ class Tensors(Core):
         self._head = state_of(model).head
         super().__init__(model, fast)
         inner = bare(model)
-        self.longest = positions_of(inner, family_of(inner.config))
+        self.longest = positions_of(inner, state_of(model).family)
         self.vocabulary = int(getattr(inner.get_input_embeddings(), "num_embeddings", 0))
         if not self.vocabulary or getattr(inner.config, "is_encoder_decoder", False):
             what = "has a decoder too" if self.vocabulary else "takes no token ids"

@@ -18,12 +18,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from nopad.admitting import packed
 from nopad.batch import PackedBatch
 from nopad.errors import OptionError
 from nopad.model.admission import device_of
 from nopad.model.linear import fast_linear, is_worth_it
 from nopad.model.precision import Precision, lowered
-from nopad.model.safety import bare, is_packed, packed
+from nopad.model.safety import bare, is_packed
 from nopad.sequences import Sequences
 
 __all__ = ["Core", "Prepared", "odd_rows", "of_length"]

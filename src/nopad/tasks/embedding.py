@@ -24,11 +24,10 @@ from nopad.corpus.tokenizer import load_tokenizer
 from nopad.errors import FormatError, LengthError, OptionError, RecordError, RequestError
 from nopad.losses.checks import check_batch
 from nopad.model.admission import device_of, positions_of
-from nopad.model.families import family_of
 from nopad.model.modes import evaluated
 from nopad.model.pooling import pool
 from nopad.model.precision import Precision
-from nopad.model.safety import bare, state_of
+from nopad.model.safety import bare, facts_of, state_of
 from nopad.options import Option
 from nopad.sequences import Sequences
 from nopad.tasks.core import Core, Prepared, odd_rows
@@ -446,4 +445,4 @@ def _mean_behind(states: Tensor, placed: Placement, skipped: NDArray[np.int64]) 
 
 
 def _positions(model: Any) -> int | None:
-    return positions_of(model, family_of(model.config))
+    return positions_of(model, facts_of(model))

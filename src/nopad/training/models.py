@@ -11,11 +11,11 @@ from typing import Any
 import torch
 import transformers
 
+from nopad.admitting import packed
 from nopad.corpus.tokenizer import with_words
 from nopad.errors import FormatError, InputError, MissingExtraError, NopadError, OptionError
 from nopad.model.admission import positions_of
-from nopad.model.families import family_of
-from nopad.model.safety import bare, packed
+from nopad.model.safety import bare, facts_of
 from nopad.tasks import Task
 from nopad.training.config import Model
 from nopad.training.folder import last_checkpoint
@@ -78,7 +78,7 @@ def outline(table: Model, config: Any, auto: str | None) -> Any:
 def longest(model: Any) -> int | None:
     """Return the most tokens that a sequence may have, by the model's number of positions; None: unlimited."""
     inner = bare(model)
-    return positions_of(inner, family_of(inner.config))
+    return positions_of(inner, facts_of(model))
 
 
 def check_positions(table: Model, shape: Any) -> None:

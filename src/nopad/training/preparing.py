@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from nopad.admitting import packed
 from nopad.errors import OptionError
 from nopad.loading import PackedLoader
-from nopad.model.safety import is_packed, packed
+from nopad.model.safety import is_packed
 from nopad.store import PackedDataset
 from nopad.tasks import Objective, Task, objective_of
 from nopad.tasks.fit import check_head, fit

@@ -1,0 +1,14 @@
+"""Models that no table knows: derive how to keep their sequences apart, prove it on a small copy, admit or refuse."""
+
+from nopad.errors import MissingExtraError, install
+
+try:
+    import torch  # noqa: F401
+    import transformers  # noqa: F401
+except ImportError as error:
+    raise MissingExtraError(f"running models needs {error.name}: {install('torch')}") from error
+
+from nopad.admitting.front import packed, proof_of
+from nopad.admitting.proof import Proof
+
+__all__ = ["Proof", "packed", "proof_of"]

@@ -1,0 +1,211 @@
+"""Refuse, by name, models of which a proof on a small copy in evaluation mode would say nothing.
+
+These are models with batch statistics, quantised weights or several parts, random layers, layers that look at other
+rows of a batch or decide by the values of a whole row, and classes that came twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from nopad.admitting.probing import length_for
+from nopad.admitting.small import ran, uncached
+from nopad.errors import UnsupportedModelError
+
+__all__ = ["check_model", "check_rows_apart", "check_steady", "in_mode", "outputs_of"]
+
+STATISTICS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
+PARTS = ("vision_config", "audio_config", "speech_config", "image_config", "video_config")
+
+
+def check_model(model: Any) -> None:
+    """Check the classes, weights and configuration of a model.
+
+    Raises:
+        UnsupportedModelError: one of them makes a proof impossible.
+    """
+    name, config = type(model).__name__, model.config
+    for place, module in model.named_modules():
+        if isinstance(module, STATISTICS):
+            raise UnsupportedModelError(
+                f"{place} of {name} is a {type(module).__name__}, which takes its statistics over whole rows or the "
+                "whole batch, so a sequence's result depends on what shares its batch; use LayerNorm or RMSNorm"
+            )
+        own = [one for one in module._parameters.values() if one is not None]
+        if any(type(one) is not nn.Parameter or not one.is_floating_point() for one in own):
+            raise UnsupportedModelError(
+                f"weights of {place or name} ({type(module).__name__}) are quantised, and a small copy of this model "
+                "would not be; prove it before quantising, and see docs/models.md for what nopad runs quantised"
+            )
+    if getattr(config, "quantization_config", None) is not None:
+        raise UnsupportedModelError(
+            f"weights of this {name} are quantised (quantization_config), and a small copy of it would not be; prove "
+            "the model that it was made of"
+        )
+    if getattr(config, "is_encoder_decoder", False):
+        raise UnsupportedModelError(
+            f"{name} has an encoder and a decoder, and of such models nopad runs those of its tables only, T5 and "
+            "BART; run its sequences padded"
+        )
+    parts = [part for part in PARTS if getattr(config, part, None) is not None]
+    if parts or config.get_text_config() is not config:
+        what = ", ".join(parts) or "a text_config"
+        raise UnsupportedModelError(
+            f"{name} has several parts ({what}), and nopad proves models of text only; make its text model pack-safe"
+        )
+    _check_versions(model)
+
+
+def _check_versions(model: nn.Module) -> None:
+    kinds: dict[str, type] = {}
+    for module in model.modules():
+        kind = type(module)
+        if kind.__module__.startswith("torch."):  # parametrisations make a class for each module
+            continue
+        other = kinds.setdefault(f"{kind.__module__}.{kind.__qualname__}", kind)
+        if other is not kind:
+            raise UnsupportedModelError(
+                f"{type(model).__name__} has modules of two versions of {kind.__module__}.{kind.__qualname__}: its "
+                "code was loaded twice; load it once, and build the model anew"
+            )
+
+
+def outputs_of(output: Any) -> dict[str, Tensor]:
+    """Return the float tensors of at least one dimension in a model's output, by name."""
+    if isinstance(output, Tensor):
+        output = (output,)
+    named = output if hasattr(output, "items") else {f"output {at}": each for at, each in enumerate(output)}
+    return {n: v for n, v in named.items() if isinstance(v, Tensor) and v.is_floating_point() and v.dim() > 0}
+
+
+def check_steady(model: Any) -> None:
+    """Check that a small model gives one sequence one result.
+
+    Raises:
+        UnsupportedModelError: it draws random numbers in evaluation mode; the message names the module.
+    """
+    tokens = list(range(5, 5 + length_for(model)))
+    name = _first_apart(model, partial(ran, model, tokens), partial(ran, model, tokens), _same)
+    if name is not None:
+        raise UnsupportedModelError(
+            f"{_place(model, name)} gives one sequence two results in evaluation mode: it draws random numbers, so "
+            "there is nothing to compare packs with"
+        )
+
+
+def check_rows_apart(model: Any, close: float) -> None:
+    """Check that the rows of a batch do not change each other, in evaluation mode and, without dropout, in training.
+
+    `close` is the largest relative change of an output that is rounding.
+
+    Raises:
+        UnsupportedModelError: they do; the message names the module.
+    """
+    length = length_for(model)
+    rows = [[5 + 3 * at + number for at in range(length)] for number in range(2)]
+    vocabulary = getattr(model.config.get_text_config(), "vocab_size", None) or 97
+    ids = torch.tensor(rows) % vocabulary
+
+    def together() -> Any:
+        with torch.no_grad():
+            return model(input_ids=ids, **uncached(model))
+
+    for training in (False, True):
+        with in_mode(model, training):
+            if training and _first_apart(model, partial(ran, model, rows[0]), partial(ran, model, rows[0]), _same):
+                return  # random in training, by more than dropout: nothing can be compared
+            try:
+                alike = partial(_first_row, close)
+                name = _first_apart(model, partial(ran, model, rows[0]), together, alike)
+            except Exception as error:  # a model's code may raise anything
+                raise UnsupportedModelError(
+                    f"{type(model).__name__} does not run on two rows ({type(error).__name__}: {error}); is there a "
+                    "module that has no dimension for the batch?"
+                ) from error
+        if name is not None:
+            raise UnsupportedModelError(
+                f"{_place(model, name)} gives a row of a batch another result than the row alone"
+                f"{', in training' if training else ''}: it takes statistics over the batch, or has no dimension for "
+                "the batch; nopad has no way to keep sequences apart there"
+            )
+
+
+@contextmanager
+def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
+    """For a ``with`` block, put a model into training or evaluation mode, without dropout."""
+    before = {module: module.training for module in model.modules()}
+    rates = {module: module.p for module in model.modules() if isinstance(module, nn.modules.dropout._DropoutNd)}
+    for module in before:
+        module.training = training
+    for module in rates:
+        module.p = 0.0
+    try:
+        yield
+    finally:
+        for module, was in before.items():
+            module.training = was
+        for module, rate in rates.items():
+            module.p = rate
+
+
+def _place(model: nn.Module, name: str) -> str:
+    kind = type(model.get_submodule(name)).__name__
+    return f"{name} ({kind}) of {type(model).__name__}" if name else type(model).__name__
+
+
+def _same(one: Tensor, two: Tensor) -> bool:
+    return one.shape == two.shape and torch.equal(one.nan_to_num(), two.nan_to_num())
+
+
+def _first_row(close: float, one: Tensor, two: Tensor) -> bool:
+    """Whether the output `two` of two rows holds the output `one` of the first row alone; other shapes are passed."""
+    if two.dim() != one.dim() or one.shape[:1] != (1,) or two.shape[:1] != (2,) or two.shape[1:] != one.shape[1:]:
+        return True
+    scale = float(one.abs().max()) if one.numel() else 0.0
+    return float((two[:1] - one).abs().max() if one.numel() else 0.0) <= close * max(scale, 1e-30)
+
+
+def _first_apart(
+    model: Any, one: Callable[[], Any], two: Callable[[], Any], alike: Callable[[Tensor, Tensor], bool]
+) -> str | None:
+    """Return the first module to finish whose outputs are not alike in two runs, by name; None: there is none."""
+    runs: list[list[tuple[str, list[Tensor]]]] = []
+    for run in (one, two):
+        runs.append([])
+        with _recording(model, runs[-1]):
+            output = run()
+        runs[-1].append(("", list(outputs_of(output).values())))
+    if [name for name, _ in runs[0]] != [name for name, _ in runs[1]]:
+        runs = [run[-1:] for run in runs]  # other modules ran: only the outputs can be compared
+    first, second = runs
+    for (name, before), (_, after) in zip(first, second, strict=True):
+        if len(before) != len(after):
+            return name
+        # Inside, what has fewer dimensions may be tokens that are routed to an expert, and no rows.
+        pairs = [(a, b) for a, b in zip(before, after, strict=True) if not name or a.dim() > 2]
+        if not all(alike(a, b) for a, b in pairs):
+            return name
+    return None
+
+
+@contextmanager
+def _recording(model: nn.Module, found: list[tuple[str, list[Tensor]]]) -> Iterator[None]:
+    def after(name: str, module: nn.Module, args: Any, output: Any) -> None:
+        output = dict(output) if hasattr(output, "items") else output
+        found.append(
+            (name, [v.detach() for v in tree_leaves(output) if isinstance(v, Tensor) and v.is_floating_point()])
+        )
+
+    handles = [one.register_forward_hook(partial(after, name)) for name, one in model.named_modules() if name]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

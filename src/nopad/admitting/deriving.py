@@ -1,0 +1,324 @@
+"""`derive`: the line of the family table that an unknown model could have, from probing a small copy of it.
+
+Nothing here is a proof. What probing cannot decide is tried: `derive` gives several lines, the likeliest first, and the
+audit judges them (`nopad.admitting.proof`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from nopad.admitting.probing import Probed, Seen, beside, length_for, moved, probe, unsteady
+from nopad.admitting.small import LAYER_COUNTS, ran
+from nopad.errors import UnsupportedModelError
+from nopad.model.calls import parameters
+from nopad.model.families import Family, Pooled
+from nopad.model.known import class_of
+
+__all__ = ["Derived", "Times", "base_of", "derive", "most_tokens"]
+
+MASK = "attention_mask"
+FURTHEST = 4  # the highest position from which a table of positions is expected to count
+
+
+@dataclass(frozen=True)
+class Times:
+    """How often tokens are mixed in one call, where the number of layers does not say it: ``mixes`` of a family."""
+
+    count: int
+
+    def __call__(self, config: Any) -> int:
+        """Return the count, whatever the configuration."""
+        return self.count
+
+
+@dataclass(frozen=True)
+class Derived:
+    """What probing a small copy found.
+
+    Attributes:
+        family: the line of the family table.
+        each: for each class of mixing modules, by name: how many there are in the copy, and how often they run in all.
+    """
+
+    family: Family
+    each: dict[str, list[int]]
+
+    def of(self, model: nn.Module) -> Family:
+        """Return the line for `model`, which may have more layers than the copy that was probed."""
+        if self.family.mixes is None and self.family.attends == 1:
+            return self.family
+        if self.family.mixes is not None and not isinstance(self.family.mixes, Times):
+            return self.family
+        there = Counter(class_of(module).__name__ for module in model.modules())
+        count = sum(calls * there[name] // modules for name, (modules, calls) in self.each.items())
+        if self.family.mixes is None and count == self.family.attends * _layers(model.config):
+            return self.family
+        return replace(self.family, attends=1, mixes=Times(count))
+
+
+def derive(model: Any, close: float) -> Iterator[Derived]:
+    """Yield lines of the family table that fit a small model in float64, the likeliest first.
+
+    `close` is the largest relative change of an output that is rounding.
+
+    Raises:
+        UnsupportedModelError: no line can fit: the model's own forward method mixes tokens, outside of any module that
+            could be run by itself, or two classes of one name mix.
+    """
+    base = base_of(model)
+    most = most_tokens(model.config)
+    length = length_for(model, None if most is None else most - 4)
+    tokens = [5 + 3 * at for at in range(length)]
+    probed = probe(model, base, tokens, close)
+    if probed.unsplit is not None:
+        raise UnsupportedModelError(
+            f"the forward method of {type(probed.unsplit).__name__} moves information between tokens by itself, "
+            "outside of any module that could be run sequence by sequence; move that into a module of its own, which "
+            "gets and gives one state per token"
+        )
+    _check_names(probed)
+    _check_rows(model, probed)
+    odd = unsteady(model, probed)
+    if odd:
+        raise UnsupportedModelError(
+            f"how often the {odd} modules of {type(model).__name__} run depends on the values of a row (data-dependent "
+            "control flow), so a proof on some values says nothing of others"
+        )
+    causal = _is_causal(model, tokens, close)
+    line = Family(route="interface" if probed.attended else "mixers")
+    line = replace(line, mixers=tuple(dict.fromkeys(class_of(one).__name__ for one in probed.mixing)))
+    line = replace(line, places=tuple(_places(model, probed)))
+    line = _with_positions(line, model, base, probed)
+    line = _with_pooling(line, model, base, probed, causal)
+    line, each = _with_counts(line, model.config, probed)
+    attended = tuple(dict.fromkeys(class_of(module).__name__ for module in probed.attended))
+    for variant in _variants(line, causal, attended, _sets_attention(model)):
+        yield Derived(variant, each)
+
+
+def _sets_attention(model: Any) -> bool:
+    """Whether a registered attention can be chosen for a model, even if no layer uses it."""
+    can = getattr(model, "_can_set_attn_implementation", None)
+    return can is not None and bool(can())
+
+
+def _variants(line: Family, causal: bool, attended: tuple[str, ...], registers: bool) -> Iterator[Family]:
+    """Yield a line, and what else it could be where probing does not tell, the likeliest first.
+
+    Modules with attention of their own may be given a mask, may make one, or need none (state-space layers). Modules
+    with registered attention that nopad's cannot take the place of are run sequence by sequence too.
+    """
+    ways: list[dict[str, Any]] = [{}]
+    if line.route == "mixers":
+        ways = [*([{"route": "interface"}] if registers else []), {}, {"masked": False}]
+    else:
+        ways += [{"route": "mixers", "mixers": (*attended, *line.mixers), "masked": masked} for masked in (True, False)]
+    if causal:
+        ways.append({**ways[-1], "pooled": "first"})
+    for tables in (line.tables, ()) if line.tables else ((),):
+        for narrow in dict.fromkeys((line.narrow, True)):
+            for way in ways:
+                yield replace(line, tables=tables, narrow=narrow, **way)
+
+
+def base_of(model: Any) -> Any:
+    """Return the model without its head."""
+    return getattr(model, getattr(model, "base_model_prefix", "") or "", model)
+
+
+def most_tokens(config: Any) -> int | None:
+    """Return how many positions a configuration says that a model has; None: it does not say."""
+    text = config.get_text_config()
+    found = getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None)
+    return int(found) if isinstance(found, int) and found > 0 else None
+
+
+def _check_names(probed: Probed) -> None:
+    """Refuse two classes of one name among the modules that mix.
+
+    Raises:
+        UnsupportedModelError: there are two.
+    """
+    kinds = {class_of(module) for module in (*probed.mixing, *probed.attended)}
+    for name, count in Counter(kind.__name__ for kind in kinds).items():
+        if count > 1:
+            where = ", ".join(sorted(kind.__module__ for kind in kinds if kind.__name__ == name))
+            raise UnsupportedModelError(
+                f"this model has two versions of the class {name} ({where}), and nopad tells modules by the names of "
+                "their classes; load the code once, and build the model anew"
+            )
+
+
+def _check_rows(model: nn.Module, probed: Probed) -> None:
+    """Refuse mixing modules that give a sequence another result beside others.
+
+    Raises:
+        UnsupportedModelError: there is one.
+    """
+    names = {module: name for name, module in model.named_modules()}
+    first = {class_of(module): module for module in reversed(probed.mixing)}
+    for kind, module in first.items():
+        try:
+            alike = beside(probed, module)
+            why = "it decides by the values of all rows, or takes statistics of them"
+        except Exception as error:  # a model's code may raise anything
+            alike, why = False, f"it has no dimension for the batch ({type(error).__name__}: {error})"
+        if not alike:
+            raise UnsupportedModelError(
+                f"{names[module]} ({kind.__name__}) of {type(model).__name__} mixes tokens, and gives a row another "
+                f"result beside another row than alone: {why}"
+            )
+
+
+def _is_causal(model: Any, tokens: list[int], close: float) -> bool:
+    """Return whether no token sees later ones: the last token changes nothing before it, nor the middle one."""
+    length = len(tokens)
+    before = ran(model, tokens)
+    for place in (length - 1, length // 2):
+        changed = [*tokens[:place], tokens[place] + 1, *tokens[place + 1 :]]
+        if min(moved(before, ran(model, changed), length, close), default=length) < place:
+            return False
+    return True
+
+
+def _with_counts(line: Family, config: Any, probed: Probed) -> tuple[Family, dict[str, list[int]]]:
+    """Return the line with how often tokens are mixed, and the same by class."""
+    each: dict[str, list[int]] = {}
+    runs = probed.attended + Counter({module: probed.seen[module].calls for module in probed.mixing})
+    for module, count in runs.items():
+        pair = each.setdefault(class_of(module).__name__, [0, 0])
+        pair[0], pair[1] = pair[0] + 1, pair[1] + count
+    total, layers = sum(runs.values()), _layers(config)
+    if layers and total and total % layers == 0:
+        return replace(line, attends=total // layers), each
+    return replace(line, mixes=Times(total)), each
+
+
+def _layers(config: Any) -> int:
+    """Return the number of layers that a configuration states; 0: it states none."""
+    text = config.get_text_config()
+    layers = next((int(getattr(text, name)) for name in LAYER_COUNTS[:4] if getattr(text, name, None) is not None), 0)
+    return layers * int(getattr(text, "inner_group_num", 1))
+
+
+def _places(model: Any, probed: Probed) -> Iterator[tuple[str, int | None]]:
+    """Yield the arguments of mixing modules that have one entry per position in a row, each with its dimension."""
+    length = len(probed.tokens)
+    found: dict[tuple[str, int | None], None] = {}
+    for module in probed.mixing:
+        for name, value in probed.seen[module].given.items():
+            for leaf in tree_leaves(value):
+                if not isinstance(leaf, Tensor) or leaf.dim() == 0 or tuple(leaf.shape[:2]) == (1, length):
+                    continue
+                if name == MASK and leaf.dim() == 4:
+                    continue
+                dims: list[int | None] = [dim for dim, size in enumerate(leaf.shape) if size == length]
+                found |= {(name, dim): None for dim in (dims or [None])}
+    yield from found
+
+
+def _with_positions(line: Family, model: Any, base: Any, probed: Probed) -> Family:
+    """Return the line with how positions are counted."""
+    length = len(probed.tokens)
+    takes = "position_ids" in parameters(type(base).forward)
+    if takes and "position_ids" in parameters(type(model).forward):
+        plain = ran(model, probed.tokens)
+        ids = torch.arange(length)[None]
+        if moved(plain, ran(model, probed.tokens, position_ids=ids), length, probed.close):
+            index = getattr(getattr(base, "embeddings", None), "padding_idx", None)
+            if index is not None:
+                again = ran(model, probed.tokens, position_ids=ids + index + 1)
+                line = replace(line, after_padding=not moved(plain, again, length, probed.close))
+    if takes:
+        return line
+    names = {module: name for name, module in model.named_modules()}
+    inside = {part for one in probed.mixing for part in one.modules()}
+    tables: dict[str, int] = {}
+    for module, seen in probed.seen.items():
+        if isinstance(module, nn.Embedding) and module not in inside:
+            offset = _counts_from(module, seen, probed.tokens)
+            if offset is not None:
+                tables[names[module].rpartition(".")[2]] = offset
+                if not isinstance(seen.given.get("input"), Tensor):
+                    line = replace(line, narrow=True)
+    return replace(line, tables=tuple(tables.items()))
+
+
+def _counts_from(table: nn.Embedding, seen: Seen, tokens: list[int]) -> int | None:
+    """Return the position of the first token in this table of positions; None: it is no such table."""
+    given = seen.output
+    if not isinstance(given, Tensor) or given.numel() != len(tokens) * table.embedding_dim:
+        return None
+    rows = given.reshape(len(tokens), -1)
+    for offset in range(min(FURTHEST, table.num_embeddings - len(tokens)) + 1):
+        if torch.equal(rows, table.weight[offset : offset + len(tokens)]):
+            return offset
+    return None
+
+
+def _with_pooling(line: Family, model: Any, base: Any, probed: Probed, causal: bool) -> Family:
+    """Return the line with the modules that get one state per sequence, and the token from which it is read."""
+    found: dict[str, tuple[str, int, Pooled]] = {}
+    for role, holder in (("pooler", base), ("head", model)):
+        if holder is base and role == "head":
+            continue
+        for name, child in holder.named_children():
+            read = None if child is base or child not in probed.seen else _reads(child, holder, probed)
+            if read is not None:
+                found.setdefault(role, (name, *read))
+    readers = []
+    for role, (name, dims, how) in found.items():
+        holder = base if role == "pooler" else model
+        kind = class_of(getattr(holder, name))
+        if dims == 3 and not kind.__module__.startswith("transformers."):
+            readers.append(kind.__name__)
+        part = name, dims
+        line = replace(line, pooler=part, pooled=how) if role == "pooler" else replace(line, head=part, pooled=how)
+    if causal and not found:
+        head = next(
+            (name for name in ("score", "classifier") if isinstance(getattr(model, name, None), nn.Module)), None
+        )
+        line = replace(line, pooled="last", head=("score", 0) if head is None else (head, 0))
+    return replace(line, readers=tuple(dict.fromkeys(readers)))
+
+
+def _reads(child: nn.Module, holder: Any, probed: Probed) -> tuple[int, Pooled] | None:
+    """Return how a module reads one state of a sequence: (dimensions of its input, which token); None: it does not."""
+    length, seen = len(probed.tokens), probed.seen[child]
+    given = next((one for one in seen.given.values() if isinstance(one, Tensor) and one.is_floating_point()), None)
+    made = [one for one in tree_leaves(seen.output) if isinstance(one, Tensor)]
+    if given is None or not made or any(length in one.shape for one in made):
+        return None
+    if given.dim() == 3 and tuple(given.shape[:2]) == (1, length):
+        name = next(name for name, one in seen.given.items() if one is given)
+        with torch.no_grad():
+            read = [at for at in range(length) if _changes(child, {**seen.given}, name, at, made[0])]
+        if read == [0]:
+            return 3, "first"
+        return (3, "last") if read == [length - 1] else None
+    if given.dim() == 2 and given.shape[0] == 1:
+        for other, past in probed.seen.items():
+            if other is child or (other is holder and holder is base_of(holder)):
+                continue
+            for states in tree_leaves(dict(past.output) if hasattr(past.output, "items") else past.output):
+                if isinstance(states, Tensor) and states.dim() == 3 and tuple(states.shape[:2]) == (1, length):
+                    ways: dict[Pooled, Tensor] = {"first": states[:, 0], "last": states[:, -1], "mean": states.mean(1)}
+                    for how, value in ways.items():
+                        if value.shape == given.shape and torch.allclose(value, given, rtol=1e-9, atol=1e-12):
+                            return 2, how
+    return None
+
+
+def _changes(child: nn.Module, given: dict[str, Any], name: str, place: int, before: Tensor) -> bool:
+    value = given[name].clone()
+    value[:, place] += 1.0 + torch.arange(value.shape[-1], dtype=value.dtype) / 7
+    after = next(one for one in tree_leaves(child.forward(**{**given, name: value})) if isinstance(one, Tensor))
+    return not torch.equal(before, after)

@@ -1,0 +1,121 @@
+"""`packed`: make any transformers model pack-safe; one that no table knows is proven on a small copy first."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Literal, TypeVar
+
+from transformers import PreTrainedModel
+
+from nopad.admitting.memory import recall, remember
+from nopad.admitting.proof import Proof, prove
+from nopad.errors import UnsupportedModelError
+from nopad.model import safety
+from nopad.model.families import FAMILIES, FRONTS, REFUSED
+from nopad.model.known import class_of, is_stock
+from nopad.model.safety import bare, is_packed
+from nopad.options import check_choice
+
+__all__ = ["packed", "proof_of"]
+
+M = TypeVar("M")
+Prove = Literal["cached", "always", "never"]
+log = logging.getLogger("nopad")
+
+
+def packed(
+    model: M,
+    *,
+    backend: str = "auto",
+    max_sequences: int | None = None,
+    head: str | None = None,
+    prove: Prove = "cached",
+) -> M:
+    """Make a model pack-safe, in place; the same object is returned.
+
+    Called with a `PackedBatch`, a pack-safe model gives each sequence the result that it would get alone. nopad has
+    tables of model types. A model of another type, or of a class of your own, is proven first: nopad derives how its
+    sequences can be kept apart, builds a small copy of the same classes and configuration, and audits that. This takes
+    some seconds, and the verdict is remembered in ``~/.cache/nopad`` for as long as nothing changes: the classes'
+    source, the configuration, the versions of torch, transformers and nopad.
+
+    Args:
+        model: a transformers model, bare or with a head, also inside PEFT.
+        backend: how attention keeps sequences apart: "flex", "mask", "repack", "segments" or "varlen"; or "auto":
+            `segments` on a CPU; on other devices `varlen` for flat batches in half precision on a CUDA GPU, `repack`
+            if sequences may go on in the next row (rows filled end to end), else `mask`.
+        max_sequences: the most sequences that a batch may have; a batch with more is refused. None: unlimited. With
+            this limit, heads that give a result per sequence have static shapes too (`nopad.model.static_inputs`).
+        head: the kind of head, if the model's class is your own. "tokens": one result per token; "causal": the same,
+            with labels that the model shifts; "classification": one result per sequence; "answers": start_logits and
+            end_logits of question answering. None: it is found out, and proven. A call that contradicts this raises an
+            error.
+        prove: "cached": models that no table knows are proven, and the verdict is remembered. "always": the proof is
+            done again now, also for model types that nopad's tables refuse. "never": models that no table knows are
+            refused.
+
+    Raises:
+        UnsupportedModelError: sequences of this model cannot be kept apart, or the proof failed; the message names the
+            first layer that differs.
+        OptionError: there is no such backend, head or way to prove, the class is known to have another head,
+            `max_sequences` is not an integer of at least 1, the model is already pack-safe, or its own attention has
+            no such backend.
+
+    >>> import nopad, torch
+    >>> from transformers import BertConfig, BertModel
+    >>> sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    >>> model = nopad.packed(BertModel(BertConfig(**sizes)).eval())
+    >>> batch = nopad.PackedBatch.from_sequences([[101, 7, 102], [101, 102]])
+    >>> states = batch.unpack_tokens(model(**batch).last_hidden_state)
+    >>> alone = model(torch.tensor([[101, 7, 102]])).last_hidden_state
+    >>> torch.allclose(states[0], alone[0], atol=1e-6)
+    True
+    """
+    check_choice("prove", prove, Prove)
+    inner = bare(model)
+    if is_packed(model) or _in_tables(inner, head, prove):
+        return safety.packed(model, backend=backend, max_sequences=max_sequences, head=head)
+    proof = proof_of(inner, head, again=prove == "always")
+    if not proof.admitted:
+        raise UnsupportedModelError(
+            f"{proof.model} of type {proof.kind!r} is in no table of nopad, and the proof that its sequences can be "
+            f"kept apart failed: {proof.reason}"
+        )
+    named = None if is_stock(class_of(inner)) else proof.head
+    return safety.packed(model, backend=backend, max_sequences=max_sequences, head=named, family=proof.of(inner))
+
+
+def proof_of(model: Any, head: str | None = None, again: bool = False) -> Proof:
+    """Return what is known of a transformers model: the remembered proof, or, with `again` or without one, a new one.
+
+    Args:
+        model: the model, without wrappers; it is not run, and may be on the device "meta".
+        head: the head's name, as in `packed`; None: it is found out.
+        again: do the proof also if there is one.
+
+    >>> import torch
+    >>> from nopad.admitting import proof_of
+    >>> from transformers import LayoutLMConfig, LayoutLMModel
+    >>> with torch.device("meta"):
+    ...     model = LayoutLMModel(LayoutLMConfig())
+    >>> proof = proof_of(model)
+    >>> proof.admitted, proof.family.mixers
+    (True, ('LayoutLMSelfAttention',))
+    """
+    proof = None if again else recall(model, head)
+    if proof is None:
+        proof = prove(model, head)
+        remember(model, head, proof)
+    log.info(str(proof))
+    return proof
+
+
+def _in_tables(model: Any, head: str | None, prove: Prove) -> bool:
+    """Whether the tables decide about a model: admit it, or refuse it."""
+    if prove == "never" or not isinstance(model, PreTrainedModel):
+        return True
+    kind = getattr(model.config, "model_type", "") or type(model.config).__name__
+    if kind in REFUSED:
+        return prove != "always"
+    known = is_stock(class_of(model)) or head is not None
+    return kind in FRONTS or (kind in FAMILIES and known)

@@ -1,0 +1,179 @@
+"""`Judge`: hold packs, run with a line of the family table, against the stock model alone, before an audit.
+
+The audit compares a pack-safe model with itself. This compares it with the model as it was before, in evaluation mode
+and, without dropout, in training, where a model may compute something else.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from nopad.admitting.bad import in_mode, outputs_of
+from nopad.admitting.deriving import most_tokens
+from nopad.admitting.probing import CLOSE
+from nopad.admitting.small import ran
+from nopad.auditing.limits import EXACT, PARTLY_SINGLE, apart, largest_finite
+from nopad.auditing.steadiness import Singles
+from nopad.batch import Flat, PackedBatch, Rows
+from nopad.errors import NopadError, UnsupportedModelError
+from nopad.model.families import Family
+from nopad.model.safety import packed, unpacked
+
+__all__ = ["Judge"]
+
+LENGTHS = (13, 1, 29, 6)
+FAR = 150  # tokens of a sequence that is longer than windows of a small copy
+MOST_TIMES = 10  # that each sequence comes in a long row
+Outputs = list[dict[str, Tensor]]
+
+
+class Judge:
+    """A small model in float64 that has never run, and what some sequences get from a copy of it alone.
+
+    Attributes:
+        model: the model, of which only copies run, since a model may change with what it is called with.
+        operations: how many operations a sequence of 29 tokens takes.
+        limit: the largest difference of outputs, relative to the largest value.
+        close: the largest relative change of a module's output that is rounding.
+        looped: whether longer sequences take more operations, as in a loop over tokens.
+
+    Raises:
+        UnsupportedModelError: the configuration has no vocabulary, or what the model gives depends on earlier calls.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        size = getattr(model.config.get_text_config(), "vocab_size", None)
+        if not isinstance(size, int):
+            raise UnsupportedModelError(
+                f"{type(model.config).__name__} has no vocab_size, so there are no tokens to try"
+            )
+        generator = torch.Generator().manual_seed(1)
+        low = min(5, size - 2)
+        self.positions = most_tokens(model.config)
+        far = min(FAR, max((self.positions or FAR + 4) - 4, 1))
+        self.sequences = [torch.randint(low, size, (n,), generator=generator).tolist() for n in (*LENGTHS, far)]
+        make: Any = Singles
+        with make() as watch:
+            self.alone = {False: self._alone(False)}
+        self.limit = PARTLY_SINGLE if watch.found else EXACT
+        self.close = PARTLY_SINGLE if watch.found else CLOSE
+        self._check_forgets()
+        self.operations = self._operations(2)
+        self.looped = self.operations > 1.5 * self._operations(0)
+        trained, again = self._alone(True), self._alone(True)
+        if not _worst(trained, again, self.sequences):  # else it is random in training, by more than dropout
+            self.alone[True] = trained
+
+    def _forms(self, narrow: bool) -> list[Any]:
+        """Return the forms of batches that are tried; `narrow`: only those that the model's positions have room for."""
+        most = self.positions if narrow and self.positions is not None else 2**31
+        flat = [Flat()] if sum(map(len, self.sequences)) <= most else []
+        return [*flat, Rows(min(len(self.sequences[-1]) + 10, most))]
+
+    def _check_forgets(self) -> None:
+        """Check that a model gives a short and a long sequence the same in any order of calls.
+
+        Raises:
+            UnsupportedModelError: it does not.
+        """
+        short, far = self.sequences[0], self.sequences[-1]
+        orders = [[short, far], [far, short]]
+        found = []
+        for order in orders:
+            model = copy.deepcopy(self.model)
+            made = {len(one): outputs_of(ran(model, one)) for one in order}
+            found.append([{name: value[0] for name, value in made[len(one)].items()} for one in (short, far)])
+        worst = _worst(found[0], found[1], [short, far], self.limit)
+        if worst:
+            raise UnsupportedModelError(
+                f"what {type(self.model).__name__} gives depends on what it was called with before: {worst}, by the "
+                "order of calls; nopad cannot tell what a sequence gets alone"
+            )
+
+    def differs(self, line: Family, head: str | None) -> str:
+        """Return how packs, with this line and this head, differ from the stock model alone; "": they do not."""
+        model = copy.deepcopy(self.model)
+        try:
+            packed(model, head=head, family=line)
+        except NopadError as error:
+            return str(error)
+        try:
+            for training, wanted in self.alone.items():
+                for form in self._forms(line.narrow):
+                    worst = _worst(wanted, self._packs(model, form, training), self.sequences, self.limit)
+                    if worst:
+                        return f"{worst} between packs and the stock model alone{', in training' if training else ''}"
+            if self.positions is not None and not line.narrow:  # a row that is longer than the table of positions
+                times = self.positions // sum(map(len, self.sequences)) + 1
+                found = self._packs(model, Flat(), False, times if times <= MOST_TIMES else 1)
+                worst = _worst(self.alone[False], found, self.sequences, self.limit)
+                if worst:
+                    return f"{worst} between long rows and the stock model alone"
+        except Exception as error:  # a model's code may raise anything on packs
+            return f"on packs, {type(self.model).__name__} raises {type(error).__name__}: {error}"
+        finally:
+            unpacked(model)
+        return ""
+
+    def _operations(self, number: int) -> int:
+        """Return how many operations a sequence takes; more for longer ones if there is a loop over tokens."""
+        make: Any = _Operations
+        with make() as watch:
+            ran(copy.deepcopy(self.model), self.sequences[number])
+        return int(watch.count)
+
+    def _alone(self, training: bool) -> Outputs:
+        model = copy.deepcopy(self.model)
+        with in_mode(model, training):
+            found = [outputs_of(ran(model, sequence)) for sequence in self.sequences]
+        return [{name: value[0] for name, value in one.items() if value.shape[0] == 1} for one in found]
+
+    def _packs(self, model: Any, form: Any, training: bool, times: int = 1) -> Outputs:
+        """Run the sequences packed, each so many `times`; return the outputs of the first time."""
+        pad = getattr(model.config.get_text_config(), "pad_token_id", None) or 0
+        batch = PackedBatch.from_sequences(self.sequences * times, form=form, pad_id=pad)
+        with torch.no_grad(), in_mode(model, training):
+            made = outputs_of(model(**batch))
+        found: Outputs = [{} for _ in self.sequences]
+        for name, value in made.items():
+            per_token = tuple(value.shape[:2]) == batch.layout.shape
+            parts = (batch.unpack_tokens if per_token else batch.unpack_sequences)(value)
+            for one, part in zip(found, parts, strict=False):
+                one[name] = part
+        return found
+
+
+class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A dispatch mode that counts operations."""
+
+    count: int = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return function(*args, **(kwargs or {}))
+
+
+def _worst(wanted: Outputs, found: Outputs, sequences: list[list[int]], limit: float = 0.0) -> str:
+    """Return which output differs most, relative to its largest value, in words; "": none by more than `limit`."""
+    said, most = "", limit
+    for name in wanted[0]:
+        scale = max(largest_finite(one[name]) for one in wanted if name in one) or 1e-30
+        for number, (one, other) in enumerate(zip(wanted, found, strict=True)):
+            if name not in one or name not in other:
+                return f"{name} is missing"
+            part = other[name]
+            if part.shape != one[name].shape and part.dim() == one[name].dim():
+                part = part[: one[name].shape[0]]
+            moved = float("inf") if part.shape != one[name].shape else apart(one[name], part) / scale
+            if moved > most:
+                most, said = (
+                    moved,
+                    f"{name} of sequence {number} ({len(sequences[number])} tokens) differs by {moved:.1e}",
+                )
+    return said

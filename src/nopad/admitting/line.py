@@ -1,0 +1,27 @@
+"""A line of the family table as Python code."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+from nopad.admitting.deriving import Times
+from nopad.model.families import Family
+
+__all__ = ["line_of"]
+
+
+def line_of(family: Family) -> str:
+    """Return the code of a line, with the fields that are not as usual; `refuse` is left out.
+
+    >>> from nopad.admitting.line import line_of
+    >>> from nopad.model.families import Family
+    >>> line_of(Family(mixers=("MambaMixer",), pooled="last"))
+    "Family(pooled='last', mixers=('MambaMixer',))"
+    """
+    usual, said = Family(), []
+    for field in fields(Family):
+        value = getattr(family, field.name)
+        if field.name != "refuse" and value != getattr(usual, field.name):
+            shown = f"lambda config: {value.count}" if isinstance(value, Times) else repr(value)
+            said.append(f"{field.name}={shown}")
+    return f"Family({', '.join(said)})"

@@ -1,0 +1,193 @@
+"""Remember proofs in files, by a fingerprint of everything that they depend on.
+
+A proof depends on the source of the model's classes and of the modules that these use, on the configuration, on the
+head that was asked for, and on the versions of nopad, torch, transformers and Python. The files lie in ``nopad/proofs``
+under ``$XDG_CACHE_HOME``, or ``~/.cache``. A damaged file counts as missing. Where a class has no source, or a module
+of the model was changed by itself (a hook, a method of its own), nothing is remembered.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import logging
+import os
+import platform
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+import torch
+import transformers
+
+import nopad
+from nopad.admitting.deriving import Times
+from nopad.admitting.proof import Proof
+from nopad.errors import StorageError
+from nopad.files import write_atomic
+from nopad.model.families import FAMILIES, Family
+
+__all__ = ["fingerprint", "folder", "recall", "remember"]
+
+log = logging.getLogger("nopad")
+
+FORMAT = 1
+# Fields of a configuration that change nothing in how a model computes.
+NAMES_ONLY = (
+    *("_name_or_path", "name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype"),
+    *("id2label", "label2id", "return_dict", "output_hidden_states", "task_specific_params", "_attn_implementation"),
+)
+LIBRARIES = ("torch", "transformers", "nopad")  # their versions are in the fingerprint
+
+
+def folder() -> Path:
+    """Return the folder of proofs; it need not exist."""
+    cache = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(cache) if os.path.isabs(cache) else Path.home() / ".cache") / "nopad" / "proofs"
+
+
+def fingerprint(model: Any, head: str | None = None) -> str | None:
+    """Return a SHA-256, in hex, of all that a proof of `model` depends on; None: this is not known."""
+    kinds = {f"{kind.__module__}.{kind.__qualname__}": kind for kind in map(type, model.modules())}
+    parts: list[Any] = [
+        FORMAT,
+        nopad.__version__,
+        torch.__version__,
+        transformers.__version__,
+        platform.python_version(),
+    ]
+    parts += [head, type(model).__module__, type(model).__qualname__, _settings(model.config)]
+    for name in sorted(kinds):
+        parts.append((name, _code_of(kinds[name])))
+    for module in model.modules():
+        if "forward" in vars(module):
+            return None
+    files: dict[str, str] = {}
+    for kind in kinds.values():
+        for above in kind.__mro__:
+            if not _sources(sys.modules.get(above.__module__), files):
+                return None
+    parts.append(sorted(files.items()))
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=repr).encode()).hexdigest()
+
+
+def recall(model: Any, head: str | None = None) -> Proof | None:
+    """Return the remembered proof of a model; None: there is none, or its file is damaged."""
+    mark = fingerprint(model, head)
+    if mark is None:
+        return None
+    try:
+        stored = json.loads((folder() / f"{mark}.json").read_text())
+        return _read(stored, mark)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def remember(model: Any, head: str | None, proof: Proof) -> None:
+    """Write a proof to its file; where this fails, warn and go on."""
+    mark = fingerprint(model, head)
+    if mark is None:
+        log.info(f"the proof of {proof.model} is not remembered: some of its code has no source file, or is changed")
+        return
+    path = folder() / f"{mark}.json"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, json.dumps(_written(proof, mark), indent=1, sort_keys=True).encode())
+    except (OSError, StorageError) as error:
+        log.warning(f"the proof of {proof.model} is not remembered, and will be done again: {error}")
+
+
+def _settings(config: Any) -> dict[str, Any]:
+    return {name: value for name, value in config.to_dict().items() if name not in NAMES_ONLY}
+
+
+def _code_of(kind: type) -> str:
+    """Return a hash of the code of a class's own methods, as they are now."""
+    found = hashlib.sha256()
+    for name, value in sorted(vars(kind).items()):
+        function = inspect.unwrap(value) if callable(value) else getattr(value, "__func__", None)
+        if isinstance(function, FunctionType):
+            found.update(name.encode())
+            _hash_code(function.__code__, found)
+    return found.hexdigest()
+
+
+def _hash_code(code: CodeType, found: Any) -> None:
+    found.update(code.co_code)
+    found.update(repr((code.co_names, code.co_varnames)).encode())
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            _hash_code(constant, found)
+        else:
+            found.update(repr(constant).encode())
+
+
+def _sources(module: ModuleType | None, files: dict[str, str]) -> bool:
+    """Add to `files` the source files of a module and of what it uses, with hashes; return whether all were found."""
+    if module is None:
+        return False
+    name = module.__name__
+    if name.partition(".")[0] in (*LIBRARIES, *sys.stdlib_module_names) and name != "__main__":
+        return True
+    if name in files:
+        return True
+    path = getattr(module, "__file__", None)
+    if path is None or not str(path).endswith(".py") or not Path(path).is_file():
+        return _is_library(module)
+    files[name] = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    if _is_library(module):
+        return True
+    return all(_sources(other, files) for other in _used(module))
+
+
+def _is_library(module: ModuleType) -> bool:
+    """Whether a module is an installed library's, or built in: its own file, or that it is there, has to do."""
+    path = getattr(module, "__file__", None)
+    if path is None:
+        return module.__name__ != "__main__" and getattr(module, "__spec__", None) is not None
+    return any(part in ("site-packages", "dist-packages") for part in Path(path).parts) or not str(path).endswith(".py")
+
+
+def _used(module: ModuleType) -> Iterator[ModuleType]:
+    for value in list(vars(module).values()):
+        name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
+        other = sys.modules.get(name) if isinstance(name, str) else None
+        if other is not None and other is not module:
+            yield other
+
+
+def _written(proof: Proof, mark: str) -> dict[str, Any]:
+    stored: dict[str, Any] = {**asdict(replace(proof, family=None)), "format": FORMAT, "fingerprint": mark}
+    if proof.family is not None and proof.family is FAMILIES.get(proof.kind):
+        stored["family"] = {"table": proof.kind}
+    elif proof.family is not None:
+        line = {one.name: getattr(proof.family, one.name) for one in fields(Family) if one.name != "refuse"}
+        mixes = line.pop("mixes")
+        stored["family"] = {**line, "times": mixes.count if isinstance(mixes, Times) else None}
+    return stored
+
+
+def _read(stored: dict[str, Any], mark: str) -> Proof:
+    if stored.pop("format") != FORMAT or stored.pop("fingerprint") != mark:
+        raise ValueError("another format, or another model's proof")
+    line = stored.pop("family")
+    family = None
+    if line is not None and "table" in line:
+        family = FAMILIES[line["table"]]
+    elif line is not None:
+        times = line.pop("times")
+        family = Family(
+            **{name: _tuples(value) for name, value in line.items()}, mixes=None if times is None else Times(times)
+        )
+    proof = Proof(**{**stored, "family": family, "remembered": True})
+    if type(proof.admitted) is not bool or (proof.admitted and family is None):
+        raise ValueError("no line for an admitted model")
+    return proof
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value

@@ -1,0 +1,303 @@
+"""Find out, by running a model on one sequence, which of its modules move information between tokens.
+
+A module is called again with what it was given, except that one token's values are changed. If what it gives for other
+tokens changes, it mixes. Of nested modules that mix, the innermost is looked for: a module mixes *by itself* if it
+still does when the mixing modules inside it give what they gave before. Registered attention does not count: while
+probing, it is replaced by a function that hands each token its own value.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+from transformers import AttentionInterface, Cache
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+from nopad.admitting.small import ran
+from nopad.model.calls import bound
+
+__all__ = ["CLOSE", "Probed", "Seen", "beside", "length_for", "moved", "probe", "registered", "unsteady"]
+
+NAME = "nopad_probe"
+LENGTHS = (11, 13, 17, 19, 23, 29, 31, 37)
+FACTORS = (-30.0, 1e3, -1e3)  # by which a token's values are multiplied
+CLOSE = 1e-9  # relative to the largest value: more than rounding in float64 does
+
+
+@dataclass
+class Seen:
+    """The first call of a module: its arguments by name, its output, and how often it was called."""
+
+    given: dict[str, Any]
+    output: Any
+    calls: int = 1
+
+
+@dataclass
+class Probed:
+    """What probing found.
+
+    Attributes:
+        tokens: the sequence of token ids.
+        seen: the first call of each module.
+        attended: how often each module called registered attention.
+        mixing: the innermost modules that move information between tokens, and do not use registered attention.
+        close: the largest relative change that is rounding.
+        unsplit: the module that mixes by itself although it is the model itself or its base; None: there is none.
+    """
+
+    tokens: list[int]
+    seen: dict[nn.Module, Seen]
+    attended: Counter[nn.Module] = field(default_factory=Counter)
+    mixing: list[nn.Module] = field(default_factory=list)
+    close: float = CLOSE
+    unsplit: nn.Module | None = None
+
+
+def length_for(model: nn.Module, most: int | None = None) -> int:
+    """Return a length in tokens that is no size of the model's, so that shapes tell what is per token."""
+    sizes = {size for parameter in model.parameters() for size in parameter.shape}
+    fitting = [length for length in LENGTHS if most is None or length <= most]
+    return next((length for length in fitting if length not in sizes), (fitting or [max(most or 3, 3)])[0])
+
+
+def probe(model: Any, base: nn.Module, tokens: list[int], close: float = CLOSE) -> Probed:
+    """Run a model, in float64 and without dropout, on one sequence, and find its mixing modules.
+
+    `close` is the largest relative change of an output that is rounding, and no sign of mixing.
+    """
+    with registered(model) as attended:
+        seen = _recorded(model, tokens)
+        found = Probed(tokens, seen, Counter(attended), close=close)  # a copy: searching calls modules again
+        search = _Search(found, {model, base})
+        found.mixing = search.of(model)
+    return found
+
+
+@contextmanager
+def registered(model: Any) -> Iterator[Counter[nn.Module]]:
+    """For a ``with`` block, replace a model's registered attention by one that mixes no tokens; count its calls."""
+    counts: Counter[nn.Module] = Counter()
+
+    def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Any:
+        counts[module] += 1
+        heads = query.shape[1] // value.shape[1]
+        value = (
+            value
+            if value.shape[2] == query.shape[2]
+            else value.mean(2, keepdim=True).expand(-1, -1, query.shape[2], -1)
+        )
+        return value.repeat_interleave(heads, 1).transpose(1, 2).contiguous(), None
+
+    AttentionInterface.register(NAME, attention)
+    AttentionMaskInterface.register(NAME, sdpa_mask)
+    before = getattr(model.config, "_attn_implementation", None)
+    try:
+        if before is not None:
+            model.set_attn_implementation(NAME)
+        yield counts
+    finally:
+        if before is not None:
+            model.set_attn_implementation(before)
+
+
+def unsteady(model: Any, probed: Probed) -> str:
+    """Return the class of a mixing module that runs more or less often for other values; "": there is none.
+
+    Other tokens are tried, and embeddings that are scaled.
+    """
+    mixing = set(probed.mixing)
+    wanted = probed.attended + Counter({module: probed.seen[module].calls for module in mixing})
+    length = len(probed.tokens)
+    for seed, factor in enumerate((1.0, 1.0, *FACTORS)):
+        generator = torch.Generator().manual_seed(seed)
+        tokens = torch.randint(max(probed.tokens), (length,), generator=generator).tolist()
+        with registered(model) as counts, _counted(mixing, counts), _scaled(model, factor):
+            ran(model, tokens)
+        different = (wanted - counts) + (counts - wanted)
+        if different:
+            return type(next(iter(different))).__name__
+    return ""
+
+
+@contextmanager
+def _counted(modules: set[nn.Module], counts: Counter[nn.Module]) -> Iterator[None]:
+    def after(module: nn.Module, args: Any, output: Any) -> None:
+        counts[module] += 1
+
+    handles = [module.register_forward_hook(after) for module in modules]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def _scaled(model: Any, factor: float) -> Iterator[None]:
+    try:
+        table = model.get_input_embeddings()
+    except (AttributeError, NotImplementedError):  # a model need not say which they are
+        table = None
+    if not isinstance(table, nn.Embedding):
+        yield
+        return
+    handle = table.register_forward_hook(lambda module, args, output: output * factor)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _recorded(model: Any, tokens: list[int]) -> dict[nn.Module, Seen]:
+    seen: dict[nn.Module, Seen] = {}
+
+    def after(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if module in seen:
+            seen[module].calls += 1
+            return
+        try:
+            given = bound(module, args, kwargs)
+            seen[module] = Seen({n: v for n, v in given.items() if not isinstance(v, Cache)}, output)
+        except ValueError:  # arguments without names: such a module is looked into, and not called again
+            pass
+
+    handles = [module.register_forward_hook(after, with_kwargs=True) for module in model.modules()]
+    try:
+        ran(model, tokens)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return seen
+
+
+class _Search:
+    """The search for the innermost modules that mix by themselves."""
+
+    def __init__(self, probed: Probed, whole: set[nn.Module]) -> None:
+        self.probed, self.whole = probed, whole
+        self.length = len(probed.tokens)
+
+    def of(self, module: nn.Module) -> list[nn.Module]:
+        """Return the innermost mixing modules in `module`, itself included."""
+        inside = [one for child in module.children() for one in self.of(child)]
+        inside = list(dict.fromkeys(inside))
+        if module not in self.probed.seen:
+            return inside
+        if self._mixes(module, inside):
+            if module in self.whole:
+                self.probed.unsplit = self.probed.unsplit or module
+                return inside
+            return [module]
+        return inside
+
+    def _mixes(self, module: nn.Module, frozen: list[nn.Module]) -> bool:
+        """Whether a module, with the modules in `frozen` held, gives other tokens something else if one is changed."""
+        given = self.probed.seen[module].given
+        middle = self.length // 2
+        changes = [(1, 0.0), (middle, 0.0), (self.length - 2, 0.0), *((middle, factor) for factor in FACTORS)]
+        with torch.no_grad(), _frozen(frozen, self.probed.seen):
+            try:
+                before = module.forward(**given)
+                for place, factor in changes:
+                    other = _changed(given, self.probed.tokens, place, factor)
+                    if other is None:
+                        continue
+                    if moved(before, module.forward(**other), self.length, self.probed.close) - {place}:
+                        return True
+            except Exception:  # it cannot be called by itself: what is inside it was looked at
+                return False
+        return False
+
+
+def _changed(given: dict[str, Any], tokens: list[int], place: int, factor: float) -> dict[str, Any] | None:
+    """Return arguments in which one token's values are multiplied by `factor`, or (0) get noise; None: there are none.
+
+    A large factor turns decisions that the module takes by the values of a whole row.
+    """
+    changed = False
+
+    def change(value: Any) -> Any:
+        nonlocal changed
+        if not isinstance(value, Tensor) or tuple(value.shape[:2]) != (1, len(tokens)):
+            return value
+        out = value.clone()
+        if value.is_floating_point() and factor:
+            out[:, place] *= factor
+        elif value.is_floating_point():
+            generator = torch.Generator().manual_seed(place)
+            noise = torch.randn(value[:, place].shape, generator=generator, dtype=torch.float64)
+            out[:, place] += noise.to(value) * value.std().clamp(min=0.1)
+        elif value.dtype == torch.long and value[0].tolist() == tokens and not factor:
+            out[:, place] = (out[:, place] + 1) % max(tokens)
+        else:
+            return value
+        changed = True
+        return out
+
+    made = {name: tree_map(change, value) for name, value in given.items()}
+    return made if changed else None
+
+
+def beside(probed: Probed, module: nn.Module) -> bool:
+    """Whether a module gives a row the same beside another row, of much larger values of the other sign, as alone."""
+    seen, length = probed.seen[module], len(probed.tokens)
+
+    def twice(value: Any) -> Any:
+        if not isinstance(value, Tensor) or tuple(value.shape[:2]) != (1, length):
+            return value
+        return torch.cat([value, value * FACTORS[-1] if value.is_floating_point() else value])
+
+    def first(value: Any) -> Any:
+        return value[:1] if isinstance(value, Tensor) and tuple(value.shape[:2]) == (2, length) else value
+
+    with torch.no_grad():
+        alone = module.forward(**seen.given)
+        both = module.forward(**{name: tree_map(twice, value) for name, value in seen.given.items()})
+    return not moved(alone, tree_map(first, _plain(both)), length, probed.close)
+
+
+@contextmanager
+def _frozen(modules: list[nn.Module], seen: dict[nn.Module, Seen]) -> Iterator[None]:
+    """For a ``with`` block, let modules give what they gave at their first call, whatever they are given."""
+
+    def same(output: Any) -> Callable[..., Any]:
+        return lambda *args, **kwargs: output
+
+    for module in modules:
+        module.__dict__["forward"] = same(seen[module].output)
+    try:
+        yield
+    finally:
+        for module in modules:
+            module.__dict__.pop("forward", None)
+
+
+def moved(before: Any, after: Any, length: int, close: float) -> set[int]:
+    """Return the tokens for which two outputs differ, of those parts that have an entry per token, ``[1, L, ...]``."""
+    found: set[int] = set()
+    for one, two in zip(tree_leaves(_plain(before)), tree_leaves(_plain(after)), strict=False):
+        if not (isinstance(one, Tensor) and one.is_floating_point() and tuple(one.shape[:2]) == (1, length)):
+            continue
+        if not isinstance(two, Tensor) or two.shape != one.shape:
+            return set(range(length))
+        scale = float(one.abs().max()) if one.numel() else 0.0
+        apart = (one - two).abs().reshape(length, -1).amax(1)
+        found |= {at for at in range(length) if not float(apart[at]) <= close * max(scale, 1e-30)}
+    return found
+
+
+def _plain(value: Any) -> Any:
+    """Return an output of transformers as a dict, which PyTorch's tree functions know."""
+    return (
+        dict(value.items())
+        if hasattr(value, "items") and not isinstance(value, dict)
+        else (dict(value) if isinstance(value, dict) else value)
+    )

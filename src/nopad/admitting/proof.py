@@ -1,0 +1,179 @@
+"""`prove`: derive a line of the family table for a model, and audit it on a small copy."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from nopad.admitting.bad import check_model, check_rows_apart, check_steady
+from nopad.admitting.deriving import Derived, derive
+from nopad.admitting.heads import head_for
+from nopad.admitting.judging import Judge
+from nopad.admitting.small import small_copy
+from nopad.auditing.failure import ModelFailedError, inside_model
+from nopad.auditing.run import audit
+from nopad.auditing.subject import subject_of
+from nopad.auditing.verdict import Verdict
+from nopad.errors import NopadError, UnsupportedModelError
+from nopad.model.admission import positions_of
+from nopad.model.families import FAMILIES, Family, family_of
+from nopad.model.safety import packed, unpacked
+
+__all__ = ["Proof", "prove"]
+
+log = logging.getLogger("nopad")
+
+# Tokens of the longest sequence of an audit: the first, and the last, which is of outputs only.
+SHORT, LONG = 64, 400
+LOOPED = 110  # the last, if the model computes token by token, which takes long
+TINY, MANY = 24, 4000  # the only one, if a sequence of 29 tokens takes more operations than this
+AUDITS = 3  # lines that are audited at most
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proof:
+    """What is known of a model that no table has: admitted by a line of the family table, or refused with a reason.
+
+    Attributes:
+        kind: the model type, or the name of the class if the configuration has none.
+        model: name of the model's class.
+        admitted: whether the small copy passed the audit.
+        family: the line of the family table; None: the model is refused.
+        each: for each class of mixing modules, by name: how many there are in the copy, and how often they run in all.
+        head: the head's name for `nopad.model.packed`; None: transformers' tables know it.
+        reason: why the model is refused; "": it is admitted.
+        how: how the small copy was made, in words.
+        checks: number of checks of the audits.
+        worst: largest absolute difference of an output between packed and alone, in float64.
+        seconds: time that it took.
+        remembered: whether this was read from the cache.
+
+    >>> from nopad.admitting import Proof
+    >>> print(Proof(kind="mine", model="MyModel", admitted=False, reason="it draws random numbers", seconds=0.4))
+    MyModel (mine): refused, in 0.4 s: it draws random numbers
+    """
+
+    kind: str
+    model: str
+    admitted: bool
+    family: Family | None = None
+    each: dict[str, list[int]] | None = None
+    head: str | None = None
+    reason: str = ""
+    how: str = ""
+    checks: int = 0
+    worst: float = 0.0
+    seconds: float = 0.0
+    remembered: bool = False
+
+    def of(self, model: Any) -> Family:
+        """Return the line for `model`, which may have more layers than the small copy."""
+        assert self.family is not None
+        return Derived(self.family, self.each or {}).of(model)
+
+    def __str__(self) -> str:
+        again = "remembered" if self.remembered else f"in {self.seconds:.1f} s"
+        if not self.admitted:
+            return f"{self.model} ({self.kind}): refused, {again}: {self.reason}"
+        return (
+            f"{self.model} ({self.kind}): isolated, {again}: {self.checks} checks on {self.how}; largest difference "
+            f"{self.worst:.1e}"
+        )
+
+
+def prove(model: Any, head: str | None = None) -> Proof:
+    """Derive a line of the family table for a transformers model, without wrappers, and audit it on a small copy.
+
+    `head` is the head's name as the user gives it; None: it is found out. The model itself is not run and not changed.
+    """
+    begin = time.perf_counter()
+    kind = getattr(model.config, "model_type", "") or type(model).__name__
+    name, how = type(model).__name__, ""
+    with torch.random.fork_rng(devices=[]):
+        try:
+            check_model(model)
+            small, how = small_copy(model)
+            with inside_model(f"probing a small copy of it ({how})"):
+                try:
+                    proof = _proven(model, small, head)
+                except NopadError as error:
+                    proof = Proof(kind=kind, model=name, admitted=False, reason=str(error))
+        except (NopadError, ModelFailedError) as error:
+            proof = Proof(kind=kind, model=name, admitted=False, reason=str(error))
+    return replace(proof, kind=kind, model=name, how=how, seconds=time.perf_counter() - begin)
+
+
+def _proven(model: Any, small: Any, head: str | None) -> Proof:
+    """Judge the lines that could fit a small model; audit the first that gives each sequence what it gets alone."""
+    with subject_of(small, torch.float64, False) as exact:
+        fresh = copy.deepcopy(exact)
+        check_steady(fresh)
+        judge = Judge(exact)
+        check_rows_apart(fresh, judge.close)
+        reasons: list[str] = []
+        failures = 0
+        for derived in _lines(model, fresh, judge.close):
+            named = head if head is not None else head_for(fresh, derived.family.causal)
+            line = derived.of(fresh)
+            reason = judge.differs(line, named)
+            log.debug(f"{line}: {reason or 'as alone'}")
+            if reason:
+                reasons.append(reason)
+                continue
+            verdicts = _audited(small, line, named, judge)
+            failed = next((one for one in verdicts if not one.isolated), None)
+            if failed is None:
+                return Proof(
+                    kind="",
+                    model="",
+                    admitted=True,
+                    family=derived.family,
+                    each=derived.each,
+                    head=named,
+                    checks=sum(len(one.checks) for one in verdicts),
+                    worst=max(one.max_abs_diff for one in verdicts),
+                )
+            reasons.insert(failures, _why(failed))
+            failures += 1
+            if failures == AUDITS:
+                break
+    raise UnsupportedModelError(reasons[0] if reasons else "no line of the family table fits it")
+
+
+def _lines(model: Any, exact: Any, close: float) -> Iterator[Derived]:
+    """Yield the line of the table for a known model type (whose class is not known), then what probing finds."""
+    kind = getattr(model.config, "model_type", "")
+    if kind in FAMILIES:
+        yield Derived(family_of(model.config), {})
+    yield from derive(exact, close)
+
+
+def _audited(small: Any, line: Family, head: str | None, judge: Judge) -> list[Verdict]:
+    """Audit a small model with this line: short sequences, and longer ones unless that takes too many operations."""
+    packed(small, head=head, family=line)
+    limit = positions_of(small, line)
+    room = limit // 3 if line.narrow and limit is not None else LONG  # a flat row holds less than 3 times the longest
+    many = judge.operations > MANY
+    short = min(room, TINY if many else SHORT)
+    long = 0 if many else min(room, LOOPED if judge.looped else LONG)
+    try:
+        found = [audit(small, capacity=None if short == SHORT else short)]
+        if found[0].isolated and long > short:
+            found.append(audit(small, capacity=long, gradients=False))
+    finally:
+        unpacked(small)
+    return found
+
+
+def _why(verdict: Verdict) -> str:
+    """Return the first check that failed, in words, with the first layer that differs."""
+    check = next(one for one in verdict.checks if not one.passed)
+    where = f"; the first layer that differs is {verdict.first_difference}" if verdict.first_difference else ""
+    said = check.detail if check.error else f"{check.value:.1e}, at most {check.limit:.0e}"
+    return f"its small copy does not pass the audit: {check.name}: {said}{where}"

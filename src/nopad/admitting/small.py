@@ -1,0 +1,322 @@
+"""`small_copy`: a narrow model with few layers of each kind, of the same classes and configuration as a given one.
+
+Isolation does not depend on how wide or deep a model is, so a small copy is what is probed and audited. Sizes have many
+names in configurations; `SIZES` knows those that are common. What it does not know stays, and if the copy cannot be
+built or run with some sizes changed, fewer are. A model that fits none of this is tried itself if it is small enough.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from nopad.errors import UnsupportedModelError
+from nopad.model.calls import takes
+from nopad.model.hooks import Hook
+
+__all__ = ["LAYER_COUNTS", "ran", "small_copy", "uncached"]
+
+VOCABULARY, POSITIONS = 97, 600
+MOST_LAYERS = 10  # of a copy
+MOST_PARAMETERS = 20_000_000  # of a model that is tried itself
+LAYER_COUNTS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "num_blocks", "depth")
+POSITION_COUNTS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_seq_length", "max_length")
+
+SIZES: dict[str, int] = {
+    **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input", "pronunciation_vocab_size"), VOCABULARY),
+    **dict.fromkeys(("shape_vocab_size", "enlarged_vocab_size"), VOCABULARY),
+    **dict.fromkeys(POSITION_COUNTS, POSITIONS),
+    **dict.fromkeys(("sliding_window", "attention_window_size", "local_attention", "window_size"), 6),
+    **dict.fromkeys(("attention_chunk_size", "mamba_chunk_size", "chunk_size", "block_size"), 4),
+}
+WIDTHS: dict[str, int] = {
+    **dict.fromkeys(("hidden_size", "d_model", "n_embd", "dim", "embed_dim", "embedding_size", "emb_dim"), 32),
+    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads"), 4),
+    **dict.fromkeys(("mamba_n_heads", "n_mamba_heads", "mamba_num_heads", "linear_num_heads"), 4),
+    **dict.fromkeys(("intermediate_size", "ffn_hidden_size", "dff", "n_inner", "ffn_dim", "d_ff", "hidden_dim"), 32),
+    **dict.fromkeys(("projection_dim", "attention_hidden_size", "lru_width", "word_embed_proj_dim"), 32),
+    **dict.fromkeys(("pronunciation_embed_dim", "shape_embed_dim", "hidden_size_per_layer_input"), 8),
+    **dict.fromkeys(("num_key_value_heads", "n_head_kv", "num_kv_heads", "num_global_key_value_heads"), 2),
+    **dict.fromkeys(("head_dim", "d_kv", "global_head_dim", "query_pre_attn_scalar", "attention_head_size"), 8),
+    **dict.fromkeys(("laurel_rank", "kv_lora_rank", "q_lora_rank"), 8),
+    **dict.fromkeys(("qk_rope_head_dim", "rotary_dim"), 4),
+    **dict.fromkeys(("qk_nope_head_dim", "v_head_dim"), 6),
+    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "shared_intermediate_size"), 16),
+    "moe_shared_expert_intermediate_size": 16,
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 4),
+    **dict.fromkeys(("num_experts_per_tok", "num_experts_per_token", "moe_k", "top_k_experts", "moe_topk"), 2),
+    **dict.fromkeys(("n_group", "topk_group", "num_expert_group", "n_shared_experts", "moe_layer_start_index"), 1),
+    **dict.fromkeys(("mamba_d_state", "state_size", "ssm_state_size"), 6),
+    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim", "linear_head_dim", "mamba_d_head"), 8),
+    "mamba_d_ssm": 32,
+    **dict.fromkeys(("linear_num_value_heads", "mamba_head_dim"), 4),
+    **dict.fromkeys(("linear_num_key_heads", "mamba_n_groups", "n_groups"), 2),
+    **dict.fromkeys(("true_hidden_size", "intra_bottleneck_size"), 16),
+}
+HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
+KEY_HEADS = ("num_key_value_heads", "n_head_kv", "num_kv_heads")
+
+
+def small_copy(model: Any) -> tuple[Any, str]:
+    """Return a small model of the same class and configuration, and how it was made, in words.
+
+    The copy is in float32 and in evaluation mode, with random weights and no dropout.
+
+    Raises:
+        UnsupportedModelError: no small copy can be built or run, and the model itself is too large to be tried.
+    """
+    reasons: list[str] = []
+    if own := _own(model):
+        reasons.append(own)
+    else:
+        for how, make in _attempts(model.config):
+            try:
+                made = _built(type(model), make)
+                ran(copy.deepcopy(made), list(range(5, 12)))  # it may change with what it is called with
+            except Exception as error:  # any size may be one that the model's code does not allow
+                said = (str(error).strip().splitlines() or ["no message"])[0]
+                reasons.append(f"{how}: {type(error).__name__}: {said}")
+                continue
+            return made, f"{how}, {_number(made)} parameters"
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise UnsupportedModelError(
+            f"{type(model).__name__} is not proven: no small copy of it could be built and run ({reasons[0]}), and "
+            "it has no weights to be tried itself (it is on the device 'meta')"
+        )
+    if _number(model) <= MOST_PARAMETERS:
+        made = copy.deepcopy(model).float().eval()
+        return made, f"a copy of the whole model, {_number(made)} parameters"
+    raise UnsupportedModelError(
+        f"{type(model).__name__} is not proven: no small copy of it could be built and run ({reasons[0]}), and with "
+        f"{_number(model):,} parameters it is too large to be tried whole; build a small one yourself, with the same "
+        "class, and see nopad.packed(small)"
+    )
+
+
+def ran(model: Any, tokens: list[int], **more: Any) -> Any:
+    """Run a model on one sequence of token ids, without a cache."""
+    vocabulary = getattr(model.config.get_text_config(), "vocab_size", None) or VOCABULARY
+    more |= uncached(model)
+    device = next(model.parameters()).device
+    with torch.no_grad():
+        return model(input_ids=torch.tensor([[token % vocabulary for token in tokens]], device=device), **more)
+
+
+def uncached(model: Any) -> dict[str, Any]:
+    """Return the arguments with which a model runs without a cache."""
+    has = getattr(model.config, "use_cache", None) is not None and takes(model, "use_cache")
+    return {"use_cache": False} if has else {}
+
+
+def _own(model: nn.Module) -> str:
+    """Return what the model has that a copy built of its configuration would lack; "": nothing."""
+    for name, module in model.named_modules():
+        hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+        odd = [one for one in hooks if not isinstance(one, Hook) and not _of_transformers(one)]
+        if "forward" in vars(module) or odd:
+            return f"{name or type(model).__name__} has a hook or a forward method of its own, which a copy would lack"
+    return ""
+
+
+def _of_transformers(hook: Any) -> bool:
+    return (getattr(hook, "__module__", None) or "").startswith("transformers.")
+
+
+def _attempts(config: Any) -> Iterator[tuple[str, Callable[[type], Any]]]:
+    """Yield ways to make a configuration small, the smallest first, each with its name."""
+    wide = next(
+        (getattr(config, name) for name in ("hidden_size", "d_model", "n_embd", "dim") if hasattr(config, name)), 0
+    )
+    share = 2 ** max((int(wide) // 64).bit_length() - 1, 0) if isinstance(wide, int) else 1
+    for how, widths in (
+        ("few narrow layers", {**SIZES, **WIDTHS}),
+        (f"few layers, 1/{share} as wide", {**SIZES, **_shares(config, share)}),
+        ("few layers", SIZES),
+    ):
+        known: dict[str, list[int]] = {}
+        for again in (False, True):
+
+            def make(
+                kind: type, widths: dict[str, int] = widths, again: bool = again, known: dict[str, list[int]] = known
+            ) -> Any:
+                narrow = _narrowed(config, widths, again)
+                known["layers"] = known.get("layers") or _layers_of(kind, narrow)
+                return _with_layers(narrow, known["layers"], again)
+
+            yield how, make
+
+
+def _shares(config: Any, share: int) -> dict[str, int]:
+    """Return all widths divided by one number, where they can be, so that their ratios stay."""
+    widths = {name: value for name, value in _values(config).items() if name in WIDTHS and type(value) is int}
+    return {
+        name: value // share if value % share == 0 and value > share else min(value, WIDTHS[name])
+        for name, value in widths.items()
+        if not name.endswith(("head_dim", "d_head", "d_state", "state_size"))
+    }
+
+
+def _built(kind: type, make: Callable[[type], Any]) -> Any:
+    """Build a model, and give it weights that hide nothing: biases of 0 would."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        config = make(kind)
+        _check_size(kind, config)
+        made = kind(config)
+        with torch.no_grad():
+            for parameter in made.parameters():
+                if (
+                    not bool(parameter.isfinite().all())
+                    or float(parameter.abs().max() if parameter.numel() else 0) > 1e3
+                ):
+                    parameter.copy_(torch.randn_like(parameter) * 0.1)
+                parameter.add_(torch.randn_like(parameter) * 0.05)
+    return made.float().eval()
+
+
+def _check_size(kind: type, config: Any) -> None:
+    """Refuse to build a model that would be too large.
+
+    Raises:
+        ValueError: it has too many parameters.
+    """
+    try:
+        with torch.device("meta"):
+            count = _number(kind(config))
+    except Exception:  # it cannot be built on no device
+        return
+    if count > MOST_PARAMETERS:
+        raise ValueError(f"{count:,} parameters, which are too many to try")
+
+
+def _narrowed(config: Any, sizes: dict[str, int], again: bool) -> Any:
+    """Return a copy of a configuration with smaller sizes; `again`: built anew, so that other values follow them."""
+    given = _values(config)
+    changes: dict[str, Any] = {}
+    for name, value in given.items():
+        if isinstance(value, bool):
+            continue
+        size = sizes.get(name, VOCABULARY if "vocab" in name and name.endswith("size") else None)
+        if isinstance(value, int) and size is not None and value > size:
+            changes[name] = size
+        elif isinstance(value, float) and "drop" in name:
+            changes[name] = 0.0
+    heads = next((name for name in HEADS if name in given), None)
+    for name in KEY_HEADS:
+        if heads is not None and isinstance(given.get(name), int):
+            every = given[name] == given[heads]
+            changes[name] = changes.get(heads, given[heads]) if every else min(changes.get(name, given[name]), 2)
+    changes |= _equal_dims(given, changes)
+    changes |= _special(given, changes.get("vocab_size", given.get("vocab_size")))
+    return _changed(config, changes, again)
+
+
+def _equal_dims(given: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Return sizes of heads such that those that were equal stay equal, and sums stay sums (latent attention)."""
+    dims = {name: value for name, value in given.items() if name.endswith("head_dim") and type(value) is int}
+    new = {
+        name: min(changes.get(other, dims[other]) for other in dims if dims[other] == value)
+        for name, value in dims.items()
+        if name != "v_head_dim"
+    }
+    parts = [new.get(name) for name in ("qk_nope_head_dim", "qk_rope_head_dim")]
+    if "qk_head_dim" in new and parts[0] and parts[1]:
+        new["qk_head_dim"] = parts[0] + parts[1]
+    return new
+
+
+def _special(given: dict[str, Any], vocabulary: Any) -> dict[str, Any]:
+    """Return special token ids that lie in a small vocabulary; equal ones stay equal."""
+    if not isinstance(vocabulary, int):
+        return {}
+    named = {name: value for name, value in given.items() if name.endswith("_token_id") and value is not None}
+    ids = sorted({one for value in named.values() for one in (value if isinstance(value, list) else [value])} - {-1})
+    inside = [one for one in ids if isinstance(one, int) and one < vocabulary]
+    free = (one for one in range(vocabulary) if one not in inside)
+    new = {one: one if one in inside else next(free) for one in ids}
+    return {
+        name: [new[one] for one in value] if isinstance(value, list) else new.get(value, value)
+        for name, value in named.items()
+    }
+
+
+def _values(config: Any) -> dict[str, Any]:
+    return {name: value for name, value in vars(config).items() if not name.startswith("_")}
+
+
+def _changed(config: Any, changes: dict[str, Any], again: bool) -> Any:
+    made = copy.deepcopy(config)
+    if again:
+        kept = {name: value for name, value in config.to_diff_dict().items() if name not in ("model_type", "dtype")}
+        made = type(config)(**{**kept, **changes})
+    for name, value in changes.items():
+        setattr(made, name, value)
+    return made
+
+
+def _layers_of(kind: type, config: Any) -> list[int]:
+    """Return the layers that a copy keeps: few, but some of each kind."""
+    there = _count(config)
+    if there <= 2:
+        return list(range(there))
+    lists = _per_layer(config, there)
+    kinds = [repr([value[at] for value in lists.values()]) for at in range(there)]
+    try:
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+            built = kind(config)
+        stacks = [one for one in built.modules() if isinstance(one, nn.ModuleList) and len(one) == there]
+        kinds = [one + repr(signs) for one, signs in zip(kinds, _signatures(stacks, there), strict=True)]
+    except Exception:  # not every model can be built on no device; lists of the configuration have to do
+        pass
+    first = sorted({kinds.index(one) for one in set(kinds)})
+    prefix = max(first[-1] + 1, 2)
+    if prefix <= MOST_LAYERS:
+        return list(range(prefix))
+    return first[:MOST_LAYERS]
+
+
+def _signatures(stacks: list[nn.ModuleList], there: int) -> list[list[Any]]:
+    """Return, for each layer, its classes and settings; numbers that differ in every layer only count layers."""
+    found: list[dict[str, Any]] = []
+    for at in range(there):
+        signs: dict[str, Any] = {}
+        for number, stack in enumerate(stacks):
+            for name, module in stack[at].named_modules():
+                signs[f"{number} {name}"] = type(module).__name__
+                for field, value in vars(module).items():
+                    if isinstance(value, bool | int | str | None) and not field.startswith("_"):
+                        signs[f"{number} {name} {field}"] = value
+        found.append(signs)
+    names = sorted({name for signs in found for name in signs})
+    telling = [name for name in names if len({repr(signs.get(name)) for signs in found}) < max(there, 3)]
+    return [[(name, signs.get(name)) for name in telling] for signs in found]
+
+
+def _per_layer(config: Any, there: int) -> dict[str, list[Any]]:
+    return {name: value for name, value in _values(config).items() if isinstance(value, list) and len(value) == there}
+
+
+def _count(config: Any) -> int:
+    return next((int(getattr(config, name)) for name in LAYER_COUNTS if getattr(config, name, None)), 0)
+
+
+def _with_layers(config: Any, layers: list[int], again: bool) -> Any:
+    """Return a copy of a configuration with only these layers; its lists with one entry per layer are cut to them."""
+    there = _count(config)
+    if not layers or len(layers) == there:
+        return config
+    changes: dict[str, Any] = {name: [value[at] for at in layers] for name, value in _per_layer(config, there).items()}
+    changes |= {name: len(layers) for name in LAYER_COUNTS if getattr(config, name, None) == there}
+    for name, value in _values(config).items():
+        numbers = isinstance(value, list) and name not in changes and value and all(type(one) is int for one in value)
+        if numbers and ("layer" in name or "idx" in name or "indices" in name) and max(value) < there:
+            changes[name] = [layers.index(one) for one in value if one in layers]
+    return _changed(config, changes, again)
+
+
+def _number(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())

@@ -1,0 +1,95 @@
+"""``nopad audit --derive MODEL``: what a model that no table knows is found to be, as a line of the family table."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from nopad.errors import FormatError, MissingExtraError, OptionError, UnsupportedModelError, install
+
+__all__ = ["Finding", "derived"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was found about one model.
+
+    Attributes:
+        proof: the proof (`nopad.admitting.Proof`).
+        line: the line of the family table as code; "": the model is refused.
+    """
+
+    proof: Any
+    line: str
+
+    def to_json(self) -> str:
+        """Return the finding as JSON."""
+        found = asdict(replace(self.proof, family=None))
+        return json.dumps({**found, "family": self.line or None}, indent=1, allow_nan=False)
+
+    def __str__(self) -> str:
+        head = str(self.proof)
+        return f"{head}\n  {json.dumps(self.proof.kind)}: {self.line}," if self.line else head
+
+
+def derived(spec: str | None) -> Finding:
+    """Derive and prove the line of the model at `spec`, a folder or a name on the hub, from its configuration.
+
+    Raises:
+        OptionError: no model is given.
+        FormatError: there is no configuration at `spec`, or it cannot be read or built.
+        UnsupportedModelError: the model's code is its own, and was not imported.
+        MissingExtraError: torch or transformers is not installed.
+    """
+    if spec is None:
+        raise OptionError("give a MODEL with --derive, a folder with a config.json or a name on the hub")
+    try:
+        import torch
+        import transformers as library
+    except ImportError as error:
+        raise MissingExtraError(f"running models needs {error.name}: {install('torch')}") from error
+    from nopad.admitting import proof_of
+    from nopad.admitting.line import line_of
+
+    transformers: Any = library
+    transformers.logging.set_verbosity_error()
+    config = _config(transformers, spec)
+    named = [getattr(transformers, name, None) for name in config.architectures or ()]
+    kind = next((found for found in named if found is not None), None)
+    try:
+        with torch.device("meta"):
+            model = transformers.AutoModel.from_config(config) if kind is None else kind(config)
+    except Exception as error:  # a configuration may name anything
+        raise FormatError(f"{spec}: transformers cannot build this model ({_said(error)})") from error
+    torch.set_num_threads(1)  # a small copy runs: several threads would mostly wait for each other
+    proof = proof_of(model, again=True)
+    return Finding(proof, "" if proof.family is None else line_of(proof.family))
+
+
+def _config(transformers: Any, spec: str) -> Any:
+    path = Path(spec)
+    if (spec.startswith((".", "/", "~")) or path.exists()) and not (path / "config.json").is_file():
+        raise FormatError(f"{spec} is no folder with a model: it has no config.json")
+    try:
+        config = transformers.AutoConfig.from_pretrained(spec, trust_remote_code=False)
+    except Exception as error:  # a damaged file may raise anything
+        if "trust_remote_code" in str(error):
+            raise _remote(spec) from error
+        raise FormatError(f"{spec}: transformers cannot read this configuration ({_said(error)})") from error
+    known = [name for name in config.architectures or () if hasattr(transformers, name)]
+    if getattr(config, "auto_map", None) and not known:
+        raise _remote(spec)
+    return config
+
+
+def _remote(spec: str) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"{spec}: the code of this model is its own (auto_map), and nopad imports no such code; load the model in "
+        "Python yourself, and call nopad.packed(model), which proves it"
+    )
+
+
+def _said(error: Exception) -> str:
+    return str(error).strip().split("\n")[0] or type(error).__name__

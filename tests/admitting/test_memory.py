@@ -1,0 +1,195 @@
+"""Proofs are remembered in files, by a fingerprint of all that they depend on."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import own
+
+import nopad
+from nopad.admitting import front, memory
+from nopad.admitting.deriving import Times
+from nopad.admitting.proof import Proof
+from nopad.errors import UnsupportedModelError
+from nopad.model.families import Family
+from nopad.model.safety import state_of
+
+LINE = Family(route="mixers", mixers=("ByHand",), places=(("bias", 1), ("bias", 2)), mixes=Times(3), pooled="last")
+GOOD = Proof(kind="own", model="OwnEncoder", admitted=True, family=LINE, each={"ByHand": [1, 1]}, checks=31)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "nopad" / "proofs"
+
+
+@pytest.fixture
+def audits(monkeypatch):
+    """How often a model was proven; the proof itself is not done."""
+    done = []
+
+    def counted(model, head=None):
+        done.append(type(model).__name__)
+        return GOOD
+
+    monkeypatch.setattr(front, "prove", counted)
+    return done
+
+
+def model(**changes):
+    return own.OwnEncoder(own.OwnConfig(hidden_size=16, num_hidden_layers=1, **changes))
+
+
+def test_a_proof_is_read_again_as_it_was_written(cache):
+    memory.remember(model(), None, GOOD)
+    [file] = cache.iterdir()
+    found = memory.recall(model())
+    assert found.remembered
+    assert found.family == LINE
+    assert (found.each, found.checks, found.admitted) == ({"ByHand": [1, 1]}, 31, True)
+    assert json.loads(file.read_text())["fingerprint"] == file.stem == memory.fingerprint(model())
+    refused = Proof(kind="own", model="OwnEncoder", admitted=False, reason="it leaks")
+    memory.remember(model(), None, refused)
+    assert memory.recall(model()).reason == "it leaks"
+
+
+def test_a_second_model_is_not_audited_again(audits, cache):
+    for _ in range(2):
+        front.proof_of(model())
+    assert audits == ["OwnEncoder"]
+    front.proof_of(model(), again=True)
+    assert len(audits) == 2
+    for changed in (model(extra="row"), model(vocab_size=500)):
+        front.proof_of(changed)
+    assert len(audits) == 4
+    front.proof_of(model(), head="tokens")  # another question
+    assert len(audits) == 5
+    assert len(list(cache.iterdir())) == 4
+
+
+def test_names_in_a_configuration_change_nothing(audits):
+    front.proof_of(model())
+    front.proof_of(model(name_or_path="elsewhere", id2label={0: "no", 1: "yes"}, architectures=["Other"]))
+    assert len(audits) == 1
+
+
+def test_versions_are_part_of_it(audits, monkeypatch):
+    front.proof_of(model())
+    for library in (memory.nopad, memory.transformers):
+        monkeypatch.setattr(library, "__version__", "99.0")
+        front.proof_of(model())
+    assert len(audits) == 3
+
+
+def test_another_method_of_a_class_is_another_model(audits, monkeypatch):
+    front.proof_of(model())
+    monkeypatch.setattr(own.ByHand, "forward", lambda self, x: x + 1)
+    front.proof_of(model())
+    monkeypatch.setattr(own.ByHand, "forward", lambda self, x: x + 2)
+    front.proof_of(model())
+    assert len(audits) == 3
+
+
+SOURCE = """
+from torch import nn
+from transformers import PreTrainedModel
+from own import OwnConfig
+import {helper}
+
+class Mine(PreTrainedModel):
+    config_class = OwnConfig
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+
+    def forward(self, input_ids):
+        return {helper}.change(self.tokens(input_ids))
+"""
+
+
+def loaded(name, path):
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_source_that_a_class_uses_is_part_of_it(audits, tmp_path):
+    """Functions in another file of one's own, too."""
+    helper, mine = tmp_path / "own_helper.py", tmp_path / "own_mine.py"
+    mine.write_text(SOURCE.format(helper="own_helper"))
+    for body in ("return x", "return x", "return x.cumsum(1)"):
+        helper.write_text(f"def change(x):\n    {body}\n")
+        loaded("own_helper", helper)
+        front.proof_of(loaded("own_mine", mine).Mine(own.OwnConfig(hidden_size=16)))
+    assert len(audits) == 2
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]", "null", '{"format": 1}', "half", "other", "no line"])
+def test_damaged_files_are_made_again(audits, cache, damage):
+    front.proof_of(model())
+    [file] = cache.iterdir()
+    whole = file.read_text()
+    if damage == "half":
+        file.write_text(whole[: len(whole) // 2])
+    elif damage == "other":
+        file.write_text(whole.replace(file.stem, "0" * 64))
+    elif damage == "no line":
+        file.write_text(json.dumps({**json.loads(whole), "family": None}))
+    else:
+        file.write_text(damage)
+    front.proof_of(model())
+    front.proof_of(model())
+    assert len(audits) == 2
+    assert file.read_text() == whole
+
+
+def test_a_folder_that_cannot_be_written_is_a_warning(audits, tmp_path, monkeypatch, caplog):
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with caplog.at_level(logging.WARNING, logger="nopad"):
+        assert front.proof_of(model()).admitted
+    assert "the proof of OwnEncoder is not remembered, and will be done again: " in caplog.text
+
+
+def test_a_cache_of_a_relative_path_is_not_taken(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    assert memory.folder() == tmp_path / ".cache" / "nopad" / "proofs"
+
+
+def test_a_refusal_is_remembered_and_says_why(monkeypatch):
+    refused = Proof(kind="own", model="OwnEncoder", admitted=False, reason="layers.0 leaks")
+    monkeypatch.setattr(front, "prove", lambda given, head=None: refused)
+    with pytest.raises(
+        UnsupportedModelError, match=r"the proof that its sequences can be kept apart failed: layers\.0"
+    ):
+        nopad.packed(model())
+    monkeypatch.setattr(front, "prove", None)
+    with pytest.raises(UnsupportedModelError, match=r"layers\.0 leaks"):
+        nopad.packed(model())
+
+
+def test_a_remembered_line_makes_a_model_pack_safe(audits):
+    """The line is for any number of layers: the count of mixing modules is the model's own."""
+    family = Family(mixers=("ByHand",), mixes=Times(1), tables=(("places", 0),))
+    memory.remember(
+        model(),
+        None,
+        Proof(kind="own", model="OwnEncoder", admitted=True, family=family, each={"ByHand": [1, 1]}, head="tokens"),
+    )
+    packed = nopad.packed(model())
+    assert not audits
+    assert state_of(packed).family.mixes(None) == 1
+    assert GOOD.of(own.OwnEncoder(own.OwnConfig(hidden_size=16, num_hidden_layers=5))).mixes(None) == 5
