@@ -261,8 +261,8 @@ def _pieces(
     """Return a mixing module's arguments for each group.
 
     Tensors with one entry per token are cut. A 4-D mask becomes None, a causal mask for a decoder's own attention, or
-    one that hides nothing; no real token sees the padding of its group. Of arguments with one entry per position in a row
-    (`Family.places`), a group gets the first l entries. Scalars and other objects stay as they are.
+    one that hides nothing; no real token sees the padding of its group. Of arguments with one entry per position in a
+    row (`Family.places`), a group gets the first l entries. Scalars and other objects stay as they are.
 
     Raises:
         UnsupportedModelError: the module is given a cache of earlier tokens, a tensor that is not per token, or no
