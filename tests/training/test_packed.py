@@ -293,12 +293,10 @@ def test_a_loss_that_is_not_finite_stops_before_the_optimiser_and_keeps_its_batc
 
 def test_a_kept_batch_with_a_decoder_runs_as_it_was(tmp_path):
     torch.manual_seed(0)
-    sizes = {"vocab_size": 40, "d_model": 16, "d_ff": 16, "d_kv": 8, "num_heads": 2, "num_layers": 1}
-    model = nopad.packed(
-        transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes, decoder_start_token_id=0))
-        .eval()
-        .double()
-    )
+    sizes = {"vocab_size": 40, "d_model": 16, "max_position_embeddings": 16, "decoder_start_token_id": 0}
+    sides = {f"{side}_{name}": 2 for side in ("encoder", "decoder") for name in ("layers", "attention_heads")}
+    config = transformers.BartConfig(**sizes, **sides, encoder_ffn_dim=16, decoder_ffn_dim=16)
+    model = nopad.packed(transformers.BartForConditionalGeneration(config).eval().double())
     batch = nopad.PackedBatch.from_sequences([[7, 8, 9], [5], [6, 6]], nopad.Rows(4)).with_decoder(
         [[4, 3], [2, 8, 9], [1]], 0, nopad.Rows(5)
     )
