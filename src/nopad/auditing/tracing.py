@@ -8,10 +8,11 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from nopad.auditing.failure import ModelFailedError
 from nopad.auditing.limits import apart, largest_finite
+from nopad.auditing.recording import on_outputs, states_of
 from nopad.auditing.trial import Trial
 from nopad.model.safety import bare
 
@@ -56,28 +57,17 @@ def _traced(model: Any, trace: dict[str, Any], keep: Callable[[Tensor], Any]) ->
     dimensions, and returns what is stored under the module's name (None: nothing). If it returns ``(key, value)``,
     ``trace[name]`` is a dict with this entry. Of several calls of a module, the first counts.
     """
-    handles = []
 
-    def hook(name: str) -> Callable[..., None]:
-        def after(_: nn.Module, args: Any, output: Any) -> None:
-            value = output[0] if isinstance(output, tuple | list) and output else output
-            if isinstance(value, Tensor) and value.is_floating_point() and value.dim() >= 2:
-                kept = keep(value.detach())
-                if isinstance(kept, tuple):
-                    trace.setdefault(name, {}).setdefault(*kept)
-                elif kept is not None and name not in trace:
-                    trace[name] = kept
+    def seen(name: str, output: Any) -> None:
+        value = states_of(output)
+        kept = keep(value) if name and value is not None else None
+        if isinstance(kept, tuple):
+            trace.setdefault(name, {}).setdefault(*kept)
+        elif kept is not None and name not in trace:
+            trace[name] = kept
 
-        return after
-
-    for name, module in bare(model).named_modules():
-        if name:
-            handles.append(module.register_forward_hook(hook(name)))
-    try:
+    with on_outputs(bare(model), seen):
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _numbered(number: int, value: Tensor) -> tuple[int, Tensor]:

@@ -111,10 +111,7 @@ def _say(monitor: Bars, grid: Grid, way: str) -> None:
 
 
 def _real_table(rows: Sequence[RealRow]) -> Table:
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("way", no_wrap=True)
-    for head in ("requests/s", "speed-up", "batches", "difference", "p50", "p99"):
-        table.add_column(head, justify="right", no_wrap=True)
+    table = _headed("way", "requests/s", "speed-up", "batches", "difference", "p50", "p99")
     for row in rows:
         table.add_row(
             row.way,
@@ -129,10 +126,7 @@ def _real_table(rows: Sequence[RealRow]) -> Table:
 
 
 def _table(rows: Sequence[ServingRow]) -> Table:
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("policy", no_wrap=True)
-    for head in ("samples/s", "speed-up", "batches", "reduction", "tokens / slots", "realised"):
-        table.add_column(head, justify="right", no_wrap=True)
+    table = _headed("policy", "samples/s", "speed-up", "batches", "reduction", "tokens / slots", "realised")
     for row in rows:
         table.add_row(
             row.way if row.waiting is None else f"{row.way}, {row.waiting} waiting",
@@ -143,4 +137,12 @@ def _table(rows: Sequence[ServingRow]) -> Table:
             f"{row.efficiency:.1%}",
             "" if row.realised is None else f"{row.realised:.2f}",
         )
+    return table
+
+
+def _headed(first: str, *heads: str) -> Table:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column(first, no_wrap=True)
+    for head in heads:
+        table.add_column(head, justify="right", no_wrap=True)
     return table

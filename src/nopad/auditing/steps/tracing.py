@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from nopad.auditing.failure import ModelFailedError
 from nopad.auditing.limits import apart, largest_finite
+from nopad.auditing.recording import on_outputs, states_of
 from nopad.auditing.steps.found import Micro
 from nopad.auditing.steps.verdict import Finding
 
@@ -103,22 +104,13 @@ def _traced(model: nn.Module, trace: dict[str, Tensor]) -> Iterator[None]:
     Of each module's first call, the output, or its first entry, is stored if it is a tensor of floating point with at
     least 2 dimensions. For the model itself, the logits are stored under the name `RESULTS`.
     """
-    handles = []
 
-    def hook(name: str) -> Callable[..., None]:
-        def after(_: nn.Module, args: Any, output: Any) -> None:
-            value = output[0] if isinstance(output, tuple | list) and output else output
-            if not name:
-                value = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", value)
-            if isinstance(value, Tensor) and value.is_floating_point() and value.dim() >= 2:
-                trace.setdefault(name or RESULTS, value.detach().clone())
+    def seen(name: str, output: Any) -> None:
+        if not name:
+            output = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", output)
+        value = states_of(output)
+        if value is not None:
+            trace.setdefault(name or RESULTS, value.clone())
 
-        return after
-
-    for name, module in model.named_modules():
-        handles.append(module.register_forward_hook(hook(name)))
-    try:
+    with on_outputs(model, seen):
         yield
-    finally:
-        for handle in handles:
-            handle.remove()

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from nopad.auditing.limits import largest_finite
 from nopad.auditing.probes import Places
+from nopad.auditing.recording import on_outputs, states_of
 from nopad.model.safety import bare
 
 __all__ = ["Columns", "moved_by", "recorded"]
@@ -132,22 +133,12 @@ def recorded(model: Any, keep: Callable[[str, int, Tensor], None]) -> Iterator[N
     counts the calls of this module, from 1.
     """
     calls: dict[str, int] = {}
-    handles = []
 
-    def hook(name: str) -> Callable[..., None]:
-        def after(_: nn.Module, args: Any, output: Any) -> None:
-            value = output[0] if isinstance(output, tuple | list) and output else output
-            if isinstance(value, Tensor) and value.is_floating_point() and value.dim() >= 2:
-                calls[name] = calls.get(name, 0) + 1
-                keep(name, calls[name], value.detach())
+    def seen(name: str, output: Any) -> None:
+        value = states_of(output)
+        if name and value is not None:
+            calls[name] = calls.get(name, 0) + 1
+            keep(name, calls[name], value)
 
-        return after
-
-    for name, module in bare(model).named_modules():
-        if name:
-            handles.append(module.register_forward_hook(hook(name)))
-    try:
+    with on_outputs(bare(model), seen):
         yield
-    finally:
-        for handle in handles:
-            handle.remove()

@@ -1,0 +1,40 @@
+"""See the outputs of a model's modules while it runs: what tracing, of models and of training steps, is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+__all__ = ["on_outputs", "states_of"]
+
+
+@contextmanager
+def on_outputs(model: nn.Module, seen: Callable[[str, Any], None]) -> Iterator[None]:
+    """Inside this context, call ``seen(name, output)`` each time that a module of the model finishes.
+
+    The model itself has the name "".
+    """
+
+    def after(name: str, _: nn.Module, args: Any, output: Any) -> None:
+        seen(name, output)
+
+    handles = [module.register_forward_hook(partial(after, name)) for name, module in model.named_modules()]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def states_of(output: Any) -> Tensor | None:
+    """Return a module's output, or the first entry of a tuple or list, without its graph.
+
+    The result is None unless this is a tensor of floating point with at least 2 dimensions.
+    """
+    value = output[0] if isinstance(output, tuple | list) and output else output
+    kept = isinstance(value, Tensor) and value.is_floating_point() and value.dim() >= 2
+    return value.detach() if kept else None
