@@ -145,7 +145,6 @@ class Embedder(Core):
             OptionError: the pooling is unknown, there is no tokenizer, `max_tokens` exceeds the model's positions or
                 leaves no room, or the model's precision cannot be lowered.
             UnsupportedModelError: nopad refuses this model; the message gives the reason.
-            MissingExtraError: "int8" without torchao.
         """
         if pooling not in POOLINGS:
             raise OptionError(f"unknown pooling {pooling!r}; it is 'mean', 'first' or 'last'")

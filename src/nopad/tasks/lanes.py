@@ -30,7 +30,7 @@ log = logging.getLogger("nopad")
 
 FEWEST_TOKENS = 256  # of a lane; smaller matrices are multiplied more slowly
 TURNS = 3  # batches that are timed in each way, after one that is not
-SAFE = ("nopad", "torch", "torchao", "transformers")  # libraries whose modules may run in several threads at once
+SAFE = ("nopad", "torch", "transformers")  # libraries whose modules may run in several threads at once
 Work = Callable[[list[int]], Sequence[Any]]
 
 

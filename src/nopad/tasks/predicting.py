@@ -93,7 +93,6 @@ class Predictor(Core):
 
     Raises:
         OptionError: an option has an invalid value, or the model's precision cannot be lowered.
-        MissingExtraError: "int8" without torchao.
         UnsupportedModelError: nopad refuses this model; the message gives the reason.
 
     >>> import nopad
