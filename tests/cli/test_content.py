@@ -7,6 +7,8 @@ import subprocess
 from typing import ClassVar
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from tests.tasks.tiny import tokenizer as tiny
 
@@ -206,7 +208,87 @@ class TestPairs:
     def test_no_such_field(self, call, pairs, folder):
         ran = call("plan", pairs, "-c", 16, "-t", folder, "--text-pair", "first", "third")
         assert ran.code == 2
-        assert 'record 1: no \'third\' in this record; it has "first", "second", "label"' in ran.error()
+        assert ran.error() == f'{pairs}: no column \'third\'; it has the columns "first", "second", "label"'
+
+
+class TestMissingColumns:
+    """A column that a whole input lacks is no bad record: it is an error of that input, whatever is skipped."""
+
+    SKIP: ClassVar = ["--on-bad-record", "skip"]
+
+    @pytest.mark.parametrize("skip", [[], SKIP])
+    @pytest.mark.parametrize(
+        ("name", "content"),
+        [
+            ("pairs.csv", "first,second\n"),
+            ("pairs.tsv", "first\tsecond\n"),
+            ("pairs.jsonl", ""),
+            ("pairs.json", ""),
+            ("pairs.parquet", ""),
+        ],
+    )
+    def test_a_mistyped_one_is_named_before_any_record(self, call, folder, tmp_path, name, content, skip):
+        path, out = tmp_path / name, tmp_path / "out"
+        rows = [{"first": "is it ?", "second": "yes"}] * 3
+        if name.endswith(".parquet"):
+            pq.write_table(pa.Table.from_pylist(rows), path)
+        elif name.endswith(".json"):
+            path.write_text(json.dumps(rows))
+        elif name.endswith(".jsonl"):
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        else:
+            between = content[5]
+            path.write_text(content + f"is it ?{between}yes\n" * 3)
+        says = f"{path}: no column 'Second'; did you mean 'second'? It has the columns \"first\", \"second\""
+        for how in (["--text-pair", "first", "Second"], ["--text-field", "Second", "--text-field", "first"]):
+            ran = call("plan", path, "-c", 16, "-t", folder, *how, *skip)
+            assert (ran.code, ran, ran.error()) == (2, "", says)
+            assert call("pack", path, "-o", out, "-c", 16, "-t", folder, *how, *skip).error() == says
+        for option in ("--text-field=Second", "--carry=Second"):
+            field = ["--text-field=first"] if "carry" in option else []
+            ran = call("plan", path, "-c", 16, "-t", folder, option, *field, *skip)
+            assert (ran.code, ran) == (2, "")
+            assert "no column 'Second'; did you mean 'second'? It has the columns" in ran.error()
+            assert "on-bad-record" not in ran.error()
+        assert not out.exists()
+
+    @pytest.mark.parametrize("skip", [[], SKIP])
+    def test_texts_beside_a_table_are_refused_for_plan_and_pack_alike(self, call, pairs, folder, tmp_path, skip):
+        notes, out = tmp_path / "notes", tmp_path / "out"
+        notes.mkdir()
+        (notes / "a.md").write_text("is it ?")
+        (notes / "b.txt").write_text("yes")
+        says = f"{notes}/a.md: no column 'first'; it has the columns \"text\""
+        how = ["-c", 16, "-t", folder, "--text-pair", "first", "second", *skip]
+        for inputs in ([pairs, notes], [notes, pairs]):
+            assert call("plan", *inputs, *how).error() == says
+            assert call("pack", *inputs, "-o", out, *how).error() == says
+        assert not out.exists()
+
+    @pytest.mark.parametrize("skip", [[], SKIP])
+    def test_an_input_without_chats(self, call, chats, folder, tmp_path, skip):
+        other = tmp_path / "other.jsonl"
+        other.write_text('{"body": "is it ?"}\n')
+        ran = call("plan", chats, other, "-c", 32, "-t", folder, *skip)
+        assert ran.code == 2
+        assert ran.error().startswith(f'{other}: no chats; it has the columns "body", and a chat is')
+
+    def test_a_field_that_one_of_several_files_lacks(self, call, words, tmp_path):
+        (tmp_path / "a.jsonl").write_text('{"body": "w1"}\n')
+        (tmp_path / "b.jsonl").write_text('\n{"text": "w1", "Body": "w2"}\n')
+        ran = call("plan", tmp_path / "a.jsonl", tmp_path / "b.jsonl", "-t", words, "--text-field", "body", *self.SKIP)
+        assert ran.code == 2
+        assert ran.error() == (
+            f"{tmp_path}/b.jsonl: no column 'body'; did you mean 'Body'? It has the columns \"text\", \"Body\""
+        )
+
+    @pytest.mark.parametrize("fields", [["body"], ["body", "more"]])
+    def test_records_that_lack_what_a_late_one_has_are_bad_records(self, call, words, tmp_path, fields):
+        path = tmp_path / "a.jsonl"
+        path.write_text('{"other": "w1"}\n' * 1500 + '{"body": "w1", "more": "w2"}\n')
+        how = ["plan", path, "-t", words, *(f"--text-field={field}" for field in fields)]
+        assert f"{path}, line 1: no 'body' in this" in call(*how).error()
+        assert json.loads(call(*how, *self.SKIP, "--json"))["sequences"] == 1
 
 
 class TestText:

@@ -62,7 +62,8 @@ class TestFiles:
             f"no such column in {tmp_path}/13.parquet; make them alike, or name the columns to carry with carry="
         )
         assert refusal(tmp_path, carry=["labels"]) == (
-            f'{tmp_path}/13.parquet: no column \'labels\'; it has the columns "input_ids", "label"'
+            f"{tmp_path}/13.parquet: no column 'labels'; did you mean 'label'? "
+            'It has the columns "input_ids", "label"'
         )
         assert open_source(tmp_path, ReaderOptions(carry=["label"])).left_out == ("labels",)
 

@@ -180,7 +180,9 @@ def _opened(found: InputFile | Path | str, options: ReaderOptions, encoder: Enco
     """
     if isinstance(found, str):
         if encoder is not None:
-            return RecordFile(found, partial(dataset_runs, hub_dataset(found), found), options, encoder)
+            dataset = hub_dataset(found)
+            typed = dataset.features is not None
+            return RecordFile(found, partial(dataset_runs, dataset, found), options, encoder, table=typed)
         return load_hub(found, options)
     if isinstance(found, InputFile) and (encoder is not None or found.suffix in (*DELIMITED, ".json")):
         return _of_records(found, options, encoder, block_bytes)
@@ -206,7 +208,8 @@ def _of_records(file: InputFile, options: ReaderOptions, encoder: Encoder | None
     kind, runs = opened_runs(file, _strings(options, encoder), options.text_unit)
     if kind == "jsonl" and encoder is None:
         return JsonlFile(file, options=options, block_bytes=block_bytes)
-    return RecordFile(file.name, runs, options, encoder, file=file, lines=kind == "jsonl", block_bytes=block_bytes)
+    how: Any = {"lines": kind == "jsonl", "table": kind not in ("jsonl", "json"), "block_bytes": block_bytes}
+    return RecordFile(file.name, runs, options, encoder, file=file, **how)
 
 
 def _strings(options: ReaderOptions, encoder: Encoder | None) -> tuple[str, ...]:
@@ -220,7 +223,8 @@ def _encoded(inputs: Any, options: ReaderOptions, encoder: Encoder) -> Source | 
     if stream is None:
         return None
     ((_, runs),) = stream.parts
-    return RecordFile("memory", runs, options, encoder, once=not stream.read_again())
+    table = getattr(inputs, "features", None) is not None
+    return RecordFile("memory", runs, options, encoder, once=not stream.read_again(), table=table)
 
 
 def _from_python(inputs: Any, options: ReaderOptions) -> Source | None:

@@ -10,13 +10,14 @@ from __future__ import annotations
 import hashlib
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from nopad.corpus.chats import ChatEncoder
+from nopad.corpus.columns import listed_columns, no_column
 from nopad.corpus.conversations import CHATS, conversation_of, roles_of
 from nopad.corpus.framing import tokenised
 from nopad.corpus.options import WAYS, OverLong
@@ -58,6 +59,11 @@ class Encoder(ABC):
 
         The counts have the field names of `nopad.corpus.Counts`.
         """
+
+    def missing(self, columns: Collection[str]) -> str:
+        """Return why nothing can be made of an input with these columns: one that it lacks; "" if it has all."""
+        gone = next((name for name in self.reads if name not in columns), None)
+        return "" if gone is None else no_column(gone, columns)
 
     @abstractmethod
     def settings(self) -> dict[str, Any]:
@@ -185,6 +191,15 @@ class Chats(Encoder):
     def encode(self, records: Sequence[Mapping[str, Any]]) -> tuple[list[Made], dict[str, int]]:
         """Return one dict per record, several for an expanded chat, or why the record is bad; no counts."""
         return [self._one(record) for record in records], {}
+
+    def missing(self, columns: Collection[str]) -> str:
+        """Return that an input with these columns holds no chat; "" if it may hold one."""
+        if not {*CHATS}.isdisjoint(columns) or {"prompt", "completion"} <= {*columns}:
+            return ""
+        return (
+            f"no chats; it has {listed_columns(list(columns))}, and a chat is 'messages', 'conversations', or 'prompt' "
+            "and 'completion'"
+        )
 
     def _one(self, record: Mapping[str, Any]) -> Made:
         try:

@@ -20,6 +20,7 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
+from nopad.corpus.columns import no_column
 from nopad.corpus.inputs import InputFile, not_utf8
 from nopad.corpus.objects import schema_of, to_batch
 from nopad.corpus.options import ReaderOptions
@@ -47,8 +48,8 @@ class JsonlFile(Source):
     `kind` is None only if `options` name no field and no line of the file is a JSON object.
 
     Raises:
-        SourceError: the first object has neither ``input_ids`` nor ``text`` and `options` name no field, or a column to
-            carry is missing or cannot be read.
+        SourceError: the first object has neither ``input_ids`` nor ``text`` and `options` name no field; no object has
+            the field that `options` name; or a column to carry is missing or cannot be read.
     """
 
     def __init__(self, file: InputFile, *, options: ReaderOptions | None = None, block_bytes: int = BLOCK_BYTES):
@@ -61,6 +62,8 @@ class JsonlFile(Source):
         self._selection: Selection | None = None  # None: only the content is read
         self._chosen: Selection | None = None
         typical = list(islice(_typical(file, self._field), TYPICAL)) if self._field else []
+        if self._field and not typical:
+            _check_somewhere(file, self._field.name)
         if self._field and typical:
             line = typical[0][0]
             name, is_text = self._field.name, self._field.kind == "text"
@@ -140,6 +143,17 @@ def _typical(file: InputFile, field: Field) -> Iterator[tuple[int, dict[str, Any
             found = isinstance(content, list) and set(map(type, content)) == {int}
         if found:
             yield line, value
+
+
+def _check_somewhere(file: InputFile, field: str) -> None:
+    """Refuse a file that has objects, and none of them with `field`; the message names the keys of the first."""
+    first: dict[str, Any] | None = None
+    for _, value in json_objects(file):
+        if field in value:
+            return
+        first = value if first is None else first
+    if first is not None:
+        raise SourceError(f"{file.path}: {no_column(field, first)}")
 
 
 def json_objects(file: InputFile) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -43,10 +43,11 @@ class RecordFile(Source):
         file: the input file; None: the input is not a file.
         lines: whether the file has one JSON object per line (JSON Lines).
         once: whether the runs can be read only once, as those of an iterator.
+        table: whether all records have the same columns, as those of a table or a text file.
         block_bytes: size of a block of lines, in bytes.
 
     Raises:
-        SourceError: a column is missing, or its type cannot be packed.
+        SourceError: no record has a column that is read, or the type of a column cannot be packed.
         RecordError: the input is broken in its first thousand records, so that nothing after that point can be read.
         OptionError: an option is given that has no effect together with the encoder, or a column to carry is one that
             the encoder makes.
@@ -62,6 +63,7 @@ class RecordFile(Source):
         file: InputFile | None = None,
         lines: bool = False,
         once: bool = False,
+        table: bool = False,
         block_bytes: int = BLOCK_BYTES,
     ) -> None:
         self._name, self._runs, self._file, self._lines = name, _Once(runs(), name) if once else runs, file, lines
@@ -74,6 +76,8 @@ class RecordFile(Source):
         else:
             typical = (record for _, record in json_objects(file)) if lines and file is not None else _all(runs())
         first = list(islice(typical, TYPICAL))
+        if encoder is not None and first:
+            _check_columns(encoder, first, iter(()) if table else typical, self._path)
         schema, chosen = _chosen(schema_of(first), options, encoder, self._path)
         self.selection = select(schema, chosen, self._path)
         self._schema = pa.schema([schema.field(column) for column in self.selection.columns])
@@ -128,6 +132,23 @@ class RecordFile(Source):
     def settings(self) -> dict[str, Any]:
         """Return the options and the encoder's settings as JSON values."""
         return {**self._options.settings(), **(self._encoder.settings() if self._encoder else {})}
+
+
+def _check_columns(
+    encoder: Encoder, first: Sequence[Mapping[str, Any]], rest: Iterator[Mapping[str, Any]], place: str
+) -> None:
+    """Refuse an input none of whose records has a column that the encoder needs.
+
+    `first` are its first records; `rest`, the others, are read only as far as needed. `place` names the input.
+    """
+    columns = dict.fromkeys(key for record in first for key in record)
+    reason = encoder.missing(columns)
+    while reason and (record := next(rest, None)) is not None:
+        if any(key not in columns for key in record):
+            columns |= dict.fromkeys(record)
+            reason = encoder.missing(columns)
+    if reason:
+        raise SourceError(f"{place}: {reason}")
 
 
 def _chosen(

@@ -11,8 +11,9 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
+from nopad.corpus.columns import listed_columns, no_column
 from nopad.corpus.options import ReaderOptions
-from nopad.corpus.records import Carried, Kind, shown
+from nopad.corpus.records import Carried, Kind
 from nopad.errors import SourceError
 from nopad.sequences import LABELS
 
@@ -207,7 +208,7 @@ def _content(schema: pa.Schema, options: ReaderOptions, place: str) -> tuple[str
             texts = [field.name for field in schema if is_string(field.type)]
             also = ", or both texts of a pair with text_pair=" if len(texts) == 2 else ""
             raise SourceError(
-                f"{place}: neither a column 'input_ids' nor 'text'; it has {_names(schema)}; "
+                f"{place}: neither a column 'input_ids' nor 'text'; it has {listed_columns(schema.names)}; "
                 f"choose one with text_field= or ids_field={also}"
             )
     _check_once(schema, name, place)
@@ -292,10 +293,13 @@ def _can_be_carried(value: Any) -> bool:
 
 def _check_once(schema: pa.Schema, name: str, place: str) -> None:
     times = schema.names.count(name)
-    if times != 1:
-        what = "no column" if not times else f"{times} columns"
-        way = "; rename all but one of them, or name the columns to carry with carry=" if times else ""
-        raise SourceError(f"{place}: {what} {name!r}; it has {_names(schema)}{way}")
+    if not times:
+        raise SourceError(f"{place}: {no_column(name, schema.names)}")
+    if times > 1:
+        raise SourceError(
+            f"{place}: {times} columns {name!r}; it has {listed_columns(schema.names)}; rename all but one of them, or "
+            "name the columns to carry with carry="
+        )
 
 
 def is_list(kind: pa.DataType) -> bool:
@@ -310,9 +314,3 @@ def is_string(kind: pa.DataType) -> bool:
 
 def _is_number(kind: pa.DataType) -> bool:
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
-
-
-def _names(schema: pa.Schema, limit: int = 12) -> str:
-    names: Sequence[str] = schema.names
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return f"the columns {', '.join(map(shown, names[:limit]))}{more}" if names else "no columns"

@@ -1,0 +1,32 @@
+"""The message about a column that an input lacks: which columns there are, and which of them was probably meant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+
+from nopad.corpus.records import shown
+
+__all__ = ["listed_columns", "no_column"]
+
+
+def no_column(name: str, columns: Iterable[str]) -> str:
+    r"""Return the text that says that an input with these columns has no column `name`.
+
+    >>> no_column("Answer", ["id", "question", "answer"])
+    'no column \'Answer\'; did you mean \'answer\'? It has the columns "id", "question", "answer"'
+    """
+    names = list(columns)
+    near = [one for one in names if one.lower() == name.lower()] or get_close_matches(name, names, 1)
+    meant = f"did you mean {near[0]!r}? It" if near else "it"
+    return f"no column {name!r}; {meant} has {listed_columns(names)}"
+
+
+def listed_columns(names: Sequence[str], limit: int = 12) -> str:
+    """Return the names of columns as text, at most `limit` of them.
+
+    >>> listed_columns(["id", "text"]), listed_columns([])
+    ('the columns "id", "text"', 'no columns')
+    """
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return f"the columns {', '.join(map(shown, names[:limit]))}{more}" if names else "no columns"
