@@ -494,13 +494,41 @@ class TestTheAnswer:
     def test_what_is_over_long_is_counted(self, call, given):
         ran = call("plan", given, "-c", 6)
         assert ran.code == 0
-        assert ran.splitlines()[0] == "4 sequences of 2 to 6 tokens, 12 in all"
+        assert ran.splitlines()[0] == (
+            "4 of 6 sequences, 42.9% of the tokens (the others are above 6): 2 to 6 tokens each, 12 in all"
+        )
         assert ran.splitlines()[4] == (
             "not in this plan: 2 sequences of more than 6 tokens, 16 in all, the longest 8; truncate, split or drop "
             "them, or choose a capacity of at least 8"
         )
         found = json.loads(call("plan", given, "-c", 6, "--json"))
         assert found["over_long"] == {"sequences": 2, "tokens": 16, "longest": 8}
+
+    def test_all_but_one_above_the_capacity(self, call, tmp_path):
+        np.save(tmp_path / "l.npy", np.array([3, 5, 4000]))
+        first = call("plan", tmp_path / "l.npy", "-c", 8).splitlines()[0]
+        assert first == "2 of 3 sequences, 0.2% of the tokens (the other is above 8): 3 to 5 tokens each, 8 in all"
+        first = call("plan", tmp_path / "l.npy", "-c", 4096).splitlines()[0]
+        assert first == "3 sequences of 3 to 4,000 tokens, 4,008 in all"
+
+    @pytest.mark.parametrize(
+        ("unit", "said"),
+        [
+            ("file", "each file is a record (a document); nopad train and nopad predict take each line, unless "),
+            ("line", "each line is a record, as in nopad train and nopad predict"),
+            ("paragraph", "each paragraph is a record; nopad train and nopad predict take each line, unless "),
+        ],
+    )
+    def test_what_a_record_of_text_files_is(self, call, tmp_path, words, unit, said):
+        (tmp_path / "in").mkdir()
+        (tmp_path / "in" / "a.md").write_text("w1\nw2")
+        (tmp_path / "in" / "b.jsonl").write_text('{"text": "w1"}\n')
+        for given in (tmp_path / "in", f"web={tmp_path / 'in'}"):
+            how = ["plan", given, "-c", 8, "-t", words, "--text-unit", unit]
+            assert [line for line in call(*how).splitlines() if line.startswith(f"text files: {said}")]
+            assert json.loads(call(*how, "--json"))["text_unit"] == unit
+        ran = call("plan", tmp_path / "in" / "b.jsonl", "-c", 8, "-t", words)
+        assert "text files" not in ran
 
     def test_an_over_long_text_names_what_pack_can_do(self, call, jsonl, words):
         ran = call("plan", jsonl, "-c", 6, "-t", words)

@@ -11,7 +11,7 @@ from nopad.planning import lower_bound
 from nopad.planning.baselines import Padded
 from nopad.wording import counted
 
-__all__ = ["advice", "answer", "best_of", "chosen", "facts", "left_out"]
+__all__ = ["advice", "answer", "best_of", "chosen", "facts", "left_out", "share"]
 
 NEAR = 1.01  # a depth counts as free if it needs at most this multiple of the packs at unlimited depth
 
@@ -31,20 +31,72 @@ def least_packs(given: Given, rows: Sequence[Mapping[str, Any]]) -> int:
 def answer(given: Given, without: Padded, rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return what packing gains, in four lines: lengths, padding, packs, and how many times fewer slots packs need.
 
+    Where text files were read, a fifth line says what a record of them is.
     A slot is the place of one token in a batch, real or padding. `without` has the numbers of slots without packing;
     `rows` are those of `nopad.planning.comparison.compare`, one for each plan.
     """
-    best, histogram = best_of(rows), given.histogram
+    best = best_of(rows)
     times = {"fixed": without.fixed, "dynamic": without.dynamic, "length-sorted": without.by_length}
     shares = [f"{name} {without.share(slots):.1%}" for name, slots in {**times, "packed": best["slots"]}.items()]
     fewer = ", ".join(f"{slots / best['slots']:.2f} × than {name}" for name, slots in times.items())
     return [
-        f"{counted(histogram.sequences, 'sequence')} of {histogram.lengths[0]} to {histogram.max_length} tokens, "
-        f"{histogram.tokens:,} in all",
+        headline(given),
         f"padding: {', '.join(shares)}",
         f"{counted(best['packs'], 'pack')} of {given.capacity:,} tokens, {_from_least(given, rows)}: "
         f"factor {best['packing_factor']:.3f} (sequences per pack)",
         f"fewer slots to compute: {fewer} (batches of {without.batch_size})",
+        *text_unit(given),
+    ]
+
+
+def headline(given: Given) -> str:
+    """Return the sequences of a plan as text: how many, of how many if some are above the capacity, and their tokens.
+
+    >>> from nopad.histogram import Histogram
+    >>> headline(Given(capacity=512, histogram=Histogram.from_lengths([5, 500]), lengths=None))
+    '2 sequences of 5 to 500 tokens, 505 in all'
+    >>> over_long = {"over_long": 2, "over_long_tokens": 2000, "longest": 1500}
+    >>> headline(Given(capacity=512, histogram=Histogram.from_lengths([5, 500]), lengths=None, **over_long))
+    '2 of 4 sequences, 20.2% of the tokens (the others are above 512): 5 to 500 tokens each, 505 in all'
+    """
+    found = given.histogram
+    sizes, total = f"{found.lengths[0]:,} to {found.max_length:,} tokens", f"{found.tokens:,} in all"
+    if not given.over_long:
+        return f"{counted(found.sequences, 'sequence')} of {sizes}, {total}"
+    others = "the other is" if given.over_long == 1 else "the others are"
+    return (
+        f"{found.sequences:,} of {counted(found.sequences + given.over_long, 'sequence')}, "
+        f"{share(found.tokens, found.tokens + given.over_long_tokens)} of the tokens ({others} above "
+        f"{given.capacity:,}): {sizes} each, {total}"
+    )
+
+
+def share(part: int, whole: int) -> str:
+    """Return a share as text; a part is never shown as nothing or as the whole unless it is.
+
+    >>> share(0, 7), share(1, 7), share(1, 10**6), share(10**6 - 1, 10**6), share(7, 7)
+    ('0%', '14.3%', 'under 0.1%', 'over 99.9%', '100%')
+    """
+    if part in (0, whole):
+        return "100%" if part else "0%"
+    return "under 0.1%" if part < whole / 1000 else "over 99.9%" if part > whole * 0.999 else f"{part / whole:.1%}"
+
+
+def text_unit(given: Given) -> list[str]:
+    """Return a line on what a record of the text files is, here and in `nopad train`; [] without text files.
+
+    >>> from nopad.histogram import Histogram
+    >>> text_unit(Given(capacity=8, histogram=Histogram.from_lengths([5]), lengths=None, text_unit="line"))
+    ['text files: each line is a record, as in nopad train and nopad predict']
+    """
+    if given.text_unit is None:
+        return []
+    named = {"file": "each file is a record (a document)"}.get(given.text_unit, f"each {given.text_unit} is a record")
+    if given.text_unit == "line":
+        return [f"text files: {named}, as in nopad train and nopad predict"]
+    return [
+        f"text files: {named}; nopad train and nopad predict take each line, unless data.text_unit or --text-unit says "
+        "otherwise"
     ]
 
 
@@ -135,6 +187,7 @@ def facts(given: Given, without: Padded, rows: Sequence[Mapping[str, Any]]) -> d
             "tokens": given.over_long_tokens,
             "longest": given.longest,
         },
+        "text_unit": given.text_unit,
         "advice": advice(rows),
         "plans": list(rows),
     }

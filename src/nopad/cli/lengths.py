@@ -19,7 +19,7 @@ from nopad.corpus.content import Content
 from nopad.corpus.hub import HUB
 from nopad.corpus.inputs import reading
 from nopad.corpus.npy import NpyFile
-from nopad.corpus.options import WAYS
+from nopad.corpus.options import WAYS, TextUnit
 from nopad.corpus.pipeline import listed
 from nopad.corpus.remote import is_url
 from nopad.errors import FormatError, OptionError, SourceError
@@ -45,6 +45,7 @@ class Given:
         over_long, over_long_tokens: number of sequences above the capacity, which are left out of `histogram` and
             `lengths`, and number of their tokens.
         longest: number of tokens in the longest of these sequences; 0 if there are none.
+        text_unit: what a record of the text files is, "file", "line" or "paragraph"; None: no text file was read.
     """
 
     capacity: int
@@ -55,6 +56,7 @@ class Given:
     over_long_tokens: int = 0
     longest: int = 0
     chosen: bool = False
+    text_unit: TextUnit | None = None
 
     def apart(self, file: str) -> Given:
         """Return a copy that leaves out the sequences above the capacity and counts them in `over_long`.
@@ -151,6 +153,7 @@ def read_given(
     ways = listed(encoder.ways if encoder else WAYS).replace('"', "")
     ways = "" if isinstance(source, LengthsFile) else ways
     found = _given(capacity, histogram=histogram, lengths=lengths, policies=ways)
+    found = replace(found, text_unit=source.text_unit)
     return found.apart(file) if apart else found
 
 

@@ -81,6 +81,7 @@ class FileSource(Source):
         self.left_out = tuple(dict.fromkeys(named))
         self.divisible = all(file.divisible for file in self._files)
         self.made_here = all(file.made_here for file in self._files)
+        self.text_unit = next((file.text_unit for file in self._files if file.text_unit), None)
 
     def blocks(self) -> Iterator[Block]:
         """Yield the blocks of each file in turn."""

@@ -42,6 +42,7 @@ class MixtureSource(Source):
         self.mask = next((source.mask for source in sources.values() if source.kind), None)
         self.divisible = all(source.divisible for source in sources.values())
         self.made_here = all(source.made_here for source in sources.values())
+        self.text_unit = next((source.text_unit for source in sources.values() if source.text_unit), None)
         self.left_out = tuple(dict.fromkeys(column for source in sources.values() for column in source.left_out))
 
     def blocks(self) -> Iterator[Block]:

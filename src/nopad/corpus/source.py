@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nopad.corpus.options import WAYS, OverLong
+from nopad.corpus.options import WAYS, OverLong, TextUnit
 from nopad.corpus.records import BadRecord, Carried, Kind, Record, Records, ids_record, text_run
 from nopad.corpus.thinning import Lines
 from nopad.errors import SourceError
@@ -162,6 +162,8 @@ class Source(ABC):
     """Whether some records can be held out for validation; False if several records may contain the same text."""
     made_here: bool = False
     """Whether an encoder or a task of nopad made the content of the records; then none of the ids is padding."""
+    text_unit: TextUnit | None = None
+    """What a record of the text files is, "file", "line" or "paragraph"; None if no text file is read."""
     names: tuple[str, ...] = ("",)
     """Names of the sources in a mixture, in reading order; ``("",)`` for a source that is not a mixture."""
 

@@ -33,7 +33,7 @@ class TextFile(Source):
 
     def __init__(self, file: InputFile, *, unit: TextUnit = "file", block_bytes: int = BLOCK_BYTES):
         self._file = file
-        self._unit = unit
+        self._unit = self.text_unit = unit
         self._block_bytes = block_bytes
         self.total_bytes = file.size
         if unit == "file" and not file.compression:
