@@ -638,3 +638,84 @@ def test_several_files_of_lengths(call, tmp_path):
     assert found["sequences"] == 3
     paths[1].write_text("no")
     assert call("plan", *paths, "--ladder", "8x4:1,16x8:1.9").code == 2
+
+
+class TestSeveralCapacities:
+    """`-c N -c M`: each line has the numbers of `nopad plan -c N`, and the input is read once."""
+
+    @pytest.fixture
+    def given(self, tmp_path):
+        path = tmp_path / "lengths.npy"
+        np.save(path, np.array([8, 2, 6, 2, 8, 2, 4000]))
+        return path
+
+    def test_the_lines(self, call, given):
+        lines = call("plan", given, "-c", 8, "-c", 4096, "-c", 1, "--batch-size", 2).splitlines()
+        assert lines[0] == "7 sequences of 2 to 4,000 tokens, 4,028 in all"
+        assert lines[1] == "padding without packing (batches of 2) and packed, for each capacity:"
+        heads = ["capacity", "packs", "fixed", "dynamic", "length-sorted", "packed", "factor", "above", "their tokens"]
+        table = [[cell for cell in line.split("  ") if cell] for line in lines[3:8]]
+        assert [cell.strip() for cell in table[0]] == heads
+        # without 4000: 28 tokens in 6 x 8 slots; 4 packs; the first four lines of `nopad plan -c 8` have these numbers
+        assert [cell.strip() for cell in table[2]] == [
+            "8", "4", "41.7%", "26.3%", "12.5%", "12.5%", "1.500", "1", "99.3%"
+        ]  # fmt: skip
+        assert [cell.strip() for cell in table[3]][:3] == ["4,096", "1", f"{1 - 4028 / (7 * 4096):.1%}"]
+        assert [cell.strip() for cell in table[3]][-2:] == ["0", "0%"]
+        assert [cell.strip() for cell in table[4]] == ["1", *"------", "7", "100%"]
+        assert lines[-1].startswith(
+            "above: sequences longer than the capacity, which no other number of the line counts"
+        )
+
+    def test_json_has_the_numbers_of_one_plan_each(self, call, given):
+        how = ["--batch-size", 2, "--json"]
+        found = json.loads(call("plan", given, "-c", 6, "-c", 8, "-c", 6, *how))
+        assert [one["capacity"] for one in found["capacities"]] == [6, 8]
+        assert (found["sequences"], found["tokens"], found["shortest"], found["longest"]) == (7, 4028, 2, 4000)
+        for one in found["capacities"]:
+            alone = json.loads(call("plan", given, "-c", one["capacity"], *how))
+            assert one["over_long"].pop("share") == alone["over_long"]["tokens"] / 4028
+            assert one == {name: alone[name] for name in one}
+            assert {"packs", "padding", "slots", "packing_factor", "lower_bound", "over_long"} <= set(one)
+
+    def test_what_does_not_fit_at_all(self, call, given):
+        found = json.loads(call("plan", given, "-c", 1, "-c", 8, "--json"))["capacities"][0]
+        assert found["over_long"] == {"sequences": 7, "tokens": 4028, "longest": 4000, "share": 1.0}
+        assert (found["sequences"], found["tokens"], found["packs"], found["padding"]) == (0, 0, None, None)
+        ran = call("plan", given, "-c", 1, "-c", 1, "-c", 0)
+        assert ran.error() == "capacity must be an integer from 1 to 2147483647, got 0"
+        np.save(given, np.array([8, 9]))
+        ran = call("plan", given, "-c", 6, "-c", 7)
+        assert ran.error() == f"{given}: every sequence has more than 7 tokens; choose a capacity of up to 9"
+
+    def test_text_is_read_once(self, call, jsonl, words, monkeypatch):
+        read = []
+        lengths = nopad.cli.lengths._lengths
+        monkeypatch.setattr("nopad.cli.lengths._lengths", lambda *given: (read.append(1), lengths(*given))[1])
+        ran = call("plan", jsonl, "-t", words, *(part for size in (4, 5, 8) for part in ("-c", size)))
+        assert (ran.code, ran.err, len(read)) == (0, "", 1)
+        assert "nopad pack needs --over-long truncate, split or drop for them" in ran
+
+    def test_a_histogram_and_one_algorithm_at_one_depth(self, call, histogram):
+        how = ["-a", "lpfhp", "-d", 1, "--json"]
+        found = json.loads(call("plan", histogram, "-c", 8, "-c", 16, *how))["capacities"]
+        assert [(one["packs"], one["slots"]["packed"]) for one in found] == [(5, 40), (5, 80)]
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (["-o", "x"], "several capacities are compared in one table, without --output; give one --capacity"),
+            (["--all"], "compared in one table, without --all"),
+            (["--over-long", "drop"], "compared in one table, without --over-long"),
+            (["-d", "1", "-d", "2"], "several capacities are compared with one --depth, not 2"),
+            (["-a", "ffd", "-a", "lpfhp"], "several capacities are compared with one --algorithm, not 2"),
+            (["-a", "lpfp"], "unknown algorithm 'lpfp'"),
+            (["--ladder", "8:1"], "leave out --capacity"),
+        ],
+    )
+    def test_what_several_capacities_exclude(self, call, given, tmp_path, monkeypatch, arguments, message):
+        monkeypatch.chdir(tmp_path)
+        ran = call("plan", given, "-c", 8, "-c", 16, *arguments)
+        assert (ran.code, ran) == (2, "")
+        assert message in ran.error()
+        assert not (tmp_path / "x").exists()

@@ -11,7 +11,7 @@ from nopad.planning import lower_bound
 from nopad.planning.baselines import Padded
 from nopad.wording import counted
 
-__all__ = ["advice", "answer", "best_of", "chosen", "facts", "left_out", "share"]
+__all__ = ["advice", "answer", "best_of", "chosen", "facts", "headline", "left_out", "share", "text_unit"]
 
 NEAR = 1.01  # a depth counts as free if it needs at most this multiple of the packs at unlimited depth
 

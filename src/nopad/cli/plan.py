@@ -13,6 +13,7 @@ import typer
 from numpy.typing import NDArray
 
 from nopad.cli.answer import advice, answer, chosen, facts, left_out
+from nopad.cli.capacities import planner_of, refuse_with_several, show_capacities
 from nopad.cli.content import Chat, ChatOptions, Suffixes, TextFields, TextPair, content_of, from_stdin
 from nopad.cli.ladder import parse_ladder, refuse_beside, show_ladder
 from nopad.cli.lengths import Given, read_given, read_pairs
@@ -71,13 +72,13 @@ def plan(
         ),
     ],
     capacity: Annotated[
-        int | None,
+        list[int] | None,
         typer.Option(
             "--capacity",
             "-c",
             metavar="N",
-            help="Most tokens a pack may hold. Default: what the histogram file says, or the smallest power of two "
-            "that holds the longest sequence.",
+            help="Most tokens a pack may hold. Repeatable: a table with a line for each. Default: what the histogram "
+            "file says, or the smallest power of two that holds the longest sequence.",
         ),
     ] = None,
     ladder: Annotated[
@@ -164,6 +165,8 @@ def plan(
 
       nopad plan monday.npy tuesday.npy -c 512
 
+      nopad plan chats.jsonl -c 2048 -c 4096 -c 8192 --tokenizer path/to/model
+
       nopad plan corpus/ -c 2048 --all
 
       nopad plan histogram.json --algorithm lpfhp --depth 3 --depth none --json
@@ -195,16 +198,24 @@ def plan(
         validation=parse_share(validation),
         seed=seed,
     )
-    check_sizes(1 if capacity is None else capacity, None, seed)
+    capacities = list(dict.fromkeys(capacity or ()))
+    for size in capacities or [1]:
+        check_sizes(size, None, seed)
     BATCH_SIZE.check("--batch-size", batch_size)
     if ladder is not None:
         beside = {"--capacity": capacity, "--algorithm": algorithm, "--all": everything}
         _ladder(ladder, read, beside, options, depth, as_json, output)
         return
     wanted = Wanted(algorithm, depth, everything, options, output)
+    if len(capacities) > 1:
+        one = {"--output": output, "--all": everything, "--over-long": over_long, "--pretrain": pretrain}
+        refuse_with_several(one, {"--algorithm": algorithm, "--depth": depth})
+        planner = planner_of((algorithm or ["auto"])[0], wanted.saved_depth, options, seed)
+        show_capacities(read, inputs, capacities, planner, batch_size, as_json)
+        return
     _check_output(output, len(wanted.algorithms), len(wanted.depth or [None]))
     apart = over_long is None and output is None and pretrain is None
-    given, rows = _compare(partial(read, apart=apart), capacity, wanted, seed)
+    given, rows = _compare(partial(read, apart=apart), next(iter(capacities), None), wanted, seed)
     without = padded(given.histogram, given.capacity, batch_size)
     if as_json:
         print(json.dumps(facts(given, without, rows), indent=1))
