@@ -15,7 +15,7 @@ OUTPUTS = [("pack", "-o"), ("plan", "--output"), ("report", "-o"), ("report", "-
     ("arguments", "option"),
     [
         (["plan", "a.jsonl", "--ids-field", "a", "--ids-field", "b"], "--ids-field"),
-        (["plan", "a.jsonl", "-c", "4", "--capacity", "8"], "--capacity/-c"),
+        (["pack", "a.jsonl", "-o", "x", "-c", "4", "--capacity", "8"], "--capacity/-c"),
         (["pack", "a.jsonl", "-c", "4", "-o", "x", "-o", "y"], "--out/-o"),
         (["pack", "a.jsonl", "-o", "x", "-c", "4", "--seed", "1", "--seed", "1"], "--seed"),
         (["pack", "a.jsonl", "-o", "x", "-c", "4", "--special-tokens", "--no-special-tokens"], "--special-tokens"),
