@@ -271,20 +271,3 @@ class TestCapacity:
         nopad.unpacked(model).model.layers[0].mlp.capacity_factor = value
         model.model.layers[1].mlp.capacity_factor, model.model.layers[1].mlp.drop_tokens = 1.5, False
         nopad.packed(model)
-
-    def test_why(self):
-        """Switch's experts, stock and padded: what a sequence gets in a row depends on what came before it there."""
-        sizes = {"d_model": 16, "num_layers": 2, "num_heads": 2, "d_ff": 16, "d_kv": 8, "vocab_size": 61}
-        torch.manual_seed(0)
-        config = t.SwitchTransformersConfig(**sizes, num_experts=2, expert_capacity=3, encoder_sparse_step=1)
-        model = t.SwitchTransformersEncoderModel(config).eval()
-        layer = next(one for one in model.modules() if type(one).__name__.endswith("SparseMLP"))
-        states = torch.randn(1, 9, 16)
-
-        def ran(given_):
-            found = layer(given_)
-            return found[0] if isinstance(found, tuple) else found
-
-        with torch.no_grad():
-            whole, alone = ran(torch.cat([states, states], 1))[:, 9:], ran(states)
-        assert float((whole - alone).abs().max()) > 1e-3
