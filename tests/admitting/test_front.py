@@ -133,6 +133,14 @@ def test_leaks_that_nothing_stops_are_refused_by_name(extra):
     assert not is_packed(model)
 
 
+def test_a_capacity_of_experts_in_the_configuration():
+    config = own.OwnConfig(capacity_factor=1.25)
+    with pytest.raises(UnsupportedModelError, match=r"the configuration of OwnEncoder has experts of limited capacity"):
+        nopad.packed(own.OwnEncoder(config))
+    config.drop_tokens = False
+    nopad.packed(own.OwnEncoder(config))
+
+
 def test_a_count_of_calls_is_no_statistic():
     assert prove(own.OwnEncoder(own.OwnConfig(extra="counts calls"))).admitted
 

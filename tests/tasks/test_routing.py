@@ -16,7 +16,7 @@ from tests.tasks.tiny import llama, tokenizer
 
 import nopad
 from nopad.errors import OptionError
-from nopad.tasks import CausalLM, OfTokens
+from nopad.tasks import CausalLM, OfPreferences, OfTokens
 from nopad.tasks.fit import check_outputs
 from nopad.tasks.routing import auxiliary, coefficient_of, learned_share
 
@@ -128,3 +128,20 @@ def test_another_loss_that_would_go_missing_is_refused_where_something_is_learne
         check_outputs(OfTokens(causal=True), outputs)
     del outputs["z_loss"]
     check_outputs(OfTokens(causal=True), outputs)
+
+
+def test_pairs_learn_it_by_their_share_of_pairs():
+    objective = OfPreferences()
+    columns = {"pair": [0, 0, 1, 1], "chosen": [1, 0, 1, 0], "reference_logp": [0.0, 0.0, 0.0, 0.0]}
+
+    def pairs(numbers):
+        rows = [{"input_ids": SEQUENCES[n], "labels": SEQUENCES[n]} for n in numbers]
+        rows = [one | {name: columns[name][n] for name in columns} for one, n in zip(rows, numbers, strict=True)]
+        return nopad.PackedBatch.from_features(rows, causal=True)
+
+    model = nopad.packed(mixture())
+    batches = [pairs([0, 1]), pairs([2, 3])]
+    for batch in batches:
+        found, outputs = objective.step(model, batch, torch.tensor(2.0, dtype=torch.double))
+        plain = objective.loss(outputs, batch, torch.tensor(2.0, dtype=torch.double))
+        assert (found - plain).item() == pytest.approx(0.5 * outputs.aux_loss.item() / 2, rel=1e-9)

@@ -19,6 +19,8 @@ from tests.tasks.test_routing import EXPERTS, SIZES
 import nopad
 from nopad.tasks import OfTokens
 from nopad.training import PackedTrainer
+from nopad.training.config import read_config
+from nopad.training.run import prepare
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -121,3 +123,29 @@ def _words():
     from tests.tasks.tiny import tokenizer
 
     return tokenizer()
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_run_says_it_before_it_loads_weights(tmp_path, asked):
+    config = transformers.MixtralConfig(vocab_size=len(_words()), **SIZES | EXPERTS)
+    transformers.MixtralForCausalLM(config).save_pretrained(tmp_path / "model")
+    _words().save_pretrained(tmp_path / "model")
+    (tmp_path / "texts.jsonl").write_text('{"text": "the cat sleeps in the house"}\n' * 20)
+    (tmp_path / "config.toml").write_text(f"""
+        [model]
+        name = "{tmp_path}/model"
+        config = {{ output_router_logits = {str(asked).lower()} }}
+        [data]
+        train = "{tmp_path}/texts.jsonl"
+        [task]
+        name = "causal"
+        [packing]
+        capacity = 64
+        rows = 2
+        [trainer]
+        use_cpu = true
+        [output]
+        folder = "{tmp_path}/out"
+        """)
+    said = str(prepare(read_config(tmp_path / "config.toml"), tmp_path / "cache"))
+    assert ("experts  0.5 times the loss that balances them" in said) == asked

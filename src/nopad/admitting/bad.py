@@ -33,7 +33,7 @@ def check_model(model: Any) -> None:
         UnsupportedModelError: one of them makes a proof impossible.
     """
     name, config = type(model).__name__, model.config
-    check_experts(model)
+    check_experts(model, also=config)
     for place, module in model.named_modules():
         if isinstance(module, STATISTICS):
             raise UnsupportedModelError(

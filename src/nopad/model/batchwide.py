@@ -61,24 +61,25 @@ def check_embeddings(model: Any) -> None:
         )
 
 
-def check_experts(model: nn.Module) -> None:
+def check_experts(model: Any, *, also: Any = None) -> None:
     """Check that no expert takes only a limited number of tokens of a row or a batch.
 
     Such a limit is recognised by its name: a number above 0 in an attribute called "capacity" or with that word in its
-    name (`expert_capacity`, `capacity_factor`), unless the module has `drop_tokens` False.
+    name (`expert_capacity`, `capacity_factor`), unless `drop_tokens` is False beside it. Attributes of all modules are
+    looked at, and those of `also` (the configuration of a class whose code is not known).
 
     Raises:
-        UnsupportedModelError: a module has such a limit.
+        UnsupportedModelError: there is such a limit.
     """
-    for name, module in model.named_modules():
-        for field, value in vars(module).items():
+    named = [(f"{name or 'the model'} ({type(module).__name__})", module) for name, module in model.named_modules()]
+    for where, holder in [*named, ("the configuration", also)] if also is not None else named:
+        for field, value in vars(holder).items():
             number = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
-            if "capacity" in field and number and getattr(module, "drop_tokens", None) is not False:
+            if "capacity" in field and number and getattr(holder, "drop_tokens", None) is not False:
                 raise UnsupportedModelError(
-                    f"{name or 'the model'} ({type(module).__name__}) of {type(model).__name__} has experts of limited "
-                    f"capacity ({field} = {value:g}): which tokens they drop depends on who shares the row or the "
-                    "batch, so no sequence gets in a pack what it gets alone; take experts without a limit, or run "
-                    "each sequence by itself"
+                    f"{where} of {type(model).__name__} has experts of limited capacity ({field} = {value:g}): which "
+                    "tokens they drop depends on who shares the row or the batch, so no sequence gets in a pack what "
+                    "it gets alone; take experts without a limit, or run each sequence by itself"
                 )
 
 
