@@ -119,6 +119,9 @@ REFUSED = {
     "sign": r"layers.0.extra \(Sign\) of OwnEncoder gives a row of a batch another result than the row alone",
     "noise": r"layers.0.extra \(Noise\) of OwnEncoder gives one sequence two results in evaluation mode: it draws",
     "flat": r"layers.0.extra \(Flat\) of OwnEncoder gives a row of a batch another result than the row alone",
+    "hidden loss": r"layers\.\d\.extra\.gate\.bias of OwnEncoder gets a gradient in training even if nothing is",
+    "counts": r"layers\.0\.extra\.tokens of OwnEncoder is a buffer that keeps statistics of a batch in training",
+    "limited": r"layers\.0\.extra \(Limited\) of OwnEncoder has experts of limited capacity \(expert_capacity = 5000\)",
 }
 
 
@@ -128,6 +131,18 @@ def test_leaks_that_nothing_stops_are_refused_by_name(extra):
     with pytest.raises(UnsupportedModelError, match=REFUSED[extra]):
         nopad.packed(model)
     assert not is_packed(model)
+
+
+def test_a_capacity_of_experts_in_the_configuration():
+    config = own.OwnConfig(capacity_factor=1.25)
+    with pytest.raises(UnsupportedModelError, match=r"the configuration of OwnEncoder has experts of limited capacity"):
+        nopad.packed(own.OwnEncoder(config))
+    config.drop_tokens = False
+    nopad.packed(own.OwnEncoder(config))
+
+
+def test_a_count_of_calls_is_no_statistic():
+    assert prove(own.OwnEncoder(own.OwnConfig(extra="counts calls"))).admitted
 
 
 def test_heads_that_pool_in_a_way_of_their_own():

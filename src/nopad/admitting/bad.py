@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 from nopad.admitting.probing import length_for
 from nopad.admitting.small import ran, uncached
 from nopad.errors import UnsupportedModelError
+from nopad.model.batchwide import check_experts
 
 __all__ = ["check_model", "check_rows_apart", "check_steady", "in_mode", "outputs_of"]
 
@@ -32,6 +33,7 @@ def check_model(model: Any) -> None:
         UnsupportedModelError: one of them makes a proof impossible.
     """
     name, config = type(model).__name__, model.config
+    check_experts(model, also=config)
     for place, module in model.named_modules():
         if isinstance(module, STATISTICS):
             raise UnsupportedModelError(

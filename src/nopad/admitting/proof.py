@@ -14,6 +14,7 @@ import torch
 from nopad.admitting.bad import check_model, check_rows_apart, check_steady
 from nopad.admitting.deriving import Derived, derive
 from nopad.admitting.heads import head_for
+from nopad.admitting.in_training import check_training
 from nopad.admitting.judging import Judge
 from nopad.admitting.small import small_copy
 from nopad.auditing.failure import ModelFailedError, inside_model
@@ -116,6 +117,7 @@ def _proven(model: Any, small: Any, head: str | None) -> Proof:
         check_steady(fresh)
         judge = Judge(exact)
         check_rows_apart(fresh, judge.close)
+        check_training(fresh)
         reasons: list[str] = []
         failures = 0
         for derived in _lines(model, fresh, judge.close):

@@ -170,7 +170,7 @@ class Layout:
         return out
 
     @cached_property
-    def _places(self) -> NDArray[np.int64]:
+    def places(self) -> NDArray[np.int64]:
         """Where each token lies in the concatenated rows; int64 ``[T]``, sequences in the order given."""
         return self._inside + self.starts.repeat(self.seq_lengths)
 
@@ -259,7 +259,7 @@ class Layout:
             return tokens.reshape(self.shape)
         if self.row_tokens is None:
             out = np.full(self.slots, fill, dtype=tokens.dtype)
-            out[self._places] = tokens
+            out[self.places] = tokens
             return out.reshape(self.shape)
         rows = np.empty(self.shape, dtype=tokens.dtype)
         compiled = _compiled()

@@ -286,6 +286,7 @@ _AROUND = "its attention does not go through transformers' registry, by which no
 _CONVOLUTION = "its convolutions mix neighbouring tokens, across the borders of sequences"
 _AXES = "its rotary positions have several axes (M-RoPE), which packing does not lay out"
 _INDEXER = "its layers pick the tokens that they attend to from the whole row"
+_CAPACITY = "its experts have a capacity, and which tokens they drop depends on who shares the row or the batch"
 _UNSAID = "its layers do not say whether they attend causally, and it makes its masks itself"
 
 _BY_REASON = {
@@ -308,6 +309,7 @@ _BY_REASON = {
     "it hashes or samples the whole row to choose what attends to what": "mra nystromformer reformer yoso",
     "its layers mask keys by what they hold, over the whole row": "doge",
     "its layers attend within fixed chunks of the row": "llama4_text",
+    _CAPACITY: "nllb-moe switch_transformers",
     "its relative attention and permutation masks run over the whole row": "xlnet",
 }
 REFUSED: dict[str, str] = {kind: reason for reason, kinds in _BY_REASON.items() for kind in kinds.split()}

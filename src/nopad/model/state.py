@@ -23,6 +23,7 @@ from nopad.model.admission import check_call, device_of, leave_columns, refuse_a
 from nopad.model.arguments import check_labels
 from nopad.model.backends import AUTOMATIC
 from nopad.model.backends.varlen import HALF, autocast_dtype, on_kernel
+from nopad.model.batchwide import check_experts
 from nopad.model.calls import Call, Cell, bound, parameters, takes_more
 from nopad.model.families import Family
 from nopad.model.fronts import STATES, GiveStates, blank, check_raw, front_of, refuse_static_front, takes_states
@@ -44,6 +45,7 @@ from nopad.model.known import class_of
 from nopad.model.mixers import Cut, Join, carry, mixing_hooks, refuse_compiled, release
 from nopad.model.positions import positions
 from nopad.model.postconditions import check_attended, check_output, check_ran
+from nopad.model.routers import check_losses, of_real_tokens
 from nopad.model.static import enter_static, leave_static
 from nopad.model.unguarded import check_rows, refuse_marked, refuse_unguarded
 
@@ -177,6 +179,7 @@ class State:
         """Yield (module, hook) pairs for the modules that the model uses now, also several pairs for one module."""
         cell, model, family = self.cell, self.model, self.family
         check_rows(model, self.head.base, family.mixers)
+        check_experts(model)
         base = self.head.base
         if base is not model and "position_ids" in parameters(type(base).forward):
             yield base, Count(cell, "base model")
@@ -292,6 +295,8 @@ class State:
         check_attended(module, self.family, call, self.modules)
         output = self.head.leave(call, output)
         check_output(module, self.head, call, output)
+        check_losses(module, call.placed, output)
+        output = of_real_tokens(module, call.placed, output)
         return output.to_tuple() if call.as_tuple and hasattr(output, "to_tuple") else output
 
     def _opened(self, guard: PackedMask, named: Mapping[str, Any], module: nn.Module) -> Call:
