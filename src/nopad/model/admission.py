@@ -161,8 +161,15 @@ def check_layout(model: Any, family: Family, most: int | None, layout: Layout, w
 
 
 def positions_of(model: Any, family: Family) -> int | None:
-    """Return the largest number of tokens that a sequence may have by the model's positions; None: unlimited."""
+    """Return the largest number of tokens that a sequence may have by the model's positions; None: unlimited.
+
+    None also where positions of image tokens have axes, which are fewer than tokens (`nopad.model.images`).
+    """
     config = model.config
+    if family.images is not None:
+        if family.images.axes:
+            return None
+        config = config.get_text_config()
     limit = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
     relative = getattr(config, "model_type", "") in RELATIVE and not getattr(config, "position_biased_input", False)
     if limit is None or relative:
