@@ -74,10 +74,13 @@ def from_features(features: Sequence[Mapping[str, Any]]) -> tuple[Sequences, Rec
     """Turn dicts into columns; each dict is one sequence, or one row of a packed dataset.
 
     The second result says where each sequence of a packed dataset comes from; it is empty if each dict is a sequence.
-    The third has the images of the sequences (``pixel_values``, ``image_grid_thw``); None: there are none. If each dict is a sequence, a list holds one value per token, and a single value belongs to the whole sequence. In a
-    row of a packed dataset, a list holds one value per token, or one per sequence. Tokens whose ``attention_mask`` is 0
-    are padding and are removed; ``position_ids`` are dropped, since the layout computes them. If there are no
-    ``labels``, ``label`` or ``label_ids`` is renamed to ``labels``, as transformers' collators do.
+    The third has the images of the sequences (``pixel_values``, ``image_grid_thw``); None: there are none.
+
+    If each dict is a sequence, a list holds one value per token, and a single value belongs to the whole sequence; a
+    column may also be one row ``[1, L]``. In a row of a packed dataset, a list holds one value per token, or one per
+    sequence. Tokens whose ``attention_mask`` is 0 are padding and are removed; ``position_ids`` are dropped, since the
+    layout computes them. If there are no ``labels``, ``label`` or ``label_ids`` is renamed to ``labels``, as
+    transformers' collators do.
 
     Raises:
         LengthError: a sequence has no token, or its mask is all 0.

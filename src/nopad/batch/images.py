@@ -166,10 +166,10 @@ def _array(value: Any, name: str, n: int) -> Any:
 
 def _check_like(given: tuple[Any, Any], first: tuple[Any, Any], n: int, other: int) -> None:
     """Refuse images of feature `n` that cannot be concatenated with those of feature `other`."""
+    if (given[1] is None) != (first[1] is None):
+        has, lacks = (n, other) if first[1] is None else (other, n)
+        raise BatchError(f"feature {has} has {GRIDS} and feature {lacks} has not; give them to all that have images")
     for name, one, two in zip((PIXELS, GRIDS), given, first, strict=True):
-        if (one is None) != (two is None):
-            has, lacks = (n, other) if two is None else (other, n)
-            raise BatchError(f"feature {has} has {name} and feature {lacks} has not; give them to all with images")
         if one is None:
             continue
         if type(one) is not type(two) or one.shape[1:] != two.shape[1:] or one.dtype != two.dtype:

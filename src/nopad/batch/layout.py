@@ -276,7 +276,10 @@ class Layout:
         return rows
 
     def marked(self, **changed: Any) -> Layout:
-        """Return a copy with other values of `causal`, `records`, `stand_in` or `images`; arrays already computed are kept."""
+        """Return a copy with other values of `causal`, `records`, `stand_in` or `images`.
+
+        Arrays that are computed already are kept.
+        """
         made = object.__new__(Layout)
         vars(made).update(vars(self), **changed)
         return made

@@ -323,14 +323,13 @@ def _axes_refuses(config: Any) -> str | None:
 
 
 # Model types that take images beside their tokens: a vision tower, and a decoder.
-_AXES = Family(
-    pooled="last", mask_at="language_model", images=Images(tower="visual", axes=True), refuse=_axes_refuses
-)
+_AXES = Family(pooled="last", mask_at="language_model", images=Images(tower="visual", axes=True), refuse=_axes_refuses)
 IMAGES: dict[str, Family] = {
     "llava": replace(_AXES, images=Images(tower="vision_tower"), refuse=_llava_refuses),
     "qwen2_5_vl": _AXES,
     "qwen2_vl": _AXES,
 }
+
 
 def family_of(config: Any) -> Family:
     """Return the `Family` (facts about the model type) of a model with this configuration.

@@ -26,7 +26,7 @@ from nopad.errors import BatchError, UnsupportedModelError
 from nopad.model.families import Family
 from nopad.model.hooks import Hook
 
-__all__ = ["TOWER", "Ran", "attending_part", "check_images", "image_parts", "ordinary_arguments"]
+__all__ = ["TOWER", "Ran", "attending_part", "check_images", "image_parts", "ordinary_arguments", "refuse_others"]
 
 TOWER = "vision tower"
 TYPES = "mm_token_type_ids"
@@ -80,6 +80,17 @@ def ordinary_arguments(takes: tuple[str, ...], family: Family) -> tuple[str, ...
     return takes if family.images is None else tuple(name for name in takes if name not in (PIXELS, GRIDS))
 
 
+def refuse_others(model: Any, family: Family, named: Mapping[str, Any]) -> None:
+    """Refuse arguments of a model with images that a packed call does not take.
+
+    Raises:
+        BatchError: videos, images of several sizes, features that were made before, or embeddings are given.
+    """
+    for name, why in OTHERS.items() if family.images is not None else ():
+        if named.get(name) is not None:
+            raise BatchError(f"{name} were given to {type(model).__name__} with a packed batch: {why}")
+
+
 def check_images(model: Any, base: Any, family: Family, named: Mapping[str, Any], layout: Layout) -> Tensor | None:
     """Check that the images of a packed call are those of its image tokens, sequence by sequence.
 
@@ -92,11 +103,10 @@ def check_images(model: Any, base: Any, family: Family, named: Mapping[str, Any]
     Raises:
         BatchError: pixel values are missing, have a wrong shape or are on another device than the model, or the batch
             does not say whose they are; the image tokens of a sequence are not as many as its images give; padding is
-            an image token; ``mm_token_type_ids`` name other tokens; a position is beyond the model's; or an argument is
-            of `OTHERS`.
+            an image token; ``mm_token_type_ids`` name other tokens; or a position is beyond the model's.
     """
     assert family.images is not None
-    _check_arguments(model, named, layout)
+    _check_pixels(model, named, layout)
     counts = np.zeros(layout.sequences, dtype=np.int64) if layout.images is None else layout.images
     sizes = np.zeros(0, dtype=np.int64)
     if counts.any():
@@ -113,11 +123,8 @@ def check_images(model: Any, base: Any, family: Family, named: Mapping[str, Any]
     return axes
 
 
-def _check_arguments(model: Any, named: Mapping[str, Any], layout: Layout) -> None:
-    """Refuse arguments of `OTHERS`, and images without their sequences or the other way round."""
-    for name, why in OTHERS.items():
-        if named.get(name) is not None:
-            raise BatchError(f"{name} were given to {type(model).__name__} with a packed batch: {why}")
+def _check_pixels(model: Any, named: Mapping[str, Any], layout: Layout) -> None:
+    """Refuse images without their sequences, sequences without their images, and images on another device."""
     pixels, images = named.get(PIXELS), 0 if layout.images is None else int(layout.images.sum())
     if pixels is None and images:
         raise BatchError(f"the batch has {images} images, and no {PIXELS} were given; call model(**batch)")
@@ -182,8 +189,8 @@ def _check_tokens(
 ) -> None:
     """Refuse a batch in which a sequence has more or fewer image tokens than its images give.
 
-    `pictured` says which slots hold image tokens, bool ``[R, L]``; `of_images` has the tokens of each image, by sequence
-    in stream order; `counts` is the number of images of each sequence, in the order given.
+    `pictured` says which slots hold image tokens, bool ``[R, L]``. `of_images` has the number of tokens of each image,
+    an array per sequence in stream order. `counts` is the number of images of each sequence, in the order given.
     """
     found = np.bincount(layout.sequence_ids[pictured], minlength=layout.sequences + 1)
     token = model.config.image_token_id
@@ -208,8 +215,10 @@ def _check_types(given: Any, pictured: NDArray[np.bool_], layout: Layout) -> Non
     """Refuse ``mm_token_type_ids`` that do not say 1 at image tokens and 0 elsewhere."""
     if given is None:
         return
-    wrong = np.argwhere(given.cpu().numpy() != np.where(pictured, IMAGE, TEXT)) if isinstance(given, Tensor) else []
-    if len(wrong):
+    if not isinstance(given, Tensor) or tuple(given.shape) != pictured.shape:
+        raise BatchError(f"{TYPES} are no tensor {list(pictured.shape)}; give one value per token, as processors do")
+    wrong = np.argwhere(given.cpu().numpy() != np.where(pictured, IMAGE, TEXT))
+    if wrong.size:
         row, slot = (int(one) for one in wrong[0])
         raise BatchError(
             f"{TYPES} hold {int(given[row, slot])} at place {layout.position_ids[row, slot]} of sequence "

@@ -33,9 +33,9 @@ _BY_REASON = {
     _CROSS: "evolla idefics mllama",
     _BOTH: "gemma3 gemma4 paligemma",
     _TILES: """
-        aria aya_vision blip-2 chameleon cohere2_vision fuyu gemma3n got_ocr2 idefics2 idefics3 instructblip internvl janus
-        lfm2_vl llama4 llava_next llava_next_video llava_onevision mistral3 ovis2 perception_lm smolvlm video_llava
-        vipllava
+        aria aya_vision blip-2 chameleon cohere2_vision fuyu gemma3n got_ocr2 idefics2 idefics3 instructblip internvl
+        janus lfm2_vl llama4 llava_next llava_next_video llava_onevision mistral3 ovis2 perception_lm smolvlm
+        video_llava vipllava
     """,
     _INDEXER: "axk2 deepseek_v32 deepseek_v4 dots3_note_text glm_moe_dsa hy_v4",
     _UNSAID: "layoutlm markuplm splinter",

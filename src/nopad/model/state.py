@@ -40,7 +40,15 @@ from nopad.model.hooks import (
     attach,
     take_off,
 )
-from nopad.model.images import TOWER, Ran, attending_part, check_images, image_parts, ordinary_arguments
+from nopad.model.images import (
+    TOWER,
+    Ran,
+    attending_part,
+    check_images,
+    image_parts,
+    ordinary_arguments,
+    refuse_others,
+)
 from nopad.model.known import class_of
 from nopad.model.mixers import Cut, Join, carry, mixing_hooks, refuse_compiled, release
 from nopad.model.positions import positions
@@ -269,6 +277,7 @@ class State:
         if self.family.mixers:
             carry(self.cell, self.modules)
         check_raw(module, self.head.base, self.family, named)
+        refuse_others(module, self.family, named)
         call = self._opened(guard, named, module)
         takes, layout = ordinary_arguments(self.takes, self.family), call.placed.layout
         check_call(module, self.family, self.most, takes, self.head.stock, named, layout)
