@@ -13,16 +13,10 @@ TOKENS, IMAGES = 512, 10  # of a pack
 IMAGE, START, END, PATCH = 90, 91, 92, 4  # ids of tokens; a patch has 2 x 3 x 4 x 4 values, four patches are a token
 COLUMNS = ("input_ids", "mm_token_type_ids")
 torch.manual_seed(0)
-text = {
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "vocab_size": 99,
-    "hidden_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 96,
-}
-text |= {"num_key_value_heads": 1, "rope_parameters": {"rope_type": "default", "mrope_section": [4, 4, 4]}}
+sizes = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 96}
+rope = {"rope_type": "default", "mrope_section": [4, 4, 4]}
+ids = {"vocab_size": 99, "bos_token_id": 1, "eos_token_id": 2}
+text = {**sizes, **ids, "num_key_value_heads": 1, "rope_parameters": rope}
 eye = {"depth": 2, "embed_dim": 32, "hidden_size": 48, "num_heads": 2, "patch_size": PATCH}
 stock = Qwen2VLForConditionalGeneration(
     Qwen2VLConfig(text_config=text, vision_config=eye, image_token_id=IMAGE, vision_start_token_id=START)
