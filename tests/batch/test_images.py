@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import nopad
+from nopad.batch.images import images_of
 from nopad.errors import BatchError
 
 LENGTHS = [3, 6, 2, 5]
@@ -23,7 +24,7 @@ def grid_features(n=4):
     return found
 
 
-def images_of(batch):
+def drawn(batch):
     """Which images a batch holds, in order, without repeats."""
     return list(dict.fromkeys(batch["pixel_values"][:, 0].tolist()))
 
@@ -31,12 +32,12 @@ def images_of(batch):
 def test_images_lie_as_their_sequences_do():
     batch = nopad.PackedBatch.from_features(grid_features())
     assert batch.images.tolist() == [0, 1, 2, 3]
-    assert images_of(batch) == [10, 20, 21, 30, 31, 32]
+    assert drawn(batch) == [10, 20, 21, 30, 31, 32]
     assert batch["image_grid_thw"].tolist() == [[1, 1, 2]] + [[1, 1, 3]] * 2 + [[1, 1, 4]] * 3
     packs = nopad.PackedBatch.from_features(grid_features(), nopad.Rows(8)).layout
     batch = nopad.PackedBatch.from_features(grid_features(), nopad.Rows(8))
     assert packs.order.tolist() == [0, 3, 1, 2]
-    assert images_of(batch) == [30, 31, 32, 10, 20, 21]
+    assert drawn(batch) == [30, 31, 32, 10, 20, 21]
     assert batch.images.tolist() == [0, 1, 2, 3]  # as for all that is per sequence, in the order given
     assert batch["image_grid_thw"][:, 2].tolist() == [4, 4, 4, 2, 3, 3]
 
@@ -50,6 +51,19 @@ def test_images_of_one_size():
     assert "image_grid_thw" not in batch
     given = [{"input_ids": [1] * 4, "pixel_values": [np.zeros((3, 2, 2))] * 2}, {"input_ids": [1], "pixel_values": []}]
     assert nopad.PackedBatch.from_features(given)["pixel_values"].shape == (2, 3, 2, 2)
+
+
+@pytest.mark.parametrize("form", [nopad.Flat(), nopad.Rows(8), nopad.Rows(9, end_to_end=True)], ids=str)
+def test_images_are_found_again(form):
+    batch = nopad.PackedBatch.from_features(grid_features(), form)
+    for found, given in zip(images_of(batch), grid_features(), strict=True):
+        assert set(found) == set(given) - {"input_ids"}
+        for name, value in found.items():
+            assert value.tolist() == given[name].tolist()
+    given = [{"input_ids": [1], "pixel_values": np.full((n, 1, 2, 2), n)} for n in (2, 0, 1)]
+    found = images_of(nopad.PackedBatch.from_features(given))
+    assert [one["pixel_values"].shape[0] if one else 0 for one in found] == [2, 0, 1]
+    assert images_of(nopad.PackedBatch.from_sequences([[1], [2]])) == [{}, {}]
 
 
 def test_tensors_keep_their_gradients():
@@ -75,7 +89,7 @@ def test_what_is_kept_with_the_images():
     )
     for other in (batch.as_stand_in(), batch.to("cpu"), nopad.PackedBatch(dict(batch)), batch.sources):
         assert other.images.tolist() == [0, 1, 2, 3]
-        assert images_of(other) == [30, 31, 32, 10, 20, 21]
+        assert drawn(other) == [30, 31, 32, 10, 20, 21]
 
 
 def test_columns_of_one_row():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import os
+from functools import partial
 from pathlib import Path
 
 import pictures
@@ -295,6 +296,30 @@ class TestIsolation:
             stock, given, alone=lambda m, one: alone(m, one).logits[0], packed=along_rows, gradients=False
         )
         assert not stuck.isolated
+
+    @pytest.mark.parametrize("kind", PLAIN)
+    def test_audit_of_a_step(self, kind, tmp_path):
+        """A trainer's own step; and one whose collator gives a sequence the image of another."""
+        collate = partial(nopad.PackedBatch.from_features, causal=True)
+
+        def shuffled(given):
+            """Exchange the images of the last two sequences, which both have one of the same size."""
+            one, two = (sample["pixel_values"] for sample in given[-2:])
+            return collate([*given[:-2], given[-2] | {"pixel_values": two}, given[-1] | {"pixel_values": one}])
+
+        given = samples(kind, [[4, (1, 4, 4), 2], [3], [(1, 4, 4), 5], [2, (1, 4, 4)]])
+        given = [{name: value for name, value in one.items() if name != "attention_mask"} for one in given]
+        model = nopad.packed(build(kind))
+        verdict = nopad.audit_step(model, given, collate=collate, ranks=1, accumulation=1)
+        assert verdict.passed, verdict
+        assert "model.visual" in str(verdict) or "vision_tower" in str(verdict)
+        assert not nopad.audit_step(model, given, collate=shuffled, ranks=1, accumulation=1).passed
+        how = {"report_to": [], "use_cpu": True, "remove_unused_columns": False, "disable_tqdm": True}
+        args = t.TrainingArguments(str(tmp_path), per_device_train_batch_size=2, **how)
+        trainer = t.Trainer(model, args, train_dataset=given, data_collator=collate)
+        assert nopad.audit_step(trainer=trainer, ranks=1).passed
+        several = nopad.audit_step(model, given, collate=collate, ranks=1, accumulation=2)
+        assert several.passed == (kind != "qwen2_5_vl")  # its loss takes no denominator (accepts_loss_kwargs)
 
     @pytest.mark.parametrize("kind", PLAIN)
     def test_the_tower_keeps_its_own_attention(self, kind):

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nopad.errors import BatchError
 
-__all__ = ["GRIDS", "PIXELS", "Images", "one_row", "take_images"]
+if TYPE_CHECKING:
+    from nopad.batch.packed import PackedBatch
+
+__all__ = ["GRIDS", "PIXELS", "Images", "images_of", "one_row", "take_images"]
 
 PIXELS, GRIDS = "pixel_values", "image_grid_thw"
 IDS = "input_ids"
@@ -55,6 +58,28 @@ class Images:
             name: _joined([values[number] for number in order.tolist() if self.counts[number]])
             for name, values in found.items()
         }
+
+
+def images_of(batch: PackedBatch) -> list[dict[str, Any]]:
+    """Return each sequence's images out of a batch, in the order in which the sequences were given.
+
+    Each result has ``pixel_values``, and ``image_grid_thw`` if the batch has it; it is empty for a sequence without
+    images.
+    """
+    found: list[dict[str, Any]] = [{} for _ in range(batch.layout.sequences)]
+    if not batch.images.any():
+        return found
+    grids = batch.get(GRIDS)
+    image = patch = 0
+    for number in batch.layout.order.tolist():
+        count = int(batch.images[number])
+        if not count:
+            continue
+        mine = None if grids is None else grids[image : image + count]
+        rows = count if mine is None else int(mine.prod(1).sum())
+        found[number] = {PIXELS: batch[PIXELS][patch : patch + rows]} | ({} if mine is None else {GRIDS: mine})
+        image, patch = image + count, patch + rows
+    return found
 
 
 def one_row(feature: Mapping[str, Any]) -> Mapping[str, Any]:
