@@ -24,7 +24,7 @@ from nopad.errors import BatchError, NotPackSafeError, OptionError, UnsupportedM
 from nopad.model import attention, static_inputs
 from nopad.model.families import FAMILIES, FRONTS, IMAGES, TEXTS, TOWERS
 
-FORMS = {"flat": nopad.Flat(), "rows": nopad.Rows(40), "end to end": nopad.Rows(33, end_to_end=True)}
+FORMS = {"flat": nopad.Flat(), "rows": nopad.Rows(52), "end to end": nopad.Rows(33, end_to_end=True)}
 LIMIT, SINGLE = 1e-12, 1e-5
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "internals" / "equality.md"
 MEASURED: dict[str, list[float]] = {}
@@ -75,6 +75,14 @@ def test_every_kind_is_here():
     built = [config() for kind, config in CONFIGS.items() if kind.startswith("llava")]
     assert {config.text_config.model_type for config in built} == set(TEXTS)
     assert {config.vision_config.model_type for config in built} == set(TOWERS)
+
+
+@pytest.mark.parametrize("kind", PLAIN)
+def test_rows_take_the_images_in_another_order(kind):
+    """Else the tests below would not see images in the order given."""
+    batch = laid(kind)
+    pictured = [number for number in batch.layout.order.tolist() if batch.images[number]]
+    assert pictured != sorted(pictured)
 
 
 @pytest.mark.parametrize("kind", sorted(CONFIGS))
@@ -334,6 +342,20 @@ class TestIsolation:
         inside = set(model.model.language_model.modules())
         assert len(seen) == 2
         assert set(seen) < inside
+
+    @pytest.mark.parametrize("kind", PLAIN)
+    def test_positions_that_are_lost_on_the_way(self, kind):
+        model = build(kind)
+
+        def lose(module, args, kwargs):
+            return args, {**kwargs, "position_ids": kwargs["position_ids"] + 1}
+
+        handle = model.model.language_model.register_forward_pre_hook(lose, with_kwargs=True)
+        nopad.packed(model)
+        with pytest.raises(UnsupportedModelError, match="is given position_ids that are not those of the batch"):
+            model(**laid(kind))
+        handle.remove()
+        assert model(**laid(kind)).past_key_values is None
 
     @pytest.mark.parametrize("kind", PLAIN)
     def test_a_tower_that_is_passed_over(self, kind):
