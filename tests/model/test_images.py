@@ -207,6 +207,18 @@ def test_gradient_checkpointing(kind):
     assert far_slopes(found, wanted) < LIMIT
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("kind", PLAIN)
+def test_compiled_layers(kind):
+    model = build(kind)
+    wanted = logits_alone(model, samples(kind))
+    nopad.packed(model)
+    for layer in model.model.language_model.layers:
+        layer.compile(backend="eager")
+    batch = laid(kind)
+    assert far(batch.unpack_tokens(model(**batch).logits), wanted) < LIMIT
+
+
 parts_of_sequences = st.lists(
     st.lists(st.one_of(st.integers(1, 6), st.sampled_from([(1, 2, 2), (1, 4, 2), (1, 6, 4)])), min_size=1, max_size=4),
     min_size=1,
