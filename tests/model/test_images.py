@@ -497,6 +497,11 @@ class TestRefused:
         with pytest.raises(BatchError, match="does not say which sequences they are of; build it with"):
             model(**batch, pixel_values=sample["pixel_values"])
 
+    def test_models_of_text(self):
+        text = nopad.packed(t.LlamaForCausalLM(t.LlamaConfig(**pictures.TEXT)))
+        with pytest.raises(BatchError, match="the batch has 6 images, and LlamaForCausalLM takes none; give the feat"):
+            text(**laid("llava"))
+
     def test_embeddings(self):
         batch = nopad.PackedBatch.from_embeddings([torch.zeros(3, 24, dtype=torch.float64)])
         with pytest.raises(

@@ -45,7 +45,8 @@ def check_call(
     Raises:
         BatchError: the batch does not pass `check_inputs` or `check_layout`; attention weights are asked for; a cache
             of earlier tokens is given; `inputs_embeds` have another dtype than the model; the weights are on no device;
-            or mask tokens are given to a model that scales embeddings by their share of a row (`token_dropout`).
+            mask tokens are given to a model that scales embeddings by their share of a row (`token_dropout`); or the
+            batch has images and the model takes none.
         UnsupportedModelError: the model does not pass `check_layers` or `check_embeddings`.
     """
     check_layers(model)  # first: it removes hooks that PEFT leaves behind in a call with any error
@@ -58,6 +59,11 @@ def check_call(
             "where it runs; load it whole on one device"
         )
     check_inputs(model, takes, stock, named, layout)
+    if layout.images is not None and family.images is None:
+        raise BatchError(
+            f"the batch has {int(layout.images.sum())} images, and {type(model).__name__} takes none; give the features "
+            "without pixel_values, or make the whole model pack-safe, with its vision tower"
+        )
     ids, embeds, dtype = named.get("input_ids"), named.get("inputs_embeds"), next(model.parameters()).dtype
     if embeds is not None and embeds.dtype != dtype:
         raise BatchError(f"inputs_embeds are {embeds.dtype} and the model is {dtype}; convert one of them")
