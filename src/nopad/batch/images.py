@@ -33,6 +33,7 @@ OTHERS = (
     "aspect_ratio_ids",
     "cross_attention_mask",
 )
+NAMES = frozenset((PIXELS, GRIDS, *OTHERS))
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,6 +116,8 @@ def take_images(features: Sequence[Mapping[str, Any]]) -> tuple[Sequence[Mapping
             images of a feature have a wrong shape, or their number of patches is not that of their grid; or the images
             of two features do not fit into one tensor.
     """
+    if all(NAMES.isdisjoint(feature) for feature in features):
+        return features, None
     for n, feature in enumerate(features):
         odd = [name for name in OTHERS if feature.get(name) is not None]
         if odd:
@@ -122,11 +125,8 @@ def take_images(features: Sequence[Mapping[str, Any]]) -> tuple[Sequence[Mapping
                 f"feature {n} has {', '.join(odd)}, and nopad lays out neither videos nor images in tiles; a batch "
                 f"takes {PIXELS}, with {GRIDS} where the model reads one"
             )
-    names = {PIXELS, GRIDS, *OTHERS}
-    if not any(name in feature for feature in features for name in names):
-        return features, None
     found = [_of(feature, n) for n, feature in enumerate(features)]
-    rest = [{name: value for name, value in feature.items() if name not in names} for feature in features]
+    rest = [{name: value for name, value in feature.items() if name not in NAMES} for feature in features]
     counts = np.array([count for count, _, _ in found], dtype=np.int64)
     if not counts.any():
         return rest, None

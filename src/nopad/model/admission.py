@@ -61,8 +61,8 @@ def check_call(
     check_inputs(model, takes, stock, named, layout)
     if layout.images is not None and family.images is None:
         raise BatchError(
-            f"the batch has {int(layout.images.sum())} images, and {type(model).__name__} takes none; give the features "
-            "without pixel_values, or make the whole model pack-safe, with its vision tower"
+            f"the batch has {int(layout.images.sum())} images, and {type(model).__name__} takes none; give the "
+            "features without pixel_values, or make the whole model pack-safe, with its vision tower"
         )
     ids, embeds, dtype = named.get("input_ids"), named.get("inputs_embeds"), next(model.parameters()).dtype
     if embeds is not None and embeds.dtype != dtype:
