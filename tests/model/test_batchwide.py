@@ -16,7 +16,7 @@ import nopad
 from nopad.errors import BatchError, UnsupportedModelError
 from nopad.model.attention import packed_attention
 from nopad.model.batchwide import check_layers
-from nopad.model.families import REFUSED
+from nopad.model.refused import REFUSED
 
 LONGROPE = {
     "original_max_position_embeddings": 16,

@@ -11,8 +11,9 @@ from nopad.admitting.memory import recall, remember
 from nopad.admitting.proof import Proof, prove
 from nopad.errors import UnsupportedModelError
 from nopad.model import safety
-from nopad.model.families import FAMILIES, FRONTS, REFUSED
+from nopad.model.families import FAMILIES, FRONTS, IMAGES
 from nopad.model.known import class_of, is_stock
+from nopad.model.refused import REFUSED
 from nopad.model.safety import bare, is_packed
 from nopad.options import check_choice
 
@@ -118,4 +119,4 @@ def _in_tables(model: Any, head: str | None, prove: Prove) -> bool:
     if kind in REFUSED:
         return prove != "always"
     known = is_stock(class_of(model)) or head is not None
-    return kind in FRONTS or (kind in FAMILIES and known)
+    return kind in FRONTS or kind in IMAGES or (kind in FAMILIES and known)

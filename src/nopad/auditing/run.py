@@ -27,7 +27,7 @@ from nopad.auditing.trial import Collator, Trial
 from nopad.auditing.verdict import Verdict
 from nopad.errors import BatchError, OptionError
 from nopad.model.backends import BACKENDS
-from nopad.model.families import FRONTS
+from nopad.model.families import FRONTS, IMAGES
 from nopad.model.safety import bare, is_packed, state_of
 from nopad.options import BOOLEAN, Option
 
@@ -134,10 +134,12 @@ def check_model(model: Any, backend: str) -> None:
             "out, or undo it first with nopad.unpacked(model)"
         )
     model = bare(model)
-    if getattr(model.config, "model_type", "") in FRONTS:
+    kind = getattr(model.config, "model_type", "")
+    if kind in FRONTS or kind in IMAGES:
+        what = "images and no tokens, which" if kind in FRONTS else "images beside its tokens, and only tokens are what"
         raise OptionError(
-            f"{type(model).__name__} takes images and no tokens, which this audit would draw; give nopad.audit_samples "
-            "some images, and how they are run alone and packed"
+            f"{type(model).__name__} takes {what} this audit would draw; give nopad.audit_samples some images, and how "
+            "they are run alone and packed"
         )
 
 

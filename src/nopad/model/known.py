@@ -32,6 +32,7 @@ TABLES = {
     "CAUSAL_LM": "causal",
     "TOKEN_CLASSIFICATION": "tokens",
     "MASKED_LM": "tokens",
+    "IMAGE_TEXT_TO_TEXT": "causal",
     "SEQ_TO_SEQ_CAUSAL_LM": "tokens",
     "PRETRAINING": "tokens",
     "TEXT_ENCODING": "tokens",

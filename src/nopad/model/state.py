@@ -41,6 +41,15 @@ from nopad.model.hooks import (
     attach,
     take_off,
 )
+from nopad.model.images import (
+    TOWER,
+    Ran,
+    attending_part,
+    check_images,
+    image_parts,
+    ordinary_arguments,
+    refuse_others,
+)
 from nopad.model.known import class_of
 from nopad.model.mixers import Cut, Join, carry, mixing_hooks, refuse_compiled, release
 from nopad.model.positions import positions
@@ -91,6 +100,11 @@ class State:
         self.__dict__.update({**state, "lock": Lock()})
         attention.register()  # perhaps in another process
 
+    @property
+    def attending(self) -> Any:
+        """The part of the model that gets nopad's attention: the model itself, or its text part beside images."""
+        return attending_part(self.model, self.head.base, self.family)
+
     def install(self) -> None:
         """Register nopad's attention, and attach all hooks; raise `UnsupportedModelError` if the model refuses one."""
         attention.register()
@@ -102,10 +116,11 @@ class State:
         self.takes = takes_states(self.head.base, self.family, self.takes)
         list(self._hooks())  # raises for modules that cannot be hooked, before anything is changed
         if self.family.route == "interface":
-            attention.check_replaceable(model)
-            self.before = model.config._attn_implementation
-            model.set_attn_implementation(attention.NAME)
-            if model.config._attn_implementation != attention.NAME:
+            part = self.attending
+            attention.check_replaceable(part)
+            self.before = part.config._attn_implementation
+            part.set_attn_implementation(attention.NAME)
+            if part.config._attn_implementation != attention.NAME:
                 import transformers
 
                 raise UnsupportedModelError(
@@ -127,10 +142,11 @@ class State:
         """
         from transformers import PreTrainedModel
 
-        for part in _walk(self.model):
+        whole = self.attending
+        for part in _walk(whole):
             own = getattr(getattr(part, "config", None), "_attn_implementation", attention.NAME)
             if own != attention.NAME and isinstance(part, PreTrainedModel):
-                self.model.set_attn_implementation(self.before)
+                whole.set_attn_implementation(self.before)
                 raise UnsupportedModelError(
                     f"the {type(part).__name__} in this {type(self.model).__name__} has a configuration of its own, "
                     f"and its attention stays {own!r}; give both the same config object, or take a newer transformers"
@@ -142,7 +158,7 @@ class State:
             take_off(module, self.cell)
         release(_walk(self.model))
         if self.before:
-            self.model.set_attn_implementation(self.before)
+            self.attending.set_attn_implementation(self.before)
 
     def renew(self) -> None:
         """Attach hooks to the modules that the model uses now, unless hooks were last attached to the same modules.
@@ -181,7 +197,11 @@ class State:
         check_rows(model, self.head.base, family.mixers)
         check_experts(model)
         base = self.head.base
-        if base is not model and "position_ids" in parameters(type(base).forward):
+        if family.images is not None:
+            tower, text = image_parts(base, family)
+            yield tower, Ran(cell, TOWER)
+            yield text, Count(cell, "text model")
+        elif base is not model and "position_ids" in parameters(type(base).forward):
             yield base, Count(cell, "base model")
         for name, module in self._entries():
             yield module, Swap(cell, name, part=name)
@@ -250,7 +270,7 @@ class State:
             if attention.inside() is None:  # otherwise this model is a part of a pack-safe model and gets its tensors
                 refuse_unguarded(named)
             return None
-        now = self.model.config._attn_implementation
+        now = self.attending.config._attn_implementation
         if self.before and now != attention.NAME:
             raise UnsupportedModelError(
                 f"attention of this {type(module).__name__} was set to {now!r} after it "
@@ -260,9 +280,15 @@ class State:
         if self.family.mixers:
             carry(self.cell, self.modules)
         check_raw(module, self.head.base, self.family, named)
+        refuse_others(module, self.family, named)
         call = self._opened(guard, named, module)
-        check_call(module, self.family, self.most, self.takes, self.head.stock, named, call.placed.layout)
-        self._fit(named, call)
+        takes, layout = ordinary_arguments(self.takes, self.family), call.placed.layout
+        check_call(module, self.family, self.most, takes, self.head.stock, named, layout)
+        axes = None
+        if self.family.images is not None:
+            axes = check_images(module, self.head.base, self.family, named, layout)
+            call.images = 0 if layout.images is None else int(layout.images.sum())
+        self._fit(named, call, axes)
         check_labels(self.model, self.head.by_token, named)
         self.head.enter(call, named)
         call.frame = frame
@@ -348,8 +374,11 @@ class State:
         _say_once(f"{type(module).__name__} on {device.type}: attention backend {chosen!r} for {layout.form} batches")
         return chosen
 
-    def _fit(self, named: dict[str, Any], call: Call) -> None:
-        """Replace the batch's items in `named` by the arguments that the model takes."""
+    def _fit(self, named: dict[str, Any], call: Call, axes: torch.Tensor | None) -> None:
+        """Replace the batch's items in `named` by the arguments that the model takes.
+
+        `axes` are positions with three axes, ``[3, R, L]``, in place of ordinary ones; None: there are none.
+        """
         takes = self.takes
         placed = call.placed
         if "attention_mask" in takes:
@@ -361,6 +390,8 @@ class State:
         named.pop("position_ids", None)  # already checked to be the layout's
         given = placed.positions
         call.positions = positions(self.model, self.family, given, named.get("input_ids"), placed.ids, placed.first)
+        if axes is not None:
+            call.positions = axes.to(given.device)
         if "position_ids" in takes:
             named["position_ids"] = call.positions
         if "use_cache" in parameters(type(self.model).forward):
