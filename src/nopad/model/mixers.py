@@ -129,7 +129,8 @@ class Cut(Hook):
             return None
         attention.tell(module)
         family = self.family or Family()
-        groups = placed.keep(("groups", family.causal), lambda: _groups(placed, family.causal))
+        how: Any = "alone" if class_of(module).__name__ in family.alone else family.causal
+        groups = placed.keep(("groups", how), lambda: _groups(placed, how))
         first, *others = _pieces(module, bound(module, args, kwargs), placed, groups, family)
         for value in first.values():
             if isinstance(value, Tensor) and value.dim() > 1:
@@ -241,10 +242,13 @@ def grouped(lengths: Sequence[int], causal: bool, call: int = CALL) -> list[list
     return found[::-1]
 
 
-def _groups(placed: Placement, causal: bool) -> Groups:
-    """Return how the batch is cut into groups; here, sequences are numbered in stream order (row after row)."""
+def _groups(placed: Placement, how: bool | Literal["alone"]) -> Groups:
+    """Return how the batch is cut into groups; here, sequences are numbered in stream order (row after row).
+
+    `how` is whether the module is causal (`grouped`), or "alone": each sequence is a group.
+    """
     lengths = np.diff(placed.bounds)
-    groups = grouped(lengths.tolist(), causal, CALL)
+    groups = [[one] for one in range(len(lengths))] if how == "alone" else grouped(lengths.tolist(), how, CALL)
     sizes = tuple((len(group), int(lengths[group].max())) for group in groups)
     starts = np.empty(len(lengths), np.int64)
     begin = 0
