@@ -158,6 +158,7 @@ def test_a_small_leak_does_not_pass_the_audit(monkeypatch):
     assert "its small copy does not pass the audit: float64 outputs, flat" in found.reason
 
 
+@pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated:DeprecationWarning")
 def test_parts_and_weights_that_no_copy_would_have():
     model = own.OwnEncoder(own.OwnConfig())
     model.config.quantization_config = {"bits": 4}
@@ -168,6 +169,9 @@ def test_parts_and_weights_that_no_copy_would_have():
     model = own.OwnEncoder(own.OwnConfig())
     model.layers[0].mlp[0].weight = torch.nn.Parameter(model.layers[0].mlp[0].weight.to(torch.int8), False)
     with pytest.raises(UnsupportedModelError, match=r"weights of layers.0.mlp.0 \(Linear\) are quantised"):
+        nopad.packed(model)
+    model = torch.ao.quantization.quantize_dynamic(own.OwnEncoder(own.OwnConfig()), {torch.nn.Linear})
+    with pytest.raises(UnsupportedModelError, match=r"weights of layers.0.attention.qkv \(Linear\) are quantised"):
         nopad.packed(model)
     model = own.OwnEncoder(own.OwnConfig())
     model.config.is_encoder_decoder = True

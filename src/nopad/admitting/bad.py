@@ -42,7 +42,8 @@ def check_model(model: Any) -> None:
                 "whole batch, so a sequence's result depends on what shares its batch; use LayerNorm or RMSNorm"
             )
         own = [one for one in module._parameters.values() if one is not None]
-        if any(type(one) is not nn.Parameter or not one.is_floating_point() for one in own):
+        lowered = type(module).__module__.startswith(("torch.ao.nn.", "torch.nn.quantized"))
+        if lowered or any(type(one) is not nn.Parameter or not one.is_floating_point() for one in own):
             raise UnsupportedModelError(
                 f"weights of {place or name} ({type(module).__name__}) are quantised, and a small copy of this model "
                 "would not be; prove it before quantising, and see docs/models.md for what nopad runs quantised"

@@ -29,12 +29,13 @@ from nopad.admitting.modes import in_mode
 
 __all__ = ["Run", "crossing", "varying"]
 
-WIDE = (1, 2, 50, 150, 600, 1500, 5000, 20000)  # tokens of a row
-MANY = (2, 3, 5, 9, 20, 70, 300)  # rows
+WIDE = (1, 2, 150, 600, 1500, 5000, 20000)  # tokens of a row
+MANY = (2, 9, 70, 300)  # rows
 MUCH = (20, 300)  # rows of so many tokens
 MOST = 20_000_000  # numbers in a tensor, as far as can be foreseen
 TOKEN, ROW = 1, 2  # what a tensor holds: one value per token, or something of several tokens
 FILLED = ("_like", "new_", "empty", "zeros", "ones", "full", "arange")  # in names of operations that read no values
+RAISES = "it raises"
 READERS = ("tolist", "numpy", "__array__", "data_ptr", "__dlpack__")  # of tensors, and no operations of PyTorch
 
 
@@ -61,6 +62,12 @@ class Run:
         """Whether tensors ``[L, ...]`` are tables of positions, since others are ``[1, L, ...]``."""
         leaves = [one for one in tree_leaves(self.given) if isinstance(one, Tensor)]
         return any(tuple(one.shape[:2]) == (1, self.length) for one in leaves)
+
+    def fits(self, rows: int, wide: int) -> bool:
+        """Whether what the module is given would not be too large on this size."""
+        leaves = [one for one in tree_leaves((self.given, list(self.held.values()))) if isinstance(one, Tensor)]
+        largest = max((one.numel() * (wide / self.length) ** one.shape.count(self.length) for one in leaves), default=0)
+        return rows * largest <= MOST
 
     def at(self, rows: int, wide: int) -> tuple[list[str], Any, int]:
         """Run the module on rows of `wide` tokens: those that it was given, again and again.
@@ -98,11 +105,11 @@ def crossing(run: Run, tokens: list[int], mixes: bool = False) -> tuple[bool, bo
     return crosses, reads
 
 
-def varying(run: Run, mixes: bool) -> tuple[str, bool]:
+def varying(run: Run, mixes: bool, whole: bool = False) -> tuple[str, bool]:
     """Return what changes when a module gets longer rows or more of them, and whether more rows change it.
 
-    The first is "" if nothing does. A module that does not run on a size counts as one that varies. A module that
-    `mixes` tokens may give others for longer rows, so it is not tried on them.
+    The first is "" if nothing does. A module that does not run on a size counts as one that varies; a `whole` model may
+    refuse long rows. A module that `mixes` tokens may give others for longer rows, so it is not tried on them.
     """
     said, by_rows = "", False
     for training in (False, True):
@@ -110,31 +117,36 @@ def varying(run: Run, mixes: bool) -> tuple[str, bool]:
             names, made, most = run.at(1, run.length)
             if not _alike(run, made, run.at(1, run.length)[1], 1, run.length):
                 continue  # random in training, as dropout is: there is nothing to compare
-            for rows, wide in (*((rows, run.length) for rows in MANY), MUCH):
-                if mixes or not by_rows:
+            for rows, wide in (*((rows, run.length) for rows in MANY[training:]), MUCH):
+                if run.fits(rows, wide) and not by_rows:
                     alone = (names, made) if wide == run.length else run.at(1, wide)[:2]
-                    why = _differs(run, *alone, rows, wide, wide)
-                    said, by_rows = said or why, by_rows or bool(why)
-            if mixes:
-                continue
+                    why, _ = _differs(run, *alone, rows, wide, wide)
+                    said, by_rows = said or why, bool(why)
             before = run.length
-            for wide in WIDE:
-                if said or (wide > before and most * (wide / before) ** 2 > MOST):
+            for wide in () if mixes else WIDE[3 * training :]:
+                if said or not run.fits(1, wide) or (wide > before and most * (wide / before) ** 2 > MOST):
                     break
-                said = _differs(run, names, made, 1, wide, run.length)
-                before, most = (wide, run.at(1, wide)[2]) if wide > before and not said else (before, most)
+                said, found = _differs(run, names, made, 1, wide, run.length)
+                if said.startswith(RAISES) and whole and wide > run.length:
+                    said = ""
+                    break
+                before, most = (wide, found) if wide > before else (before, most)
     return said, by_rows
 
 
-def _differs(run: Run, names: list[str], made: Any, rows: int, wide: int, base: int) -> str:
-    """Return how a module on another size does not do what it did on one row of `base` tokens; "": it does."""
+def _differs(run: Run, names: list[str], made: Any, rows: int, wide: int, base: int) -> tuple[str, int]:
+    """Return how a module on another size does not do what it did on one row of `base` tokens; "": it does.
+
+    The second value is the size of its largest tensor.
+    """
     try:
-        again, after, _ = run.at(rows, wide)
+        again, after, most = run.at(rows, wide)
     except Exception as error:  # a module's code may raise anything
-        return f"it raises {type(error).__name__} on {rows} x {wide} tokens"
+        return f"{RAISES} {type(error).__name__} on {rows} x {wide} tokens", 0
     if again != names:
-        return f"it calls other functions on {rows} x {wide} tokens than on {base}"
-    return "" if _alike(run, made, after, rows, wide, base) else f"tokens get other values on {rows} x {wide} tokens"
+        return f"it calls other functions on {rows} x {wide} tokens than on {base}", most
+    same = _alike(run, made, after, rows, wide, base)
+    return "" if same else f"tokens get other values on {rows} x {wide} tokens", most
 
 
 def _alike(run: Run, before: Any, after: Any, rows: int, wide: int, base: int = 0) -> bool:

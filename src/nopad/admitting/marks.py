@@ -20,10 +20,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedConfig
 
 from nopad.model.hooks import Hook
 from nopad.model.known import class_of
-from nopad.model.own import is_own, own_modules
+from nopad.model.own import own_modules
 
 __all__ = ["NAMES_ONLY", "is_library", "mark_of", "settings_of"]
 
@@ -205,9 +206,10 @@ class _Marker:
         if isinstance(value, nn.Module):
             self.add(kind)
             self.add({name: one for name, one in vars(value).items() if name != "training"})
-        elif hasattr(value, "to_dict") and not is_own(kind):
+        elif isinstance(value, PreTrainedConfig):
             self.add(kind)
-            self.add({name: one for name, one in value.to_dict().items() if name not in NAMES_ONLY})
+            usual = {name for name in vars(PreTrainedConfig()) if name.startswith("_")}
+            self.add({name: one for name, one in vars(value).items() if name not in (*NAMES_ONLY, *usual)})
         elif hasattr(value, "__dict__"):
             self.add(kind)
             self.add(vars(value))

@@ -236,7 +236,7 @@ class _Search:
             tables = [one for one in module.modules() if isinstance(one, nn.Embedding) and one in probed.seen]
             clean = [one for one in module.children() if is_own(class_of(one)) and one in probed.seen]
             held |= {one: probed.seen[one].output for one in (*tables, *clean)}
-        varied, by_rows = varying(run, mixes)
+        varied, by_rows = varying(run, mixes, module in self.whole)
         if module in self.whole or not per_token:
             if not mixes and (said or varied):
                 probed.varies = probed.varies or (module, said or varied)

@@ -15,7 +15,7 @@ from nopad.admitting.bad import check_forgets, check_model, check_rows_apart, ch
 from nopad.admitting.deriving import Derived, derive
 from nopad.admitting.heads import head_for
 from nopad.admitting.judging import Judge
-from nopad.admitting.small import own_parts, small_copy, true_copy
+from nopad.admitting.small import deep_copy, own_parts, small_copy
 from nopad.auditing.failure import ModelFailedError, inside_model
 from nopad.auditing.run import audit
 from nopad.auditing.subject import subject_of
@@ -151,12 +151,12 @@ def _proven(model: Any, small: Any, head: str | None) -> Proof:
 def _lines(model: Any, exact: Any, close: float) -> Iterator[Derived]:
     """Yield the line of the table for a known model type (whose class is not known), then what probing finds.
 
-    Code of one's own is probed in the model's true sizes, if they are not too large.
+    Code of one's own is probed in a copy of its own, with all layers.
     """
     kind = getattr(model.config, "model_type", "")
-    true = true_copy(model) if foreign(model) and not own_parts(model) else None
-    if true is not None:
-        with subject_of(true, torch.float64, False) as exact:
+    deep = deep_copy(model) if foreign(model) and not own_parts(model) else None
+    if deep is not None:
+        with subject_of(deep, torch.float64, False) as exact:
             yield from derive(exact, close, family_of(model.config) if kind in FAMILIES else None)
         return
     yield from derive(exact, close, family_of(model.config) if kind in FAMILIES else None)

@@ -21,11 +21,11 @@ from nopad.model.hooks import Hook
 from nopad.model.known import class_of
 from nopad.model.own import is_own
 
-__all__ = ["LAYER_COUNTS", "own_parts", "ran", "small_copy", "true_copy", "uncached"]
+__all__ = ["LAYER_COUNTS", "deep_copy", "own_parts", "ran", "small_copy", "uncached"]
 
 VOCABULARY, POSITIONS = 97, 600
 MOST_LAYERS = 10  # of a copy
-MOST_OWN_LAYERS = 32  # of a copy whose layers are of one's own, and may each do something else
+MOST_OWN_LAYERS = 32  # of a narrow copy in which code of one's own is looked into
 # What libraries put in place of layers or around them, and modules that give each token what depends on it alone.
 ADDED = ("peft.", "bitsandbytes.", "torchao.", "torch.nn.utils.parametrize")
 LOCAL = (nn.Linear, nn.Identity, nn.Dropout, nn.LayerNorm, nn.Embedding)
@@ -114,18 +114,30 @@ def small_copy(model: Any) -> tuple[Any, str]:
     )
 
 
-def true_copy(model: Any) -> Any:
-    """Return a copy of a model in its true sizes, with other weights and no dropout; None: there can be none.
+def deep_copy(model: Any) -> Any:
+    """Return a copy of a model with all layers, other weights and no dropout; None: there can be none.
 
-    Code of one's own may do something else from some width on, or in a later layer.
+    Code of one's own may do something else in a later layer, or from some width on. So the copy has the model's true
+    sizes, if these are not too large, or else is narrow, with at most `MOST_OWN_LAYERS` layers.
     """
+    config = model.config
+    rates = {name: 0.0 for name, value in _values(config).items() if isinstance(value, float) and "drop" in name}
+    ways: list[Callable[[type], Any]] = [lambda kind: _changed(config, rates, False)]
     if _number(model) > MOST_PARAMETERS:
-        return None
-    rates = {name: 0.0 for name, value in _values(model.config).items() if isinstance(value, float) and "drop" in name}
-    try:
-        return _built(type(model), lambda kind: _changed(model.config, rates, False))
-    except Exception:  # the small copy says what is wrong
-        return None
+        layers = list(range(min(_count(config), MOST_OWN_LAYERS)))
+        sizes = {**SIZES, **WIDTHS}
+        ways = [
+            lambda kind, again=again: _with_layers(_narrowed(config, sizes, again), layers, again)  # type: ignore[misc]
+            for again in (False, True)
+        ]
+    for make in ways:
+        try:
+            made = _built(type(model), make)
+            ran(copy.deepcopy(made), list(range(5, 12)))
+        except Exception:  # the small copy says what is wrong
+            continue
+        return made
+    return None
 
 
 def ran(model: Any, tokens: list[int], **more: Any) -> Any:
@@ -339,10 +351,8 @@ def _layers_of(kind: type, config: Any) -> list[int]:
     try:
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
             built = kind(config)
-        lists = [one for one in built.modules() if isinstance(one, nn.ModuleList | nn.Sequential)]
-        if any(is_own(class_of(part)) for one in lists if len(one) == there for part in one.modules()):
-            return list(range(min(there, MOST_OWN_LAYERS)))
-        stacks = [one for one in lists if isinstance(one, nn.ModuleList) and len(one) == there]
+        lists = [one for one in built.modules() if isinstance(one, nn.ModuleList)]
+        stacks = [one for one in lists if len(one) == there]
         kinds = [one + repr(signs) for one, signs in zip(kinds, _signatures(stacks, there), strict=True)]
     except Exception:  # not every model can be built on no device; lists of the configuration have to do
         pass
