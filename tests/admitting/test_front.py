@@ -158,7 +158,7 @@ def test_a_small_leak_does_not_pass_the_audit(monkeypatch):
     assert "its small copy does not pass the audit: float64 outputs, flat" in found.reason
 
 
-@pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore")  # torch.ao is to move elsewhere
 def test_parts_and_weights_that_no_copy_would_have():
     model = own.OwnEncoder(own.OwnConfig())
     model.config.quantization_config = {"bits": 4}

@@ -471,6 +471,15 @@ def test_numbers_that_are_read_out_of_tensors(name):
     assert looked_at(READS[name])[1]
 
 
+def test_lengths_that_are_handed_on():
+    class Given(nn.Module):
+        def forward(self, x, length):
+            return x.view(-1, length, 2, 4).flatten(2)
+
+    given = {"x": torch.randn(1, 11, 8, dtype=torch.float64), "length": 11}
+    assert varying(Run(Given(), given, {}, 11, 1e-9), False) == ("", False)
+
+
 def test_sizes_by_which_code_decides():
     assert not looked_at(lambda x: x * len(x))[0]
     for function in (

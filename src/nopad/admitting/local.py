@@ -165,7 +165,12 @@ def _alike(run: Run, before: Any, after: Any, rows: int, wide: int, base: int = 
 
 
 def _sized(value: Any, length: int, rows: int, wide: int, table: bool) -> Any:
-    """Return a tensor with every dimension of L tokens made `wide`, and with `rows` rows; others stay as they are."""
+    """Return a tensor with every dimension of L tokens made `wide`, and with `rows` rows; others stay as they are.
+
+    A whole number that is L becomes `wide`.
+    """
+    if type(value) is int and value == length:
+        return wide
     if not isinstance(value, Tensor) or length not in value.shape:
         return value
     flat = value.dim() <= 2 and value.shape[0] == length and not table
