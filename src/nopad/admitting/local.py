@@ -105,25 +105,26 @@ def crossing(run: Run, tokens: list[int], mixes: bool = False) -> tuple[bool, bo
     return crosses, reads
 
 
-def varying(run: Run, mixes: bool, whole: bool = False) -> tuple[str, bool]:
+def varying(run: Run, mixes: bool, whole: bool = False, brief: bool = False) -> tuple[str, bool]:
     """Return what changes when a module gets longer rows or more of them, and whether more rows change it.
 
     The first is "" if nothing does. A module that does not run on a size counts as one that varies; a `whole` model may
     refuse long rows. A module that `mixes` tokens may give others for longer rows, so it is not tried on them.
+    With `brief`, fewer sizes are tried, and in evaluation mode only.
     """
     said, by_rows = "", False
-    for training in (False, True):
+    for training in (False,) if brief else (False, True):
         with in_mode(run.module, training):
             names, made, most = run.at(1, run.length)
             if not _alike(run, made, run.at(1, run.length)[1], 1, run.length):
                 continue  # random in training, as dropout is: there is nothing to compare
-            for rows, wide in (*((rows, run.length) for rows in MANY[training:]), MUCH):
+            for rows, wide in (*((rows, run.length) for rows in MANY[training + 2 * brief :]), MUCH):
                 if run.fits(rows, wide) and not by_rows:
                     alone = (names, made) if wide == run.length else run.at(1, wide)[:2]
                     why, _ = _differs(run, *alone, rows, wide, wide)
                     said, by_rows = said or why, bool(why)
             before = run.length
-            for wide in () if mixes else WIDE[3 * training :]:
+            for wide in () if mixes else WIDE[3 * (training or brief) :]:
                 if said or not run.fits(1, wide) or (wide > before and most * (wide / before) ** 2 > MOST):
                     break
                 said, found = _differs(run, names, made, 1, wide, run.length)

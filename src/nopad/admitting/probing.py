@@ -31,6 +31,7 @@ __all__ = ["CLOSE", "Probed", "Seen", "beside", "length_for", "moved", "probe", 
 NAME = "nopad_probe"
 LENGTHS = (11, 13, 17, 19, 23, 29, 31, 37)
 FACTORS = (-30.0, 1e3, -1e3)  # by which a token's values are multiplied
+OFTEN = 3  # modules of a class of one's own that are tried on all sizes; later layers on fewer
 CLOSE = 1e-9  # relative to the largest value: more than rounding in float64 does
 
 
@@ -198,6 +199,7 @@ class _Search:
     def __init__(self, probed: Probed, whole: set[nn.Module]) -> None:
         self.probed, self.whole = probed, whole
         self.length = len(probed.tokens)
+        self.times: Counter[type] = Counter()  # how many modules of a class were looked into
 
     def of(self, module: nn.Module) -> list[nn.Module]:
         """Return the innermost mixing modules in `module`, itself included."""
@@ -236,7 +238,8 @@ class _Search:
             tables = [one for one in module.modules() if isinstance(one, nn.Embedding) and one in probed.seen]
             clean = [one for one in module.children() if is_own(class_of(one)) and one in probed.seen]
             held |= {one: probed.seen[one].output for one in (*tables, *clean)}
-        varied, by_rows = varying(run, mixes, module in self.whole)
+        self.times[class_of(module)] += 1
+        varied, by_rows = varying(run, mixes, module in self.whole, self.times[class_of(module)] > OFTEN)
         if module in self.whole or not per_token:
             if not mixes and (said or varied):
                 probed.varies = probed.varies or (module, said or varied)
