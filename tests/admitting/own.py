@@ -290,4 +290,4 @@ class MaxClassifier(Around):
 
 def bert_config(**more):
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 32}
-    return BertConfig(vocab_size=300, **sizes, **more)
+    return BertConfig(vocab_size=300, **{**sizes, **more})

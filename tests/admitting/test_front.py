@@ -116,7 +116,7 @@ REFUSED = {
     "batch": r"layers.0.extra \(BatchMean\) of OwnEncoder gives a row of a batch another result than the row alone, in "
     "training: it takes statistics over the batch",
     "own forward": "the forward method of OwnEncoder moves information between tokens by itself",
-    "sign": r"layers.0.extra \(Sign\) of OwnEncoder gives a row of a batch another result than the row alone",
+    "sign": r"layers.0.extra \(Sign\) of OwnEncoder .*gives a row (of a batch )?another result",
     "noise": r"layers.0.extra \(Noise\) of OwnEncoder gives one sequence two results in evaluation mode: it draws",
     "flat": r"layers.0.extra \(Flat\) of OwnEncoder gives a row of a batch another result than the row alone",
     "hidden loss": r"layers\.\d\.extra\.gate\.bias of OwnEncoder gets a gradient in training even if nothing is",
@@ -173,6 +173,7 @@ def test_a_small_leak_does_not_pass_the_audit(monkeypatch):
     assert "its small copy does not pass the audit: float64 outputs, flat" in found.reason
 
 
+@pytest.mark.filterwarnings("ignore")  # torch.ao is to move elsewhere
 def test_parts_and_weights_that_no_copy_would_have():
     model = own.OwnEncoder(own.OwnConfig())
     model.config.quantization_config = {"bits": 4}
@@ -183,6 +184,9 @@ def test_parts_and_weights_that_no_copy_would_have():
     model = own.OwnEncoder(own.OwnConfig())
     model.layers[0].mlp[0].weight = torch.nn.Parameter(model.layers[0].mlp[0].weight.to(torch.int8), False)
     with pytest.raises(UnsupportedModelError, match=r"weights of layers.0.mlp.0 \(Linear\) are quantised"):
+        nopad.packed(model)
+    model = torch.ao.quantization.quantize_dynamic(own.OwnEncoder(own.OwnConfig()), {torch.nn.Linear})
+    with pytest.raises(UnsupportedModelError, match=r"weights of layers.0.attention.qkv \(Linear\) are quantised"):
         nopad.packed(model)
     model = own.OwnEncoder(own.OwnConfig())
     model.config.is_encoder_decoder = True

@@ -127,7 +127,7 @@ class TestQuantised:
 
     def test_outlier_columns_of_the_whole_batch(self):
         model = nopad.packed(build(tiny("ernie"), "base"))
-        layer = type("Linear8bitLt", (nn.Linear,), {})(32, 32).double()
+        layer = type("Linear8bitLt", (nn.Linear,), {"__module__": "bitsandbytes.nn.modules"})(32, 32).double()
         layer.state = type("State", (), {"threshold": 6.0})()
         model.encoder.layer[0].output.dense = layer
         batch = nopad.PackedBatch.from_sequences(texts(5, 7))

@@ -74,6 +74,8 @@ class Family:
         mixers: class names of the modules that move information between tokens and do not use the registered attention
             (convolutions, state-space scans, linear attention): each is run on every sequence by itself
             (`nopad.model.mixers`).
+        alone: of the `mixers`, class names of those whose code may decide by what else is in a batch: each sequence
+            gets a call of its own.
         mixes: function of the configuration that returns how often tokens are mixed in one call, by registered
             attention and by mixing modules; None: `attends` times in each layer.
         places: names of a mixing module's arguments that have one entry per position in a row (ALiBi, rotary angles),
@@ -108,6 +110,7 @@ class Family:
     encoder_decoder: bool = False
     attends: int = 1
     mixers: tuple[str, ...] = ()
+    alone: tuple[str, ...] = ()
     mixes: Callable[[Any], int] | None = None
     places: tuple[tuple[str, int | None], ...] = ()
     tables: tuple[tuple[str, int], ...] = ()

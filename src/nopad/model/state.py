@@ -52,6 +52,7 @@ from nopad.model.images import (
 )
 from nopad.model.known import class_of
 from nopad.model.mixers import Cut, Join, carry, mixing_hooks, refuse_compiled, release
+from nopad.model.own import foreign
 from nopad.model.positions import positions
 from nopad.model.postconditions import check_attended, check_output, check_ran
 from nopad.model.routers import check_losses, of_real_tokens
@@ -78,6 +79,7 @@ class State:
         cell: the state that the hooks share.
         modules: the modules that the model had when hooks were last attached; if it has others at a call, hooks are
             attached again.
+        own: classes of one's own among the modules that it had when it was made pack-safe.
         roles: roles of the hooks that must run once in a call.
     """
 
@@ -90,6 +92,7 @@ class State:
     before: str = ""
     cell: Cell = field(default_factory=Cell)
     modules: tuple[nn.Module, ...] = ()
+    own: dict[str, type] = field(default_factory=dict)
     roles: tuple[str, ...] = ()
     lock: Any = field(default_factory=Lock)
 
@@ -109,6 +112,7 @@ class State:
         """Register nopad's attention, and attach all hooks; raise `UnsupportedModelError` if the model refuses one."""
         attention.register()
         model = self.model
+        self.own = foreign(model)
         self.cell.owned = True
         self.takes = parameters(type(model).forward)
         if not self.head.stock and takes_more(type(model).forward):
@@ -173,6 +177,7 @@ class State:
         # Threads share the modules, so only one may change their hooks at a time.
         with self.lock:
             hooks = list(self._hooks())
+            self._refuse_later()
             for module in {*modules, *self.modules}:
                 if module is not self.model:
                     take_off(module, self.cell)
@@ -186,6 +191,19 @@ class State:
             self.roles = tuple(hook.role for hook in counted)
             self.modules = modules
         self.tell_cell()
+
+    def _refuse_later(self) -> None:
+        """Refuse modules of one's own that came after the model was made pack-safe, of which nothing is proven.
+
+        Raises:
+            UnsupportedModelError: there is one.
+        """
+        later = {name: kind for name, kind in foreign(self.model).items() if self.own.get(name) is not kind}
+        if later:
+            raise UnsupportedModelError(
+                f"modules of your own class {', '.join(later)} were put into this {type(self.model).__name__} after it "
+                "was made pack-safe, and may mix tokens; make it so anew: nopad.packed(nopad.unpacked(model))"
+            )
 
     def tell_cell(self) -> None:
         """Copy to `cell` what hooks need in calls with static shapes: `most`, and how the head pools."""
