@@ -104,8 +104,9 @@ def find(batch: Mapping[str, Any], sequences: Sequence[Sequence[int]]) -> Places
         real, wanted_tokens = int(free.sum()), sum(map(len, sequences))
         if real > wanted_tokens:
             raise BatchError(
-                f"the collator's mask has {real} real tokens, and the sequences have {wanted_tokens}: a collator that "
-                "adds tokens gives another input than the sequences alone; give them with their special tokens"
+                f"the collator's mask has {real} real tokens, and the sequences have {wanted_tokens}: either it covers "
+                "padding, where it must be 0, or the collator adds tokens, which is another input than the sequences "
+                "alone; give them with their special tokens"
             )
     found: list[Any] = [None] * len(sequences)
     for number in sorted(range(len(sequences)), key=lambda n: -len(sequences[n])):
