@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nopad.admitting.modes import in_mode, outputs_of
+from nopad.admitting.bad import outputs_of
+from nopad.admitting.modes import in_mode
 from nopad.admitting.probing import length_for
 from nopad.admitting.small import uncached
 from nopad.errors import UnsupportedModelError

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -68,9 +68,14 @@ class Poisoned:
     """
 
     def __init__(
-        self, trial: Trial, kinds: Kinds, victim: int | None = None, token: int | None = None, form: str | None = None
+        self,
+        trial: Trial,
+        kinds: Kinds,
+        victim: int | None = None,
+        tokens: Sequence[int] | None = None,
+        form: str | None = None,
     ) -> None:
-        """Change sequence `victim` of the trial (None: one that does not fill its pack), or only its token `token`.
+        """Change sequence `victim` of the trial (None: one that does not fill its pack), or only some of its tokens.
 
         `kinds` says what the outputs belong to. `form` is one of the trial's forms; None: rows, if there are any.
         """
@@ -79,9 +84,9 @@ class Poisoned:
         longest = max(range(len(trial.sequences)), key=lambda n: len(trial.sequences[n]) % trial.capacity)
         self.victim = longest if victim is None else victim
         changed = trial.others[self.victim]
-        if token is not None:
-            mine = trial.sequences[self.victim]
-            changed = [*mine[:token], changed[token], *mine[token + 1 :]]
+        if tokens is not None:
+            mine, chosen = trial.sequences[self.victim], set(tokens)
+            changed = [changed[at] if at in chosen else token for at, token in enumerate(mine)]
         self.others = [changed if number == self.victim else mine for number, mine in enumerate(trial.sequences)]
         self._clean: dict[str, list[Tensor]] | None = None
 

@@ -32,7 +32,7 @@ from nopad.auditing.steps.examples import examples_of, shifts_labels
 from nopad.auditing.steps.loop import Collate, Loss
 from nopad.auditing.steps.quiet import inner
 from nopad.batch import PackedBatch
-from nopad.errors import NopadError
+from nopad.errors import FOREIGN, NopadError
 from nopad.model.safety import bare, is_packed, packed
 
 __all__ = ["find_step_fix"]
@@ -170,7 +170,7 @@ class _Step:
             if isinstance(batch, PackedBatch) or not isinstance(batch, Mapping):
                 return None
             return batch, Layout.of(batch, find(batch, [one.ids.tolist() for one in examples_of(features)]))
-        except Exception:  # a foreign collator may raise anything
+        except FOREIGN:  # a foreign collator may raise anything
             return None
 
     @contextmanager

@@ -14,7 +14,7 @@ from nopad.auditing.steps.quiet import inner
 from nopad.batch.images import GRIDS, PIXELS, one_row
 from nopad.errors import BatchError, LengthError
 
-__all__ = ["IGNORED", "Example", "examples_of", "shifts_labels"]
+__all__ = ["IGNORED", "Example", "examples_of", "merged", "shifts_labels"]
 
 IGNORED = -100
 LABELS = ("label", "label_ids")
@@ -124,6 +124,28 @@ def examples_of(features: Sequence[Mapping[str, Any]]) -> list[Example]:
             found.append(Example(cut, per_token - set(LAYOUT)))
             begin += length
     return found
+
+
+def merged(model: Any, examples: Sequence[Example], ends: frozenset[int] = frozenset()) -> list[str]:
+    """Return a note if examples hold a token that ends a text before their own end: several texts, laid end to end.
+
+    Such texts see each other, and an audit that takes each example as one sequence cannot show it. `ends` are ids that
+    end a text, besides those of the model's configuration. Ends at the very beginning do not count: some models begin
+    texts by the same id.
+    """
+    told = getattr(getattr(_named(model), "config", None), "eos_token_id", None)
+    found = ends.union(told if isinstance(told, list) else [] if told is None else [told])
+    inside = 0
+    for example in examples:
+        other = [at for at, token in enumerate(example.ids.tolist()) if token not in found]
+        inside += bool(other) and len(other) < other[-1] - other[0] + 1
+    if not inside:
+        return []
+    return [
+        f"{inside} of {len(examples)} sequences hold an end of text before their own end: where these are several "
+        'texts laid end to end (TRL\'s packing_strategy "wrapped", group_texts of run_clm.py), they see each other, '
+        "which no audit of such rows can show"
+    ]
 
 
 def shifts_labels(model: Any) -> bool:
