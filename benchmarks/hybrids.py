@@ -1,7 +1,7 @@
 """Hybrids on packs beside padding: steps (forward and backward) of small models shaped like LFM2 and Falcon-H1.
 
 The same sequences, padded to the capacity and packed flat, in turns in one process, on one thread, in seconds of CPU.
-The target: 0.9 of the padding removed (slots padded over tokens). Beside it what the groups of `nopad.model.mixers` gain:
+The target: 0.9 of the padding removed (slots padded over tokens). Beside it what the groups of `nopad.model.groups` gain:
 a call for each length, and one call for all sequences.
 
     python benchmarks/hybrids.py [lfm2] [falcon_h1] [--capacity 512] [--sequences 12] [--turns 2]
@@ -21,10 +21,10 @@ import transformers
 from inputs import lognormal, machine
 
 import nopad
-from nopad.model import mixers
+from nopad.model import groups
 
 TARGET = 0.9
-WAYS = {"groups": mixers.CALL, "one length a call": 0, "one call": 10**9}
+WAYS = {"groups": groups.CALL, "one length a call": 0, "one call": 10**9}
 LAYERS = ["conv", "conv", "full_attention"] * 2 + ["conv", "conv"]  # LFM2: two of three
 
 
@@ -86,7 +86,7 @@ def measure(kind: str, lengths: np.ndarray, capacity: int, turns: int) -> float:
 
     def pack(call: int) -> Callable[[], None]:
         def run() -> None:
-            mixers.CALL = call
+            groups.CALL = call
             fresh = nopad.PackedBatch.from_sequences(sequences, columns={"labels": sequences})
             step(packed, fresh)
 
@@ -101,12 +101,12 @@ def measure(kind: str, lengths: np.ndarray, capacity: int, turns: int) -> float:
             way()
             if turn:
                 found[name].append(time.process_time() - begin)
-    mixers.CALL = WAYS["groups"]
+    groups.CALL = WAYS["groups"]
     factor = len(sequences) * capacity / batch.layout.tokens
     size = f"{sum(one.numel() for one in model.parameters()) / 1e6:.0f} M parameters"
-    groups = len(mixers.grouped(lengths.tolist(), causal=True))
+    number = len(groups.grouped(lengths.tolist(), mixed=True))
     print(f"\n{kind}, {size}, {len(sequences)} sequences of {batch.layout.tokens:,} tokens at {capacity}")
-    print(f"  padding removed x{factor:.2f}; {np.unique(lengths).size} lengths in {groups} groups")
+    print(f"  padding removed x{factor:.2f}; {np.unique(lengths).size} lengths in {number} groups")
     share = 0.0
     for name, each in found.items():
         times = statistics.median(slow / fast for slow, fast in zip(found["padded"], each, strict=True))

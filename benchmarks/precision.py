@@ -1,9 +1,8 @@
 """Embeddings in lower precision: how much faster, and how far from float32.
 
-MiniLM on docstrings of the standard library, by `Embedder`, in float32, bfloat16, and int8 where torchao can be imported
-(``pip install --no-deps torchao==0.18.0`` into a folder on PYTHONPATH is enough). The ways take turns; each line has the
-fastest turn, the smallest cosine of a text's vector with that in float32, and the largest difference of a component alone
-and in company. Beside them, as the limit: one linear layer of the model's most frequent size, 1,024 tokens.
+MiniLM on docstrings of the standard library, by `Embedder`, in float32, bfloat16 and int8. The ways take turns; each line
+has the fastest turn, the smallest cosine of a text's vector with that in float32, and the largest difference of a
+component alone and in company. Beside them, as the limit: one linear layer of the model's most frequent size, 1,024 tokens.
 
     OMP_NUM_THREADS=1 python benchmarks/precision.py [--texts 400] [--turns 4]
 """
@@ -11,7 +10,6 @@ and in company. Beside them, as the limit: one linear layer of the model's most 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import time
 from collections.abc import Callable
 from typing import Any
@@ -58,11 +56,7 @@ def main() -> None:
     limits()
     texts = [entry["text"] for entry in stdlib_texts()]
     texts = [texts[at] for at in np.random.default_rng(0).permutation(len(texts))[: options.texts]]
-    ways: list[Any] = [None, "bfloat16"]
-    if importlib.util.find_spec("torchao") is None:
-        print("int8: left out, since torchao cannot be imported")
-    else:
-        ways.append("int8")
+    ways: list[Any] = [None, "bfloat16", "int8"]
     embedders = {way: Embedder.from_folder(precision=way) for way in ways}
     best, vectors = dict.fromkeys(ways, float("inf")), {}
     for turn in range(options.turns + 1):

@@ -8,8 +8,7 @@ seconds and in CPU seconds of all threads, which other jobs on the machine chang
   only, since they take long. Then what a runner adds to one request, and a text alone and in company.
 - `bert`: the shape of BERT-base with random weights, in float32, on the first 48 texts.
 - `pairs`: reranking and classification of 320 pairs (a cross-encoder of MiniLM's shape), which come 32 at a time.
-- `precision`: MiniLM in bfloat16 and in int8 (where torchao can be imported), each beside libraries in the same
-  precision only, on the first 600 texts.
+- `precision`: MiniLM in bfloat16 and in int8, each beside libraries in the same precision only, on the first 600 texts.
 
 The limit is what the model's linear layers alone take for the same tokens, with the faster kernel of the two.
 
@@ -19,7 +18,6 @@ The limit is what the model's linear layers alone take for the same tokens, with
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import itertools
 import logging
 import tempfile
@@ -229,9 +227,6 @@ def precision(texts: list[str], turns: int) -> None:
     exact = Embedder.from_folder(folder, max_tokens=LONGEST).encode(texts, over_long="truncate")
     for kind in ("bfloat16", "int8"):
         print(f"all-MiniLM-L6-v2, {kind}: {len(texts)} texts (target: 1.0 of each, where the CPU multiplies in {kind})")
-        if kind == "int8" and not importlib.util.find_spec("torchao"):
-            print("  left out, since torchao cannot be imported")
-            continue
         with nopad.PackRunner(Embedder.from_folder(folder, max_tokens=LONGEST, precision=kind)) as runner:
             ways: dict[str, Way] = {RUNNER: lambda some, run=runner: run(some, over_long="truncate")}
             best, found = best_of(ways | others(kind, folder, stock, tokenizer, texts), texts, turns)

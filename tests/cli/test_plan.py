@@ -298,7 +298,6 @@ def test_bad_options(call, histogram, tmp_path, monkeypatch, arguments, message)
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("h.json", '{"2": 1}', "h.json does not say for which capacity; give --capacity"),
         (
             "h.json",
             '{"histogram": [1,',
@@ -310,7 +309,6 @@ def test_bad_options(call, histogram, tmp_path, monkeypatch, arguments, message)
         ("h.json", '{"histogram": []}', "h.json"),
         ("h.json", '{"histogram": [1], "max_sequence_length": "x"}', "got 'x'"),
         ("a.npy", "no array", "cannot read lengths from"),
-        ("a.txt", "w1", "does not say for which capacity; give --capacity"),
     ],
 )
 def test_bad_files(call, tmp_path, name, content, message):
@@ -319,6 +317,39 @@ def test_bad_files(call, tmp_path, name, content, message):
     ran = call("plan", path)
     assert (ran.code, ran) == (2, "")
     assert message in ran.error()
+
+
+def test_without_a_capacity_it_is_the_power_of_two_that_holds_the_longest_sequence(call, tmp_path):
+    ids = tmp_path / "a.jsonl"
+    ids.write_text("".join(json.dumps({"input_ids": [1] * length}) + "\n" for length in (3, 17, 9)))
+    counts = tmp_path / "h.json"
+    counts.write_text('{"3": 1, "9": 1, "17": 1}')
+    lengths = tmp_path / "a.npy"
+    np.save(lengths, np.array([3, 17, 9]))
+    for given in (ids, counts, lengths):
+        found = json.loads(call("plan", given, "--json"))
+        assert (found["capacity"], found["capacity_chosen"]) == (32, True)
+        assert (found["tokens"], found["packs"], found["over_long"]["sequences"]) == (29, 1, 0)
+        assert "takes 32, the smallest power of two that holds the longest sequence" in call("plan", given)
+        assert not json.loads(call("plan", given, "--json", "-c", 32))["capacity_chosen"]
+        assert "power of two" not in call("plan", given, "-c", 32)
+
+
+@pytest.mark.parametrize("lengths", [[1], [1, 2], [16], [2**31 - 1]])
+def test_the_chosen_capacity_holds_the_longest_sequence_and_no_more_than_it_needs(call, tmp_path, lengths):
+    np.save(tmp_path / "a.npy", np.array(lengths))
+    found = json.loads(call("plan", tmp_path / "a.npy", "--json"))["capacity"]
+    assert max(lengths) <= found <= min(2 * max(lengths) - 1, 2**31 - 1)
+
+
+@pytest.mark.parametrize("arguments", [["-o", "x"], ["--over-long", "truncate"], ["--pretrain", "bert"]])
+def test_what_depends_on_the_capacity_needs_one(call, tmp_path, monkeypatch, arguments):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").write_text("w1 w2\n\nw3\n")
+    ran = call("plan", "a.txt", *arguments)
+    assert (ran.code, ran) == (2, "")
+    assert ran.error() == "a.txt does not say for which capacity; give --capacity"
+    assert not (tmp_path / "x").exists()
 
 
 @pytest.mark.parametrize("name", ["h.json", "a.npy", "a.jsonl", "folder", "a.txt"])

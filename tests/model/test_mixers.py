@@ -15,9 +15,9 @@ from transformers import CONFIG_MAPPING
 
 import nopad
 from nopad.errors import BatchError, OptionError, UnsupportedModelError
-from nopad.model import mixers, static_inputs
+from nopad.model import groups, mixers, static_inputs
 from nopad.model.families import FAMILIES
-from nopad.model.mixers import grouped
+from nopad.model.groups import grouped
 
 FORMS = {
     "flat": nopad.Flat(),
@@ -52,7 +52,7 @@ def alone(model, sequences):
 @pytest.mark.parametrize("kind", KINDS)
 def test_float32_in_every_grouping_and_form(kind, call, monkeypatch):
     """The model's own arithmetic, much of it in float32 whatever its dtype."""
-    monkeypatch.setattr(mixers, "CALL", call)
+    monkeypatch.setattr(groups, "CALL", call)
     model = made(kind, torch.float32)
     sequences = texts(model.config)
     wanted = alone(model, sequences)
@@ -66,7 +66,7 @@ def test_float32_in_every_grouping_and_form(kind, call, monkeypatch):
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "mobilebert"])  # whose embeddings mix
 def test_what_is_in_one_sequence_changes_no_other(kind, monkeypatch):
-    monkeypatch.setattr(mixers, "CALL", 3)
+    monkeypatch.setattr(groups, "CALL", 3)
     model = nopad.packed(made(kind))
     sequences = texts(model.config)
     clean = parts(model, sequences, "rows")
@@ -88,7 +88,7 @@ def test_what_is_in_one_sequence_changes_no_other(kind, monkeypatch):
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradient_checkpointing_computes_again_in_the_layout_of_its_call(kind, reentrant, monkeypatch):
     """Two batches of other layouts, and an ordinary one, in one backward pass."""
-    monkeypatch.setattr(mixers, "CALL", 3)
+    monkeypatch.setattr(groups, "CALL", 3)
     model = nopad.packed(made(kind)).train()
     if not model.supports_gradient_checkpointing:
         pytest.skip("transformers does not checkpoint it")
@@ -143,14 +143,14 @@ def test_the_audit_finds_no_leak(kind):
 
 def test_the_audit_finds_a_leak_of_4e_3(monkeypatch):
     """The first tokens of sequences take in 0.4 % of what the convolution gives for the token before."""
-    join = mixers.Groups.join
+    join = groups.Groups.join
 
     def leaking(self, parts):
         found = join(self, parts)
         first = torch.cat([torch.zeros(1, dtype=torch.bool), self.index.diff() != 1])[:, None]
         return found + 4e-3 * found.roll(1, 0) * first
 
-    monkeypatch.setattr(mixers.Groups, "join", leaking)
+    monkeypatch.setattr(groups.Groups, "join", leaking)
     verdict = nopad.audit(made("lfm2", torch.float32), capacity=16)
     assert not verdict.isolated
     assert verdict.first_difference == "layers.0.conv"

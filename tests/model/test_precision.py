@@ -6,12 +6,11 @@ import importlib.util
 import pytest
 import torch
 from tests.tasks.tiny import tokenizer
-from transformers import BertConfig, BertModel
+from transformers import BertConfig, BertModel, GPT2Config, GPT2Model
 
 import nopad
-from nopad.errors import MissingExtraError, OptionError, UnsupportedModelError
+from nopad.errors import OptionError, UnsupportedModelError
 from nopad.model import lowered
-from nopad.model import precision as room
 from nopad.model.precision import agreement
 from nopad.tasks import Classification, Embedder, Predictor
 
@@ -63,6 +62,8 @@ def test_predictors_take_a_precision():
         (tiny().double(), "int8", "float64"),
         (tiny().half(), "bfloat16", "float16"),
         (nopad.packed(tiny()), "bfloat16", "pack-safe already"),
+        (GPT2Model(GPT2Config(n_embd=8, n_head=2, n_layer=1)), "int8", "GPT2Model has no linear layer"),
+        (tiny().to("meta"), "int8", "another device"),
         ("a folder", "bfloat16", "str"),
     ],
 )
@@ -71,13 +72,6 @@ def test_what_cannot_be_lowered_is_refused(model, precision, words):
         lowered(model, precision)
 
 
-def test_int8_without_torchao_names_the_extra(monkeypatch):
-    monkeypatch.setattr(room.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(MissingExtraError, match=r"nopad\[int8\]"):
-        lowered(tiny(), "int8")
-
-
-@needs_torchao
 def test_a_sequence_in_int8_gets_the_same_alone_and_in_company():
     embedder = Embedder(tiny(), tokenizer(), precision="int8")
     together = embedder.encode(TEXTS)

@@ -299,3 +299,32 @@ def test_sharded(kind, part, before, sequences, tmp_path):
         torch.distributed.destroy_process_group()
     for mine, value in zip(found, wanted, strict=True):
         assert float((mine - value).abs().max()) < 1e-12
+
+
+@pytest.mark.filterwarnings("ignore")  # of PyTorch
+@pytest.mark.parametrize("kind", ["mamba", "roformer"])
+def test_mixing_modules_sharded_by_themselves(kind, sequences, tmp_path):
+    """Such a module has its weights for one run only, and nopad runs a mixing module once per group of sequences."""
+    from tests.model.kinds import tiny
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    torch.manual_seed(0)
+    model = t.AutoModel.from_config(tiny(kind)).double().eval()
+    sequences = [one % 60 for one in sequences]
+    wanted = [model(input_ids=one[None])[0][0].detach() for one in sequences]
+    nopad.packed(model)
+    batch = nopad.PackedBatch.from_sequences(sequences, nopad.Rows(40))
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/ranks", rank=0, world_size=1)
+    try:
+        for module in [m for m in model.modules() if type(m).__name__ in ("MambaMixer", "RoFormerSelfAttention")]:
+            fully_shard(module, mesh=init_device_mesh("cpu", (1,)))
+        if kind == "roformer":
+            with pytest.raises(UnsupportedModelError, match=r"RoFormerSelfAttention .*; shard the layer around it"):
+                model(**batch)
+            return
+        found = batch.unpack_tokens(model(**batch)[0].detach())
+    finally:
+        torch.distributed.destroy_process_group()
+    for mine, value in zip(found, wanted, strict=True):
+        assert float((mine - value).abs().max()) < 1e-5  # its state is in float32

@@ -11,7 +11,7 @@ from nopad.planning import lower_bound
 from nopad.planning.baselines import Padded
 from nopad.wording import counted
 
-__all__ = ["advice", "answer", "best_of", "facts", "left_out"]
+__all__ = ["advice", "answer", "best_of", "chosen", "facts", "left_out"]
 
 NEAR = 1.01  # a depth counts as free if it needs at most this multiple of the packs at unlimited depth
 
@@ -56,6 +56,16 @@ def _from_least(given: Given, rows: Sequence[Mapping[str, Any]]) -> str:
         return f"{above:,} above the proven minimum" if above else "the proven minimum"
     above = best["packs"] - best["lower_bound"]
     return f"{f'{above:,} above ' if above else ''}the proven minimum at depth {best['depth']}"
+
+
+def chosen(given: Given) -> str:
+    """Return a sentence on the capacity if nopad chose it; otherwise ""."""
+    if not given.chosen:
+        return ""
+    return (
+        f"no --capacity is given, so this plan takes {given.capacity:,}, the smallest power of two that holds the "
+        "longest sequence; -c sets another, such as the longest input of your model"
+    )
 
 
 def left_out(given: Given, options: str) -> str:
@@ -109,6 +119,7 @@ def facts(given: Given, without: Padded, rows: Sequence[Mapping[str, Any]]) -> d
     }
     return {
         "capacity": given.capacity,
+        "capacity_chosen": given.chosen,
         "sequences": given.histogram.sequences,
         "tokens": given.histogram.tokens,
         "shortest": int(given.histogram.lengths[0]),

@@ -38,6 +38,7 @@ class Given:
 
     Attributes:
         capacity: most tokens a pack may hold.
+        chosen: whether nopad chose the capacity, since neither the user nor the input gave one.
         histogram: histogram of the lengths; not empty.
         lengths: lengths in the order of the input, any int dtype ``[n]``; None if the input is a histogram.
         policies: for a corpus, a text on what `nopad pack` can do with records above the capacity; else "".
@@ -53,6 +54,7 @@ class Given:
     over_long: int = 0
     over_long_tokens: int = 0
     longest: int = 0
+    chosen: bool = False
 
     def apart(self, file: str) -> Given:
         """Return a copy that leaves out the sequences above the capacity and counts them in `over_long`.
@@ -95,6 +97,9 @@ def read_given(
 ) -> Given:
     """Read histograms (.json), lengths (.npy) or a corpus; `policies` and `reader` apply only to a corpus.
 
+    If neither `capacity` nor the input gives a capacity, and `apart` is True, the capacity is the smallest power of two
+    that holds the longest sequence.
+
     `inputs` are the inputs as given on the command line. `validation` is the share of records to hold out, drawn with
     `seed`; the lengths are those of the other records. `as_pairs` turns the source of a corpus into the source of pairs
     that is packed instead; None: the corpus itself is packed. `content` says what the records hold; None: a text, or
@@ -102,9 +107,9 @@ def read_given(
     `policies` say, or are an error.
 
     Raises:
-        OptionError: neither the files nor `capacity` state one capacity; histograms or files of lengths are given with
-            another kind of input or with corpus options; a histogram is given with `as_pairs` or a `validation` above
-            0; or `validation` is not from 0 to below 1.
+        OptionError: neither the files nor `capacity` state one capacity, and `apart` is False; histograms or files of
+            lengths are given with another kind of input or with corpus options; a histogram is given with `as_pairs` or
+            a `validation` above 0; or `validation` is not from 0 to below 1.
         RecordError: `policies` do not allow a record, or no record is left to plan for.
         SourceError: there is no such file, or it holds no sequences.
     """
@@ -116,23 +121,24 @@ def read_given(
     if any(map(_is_histogram, inputs)):
         if as_pairs is not None:
             raise OptionError(f"--pretrain makes pairs of documents, and {file} is a histogram; give the texts")
-        found = _read_histogram(inputs, capacity, policies, reader, validation)
+        found = _read_histogram(inputs, capacity, policies, reader, validation, apart)
         return found.apart(file) if apart else found
     source = open_inputs(inputs, reader, policies) if any(given.endswith(".npy") for given in inputs) else None
-    if capacity is None:
+    if capacity is None and not apart:
         raise OptionError(f"{file} does not say for which capacity; give --capacity")
-    encoder = None if source or content is None else encoder_for(content, inputs, capacity, policies, tokenizer)
+    room = MAX_LENGTH if capacity is None else capacity
+    encoder = None if source or content is None else encoder_for(content, inputs, room, policies, tokenizer)
     source = source or open_inputs(inputs, reader, policies, encoder)
-    source = source if as_pairs is None else as_pairs(source, capacity)
+    source = source if as_pairs is None else as_pairs(source, room)
     check_divisible(source, validation)
     if isinstance(source, LengthsFile):
         lengths = source.lengths
         if validation:
-            lengths = as_lengths(lengths, MAX_LENGTH if apart else capacity)
+            lengths = as_lengths(lengths, MAX_LENGTH if apart else room)
             choice = choose(np.arange(lengths.size), {"": lengths.size}, validation=validation, seed=seed)
             lengths = lengths[choice.of("train")]
     else:
-        options = CorpusOptions(capacity=capacity, **policies)
+        options = CorpusOptions(capacity=room, **policies)
         loaded = None if source.kind == "ids" else load_tokenizer(tokenizer)
         options.content_capacity(loaded)
         options = replace(options, capacity=MAX_LENGTH) if apart else options
@@ -144,7 +150,7 @@ def read_given(
         raise SourceError(f"{file} holds no sequences")
     ways = listed(encoder.ways if encoder else WAYS).replace('"', "")
     ways = "" if isinstance(source, LengthsFile) else ways
-    found = Given(capacity=capacity, histogram=histogram, lengths=lengths, policies=ways)
+    found = _given(capacity, histogram=histogram, lengths=lengths, policies=ways)
     return found.apart(file) if apart else found
 
 
@@ -200,8 +206,9 @@ def _read_histogram(
     policies: Mapping[str, Any],
     reader: ReaderOptions,
     validation: float,
+    apart: bool,
 ) -> Given:
-    """Read histograms and add them up.
+    """Read histograms and add them up; with `apart`, the capacity may be chosen, as in `read_given`.
 
     Raises:
         OptionError: another kind of input or options of a corpus are given with them, or they and `capacity` do not
@@ -221,12 +228,18 @@ def _read_histogram(
         said = ", ".join(f"{one:,}" for one in sorted(declared))
         raise OptionError(f"these histograms are for different capacities ({said}); give --capacity")
     capacity = next(iter(declared), None) if capacity is None else capacity
-    if capacity is None:
+    if capacity is None and not apart:
         raise OptionError(f"{file} does not say for which capacity; give --capacity")
-    check_sizes(capacity, None, 0)
+    check_sizes(1 if capacity is None else capacity, None, 0)
     if not histogram.sequences:
         raise SourceError(f"{file} holds no sequences")
-    return Given(capacity=capacity, histogram=histogram, lengths=None)
+    return _given(capacity, histogram=histogram, lengths=None)
+
+
+def _given(capacity: int | None, *, histogram: Histogram, lengths: NDArray[Any] | None, policies: str = "") -> Given:
+    """Return what is planned with. Without a capacity, the smallest power of two that holds the longest sequence."""
+    least = min(1 << (histogram.max_length - 1).bit_length(), MAX_LENGTH) if capacity is None else capacity
+    return Given(capacity=least, histogram=histogram, lengths=lengths, policies=policies, chosen=capacity is None)
 
 
 def _lengths(

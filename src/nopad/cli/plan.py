@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from numpy.typing import NDArray
 
-from nopad.cli.answer import advice, answer, facts, left_out
+from nopad.cli.answer import advice, answer, chosen, facts, left_out
 from nopad.cli.content import Chat, ChatOptions, Suffixes, TextFields, TextPair, content_of, from_stdin
 from nopad.cli.ladder import parse_ladder, refuse_beside, show_ladder
 from nopad.cli.lengths import Given, read_given, read_pairs
@@ -73,7 +73,11 @@ def plan(
     capacity: Annotated[
         int | None,
         typer.Option(
-            "--capacity", "-c", metavar="N", help="Most tokens a pack may hold. Default: what the histogram file says."
+            "--capacity",
+            "-c",
+            metavar="N",
+            help="Most tokens a pack may hold. Default: what the histogram file says, or the smallest power of two "
+            "that holds the longest sequence.",
         ),
     ] = None,
     ladder: Annotated[
@@ -317,8 +321,8 @@ def _show(given: Given, without: Padded, rows: list[dict[str, Any]], wanted: Wan
     whole = not out.is_terminal  # lines are wrapped for a terminal only
     for line in answer(given, without, rows):
         out.print(line, markup=False, soft_wrap=whole)
-    if left := left_out(given, _ways(given)):
-        out.print(left, style="yellow", markup=False, soft_wrap=whole)
+    for said in filter(None, (chosen(given), left_out(given, _ways(given)))):
+        out.print(said, style="yellow", markup=False, soft_wrap=whole)
     short = ("strategies", "reached", "padding tokens") if wanted.short else ()
     out.print(plan_table(rows, out.width, short))
     for note in notes_of(rows):

@@ -102,7 +102,8 @@ PrecisionName = Annotated[
     typer.Option(
         "--precision",
         metavar="NAME",
-        help="Compute in bfloat16 (fast on CPUs with AMX, on GPUs) or int8 (torchao). Default: as the model is.",
+        help="Compute in bfloat16 (fast on CPUs with AMX, on GPUs) or int8 (on CPUs, fast with VNNI). Default: as the "
+        "model is.",
     ),
 ]
 Device = Annotated[

@@ -1,9 +1,10 @@
 """Hooks for models that do not use transformers' registered attention (DeBERTa, MPNet), around their own attention.
 
-With the backend `mask`, the encoder gets a dense block mask. With `segments` and `repack`, each attention module gets
-one sequence per row, as in PopRT: the states are unpacked before the module, its own attention runs on
-``[S, longest]``, and its output is packed again. Gradient checkpointing runs attention again after the call has ended,
-so these hooks read the layout from the mask and not from the call.
+With the backend `mask`, the encoder gets a dense block mask. With `repack`, each attention module gets one sequence per
+row, as in PopRT: the states are unpacked before the module, its own attention runs on ``[S, longest]``, and its output
+is packed again. With `segments`, it does so for groups of sequences of like length (`nopad.model.groups`), one after
+the other, since most of ``[S, longest]`` may be padding. Gradient checkpointing runs attention again after the call has
+ended, so these hooks read the layout from the mask and not from the call.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from nopad.errors import BatchError
 from nopad.model import attention
 from nopad.model.backends.core import Heads
 from nopad.model.backends.mask import block_mask
-from nopad.model.backends.repack import padded_mask
 from nopad.model.calls import bound
 from nopad.model.families import Family
+from nopad.model.groups import Groups, groups_of, runs_once
 
 __all__ = ["encoder_mask", "pack_again", "unpack_first"]
 
 AROUND = "nopad_around"
-REPACKED = "nopad_repacked"
+PENDING = "nopad_pending_groups"
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,15 @@ class _Around:
 
     encoder: Any
     family: Family
+
+
+@dataclass
+class _Pending:
+    """What is left to do when an attention module has run on its first group: its arguments for the other groups."""
+
+    placed: Placement
+    groups: Groups
+    others: list[dict[str, Any]]
 
 
 def encoder_mask(placed: Placement, family: Family, dtype: torch.dtype, encoder: nn.Module, compiled: bool) -> Any:
@@ -66,7 +76,7 @@ def encoder_mask(placed: Placement, family: Family, dtype: torch.dtype, encoder:
 
 
 def unpack_first(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Return an attention module's arguments with one sequence per row, ``(args, kwargs)``; None: unchanged.
+    """Return an attention module's arguments for the first group of sequences, ``(args, kwargs)``; None: unchanged.
 
     Raises:
         UnsupportedModelError: a packed call's mask came without the layout.
@@ -83,26 +93,40 @@ def unpack_first(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
     attention.tell(module)
     if placed.backend == "mask":
         return None
-    hidden = placed.to_padded(placed.stream(named["hidden_states"]))
-    method, name = around.family.bias
-    keep = padded_mask(placed)
-    padded = keep if around.family.mask == "bool" else _additive(keep, hidden.dtype)
-    setattr(padded, REPACKED, placed)
-    named |= {"hidden_states": hidden, "attention_mask": padded}
-    if named.get(name) is not None:
-        named[name] = getattr(around.encoder, method)(hidden)
-    return (), named
+    one = placed.backend == "repack" or runs_once(module)
+    groups = placed.keep(("groups of", one), lambda: groups_of(placed, mixed=True, one=one))
+    first, *others = _pieces(named, placed, groups, around)
+    setattr(first["attention_mask"], PENDING, _Pending(placed, groups, others))
+    return (), first
 
 
-def pack_again(kwargs: dict[str, Any], output: Any) -> Any:
-    """Return an attention module's output packed into the batch's rows again; None: its input was not unpacked.
+def _pieces(named: dict[str, Any], placed: Placement, groups: Groups, around: _Around) -> list[dict[str, Any]]:
+    """Return an attention module's arguments for each group of sequences."""
+    method, bias = around.family.bias
+    found = []
+    parts = groups.cut(placed.stream(named["hidden_states"]))
+    for hidden, lengths in zip(parts, groups.lengths, strict=True):
+        keep = (torch.arange(hidden.shape[1], device=hidden.device) < lengths[:, None])[:, None, None, :]
+        mask = keep if around.family.mask == "bool" else _additive(keep, hidden.dtype)
+        one = named | {"hidden_states": hidden, "attention_mask": mask}
+        if named.get(bias) is not None:
+            one[bias] = getattr(around.encoder, method)(hidden)
+        found.append(one)
+    return found
 
-    `kwargs` are the module's keyword arguments, and `output` is a tuple that begins with the states.
+
+def pack_again(module: nn.Module, kwargs: dict[str, Any], output: Any) -> Any:
+    """Run an attention module on the other groups, and return its output packed into the batch's rows again.
+
+    `kwargs` are the module's keyword arguments, and `output` is a tuple that begins with the states of the first group.
+    The result is None if the module's input was not unpacked.
     """
-    placed = getattr(kwargs.get("attention_mask"), REPACKED, None)
-    if placed is None:
+    pending: _Pending | None = getattr(kwargs.get("attention_mask"), PENDING, None)
+    if pending is None:
         return None
-    return (placed.rows(placed.from_padded(output[0])), *output[1:])
+    delattr(kwargs["attention_mask"], PENDING)
+    parts = [output[0], *(module.forward(**one)[0] for one in pending.others)]
+    return (pending.placed.rows(pending.groups.join(parts)), *output[1:])
 
 
 def _additive(keep: Any, dtype: torch.dtype) -> Any:

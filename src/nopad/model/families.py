@@ -154,7 +154,7 @@ _DEBERTA = Family(
     bias=("get_rel_pos", "relative_pos"),
     refuse=_deberta_refuses,
     pooler=("pooler", 3),
-    notes="`segments` is unpack, attention, repack: its attention is not one call of SDPA",
+    notes="`segments` unpacks groups of sequences of like length around its own attention, which is not one call of SDPA",
 )
 _DECODER = Family(pooled="last", head=("score", 0), refuse=_decoder_refuses)
 NOTHING = Family()

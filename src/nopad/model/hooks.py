@@ -156,7 +156,7 @@ class PackAgain(Hook):
 
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
         """Return the module's new output; None: leave it as it is."""
-        return pack_again(kwargs, output)
+        return pack_again(module, kwargs, output)
 
 
 @dataclass(eq=False)

@@ -13,7 +13,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from functools import cache
 from typing import Any
 
@@ -21,13 +22,14 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["fast_linear", "is_worth_it"]
+__all__ = ["active", "fast_linear", "is_worth_it", "shared"]
 
 log = logging.getLogger("nopad")
 
 WORTH = 1.15  # speed-up below which the copies are not worth their memory
 TRIED_TOKENS = 256
 _linear = nn.functional.linear
+_active: ContextVar[_FastLinear | None] = ContextVar("nopad_fast_linear", default=None)
 
 
 @contextmanager
@@ -52,8 +54,22 @@ def fast_linear(model: nn.Module) -> Iterator[None]:
     if not is_worth_it(model):
         yield
         return
-    with _FastLinear(model):
-        yield
+    with _FastLinear(model) as mode:
+        token = _active.set(mode)
+        try:
+            yield
+        finally:
+            _active.reset(token)
+
+
+def active() -> _FastLinear | None:
+    """Return the mode of the innermost `fast_linear` that this thread is in; None: it is in none."""
+    return _active.get()
+
+
+def shared(mode: _FastLinear | None) -> AbstractContextManager[Any]:
+    """Return a context manager for another thread, in which linear layers run as in `mode`, on the same copies."""
+    return nullcontext() if mode is None else _FastLinear(mode.model, mode)
 
 
 def is_worth_it(model: nn.Module) -> bool:
@@ -74,11 +90,16 @@ class _FastLinear(TorchFunctionMode):
     They run on PyTorch's own kernel with gradients or autocast enabled, and in compiled code.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, other: _FastLinear | None = None) -> None:
         super().__init__()
-        self._mine = {id(one) for one in model.parameters() if _is_plain(one) and not one.is_inference()}
-        self._model = model  # kept alive, so that no new parameter gets one of these ids
-        self._laid_out: dict[int, tuple[tuple[int, int], Tensor]] = {}
+        self.model = model  # kept alive, so that no new parameter gets one of these ids
+        self._mine: set[int]
+        self._laid_out: dict[int, tuple[tuple[int, int], Tensor]]
+        if other is None:
+            self._mine = {id(one) for one in model.parameters() if _is_plain(one) and not one.is_inference()}
+            self._laid_out = {}
+        else:
+            self._mine, self._laid_out = other._mine, other._laid_out
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if torch.compiler.is_compiling():  # a compiler lays weights out by itself

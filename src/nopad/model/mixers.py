@@ -10,7 +10,7 @@ the batch's rows again.
 So the module's state begins empty in each sequence, and PyTorch's other hooks see the module run once.
 
 The n sequences of a group have the same length. If the module is causal, their lengths may differ: the shorter ones are
-padded on the right, which their own tokens cannot see. `grouped` weighs this padding against the cost of one more call.
+padded on the right, which their own tokens cannot see (`nopad.model.groups`).
 
 Gradient checkpointing computes a layer again after the call has ended. So `Carried` wraps the function with which
 transformers checkpoints a layer, and keeps the layout for it.
@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from functools import partial, reduce
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -32,40 +31,16 @@ from nopad.errors import BatchError, UnsupportedModelError
 from nopad.model import attention
 from nopad.model.calls import Cell, bound
 from nopad.model.families import Family
+from nopad.model.groups import Groups, groups_of, runs_once
 from nopad.model.hooks import Hook
 from nopad.model.known import class_of
 
-__all__ = ["Cut", "Join", "carry", "grouped", "mixing_hooks", "refuse_compiled", "release"]
+__all__ = ["Cut", "Join", "carry", "mixing_hooks", "refuse_compiled", "release"]
 
 MASK = "attention_mask"
 PENDING = "nopad_pending"
 CHECKPOINT = "_gradient_checkpointing_func"
 CACHES = ("past_key_values", "past_key_value", "cache_params", "layer_past", "state")
-CALL = 64  # tokens that a module could have computed in the time that one more call of it takes
-
-
-@dataclass(frozen=True)
-class Groups:
-    """How a batch is cut into groups of sequences.
-
-    Attributes:
-        sizes: for each group, its number of sequences and their length with padding: n and l.
-        index: where each token of the stream lies in the concatenated groups; int64 ``[T]``.
-    """
-
-    sizes: tuple[tuple[int, int], ...]
-    index: Tensor
-
-    def cut(self, stream: Tensor) -> list[Tensor]:
-        """Cut the stream ``[T, ...]`` into groups ``[n, l, ...]``, with 0 in padding."""
-        counts = [n * length for n, length in self.sizes]
-        slots = stream.new_zeros(sum(counts), *stream.shape[1:]).index_copy(0, self.index, stream)
-        parts = torch.split(slots, counts)
-        return [part.reshape(*size, *part.shape[1:]) for part, size in zip(parts, self.sizes, strict=True)]
-
-    def join(self, parts: Sequence[Tensor]) -> Tensor:
-        """Return the stream ``[T, ...]`` of groups ``[n, l, ...]``; the inverse of `cut`."""
-        return torch.cat([part.flatten(0, 1) for part in parts])[self.index]
 
 
 @dataclass
@@ -109,7 +84,7 @@ class Carried:
 
 @dataclass(eq=False)
 class Cut(Hook):
-    """Gives a mixing module the first group of sequences (`grouped`) in place of the batch's rows."""
+    """Gives a mixing module the first group of sequences (`nopad.model.groups`) in place of the batch's rows."""
 
     family: Family | None = None
 
@@ -129,7 +104,13 @@ class Cut(Hook):
             return None
         attention.tell(module)
         family = self.family or Family()
-        groups = placed.keep(("groups", family.causal), lambda: _groups(placed, family.causal))
+        mixed, one = family.causal, runs_once(module)
+        if one and not mixed:
+            raise UnsupportedModelError(
+                f"{class_of(module).__name__} runs once for each length of the batch, and has no weights after its "
+                "first run if it is sharded by itself; shard the layer around it (fully_shard)"
+            )
+        groups = placed.keep(("groups", mixed, one), lambda: groups_of(placed, mixed, one))
         first, *others = _pieces(module, bound(module, args, kwargs), placed, groups, family)
         for value in first.values():
             if isinstance(value, Tensor) and value.dim() > 1:
@@ -208,51 +189,6 @@ def refuse_compiled(model: Any, family: Family) -> None:
             "groups that differ from batch to batch, which compiled code cannot follow; do not compile this model or "
             "its layers"
         )
-
-
-def grouped(lengths: Sequence[int], causal: bool, call: int = CALL) -> list[list[int]]:
-    """Divide sequences into groups that a mixing module runs together; return each group's indices into `lengths`.
-
-    Groups of longer sequences come first.
-    Without `causal`, the sequences of a group have the same length. With `causal`, lengths may differ, and the groups
-    are the cheapest: a group costs n * l slots (n sequences, the longest of l tokens), and `call` more for its own call
-    of the module. Run time: O(D^2) for D different lengths.
-
-    >>> grouped([7, 300, 7, 280], causal=True)
-    [[1, 3], [0, 2]]
-    >>> grouped([7, 300, 7, 280], causal=False)
-    [[1], [3], [0, 2]]
-    """
-    array = np.asarray(lengths)
-    order = np.argsort(-array, kind="stable")
-    sizes, counts = np.unique(array, return_counts=True)
-    sizes, ends = sizes[::-1].astype(np.int64), np.concatenate([[0], np.cumsum(counts[::-1])])
-    # best[i]: the least cost of the sequences with the i largest lengths; chosen[i]: where their last group begins.
-    best, chosen = np.zeros(sizes.size + 1, np.int64), np.zeros(sizes.size + 1, np.int64)
-    for i in range(1, sizes.size + 1):
-        begin = 0 if causal else i - 1
-        costs = best[begin:i] + sizes[begin:i] * (ends[i] - ends[begin:i]) + call
-        chosen[i] = begin + int(costs.argmin())
-        best[i] = costs.min()
-    found, i = [], sizes.size
-    while i:
-        found.append(order[ends[chosen[i]] : ends[i]].tolist())
-        i = int(chosen[i])
-    return found[::-1]
-
-
-def _groups(placed: Placement, causal: bool) -> Groups:
-    """Return how the batch is cut into groups; here, sequences are numbered in stream order (row after row)."""
-    lengths = np.diff(placed.bounds)
-    groups = grouped(lengths.tolist(), causal, CALL)
-    sizes = tuple((len(group), int(lengths[group].max())) for group in groups)
-    starts = np.empty(len(lengths), np.int64)
-    begin = 0
-    for group, (n, length) in zip(groups, sizes, strict=True):
-        starts[group] = begin + np.arange(n) * length
-        begin += n * length
-    index = np.arange(placed.bounds[-1]) + np.repeat(starts - np.asarray(placed.bounds[:-1]), lengths)
-    return Groups(sizes, torch.from_numpy(index).to(placed.ids.device))
 
 
 def _pieces(

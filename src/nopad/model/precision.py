@@ -1,20 +1,20 @@
 """`lowered`: a copy of a model for inference in bfloat16 or int8, faster on CPUs with instructions for this type.
 
-int8 is done by torchao: linear layers multiply 8-bit weights, one scale per output, by 8-bit activations, one scale per
-token. With a scale per batch, as in PyTorch's own dynamic quantisation, a sequence's result would depend on the other
-sequences of its batch; packed calls of such a model are refused.
+In int8, linear layers multiply 8-bit weights, one scale per output, by 8-bit activations, one scale per token
+(`nopad.model.int8`). With a scale per batch, as in PyTorch's own dynamic quantisation, a sequence's result would depend
+on the other sequences of its batch; packed calls of such a model are refused.
 """
 
 from __future__ import annotations
 
 import copy
-import importlib.util
 import logging
 from typing import Any, Literal
 
 import torch
 
-from nopad.errors import MissingExtraError, OptionError, install
+from nopad.errors import OptionError
+from nopad.model.int8 import in_int8
 from nopad.model.modes import evaluated
 from nopad.model.safety import is_packed
 from nopad.options import check_choice
@@ -29,16 +29,16 @@ def lowered(model: Any, precision: Precision) -> Any:
     """Return a copy of a float32 model that computes in lower precision, for inference.
 
     "bfloat16": weights and activations have 8 significant bits; fast on CPUs with AMX or AVX-512 BF16, and on GPUs.
-    "int8": linear layers only, the rest stays in float32; needs torchao. Make the copy pack-safe, not the original.
+    "int8": linear layers only, the rest stays in float32; on CPUs only, fast with VNNI or AMX. Make the copy pack-safe,
+    not the original.
 
     With "int8", each token has its own scale, so a sequence's result does not depend on the rest of its batch, as in
     float32. With "bfloat16", results alone and in a batch differ by larger rounding errors, since kernels add up in
     another order for another number of tokens.
 
     Raises:
-        OptionError: the precision is unknown, or the model is pack-safe already or not in float32 ("bfloat16" also
-            accepts float64).
-        MissingExtraError: "int8" without torchao.
+        OptionError: the precision is unknown, the model is pack-safe already or not in float32 ("bfloat16" also accepts
+            float64), or "int8" is asked for and the model is not on a CPU or has no linear layer.
 
     >>> from transformers import BertConfig, BertModel
     >>> from nopad.model import lowered
@@ -52,13 +52,11 @@ def lowered(model: Any, precision: Precision) -> Any:
         if next(model.parameters()).device.type == "cpu" and not _multiplies_bfloat16():
             log.warning("this CPU has no instructions for bfloat16 (AMX, AVX-512 BF16): it may be slower than float32")
         return copy.deepcopy(model).to(torch.bfloat16)
-    if importlib.util.find_spec("torchao") is None:
-        raise MissingExtraError(f"int8 linear layers need torchao: {install('int8')}")
-    from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize_
-
-    made = copy.deepcopy(model)
-    quantize_(made, Int8DynamicActivationInt8WeightConfig())
-    return made
+    if {parameter.device.type for parameter in model.parameters()} != {"cpu"}:
+        raise OptionError("int8 is for CPUs, and this model is on another device; take bfloat16 there")
+    if not any(type(module) is torch.nn.Linear for module in model.modules()):
+        raise OptionError(f"{type(model).__name__} has no linear layer, so there is nothing to compute in int8")
+    return in_int8(copy.deepcopy(model))
 
 
 def agreement(model: Any, other: Any) -> float:

@@ -329,7 +329,12 @@ class PackRunner:
         self._queue.ran(batch, results, spent, self._core.finish)
 
     def _run_placed(self, placed: Any) -> list[Any]:
-        return self._core.run_batch(batch_of(placed, self._core, self.batching))
+        def work(indices: list[int]) -> list[Any]:
+            return self._core.run_batch(batch_of([placed[index] for index in indices], self._core, self.batching))
+
+        if self.batching.rows is not None:
+            return work(list(range(len(placed))))
+        return self._core.lanes.run([one.seq_lengths.item() for _, one in placed], work)
 
 
 def _in_training(modules: list[Any]) -> bool:

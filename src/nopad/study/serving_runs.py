@@ -32,6 +32,7 @@ from nopad.serving.batching import Batching
 from nopad.serving.forward import Tensors
 from nopad.serving.runner import PackRunner
 from nopad.study.serving import Grid, workload
+from nopad.tasks.lanes import Lanes
 
 __all__ = ["WAYS", "RealRow", "model_for", "real_rows"]
 
@@ -73,6 +74,7 @@ class _Original(Tensors):
 
     def __init__(self, model: Any, grid: Grid) -> None:
         super().__init__(model)
+        self.lanes = Lanes(self.model, most=1)  # each part would be a whole grid
         self._grid = grid
 
     def results_of(self, batch: PackedBatch) -> list[Any]:

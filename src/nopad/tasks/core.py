@@ -26,6 +26,7 @@ from nopad.model.linear import fast_linear, is_worth_it
 from nopad.model.precision import Precision, lowered
 from nopad.model.safety import bare, is_packed
 from nopad.sequences import Sequences
+from nopad.tasks.lanes import Lanes
 
 __all__ = ["Core", "Prepared", "odd_rows", "of_length"]
 
@@ -58,11 +59,13 @@ class Core(ABC):
         model: the pack-safe model.
         fast: whether float32 linear layers run with a faster kernel on CPUs (`nopad.model.fast_linear`).
         precision: the precision to which the constructor lowered the model (`nopad.model.lowered`); None: unchanged.
+        lanes: runs the sequences of a flat batch, as several batches at the same time where that is faster.
         longest: most tokens of a sequence; None: unlimited.
     """
 
     model: Any
     fast: bool
+    lanes: Lanes
     longest: int | None
 
     def __init__(self, model: Any, fast: bool | None = None, precision: Precision | None = None) -> None:
@@ -73,6 +76,7 @@ class Core(ABC):
             model = lowered(model, precision)
         self.model = (model if is_packed(model) else packed(model)).eval()
         self.fast = is_worth_it(bare(self.model)) if fast is None else fast
+        self.lanes = Lanes(self.model)
 
     @abstractmethod
     def is_one(self, given: Any) -> bool:

@@ -8,6 +8,7 @@ sentence-transformers (`nopad.tasks.folder`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -144,7 +145,6 @@ class Embedder(Core):
             OptionError: the pooling is unknown, there is no tokenizer, `max_tokens` exceeds the model's positions or
                 leaves no room, or the model's precision cannot be lowered.
             UnsupportedModelError: nopad refuses this model; the message gives the reason.
-            MissingExtraError: "int8" without torchao.
         """
         if pooling not in POOLINGS:
             raise OptionError(f"unknown pooling {pooling!r}; it is 'mean', 'first' or 'last'")
@@ -393,15 +393,23 @@ class Embedder(Core):
                 raise OptionError(f"sequence {number} is of type {type(sequence).__name__}; expected a list of ids")
         found = [np.zeros((0, self.model.config.hidden_size), dtype=np.float32)]
         number = 0
-        with evaluated(self.model), self.kernels(sum(map(len, sequences))), torch.inference_mode():
+        with evaluated(self.model), self.kernels(sum(map(len, sequences))):
             for part in _within(sequences, self.budget, most):
-                batch = PackedBatch.from_sequences(part).to(device_of(self.model))
-                found.append(self._embedded(batch, skip, normalize))
+                work = partial(self._vectors_of, part, skip, normalize)
+                found.append(np.stack(self.lanes.run([len(one) for one in part], work)))
                 for at in odd_rows(found[-1]):
                     raise RecordError(f"text {number + at}: the model gives NaN for it; are its weights damaged?")
                 number += len(part)
                 done(len(part))
         return np.concatenate(found)
+
+    def _vectors_of(
+        self, sequences: list[Any], skip: int, normalize: bool, indices: list[int]
+    ) -> Sequence[NDArray[np.float32]]:
+        """Return the vectors of some of these sequences."""
+        with torch.inference_mode():
+            batch = PackedBatch.from_sequences([sequences[index] for index in indices])
+            return list(self._embedded(batch.to(device_of(self.model)), skip, normalize))
 
     def _embedded(self, batch: PackedBatch, skip: int | NDArray[np.int64], normalize: bool) -> NDArray[np.float32]:
         vectors = embed(self.model, batch, pooling=self.pooling, normalize=normalize, skip=skip)

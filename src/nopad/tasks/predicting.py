@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from threading import Lock
 from typing import Any
@@ -31,6 +32,7 @@ from nopad.model.admission import device_of, positions_of
 from nopad.model.precision import Precision
 from nopad.model.safety import bare, state_of
 from nopad.options import MAX_LENGTH, Option
+from nopad.sequences import Sequences
 from nopad.tasks.core import Core, Prepared
 from nopad.tasks.examples import Examples
 from nopad.tasks.fit import check_rows
@@ -91,7 +93,6 @@ class Predictor(Core):
 
     Raises:
         OptionError: an option has an invalid value, or the model's precision cannot be lowered.
-        MissingExtraError: "int8" without torchao.
         UnsupportedModelError: nopad refuses this model; the message gives the reason.
 
     >>> import nopad
@@ -175,7 +176,10 @@ class Predictor(Core):
         with self.kernels(examples.tokens):
             for numbers, per_row, form in self._batches(examples):
                 chosen = examples.sequences.take(numbers)
-                found = self.run_batch(PackedBatch.from_columns(chosen, form, per_row=per_row))
+                if isinstance(form, Flat):
+                    found = self.lanes.run(chosen.seq_lengths.tolist(), partial(self._run_flat, chosen))
+                else:
+                    found = self.run_batch(PackedBatch.from_columns(chosen, form, per_row=per_row))
                 _refuse_nan(found, examples.record[numbers])
                 for number, result in zip(numbers.tolist(), found, strict=True):
                     results[number] = result
@@ -185,6 +189,10 @@ class Predictor(Core):
             sequences=len(examples),
             tokens=examples.tokens,
         )
+
+    def _run_flat(self, sequences: Sequences, indices: list[int]) -> list[Any]:
+        """Return the results of some of these sequences, which are run as one flat batch."""
+        return self.run_batch(PackedBatch.from_columns(sequences.take(np.array(indices)), Flat()))
 
     def is_one(self, given: Any) -> bool:
         """Return whether `given` is a single record or text."""

@@ -1,0 +1,57 @@
+"""Compiled loops of int8 linear layers: activations to 8 bits, with one scale per token, and products to float32."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+__all__ = ["dequantise", "quantise"]
+
+_MAGNITUDE = np.uint32(0x7FFF_FFFF)  # a float32's bits without its sign, which are in the order of absolute values
+_INFINITE = np.uint32(0x7F80_0000)  # NaN has larger bits
+_WHOLE = np.float32(12_582_912.0)  # 1.5 * 2^23: adding it rounds a small float32 to an integer, halves to even
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def quantise(
+    values: NDArray[np.float32], bits: NDArray[np.uint32], out: NDArray[np.int8], scales: NDArray[np.float32]
+) -> Any:
+    """Write ``[T, K]`` `values` as int8 to `out`, and the scale of each row to `scales`: values are about out * scale.
+
+    The largest magnitude of a row becomes 127. `bits` is the same memory as `values`. A row with NaN or infinity gets
+    the scale NaN, so that all products of the row are NaN.
+    """
+    for row in range(values.shape[0]):
+        largest = np.uint32(0)
+        for column in range(values.shape[1]):
+            largest = max(largest, bits[row, column] & _MAGNITUDE)
+        if largest >= _INFINITE:
+            scales[row] = np.nan
+            out[row, :] = 0
+            continue
+        most = np.uint32(largest).view(np.float32)
+        scales[row] = most / np.float32(127)
+        factor = np.float32(127) / most if most > 0 else np.float32(0)
+        if not np.isfinite(factor):  # the row is as good as zero
+            factor = np.float32(0)
+        for column in range(values.shape[1]):
+            whole = (values[row, column] * factor + _WHOLE) - _WHOLE
+            out[row, column] = np.int8(np.int32(whole))
+
+
+@njit(cache=True, nogil=True)
+def dequantise(
+    products: NDArray[np.int32],
+    scales: NDArray[np.float32],
+    weight_scales: NDArray[np.float32],
+    bias: NDArray[np.float32],
+    out: NDArray[np.float32],
+) -> Any:
+    """Write products * scales[row] * weight_scales[column] + bias[column] to `out`, float32 ``[T, N]``."""
+    for row in range(products.shape[0]):
+        scale = scales[row]
+        for column in range(products.shape[1]):
+            out[row, column] = np.float32(products[row, column]) * (scale * weight_scales[column]) + bias[column]

@@ -1,0 +1,102 @@
+"""Divide the sequences of a batch into groups that one module runs together, ``[n, l, ...]``.
+
+The n sequences of a group have one length, or the shorter ones are padded on the right where their own tokens cannot
+see it. `grouped` weighs this padding against the cost of one more call of the module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from nopad.batch.device import Placement
+from nopad.model.known import class_of
+
+__all__ = ["Groups", "grouped", "groups_of", "runs_once"]
+
+CALL = 64  # tokens that a module could have computed in the time that one more call of it takes
+
+
+@dataclass(frozen=True)
+class Groups:
+    """How a batch is cut into groups of sequences.
+
+    Attributes:
+        sizes: for each group, its number of sequences and their length with padding: n and l.
+        lengths: for each group, the lengths of its sequences; int64 ``[n]``.
+        index: where each token of the stream lies in the concatenated groups; int64 ``[T]``.
+    """
+
+    sizes: tuple[tuple[int, int], ...]
+    lengths: tuple[Tensor, ...]
+    index: Tensor
+
+    def cut(self, stream: Tensor) -> list[Tensor]:
+        """Cut the stream ``[T, ...]`` into groups ``[n, l, ...]``, with 0 in padding."""
+        counts = [n * length for n, length in self.sizes]
+        slots = stream.new_zeros(sum(counts), *stream.shape[1:]).index_copy(0, self.index, stream)
+        parts = torch.split(slots, counts)
+        return [part.reshape(*size, *part.shape[1:]) for part, size in zip(parts, self.sizes, strict=True)]
+
+    def join(self, parts: Sequence[Tensor]) -> Tensor:
+        """Return the stream ``[T, ...]`` of groups ``[n, l, ...]``; the inverse of `cut`."""
+        return torch.cat([part.flatten(0, 1) for part in parts])[self.index]
+
+
+def grouped(lengths: Sequence[int], mixed: bool, call: int = CALL) -> list[list[int]]:
+    """Divide sequences into groups that a module runs together; return each group's indices into `lengths`.
+
+    Groups of longer sequences come first.
+    Without `mixed`, the sequences of a group have the same length. With `mixed`, lengths may differ, and the groups
+    are the cheapest: a group costs n * l slots (n sequences, the longest of l tokens), and `call` more for its own call
+    of the module. Run time: O(D^2) for D different lengths.
+
+    >>> grouped([7, 300, 7, 280], mixed=True)
+    [[1, 3], [0, 2]]
+    >>> grouped([7, 300, 7, 280], mixed=False)
+    [[1], [3], [0, 2]]
+    """
+    array = np.asarray(lengths)
+    order = np.argsort(-array, kind="stable")
+    sizes, counts = np.unique(array, return_counts=True)
+    sizes, ends = sizes[::-1].astype(np.int64), np.concatenate([[0], np.cumsum(counts[::-1])])
+    # best[i]: the least cost of the sequences with the i largest lengths; chosen[i]: where their last group begins.
+    best, chosen = np.zeros(sizes.size + 1, np.int64), np.zeros(sizes.size + 1, np.int64)
+    for i in range(1, sizes.size + 1):
+        begin = 0 if mixed else i - 1
+        costs = best[begin:i] + sizes[begin:i] * (ends[i] - ends[begin:i]) + call
+        chosen[i] = begin + int(costs.argmin())
+        best[i] = costs.min()
+    found, i = [], sizes.size
+    while i:
+        found.append(order[ends[chosen[i]] : ends[i]].tolist())
+        i = int(chosen[i])
+    return found[::-1]
+
+
+def groups_of(placed: Placement, mixed: bool, one: bool = False) -> Groups:
+    """Return how a batch is cut into groups, as by `grouped`; `one`: into a single group of all sequences.
+
+    Here, sequences are numbered in stream order (row after row).
+    """
+    lengths = np.diff(placed.bounds)
+    groups = [np.argsort(-lengths, kind="stable").tolist()] if one else grouped(lengths.tolist(), mixed, CALL)
+    sizes = tuple((len(group), int(lengths[group].max())) for group in groups)
+    starts = np.empty(len(lengths), np.int64)
+    begin = 0
+    for group, (n, length) in zip(groups, sizes, strict=True):
+        starts[group] = begin + np.arange(n) * length
+        begin += n * length
+    index = np.arange(placed.bounds[-1]) + np.repeat(starts - np.asarray(placed.bounds[:-1]), lengths)
+    device = placed.ids.device
+    each = tuple(torch.from_numpy(lengths[group].astype(np.int64)).to(device) for group in groups)
+    return Groups(sizes, each, torch.from_numpy(index).to(device))
+
+
+def runs_once(module: nn.Module) -> bool:
+    """Return whether a module can run one group only: sharded by itself, it has no weights after its first run."""
+    return type(module) is not class_of(module)

@@ -1,0 +1,123 @@
+"""`Int8Linear`: a linear layer with 8-bit weights and activations, for inference on CPUs.
+
+Weights have one scale per output. Activations get one scale per token when the layer runs, so that a token's result
+depends on nothing but the token. PyTorch multiplies the 8-bit matrices (oneDNN, with VNNI or AMX where the CPU has
+them); rounding before and scaling after it are one compiled pass each. In eager PyTorch they would be about eight
+passes, and take longer than the multiplication in float32.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nopad.errors import UnsupportedModelError
+from nopad.model._int8_kernels import dequantise, quantise
+
+__all__ = ["Int8Linear", "in_int8"]
+
+FEWEST_INPUTS = 2  # of a layer; with a single one, PyTorch 2.13 multiplies wrong numbers
+MOST_INPUTS = (2**31 - 1) // 127**2  # more products might not fit into 32 bits
+
+
+class Int8Linear(nn.Module):
+    """A linear layer that multiplies 8-bit integers; its result differs from the float32 layer's by their rounding.
+
+    Attributes:
+        in_features, out_features: as in `torch.nn.Linear`.
+        weight: int8 ``[out_features, in_features]``.
+        weight_scale: what a weight of 1 stands for, for each output; float32 ``[out_features]``.
+        bias: float32 ``[out_features]``, or None.
+
+    >>> import torch
+    >>> from nopad.model.int8 import Int8Linear
+    >>> exact = torch.nn.Linear(64, 8)
+    >>> rough, states = Int8Linear(exact), torch.randn(5, 64)
+    >>> bool(torch.allclose(rough(states), exact(states), atol=0.05))
+    True
+    """
+
+    weight: Tensor
+    weight_scale: Tensor
+    bias: Tensor | None
+
+    def __init__(self, exact: nn.Linear) -> None:
+        """Round the weights of a float32 layer with 2 to 133,144 inputs.
+
+        Raises:
+            UnsupportedModelError: PyTorch does not multiply 8-bit integers exactly here.
+        """
+        super().__init__()
+        self.in_features, self.out_features = exact.in_features, exact.out_features
+        with torch.no_grad():
+            scale = exact.weight.abs().amax(1) / 127
+            whole = (exact.weight / scale.clamp_min(torch.finfo(torch.float32).tiny)[:, None]).round().clamp(-127, 127)
+            # A row with NaN or infinity keeps a scale of NaN, so that its output is NaN
+            self.register_buffer("weight", whole.nan_to_num(0, 0, 0).to(torch.int8))
+            self.register_buffer("weight_scale", torch.where(scale.isfinite(), scale, torch.nan))
+            self.register_buffer("bias", None if exact.bias is None else exact.bias.detach().clone())
+        _check_products(self.weight)
+
+    def extra_repr(self) -> str:
+        """Return the sizes, as `torch.nn.Linear` does."""
+        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def forward(self, states: Tensor) -> Tensor:
+        """Return float32 ``[..., out_features]`` for float32 `states` ``[..., in_features]`` on a CPU.
+
+        Raises:
+            UnsupportedModelError: `states` are on another device, of another dtype, or need gradients.
+        """
+        if states.device.type != "cpu" or states.dtype != torch.float32:
+            raise UnsupportedModelError(
+                f"int8 layers take float32 on a CPU, and these states are {states.dtype} on {states.device.type}; on a "
+                "GPU, and under autocast, lower the model to bfloat16 instead"
+            )
+        if torch.is_grad_enabled() and states.requires_grad:
+            raise UnsupportedModelError(
+                "int8 layers are for inference and have no gradient; use torch.inference_mode()"
+            )
+        rows = states.detach().reshape(-1, self.in_features).contiguous()
+        whole = torch.empty(rows.shape, dtype=torch.int8)
+        scales = torch.empty(len(rows))
+        found = torch.empty(len(rows), self.out_features)
+        if len(rows):
+            quantise(rows.numpy(), rows.view(torch.int32).numpy().view("uint32"), whole.numpy(), scales.numpy())
+            products = torch._int_mm(whole, self.weight.t())
+            bias = torch.zeros(self.out_features) if self.bias is None else self.bias
+            dequantise(products.numpy(), scales.numpy(), self.weight_scale.numpy(), bias.numpy(), found.numpy())
+        return found.view(*states.shape[:-1], self.out_features)
+
+
+def _check_products(weight: Tensor) -> None:
+    """Check that PyTorch multiplies by int8 `weight` exactly, the largest sums included, which some kernels saturate.
+
+    Raises:
+        UnsupportedModelError: it does not.
+    """
+    rows = torch.stack([torch.full_like(weight[0], 127), weight[0].sign() * 127, weight[-1]])
+    exact = rows.double() @ weight.double().t()
+    if not torch.equal(torch._int_mm(rows, weight.t()).double(), exact):
+        raise UnsupportedModelError(
+            f"PyTorch {torch.__version__} does not multiply 8-bit integers exactly on this CPU (a layer of "
+            f"{weight.shape[1]} inputs and {weight.shape[0]} outputs); take bfloat16, or float32"
+        )
+
+
+def in_int8(model: Any) -> Any:
+    """Replace a model's linear layers by `Int8Linear`, in place, and return the model; no parameter gets gradients.
+
+    Layers with fewer than 2 or more than 133,144 inputs stay as they are.
+
+    Raises:
+        UnsupportedModelError: PyTorch does not multiply 8-bit integers exactly here.
+    """
+    model.requires_grad_(False)
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if type(child) is nn.Linear and FEWEST_INPUTS <= child.in_features <= MOST_INPUTS:
+                setattr(module, name, Int8Linear(child))
+    return model

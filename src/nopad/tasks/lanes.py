@@ -1,0 +1,179 @@
+"""`Lanes`: run the sequences of a batch as several smaller batches at the same time, where that is faster.
+
+PyTorch divides each operation of a model on a CPU among its threads. Between operations, and in those that are too
+small to be divided (such as the attention of short sequences), all threads but one wait. So a batch of many sequences
+is often done sooner as several batches with a thread of their own each: MiniLM on two cores takes 0.87 times as long.
+Which way is faster depends on model and machine, so the first large batches are run in different ways, and the fastest
+is kept. Nothing is run twice for this.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any
+
+import torch
+
+from nopad.model.admission import device_of
+from nopad.model.linear import active, shared
+from nopad.model.safety import bare
+
+__all__ = ["Lanes"]
+
+log = logging.getLogger("nopad")
+
+FEWEST_TOKENS = 256  # of a lane; smaller matrices are multiplied more slowly
+TURNS = 3  # batches that are timed in each way, after one that is not
+SAFE = ("nopad", "torch", "transformers")  # libraries whose modules may run in several threads at once
+Work = Callable[[list[int]], Sequence[Any]]
+
+
+class Lanes:
+    """Runs the work of one model in one lane (a thread) or in several, whichever was faster.
+
+    It takes one lane for models on another device than the CPU, for models with modules of the user's own (whose
+    forward may not be thread-safe), and where PyTorch has one thread, runs under autocast, or in a function or dispatch
+    mode of the user's.
+
+    >>> from transformers import BertConfig, BertModel
+    >>> from nopad.tasks.lanes import Lanes
+    >>> sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    >>> lanes = Lanes(BertModel(BertConfig(**sizes)))
+    >>> lanes.run([300, 2, 400], lambda indices: [f"result of {index}" for index in indices])
+    ['result of 0', 'result of 1', 'result of 2']
+    """
+
+    def __init__(self, model: Any, most: int | None = None) -> None:
+        """Start without any thread; `model` is a pack-safe model, `most` the largest number of lanes (None: any)."""
+        inner = bare(model)
+        modules = [type(module).__module__.split(".")[0] for module in inner.modules()]
+        self.most = 1 if device_of(inner).type != "cpu" or not set(modules) <= set(SAFE) else most
+        self._square = 1 / (6 * max(int(getattr(inner.config, "hidden_size", 0) or 0), 64))
+        self._trial: _Trial | None = None
+        self._pools: dict[tuple[int, int, int], _Pool] = {}
+        self._lock = threading.Lock()  # held while lanes run: two calls at once would get half of the cores each
+
+    def run(self, lengths: Sequence[int], work: Work) -> list[Any]:
+        """Return a result for each sequence, in order.
+
+        `work` gets indices of sequences, in ascending order, runs them without gradients, and returns a result for
+        each. It is called once with all indices, or in several threads with some of them each. `lengths` are the
+        numbers of tokens.
+
+        Raises:
+            Exception: `work` raised it; all other calls of it have ended by then.
+        """
+        every = list(range(len(lengths)))
+        tokens, threads = sum(lengths), torch.get_num_threads()
+        most = min(self.most or threads, threads, len(lengths) // 2, tokens // FEWEST_TOKENS)
+        if most < 2 or not _is_plain() or not self._lock.acquire(blocking=False):
+            return list(work(every))
+        try:
+            if self._trial is None or self._trial.threads != threads:
+                self._trial = _Trial(threads)
+            lanes, begin = self._trial.lanes(most), time.perf_counter()
+            found = list(work(every)) if lanes == 1 else self._divided(lengths, work, lanes, threads)
+            self._trial.note(lanes, most, (time.perf_counter() - begin) / tokens)
+            return found
+        finally:
+            self._lock.release()
+
+    def _divided(self, lengths: Sequence[int], work: Work, lanes: int, threads: int) -> list[Any]:
+        made_for = (lanes, threads, os.getpid())  # a forked process has none of its parent's threads
+        pool = self._pools.get(made_for) or self._pools.setdefault(made_for, _Pool(lanes, threads))
+        parts = divided([length * (1 + length * self._square) for length in lengths], lanes)
+        mode = active()
+        futures: list[Future[Sequence[Any]]] = []
+        try:
+            for part in parts:
+                futures.append(pool.submit(_in_lane, work, part, mode))
+        finally:
+            wait(futures)  # also after Ctrl-C: the caller may change the model as soon as this returns
+        found: list[Any] = [None] * len(lengths)
+        for part, future in zip(parts, futures, strict=True):
+            results = future.result()
+            for index, result in zip(part, results, strict=True):
+                found[index] = result
+        return found
+
+
+def divided(costs: Sequence[float], parts: int) -> list[list[int]]:
+    """Return the indices of `costs` in this many parts of about equal cost, each in ascending order; none is empty.
+
+    The dearest goes first, each to the part that costs least so far. `parts` is at most the number of costs.
+    """
+    loads = [(0.0, part) for part in range(parts)]
+    found: list[list[int]] = [[] for _ in range(parts)]
+    for index in sorted(range(len(costs)), key=lambda index: -costs[index]):
+        load, part = loads[0]
+        found[part].append(index)
+        heapq.heapreplace(loads, (load + costs[index], part))
+    return [sorted(part) for part in found]
+
+
+class _Trial:
+    """Which number of lanes is the fastest for `threads` threads; known after a few batches in each way."""
+
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+        doubled = [1 << power for power in range(threads.bit_length()) if 1 << power < threads]
+        self._times: dict[int, list[float]] = {lanes: [] for lanes in (*doubled, threads)}
+        self._best: int | None = None
+
+    def lanes(self, most: int) -> int:
+        """Return the number of lanes for the next batch, at most `most`."""
+        if self._best is None:
+            ways = [lanes for lanes in self._times if lanes <= most]
+            return min(ways, key=lambda lanes: len(self._times[lanes]))
+        return self._best if self._best <= most else 1
+
+    def note(self, lanes: int, most: int, spent: float) -> None:
+        """Note the seconds per token of a batch; they count if the batch was large enough for every way."""
+        if self._best is not None or most < max(self._times):
+            return
+        self._times[lanes].append(spent)
+        if min(map(len, self._times.values())) <= TURNS:
+            return
+        best = {lanes: min(times[1:]) for lanes, times in self._times.items()}
+        self._best = min(best, key=lambda lanes: best[lanes])
+        each = ", ".join(f"{lanes}: {best[1] / one:.2f}" for lanes, one in best.items())
+        log.info(f"batches in several threads: {self._best} at a time; speed by their number, in one batch 1: {each}")
+
+
+class _Pool:
+    """Threads that run a lane each, with an equal share of PyTorch's threads."""
+
+    def __init__(self, lanes: int, threads: int) -> None:
+        self._executor = ThreadPoolExecutor(lanes, "nopad-lane", _take, (threads // lanes,))
+        # Each thread starts now: the number of threads set last, in any thread, is what new threads of the user get.
+        barrier = threading.Barrier(lanes, timeout=10)
+        for future in [self._executor.submit(barrier.wait) for _ in range(lanes)]:
+            future.result()
+        torch.set_num_threads(threads)
+
+    def submit(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
+        return self._executor.submit(function, *args)
+
+
+def _take(threads: int) -> None:
+    """Let this thread's operations use this many threads."""
+    torch.get_num_threads()  # PyTorch sets the default when it is first asked in a thread: before, not after
+    torch.set_num_threads(threads)
+
+
+def _in_lane(work: Work, part: list[int], mode: Any) -> Sequence[Any]:
+    """Call `work` in the caller's `fast_linear` mode: PyTorch's modes are those of a thread."""
+    with shared(mode):
+        return work(part)
+
+
+def _is_plain() -> bool:
+    """Return whether the thread is in no mode of PyTorch that a lane would not be in, besides `fast_linear`."""
+    functions, dispatched = torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()
+    return not torch.is_autocast_enabled("cpu") and functions == (active() is not None) and not dispatched

@@ -1,0 +1,281 @@
+from __future__ import annotations
+
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.model.kinds import tiny
+from tests.model.zoo import build
+from transformers import AutoModel, BertConfig, BertForSequenceClassification, BertModel
+
+import nopad
+from nopad.model import fast_linear
+from nopad.tasks import lanes
+from nopad.tasks.lanes import Lanes, divided
+
+SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+CONFIG = {**SIZES, "vocab_size": 120, "max_position_embeddings": 512}
+LENGTHS = [300, 200, 7, 250, 400, 1, 90, 260]
+
+
+@pytest.fixture(autouse=True)
+def _two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def always(monkeypatch):
+    """Always as many lanes as there may be, without a trial."""
+    monkeypatch.setattr(lanes._Trial, "lanes", lambda trial, most: most)
+
+
+def a_bert(kind=BertModel, **more):
+    torch.manual_seed(0)
+    return nopad.packed(kind(BertConfig(**CONFIG, **more)).double().eval())
+
+
+def seen_by(work_of, lengths=LENGTHS):
+    """Run `lengths` in these lanes; return the results, and the threads and indices of each call."""
+    calls = []
+
+    def work(indices):
+        calls.append((threading.current_thread(), indices))
+        return [f"{index}" for index in indices]
+
+    return work_of.run(lengths, work), calls
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=40), st.data())
+def test_parts_have_every_index_once_and_about_the_same_cost(costs, data):
+    parts = data.draw(st.integers(1, len(costs)))
+    found = divided(costs, parts)
+    assert sorted(chain(*found)) == list(range(len(costs)))
+    assert all(part == sorted(part) for part in found)
+    assert len(found) == parts
+    loads = [sum(costs[index] for index in part) for part in found]
+    assert max(loads) - min(loads) <= max(costs) * (1 + 1e-9)
+
+
+@given(st.integers(1, 60), st.integers(1, 60))
+def test_no_part_is_empty(parts, more):
+    assert all(divided([1.0] * (parts + more), parts))
+
+
+def test_results_are_in_order_and_of_several_threads(always):
+    results, calls = seen_by(Lanes(a_bert()))
+    assert results == [str(index) for index in range(len(LENGTHS))]
+    assert len(calls) == 2
+    assert threading.current_thread() not in {thread for thread, _ in calls}
+    assert sorted(chain(*(indices for _, indices in calls))) == list(range(len(LENGTHS)))
+
+
+@pytest.mark.parametrize("lengths", [[2000], [1000, 1000, 1000], [100] * 5, [1] * 400])
+def test_few_sequences_or_tokens_are_one_batch(always, lengths):
+    _, calls = seen_by(Lanes(a_bert()), lengths)
+    assert calls == [(threading.current_thread(), list(range(len(lengths))))]
+
+
+class Stateful(torch.nn.Module):
+    def forward(self, states):
+        self.kept = states
+        return self.kept
+
+
+def in_a_mode():
+    class Mode(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            return function(*args, **(kwargs or {}))
+
+    return Mode()
+
+
+@pytest.mark.parametrize(
+    "within",
+    [lambda: torch.autocast("cpu"), in_a_mode, lambda: torch.device("cpu")],
+    ids=["autocast", "mode", "device"],
+)
+def test_modes_of_the_thread_are_kept_by_one_lane(always, within):
+    with within():
+        _, calls = seen_by(Lanes(a_bert()))
+    assert [thread for thread, _ in calls] == [threading.current_thread()]
+
+
+def test_modules_of_the_users_own_run_in_one_lane(always):
+    model = a_bert()
+    model.encoder.layer[0].output.dropout = Stateful()
+    _, calls = seen_by(Lanes(model))
+    assert [thread for thread, _ in calls] == [threading.current_thread()]
+
+
+def test_one_thread_is_one_lane(always):
+    torch.set_num_threads(1)
+    _, calls = seen_by(Lanes(a_bert()))
+    assert [thread for thread, _ in calls] == [threading.current_thread()]
+
+
+def test_a_call_while_lanes_run_takes_its_own_thread(always):
+    both, inner = Lanes(a_bert()), []
+
+    def work(indices):
+        if not inner:
+            inner.append(None)
+            inner[0] = seen_by(both)[1]
+        return indices
+
+    both.run(LENGTHS, work)
+    assert len(inner[0]) == 1
+
+
+def test_an_error_comes_when_every_lane_has_ended(always):
+    begun, ended = threading.Barrier(2, timeout=60), []
+
+    def work(indices):
+        begun.wait()
+        if 0 in indices:
+            raise ValueError("the first sequence")
+        ended.append(indices)
+        return indices
+
+    both = Lanes(a_bert())
+    with pytest.raises(ValueError, match="the first sequence"):
+        both.run(LENGTHS, work)
+    assert len(ended) == 1
+    assert seen_by(both)[0] == [str(index) for index in range(len(LENGTHS))]  # and goes on
+
+
+def test_the_threads_of_the_caller_and_of_others_stay_as_they_are(always):
+    both = Lanes(a_bert())
+    found = both.run(LENGTHS, lambda indices: [torch.get_num_threads()] * len(indices))
+    assert set(found) == {1}
+    assert torch.get_num_threads() == 2
+    with ThreadPoolExecutor(1) as new:
+        assert new.submit(torch.get_num_threads).result() == 2
+
+
+def test_a_forked_process_starts_threads_of_its_own(always):
+    both = Lanes(a_bert())
+    seen_by(both)
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        results, calls = seen_by(both)
+        os.write(write, b"1" if results == list(map(str, range(8))) and len(calls) == 2 else b"0")
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(read, 1) == b"1"
+
+
+def test_the_trial_tries_each_way_equally_often_and_keeps_the_fastest():
+    trial = lanes._Trial(6)
+    order = []
+    for _ in range(16):
+        order.append(trial.lanes(6))
+        trial.note(order[-1], 6, {1: 3.0, 2: 1.0, 4: 2.0, 6: 5.0}[order[-1]])
+    assert [order.count(way) for way in (1, 2, 4, 6)] == [4, 4, 4, 4]
+    assert trial.lanes(6) == trial.lanes(2) == 2
+    assert trial.lanes(1) == 1
+
+
+def test_the_first_batch_of_each_way_does_not_count():
+    trial = lanes._Trial(2)
+    for spent in ((1, 1.0), (2, 100.0), *[(1, 4.0), (2, 3.0)] * 3):
+        trial.note(spent[0], 2, spent[1])
+    assert trial.lanes(2) == 2
+
+
+def test_small_batches_do_not_decide():
+    trial = lanes._Trial(4)
+    for _ in range(50):
+        trial.note(trial.lanes(2), 2, 1.0)
+    assert trial._best is None
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_vectors_are_those_of_one_lane(monkeypatch, always, fast):
+    from nopad.model import linear
+    from nopad.tasks import Embedder
+
+    monkeypatch.setattr(linear, "_gain", lambda *sizes: 2.0 if fast else 0.0)
+    texts = [" ".join(["packs", "of", "words", str(number)] * (number % 12 + 1)) for number in range(24)]
+    several = Embedder.from_folder()
+    assert several.fast is fast
+    one = Embedder.from_folder()
+    one.lanes.most = 1
+    ran = []
+    monkeypatch.setattr(several, "_vectors_of", lambda *a, real=several._vectors_of: (ran.append(a[-1]), real(*a))[1])
+    np.testing.assert_allclose(several.encode(texts), one.encode(texts), atol=1e-6)
+    assert len(ran) > 1
+    with nopad.PackRunner(several, warm_up=False) as runner:
+        np.testing.assert_allclose(runner(texts), one.encode(texts), atol=1e-6)
+
+
+def test_lanes_share_the_copies_of_weights(monkeypatch):
+    from nopad.model import linear
+
+    monkeypatch.setattr(linear, "_gain", lambda *sizes: 2.0)
+    laid_out = []
+    monkeypatch.setattr(linear, "_lay_out", lambda weight, real=linear._lay_out: (laid_out.append(1), real(weight))[1])
+    model = nopad.packed(BertModel(BertConfig(**CONFIG)).eval())
+    batch = nopad.PackedBatch.from_sequences([[7] * 20])
+    with fast_linear(model), torch.no_grad():
+        first = model(**batch).last_hidden_state
+        copies = len(laid_out)
+        mode = linear.active()
+        with ThreadPoolExecutor(1) as other:
+            again = other.submit(lambda: lanes._in_lane(lambda _: model(**batch).last_hidden_state, [0], mode)).result()
+    assert copies == len(laid_out) > 0
+    assert torch.equal(first, again.detach())
+    assert linear.active() is None
+
+
+def test_a_poisoned_sequence_in_one_lane_fails_alone(always):
+    model = a_bert(BertForSequenceClassification)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[13] = float("nan")
+    requests = [{"input_ids": [20 + number] * length} for number, length in enumerate(LENGTHS)]
+    requests[3]["input_ids"][5] = 13
+    with nopad.PackRunner(model) as runner:
+        futures = [runner.submit(one) for one in requests]
+        for number, (future, one) in enumerate(zip(futures, requests, strict=True)):
+            if number == 3:
+                with pytest.raises(nopad.errors.RequestError, match="NaN"):
+                    future.result()
+                continue
+            with torch.no_grad():
+                expected = model(input_ids=torch.tensor([one["input_ids"]])).logits[0]
+            torch.testing.assert_close(future.result()["logits"], expected, rtol=0, atol=1e-12)
+
+
+ZOO = ("deberta-v2", "llama", "modernbert", "mpnet", "t5")
+MIXED = ("falcon_h1", "lfm2", "mamba")
+
+
+@pytest.mark.parametrize("kind", [*ZOO, *MIXED])
+def test_threads_may_share_a_model(kind):
+    """What lanes stand on: packed calls of one model at the same time do not see each other."""
+    model = nopad.packed(build(kind) if kind in ZOO else AutoModel.from_config(tiny(kind)).double().eval())
+    draw = np.random.default_rng(0)
+    batches = [
+        nopad.PackedBatch.from_sequences([draw.integers(5, 60, size).tolist() for size in draw.integers(1, 40, 6)])
+        for _ in range(6)
+    ]
+
+    def states(batch):
+        with torch.inference_mode():
+            found = model(**batch)
+        return found[0]
+
+    expected = [states(batch) for batch in batches]
+    with ThreadPoolExecutor(3) as threads:
+        for found in threads.map(lambda _: [states(batch) for batch in batches], range(3)):
+            for one, other in zip(found, expected, strict=True):
+                torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
