@@ -7,6 +7,7 @@ packs of a quarter of this capacity, but of at most 16 tokens.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -307,8 +308,9 @@ class _Task:
 def _compared(alone: Alone, dtype: torch.dtype, truth: Truth | None = None) -> Found:
     """Compare as `compare` does; where outputs differ, see too whether a sequence sees another (`Found.unseen`)."""
     found = compare(alone, dtype, truth)
-    if any(not check.passed and not check.error and " outputs, " in check.name for check in found.checks):
-        found.unseen = unseen(alone, dtype)
+    odd = [check for check in found.checks if not check.passed and not check.error and " outputs, " in check.name]
+    if odd:  # an infinite difference is that of a result which is missing, or is a row's
+        found.unseen = all(math.isfinite(check.value) for check in odd) and unseen(alone, dtype)
     return found
 
 
