@@ -84,6 +84,42 @@ def test_a_fix(bert, call):
     assert 'batch["attention_mask"] = (number[:, :, None] == number[:, None, :])[:, None]' in out
 
 
+def test_positions_that_run_on(bert, call, users, tmp_path):
+    """No poison reaches another sequence, so nothing is called contaminated."""
+    code = "def collate(features):\n    return placed(features) | {'position_ids': None}\n"
+    html, junit = tmp_path / "audit.html", tmp_path / "audit.xml"
+    files = ("--html", html, "--junit", junit)
+    out = call("audit", bert, "--collator", users(code), "--trace", "--fix", *files, *QUICK)
+    assert out.code == 1
+    why = "at bert.embeddings.position_embeddings: other positions; no sequence sees another"
+    assert out.splitlines()[0].endswith(f"DIFFERENT FROM ALONE {why}")
+    assert "only its own sequence moves" in out
+    assert "contaminated" not in (out + html.read_text() + junit.read_text()).lower()
+    assert ">different from alone</span> first at <code>bert.embeddings.position_embeddings</code>: other posi" in (
+        html.read_text()
+    )
+    assert f"DIFFERENT FROM ALONE {why}" in junit.read_text()
+    assert "fix: with 1 change the audit passes" in out
+
+
+def test_what_is_tried_is_shown(step, call, monkeypatch):
+    """On a terminal, by the same bars as other stages; else nothing."""
+    from nopad.cli.monitor import Bars
+
+    stages = []
+    kept = Bars.stage
+
+    def stage(self, name, total, unit):
+        stages.append(name)
+        kept(self, name, total, unit)
+
+    monkeypatch.setattr(Bars, "stage", stage)
+    out = call("audit", "--step", step, "--fix", "--json")
+    assert stages == ["auditing", "looking for a fix", "trying 1 of at most 3"]
+    assert "trying" not in out + out.err
+    assert json.loads(out)["fix"]["tried"] == 1
+
+
 def test_a_fix_of_a_step(step, call):
     out = call("audit", "--step", step, "--fix")
     assert out.code == 1

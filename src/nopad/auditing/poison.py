@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from nopad.auditing.alone import Alone
 from nopad.auditing.comparison import Found
+from nopad.auditing.failure import ModelFailedError
 from nopad.auditing.limits import apart, largest_finite, named
 from nopad.auditing.probes import Places
 from nopad.auditing.trial import Kinds, Trial, per_sequence
@@ -20,7 +21,7 @@ from nopad.auditing.verdict import Check
 from nopad.model.postconditions import mixed
 from nopad.model.safety import STATE, bare, part_of, state_of
 
-__all__ = ["Poisoned", "once_a_layer", "poison"]
+__all__ = ["Poisoned", "once_a_layer", "poison", "unseen"]
 
 SCALE = {torch.float16: 1e3}  # float16 cannot represent 1e6
 ROUNDINGS = 4  # allowed change in units of eps: on other devices than the CPU, or per layer if routing changes
@@ -56,6 +57,21 @@ def poison(alone: Alone, dtype: torch.dtype) -> Found:
 
         found.attempt(name, measure)
     return found
+
+
+def unseen(alone: Alone, dtype: torch.dtype) -> bool:
+    """Return whether no sequence's results change when any one of the others gets other tokens, in every form."""
+    trial = alone.trial
+    try:
+        for form in trial.forms:
+            for victim in range(len(trial.sequences)):
+                poisoned = Poisoned(trial, alone.kinds, victim, form=form)
+                check = poisoned.check("unseen", dtype, poisoned.others, None)
+                if check is None or not check.passed:
+                    return False
+    except ModelFailedError:
+        return False
+    return True
 
 
 class Poisoned:

@@ -166,7 +166,7 @@ def _audited(
     path = more.traced(loaded, monitor, collator=collate, backend=backend, **of_trace)
     monitor.stage("auditing", None, "")
     verdict = run(loaded, collator=collate, backend=backend, **options)
-    mended = more.found(lambda: find_fix(loaded, collator=collate, **options), monitor)
+    mended = more.found(lambda told: find_fix(loaded, collator=collate, **options, monitor=told), monitor)
     return verdict, Extras(more, path, mended)
 
 

@@ -77,12 +77,12 @@ class More:
         if self.html is not None and self.junit is not None and self.html.resolve() == self.junit.resolve():
             raise OptionError(f"--html and --junit are both {self.html}; give two files")
 
-    def found(self, find: Callable[[], Any], monitor: Bars) -> Any:
-        """Return the fix that `find` finds, if one is asked for, else None."""
+    def found(self, find: Callable[[Bars], Any], monitor: Bars) -> Any:
+        """Return the fix that `find` finds and tells a monitor of, if one is asked for, else None."""
         if not self.fix:
             return None
         monitor.stage("looking for a fix", None, "")
-        return find()
+        return find(monitor)
 
     @contextmanager
     def written(self, suite: str) -> Iterator[None]:

@@ -45,7 +45,7 @@ def audited(
         given = parts_of(path)
         how: dict[str, Any] = {"ranks": ranks, "accumulation": accumulation, "per": per, "seed": seed}
         verdict = audit_step(**given, **how)
-        return verdict, more.found(lambda: find_step_fix(**given, **how), monitor)
+        return verdict, more.found(lambda told: find_step_fix(**given, **how, monitor=told), monitor)
 
 
 def parts_of(path: str) -> dict[str, Any]:
