@@ -38,7 +38,8 @@ from nopad.auditing.steadiness import Singles
 from nopad.auditing.subject import subject_of
 from nopad.model import safety
 from nopad.model.admission import positions_of
-from nopad.model.families import FAMILIES, REFUSED
+from nopad.model.families import FAMILIES
+from nopad.model.refused import REFUSED
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "model"))
 from kinds import tiny

@@ -24,6 +24,7 @@ LONGER = {  # than 30 lines
     "molecules.py": 96,
     "own_loop.py": 40,
     "proteins.py": 76,
+    "vision_language.py": 86,
 }
 RANKS = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 
@@ -75,6 +76,7 @@ def test_the_examples_are_short_and_all_here():
         "sft_chats",
         "stream",
         "training",
+        "vision_language",
     ]
     assert [path.name for path in EXAMPLES] == [f"{name}.py" for name in names]
     for path in EXAMPLES:
@@ -197,7 +199,8 @@ def check_padding(said, name):
     """Each pair of shares says padding before and after; they, and the packing factors, are those of the page."""
     shares = [float(one) for one in re.findall(r"([\d.]+)%", said)]
     half = len(shares) // 2
-    before, after = (shares[:half], shares[half:]) if "of nodes" in said else (shares[::2], shares[1::2])
+    both = "of nodes" in said or "of images" in said
+    before, after = (shares[:half], shares[half:]) if both else (shares[::2], shares[1::2])
     assert min(before) > 40
     assert max(after) < 7
     factors = re.findall(r"packing factor ([\d.]+)", said)
@@ -273,3 +276,21 @@ def test_proteins(played):
         with torch.no_grad():
             wanted = stock(input_ids=torch.tensor([text])).last_hidden_state[0].mean(0)
         assert found.numpy() == pytest.approx(wanted.numpy(), abs=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_vision_language(played):
+    import torch
+
+    said, names = played("vision_language")
+    check_padding(said, "vision_language")
+    slots, apart = re.search(r"padded: ([\d.]+) times as many slots, logits equal within (\S+)", said).groups()
+    assert float(slots) > 1.2
+    assert float(apart) < 1e-5
+    some = names["samples"][3:9]
+    assert {names["size"](one)[1] for one in some} == {0, 1, 2, 4}
+    with torch.no_grad():
+        for one, found in zip(some, names["packed"](names["model"], some), strict=True):
+            wanted = names["stock"](**one).logits[0]
+            assert found.numpy() == pytest.approx(wanted.numpy(), abs=1e-5)
+            assert abs(wanted).max() > 1e-3

@@ -171,9 +171,12 @@ def test_pairs_of_texts():
     assert dataset[0]["token_type_ids"].size == dataset[0].input_ids.size
 
 
-def test_a_pair_without_a_token_is_an_empty_record():
+@pytest.mark.parametrize("special", [True, False])
+def test_a_pair_without_a_token_is_an_empty_record(special):
+    """Special tokens make no record of nothing, as they make none of a single text."""
     tok = copy.deepcopy(tokenizer())
-    tok.backend_tokenizer.post_processor = None  # no special tokens
+    if not special:
+        tok.backend_tokenizer.post_processor = None
     records = [{"a": "is it", "b": "no"}, {"a": "", "b": ""}, {"a": "why", "b": ""}]
     with pytest.warns(UserWarning, match="1 of 3 records have no token and are left out"):
         dataset = nopad.pack_dataset(records, 32, tokenizer=tok, text_pair=("a", "b"))

@@ -67,6 +67,10 @@ __all__ = [
 ]
 
 
+# What ends a user's code early. If SystemExit got through, `sys.exit(0)` in it would end an audit as if it had passed.
+FOREIGN: tuple[type[BaseException], ...] = (Exception, SystemExit)
+
+
 def install(extra: str) -> str:
     """Return, for error messages, the commands that install nopad with `extra`: from an index, or in a clone.
 

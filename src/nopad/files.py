@@ -32,6 +32,7 @@ __all__ = [
     "sha256_file",
     "storage_errors",
     "write_atomic",
+    "write_text",
 ]
 
 PARTIAL_SUFFIX = ".partial"
@@ -162,6 +163,18 @@ def write_atomic(path: Path, content: bytes) -> None:
     """
     with replacing(path) as partial:
         partial.write_bytes(content)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace the content of `path` with `text`, as `write_atomic` does.
+
+    Lone surrogates, which UTF-8 cannot hold, are written as Python escapes them: a file name or the message of an
+    exception may have one, and no page is lost for it.
+
+    Raises:
+        StorageError: the disk is full, or the write failed.
+    """
+    write_atomic(path, text.encode(errors="backslashreplace"))
 
 
 def fsync_path(path: Path) -> None:

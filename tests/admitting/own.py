@@ -85,7 +85,81 @@ class Flat(nn.Module):
         return x + flat.roll(1, 0).reshape(x.shape)
 
 
-EXTRA = {"row": RowMean, "batch": BatchMean, "sign": Sign, "noise": Noise, "flat": Flat}
+class AddedLoss(torch.autograd.Function):
+    """Gives back the states that it gets, and adds a loss to what is learned."""
+
+    @staticmethod
+    def forward(context, states, loss):
+        return states.clone()
+
+    @staticmethod
+    def backward(context, slope):
+        return slope, slope.new_ones(())
+
+
+class Router(nn.Module):
+    """Scales each token by the probability of its expert; in training, `observe` sees which experts were chosen."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate = nn.Linear(32, 4)
+
+    def forward(self, x):
+        likely = self.gate(x[..., :32]).softmax(-1)
+        best = likely.max(-1)
+        x = x * (1 + best.values[..., None])
+        return self.observe(x, likely, nn.functional.one_hot(best.indices, 4)) if self.training else x
+
+
+class HiddenLoss(Router):
+    """Adds a loss that balances experts to gradients, and shows it in no output."""
+
+    def observe(self, x, likely, chosen):
+        shares = chosen.to(likely).mean((0, 1))
+        return AddedLoss.apply(x, 0.01 * (shares * likely.mean((0, 1))).sum())
+
+
+class Counts(Router):
+    """Counts the tokens of each expert."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("tokens", torch.zeros(4))
+        self.register_buffer("calls", torch.zeros(()))
+
+    def observe(self, x, likely, chosen):
+        self.tokens += chosen.sum((0, 1))
+        self.calls += 1
+        return x
+
+
+class CountsCalls(Counts):
+    """Counts calls only, which says nothing of a batch."""
+
+    def observe(self, x, likely, chosen):
+        self.calls += 1
+        return x
+
+
+class Limited(Router):
+    """Each expert takes so many tokens that no sequence of a proof has too many."""
+
+    def __init__(self):
+        super().__init__()
+        self.expert_capacity = 5000
+
+
+EXTRA = {
+    "row": RowMean,
+    "batch": BatchMean,
+    "sign": Sign,
+    "noise": Noise,
+    "flat": Flat,
+    "hidden loss": HiddenLoss,
+    "counts": Counts,
+    "counts calls": CountsCalls,
+    "limited": Limited,
+}
 
 
 class Layer(nn.Module):
@@ -216,4 +290,4 @@ class MaxClassifier(Around):
 
 def bert_config(**more):
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 32}
-    return BertConfig(vocab_size=300, **sizes, **more)
+    return BertConfig(vocab_size=300, **{**sizes, **more})

@@ -6,6 +6,7 @@ import json
 import pytest
 import torch
 import transformers as t
+from collators import blocks
 from zoo import build
 
 import nopad
@@ -116,6 +117,41 @@ def test_wrong_positions_are_no_contamination_and_still_wrong():
     verdict = nopad.audit(plain, collator=zero_based, capacity=32)
     assert verdict.first_difference == "embeddings.position_embeddings"
     assert all(check.passed for check in verdict.checks if "poison" in check.name)
+    assert (verdict.outcome, verdict.unseen, verdict.isolated) == ("different", True, False)
+    assert verdict.reason == "other positions; no sequence sees another"
+    said = "DIFFERENT FROM ALONE at embeddings.position_embeddings: other positions; no sequence sees another"
+    assert str(verdict).splitlines()[0].endswith(said)
+    found = json.loads(verdict.to_json())
+    assert (found["outcome"], found["reason"]) == ("different", verdict.reason)
+    assert said in verdict.to_junit()
+
+
+def test_a_neighbour_that_poison_of_one_sequence_does_not_reach():
+    """Wrong positions, and a leak from the first sequence into the next one, which the poison checks do not touch."""
+    model = build("bert")
+
+    def collate(features):
+        batch = blocks()(features)
+        batch["position_ids"] = torch.arange(batch["input_ids"].shape[1])[None]
+        batch["attention_mask"][..., len(features[0]["input_ids"]), 0] = True
+        return batch
+
+    verdict = nopad.audit(model, collator=collate, capacity=32)
+    assert all(check.passed for check in verdict.checks if "poison" in check.name), str(verdict)
+    assert (verdict.outcome, verdict.reason) == ("contaminated", "")
+    assert "CONTAMINATED at embeddings.position_embeddings" in str(verdict)
+
+
+def test_another_mask_within_a_sequence():
+    model = build("bert")
+
+    def collate(features):
+        batch = blocks()(features)
+        return batch | {"attention_mask": batch["attention_mask"].tril()}
+
+    verdict = nopad.audit(model, collator=collate, capacity=32)
+    assert verdict.outcome == "different"
+    assert verdict.reason == "other positions, token types or mask within a sequence; no sequence sees another"
 
 
 def test_json_and_text():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import combinations
 from textwrap import indent
 
 import pytest
@@ -18,8 +19,43 @@ from zoo import build
 import nopad
 from nopad.auditing import find_fix, find_step_fix
 from nopad.errors import BatchError, OptionError
+from nopad.report.audited import audit_page
 
 FLATTENING = t.DataCollatorWithFlattening(return_tensors="pt")
+
+
+FAULTS = {
+    "positions": "position_ids",
+    "labels": "labels of first tokens",
+    "mask": "block-diagonal attention_mask",
+    "loss": "denominator",
+}
+
+
+def faulty(faults):
+    """A collator of one row, with the faults that many have."""
+
+    def collate(features):
+        tokens, positions, number = flat(features)
+        batch = {"input_ids": tokens, "position_ids": positions, "labels": tokens.clone()}
+        batch["attention_mask"] = torch.ones_like(tokens) if "mask" in faults else block(number).tril()
+        if "labels" not in faults:
+            batch["labels"][number != number.roll(1, 1)] = -100
+        if "positions" in faults:
+            del batch["position_ids"]
+        return batch
+
+    return collate
+
+
+class Told:
+    """A monitor that keeps the names of stages."""
+
+    def __init__(self):
+        self.stages = []
+
+    def stage(self, name, total, unit):
+        self.stages.append(name)
 
 
 def names(fix):
@@ -277,6 +313,66 @@ class TestSteps:
         assert fix.found, str(fix.verdict)
         assert "attention_mask left out" in names(fix) or "block-diagonal attention_mask" in names(fix)
         assert trainer.data_collator is collate
+
+    @pytest.mark.parametrize("faults", [two for n in (2, 3, 4) for two in combinations(FAULTS, n)])
+    def test_faults_at_once(self, faults):
+        """Each hides the next one, and each set is found by few audits."""
+        loss = (lambda model, batch, step: model(**batch).loss / step.accumulation) if "loss" in faults else None
+        model, told = build("gpt2", "causal LM"), Told()
+        fix = find_step_fix(model, self.EXAMPLES, faulty(faults), loss, monitor=told)
+        assert fix.found, str(fix)
+        assert sorted(names(fix)) == sorted(FAULTS[fault] for fault in faults)
+        assert fix.tried <= 5 * (1 + len(faults))
+        assert [name.split()[1] for name in told.stages] == [str(1 + at) for at in range(fix.tried)]
+        given = {}
+        for change in fix.changes:
+            if change.where == "loss":
+                exec(f"def loss(model, batch, step):\n{indent(change.code, '    ')}", given)
+        assert nopad.audit_step(
+            model, self.EXAMPLES, as_written(faulty(faults), fix, model), given.get("loss", loss)
+        ).passed
+
+    @pytest.mark.parametrize("faults", [("positions", "labels"), ("positions", "labels", "mask")])
+    def test_faults_at_once_in_a_trainer(self, tmp_path, faults):
+        fix = find_step_fix(trainer=self.trainer(tmp_path, build("gpt2", "causal LM"), faulty(faults)))
+        assert fix.found, str(fix)
+        assert {"position_ids", "labels of first tokens"} <= set(names(fix))
+        assert len(fix.changes) == len(faults)
+
+    def trainer(self, folder, model, collate):
+        how = {"per_device_train_batch_size": 3, "gradient_accumulation_steps": 2, "report_to": [], "use_cpu": True}
+        args = t.TrainingArguments(folder, **how)
+        return t.Trainer(model, args, train_dataset=self.EXAMPLES * 2, data_collator=collate)
+
+    def test_what_comes_nearest(self, tmp_path):
+        def collate(features):
+            batch = faulty(("positions", "labels"))(features)
+            batch["labels"][:, 3] = 5
+            return batch
+
+        fix = find_step_fix(trainer=self.trainer(tmp_path, build("gpt2", "causal LM"), collate))
+        assert (fix.found, fix.changes) == (False, ())
+        assert [change.name for change in fix.nearest] == ["position_ids", "labels of first tokens"]
+        lines = str(fix).splitlines()
+        assert lines[1] == (
+            "  position_ids and labels of first tokens remove the finding at transformer.wpe; what remains: labels "
+            "changed. Make these changes, then audit again"
+        )
+        assert any('batch["position_ids"] = ' in line for line in lines)
+        found = json.loads(fix.to_json())
+        assert [change["name"] for change in found["nearest"]] == ["position_ids", "labels of first tokens"]
+        page = audit_page(fix.verdict, fix=fix)
+        assert "what remains: labels changed. Make these changes, then audit again</p>" in page
+
+    def test_a_model_that_leaks_itself(self, tmp_path):
+        model = build("gpt2", "causal LM")
+        model.transformer.h[1].register_forward_hook(lambda m, a, output: output + 4e-3 * output.mean(1, keepdim=True))
+        fix = find_step_fix(trainer=self.trainer(tmp_path, model, faulty(("positions",))))
+        assert [change.name for change in fix.nearest] == ["position_ids"]
+        assert fix.nearly == (
+            "position_ids removes the finding at transformer.wpe; what remains: contamination at transformer.h.1. "
+            "Make this change, then audit again"
+        )
 
     def test_a_sound_step(self):
         fix = find_step_fix(nopad.packed(build("llama", "causal LM")), self.EXAMPLES)

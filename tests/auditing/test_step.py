@@ -271,6 +271,21 @@ class TestVerdict:
         with pytest.raises(AttributeError):
             verdict.passed = False
 
+    @pytest.mark.parametrize(
+        ("inside", "begins", "ends", "said"), [(0, 0, 1, 0), (0, 1, 3, 0), (1, 0, 1, 9), (2, 1, 0, 9)]
+    )
+    def test_rows_of_several_texts_are_named(self, inside, begins, ends, said):
+        """Texts that were laid end to end before the collator see each other, and the step is right all the same."""
+        model = nopad.packed(build("llama", "causal LM", eos_token_id=[1, 2]))
+        rows = []
+        for one in texts([7, 3, 12, 5, 9, 4, 15, 6, 8]):
+            ids = [2] * begins + one["input_ids"] + [1] * inside + one["input_ids"] + [2] * ends
+            rows.append({"input_ids": ids, "labels": ids})
+        verdict = nopad.audit_step(model, rows)
+        assert verdict.passed
+        found = [note for note in verdict.notes if "an end of text before their own end" in note]
+        assert [note.split(" of ")[:2] for note in found] == ([["9", "9 sequences hold an end"]] if said else [])
+
     def test_what_could_not_show_is_said(self):
         model = nopad.packed(build("llama", "causal LM"))
         verdict = nopad.audit_step(model, texts([5, 5, 5, 5]))

@@ -207,17 +207,43 @@ class TestModules:
         assert verdict.first_difference == "bert.encoder.layer.0.attention.self"
 
     def test_positions(self):
+        given = []
+
         def collate(features):
             ids = [token for one in features for token in one["input_ids"]]
             number = torch.tensor([at for at, one in enumerate(features) for _ in one["input_ids"]])
             mask = (number[:, None] == number[None, :])[None, None]
             labels = torch.tensor([[label for one in features for label in one["labels"]]])
-            return {"input_ids": torch.tensor([ids]), "attention_mask": mask, "labels": labels}
+            given.append((torch.tensor([ids]), torch.tensor([ids])))
+            return {"input_ids": given[-1][0], "attention_mask": mask, "labels": labels}
 
         verdict = nopad.audit_step(build("bert", "token classification", num_labels=5), tagged(), collate)
-        assert "contamination" in kinds(verdict)
+        assert kinds(verdict) == ["different from alone"]
         assert verdict.first_difference == "bert.embeddings.position_embeddings"
-        assert "has other positions, token types or ids there" in verdict.diagnosis
+        assert verdict.diagnosis.endswith("it has other positions there; no sequence sees another")
+        assert all(torch.equal(*pair) for pair in given)  # the batches are as they were
+
+    def test_positions_and_no_mask(self):
+        def collate(features):
+            ids = [token for one in features for token in one["input_ids"]]
+            labels = [label for one in features for label in one["labels"]]
+            return {"input_ids": torch.tensor([ids]), "labels": torch.tensor([labels])}
+
+        verdict = nopad.audit_step(build("bert", "token classification", num_labels=5), tagged(), collate)
+        assert kinds(verdict) == ["contamination"]
+        assert verdict.diagnosis.endswith("it has other positions there; further on, a sequence sees another")
+
+    def test_padding_is_no_sequence(self):
+        def collate(features):
+            width = max(len(one["input_ids"]) for one in features)
+            fill = lambda name, value: torch.tensor(
+                [one[name] + [value] * (width - len(one[name])) for one in features]
+            )
+            return {"input_ids": fill("input_ids", 0), "labels": fill("labels", -100)}
+
+        verdict = nopad.audit_step(build("bert", "token classification", num_labels=5), tagged(), collate)
+        assert kinds(verdict) == ["different from alone"]
+        assert "it sees padding, or has other positions, or another mask, there; no sequence" in verdict.diagnosis
 
     def test_a_head_fed_with_rows(self):
         def collate(features):

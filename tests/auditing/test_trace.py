@@ -13,16 +13,18 @@ import pytest
 import test_families
 import torch
 import transformers as t
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from kinds import tiny
 from zoo import build
 
 import nopad
 from nopad.auditing import trace
+from nopad.auditing.probes import lengths_for
+from nopad.auditing.tokens import Tokens, draw
 from nopad.errors import BatchError, OptionError, UnsupportedModelError
 
-LENGTHS = [16, 1, 9, 4, 1, 7]
+LENGTHS = [16, 1, 9, 4, 2, 7]
 FLATTENING = t.DataCollatorWithFlattening(return_tensors="pt")
 
 
@@ -176,6 +178,87 @@ class TestPlanted:
         )
 
 
+def one_pair_too_many(query, key, backwards=False):
+    """A right collator of one row, but that one token sees one token of another sequence."""
+
+    def collate(features):
+        order = list(reversed(features)) if backwards else features
+        lens = torch.tensor([len(one["input_ids"]) for one in order])
+        number = torch.repeat_interleave(torch.arange(len(lens)), lens)
+        mask = number[:, None] == number[None, :]
+        if query is not None:
+            mask[query, key] = True
+        ids = torch.tensor([[token for one in order for token in one["input_ids"]]])
+        return {"input_ids": ids, "attention_mask": mask[None, None]}
+
+    return collate
+
+
+class TestAnyPair:
+    """Whichever two tokens of different sequences meet, a trace that leaves its tokens open shows it.
+
+    With one layer, only the very token that is seen moves another sequence.
+    """
+
+    SEQUENCE = np.repeat(np.arange(6), LENGTHS)
+
+    @given(st.integers(0, sum(LENGTHS) - 1), st.integers(0, sum(LENGTHS) - 1), st.sampled_from([None, "each"]))
+    @settings(max_examples=15)
+    def test_leaks(self, query, key, poisoned):
+        mine, other = self.SEQUENCE[[query, key]]
+        found = trace(small(), collator=one_pair_too_many(query, key), poisoned=poisoned)
+        assert found.isolated == (mine == other)
+        assert found.reached == ([] if mine == other else [mine])
+        if mine != other:
+            assert (other, key) in zip(found.sequences[found.poisoned], found.poisoned, strict=True)
+
+    @pytest.mark.parametrize("border", np.cumsum(LENGTHS)[:-1])
+    def test_borders_that_are_off_by_one(self, border):
+        for query, key in ((border, border - 1), (border - 1, border)):
+            found = trace(small(), collator=one_pair_too_many(query, key))
+            assert (found.isolated, found.reached) == (False, [self.SEQUENCE[query]])
+            assert found.poisoned.tolist() == [key]
+
+    @pytest.mark.parametrize("poisoned", [None, "each"])
+    def test_wrong_positions_alone_are_no_leak(self, poisoned):
+        """Also where sequences lie in another order: each of them is known by its tokens."""
+        model = build("gpt2", "causal LM", eos_token_id=2, bos_token_id=1)  # the shortest sequences hold little else
+        backwards = one_pair_too_many(None, None, backwards=True)
+
+        def collate(features):
+            batch = backwards(features)
+            return {**batch, "attention_mask": batch["attention_mask"].tril(), "use_cache": False}
+
+        assert trace(model, collator=collate, poisoned=poisoned).isolated
+        assert not nopad.audit(model, collator=collate, capacity=16, gradients=False).isolated
+
+    def test_a_collator_that_looks_for_the_end(self):
+        """Tokens by which it finds borders are left alone, and the others are poisoned."""
+        model = build("gpt2", "causal LM", eos_token_id=2, bos_token_id=1)
+
+        def collate(features):
+            ids = torch.tensor([token for one in features for token in one["input_ids"]])
+            number = torch.cat([torch.zeros(1, dtype=torch.long), (ids == 2).cumsum(0)[:-1]])
+            assert int(number[-1]) == len(features) - 1
+            positions = torch.cat([torch.arange(size) for size in number.unique(return_counts=True)[1]])
+            mask = (number[:, None] == number[None, :]).tril()
+            return {"input_ids": ids[None], "position_ids": positions[None], "attention_mask": mask[None, None]}
+
+        assert nopad.audit(model, collator=collate, capacity=16, gradients=False).isolated
+        found = trace(model, collator=collate, poisoned="each")
+        assert found.isolated
+        assert found.sequences[found.poisoned].tolist() == [0, 2, 3, 4, 5]  # sequence 1 is nothing but its end
+        assert trace(model, collator=collate).isolated
+
+
+@given(st.integers(4, 64), st.integers(0, 5), st.booleans())
+def test_sequences_of_an_audit_can_be_told_apart(capacity, seed, bordered):
+    tokens = Tokens(40, {"bos": 1, "eos": 2})
+    drawn = draw(lengths_for(capacity, capacity), tokens.bordered() if bordered else tokens, seed)
+    assert len({tuple(one) for one in drawn}) == 6
+    assert sum(len(one) == 1 for one in drawn) == 1
+
+
 class Aside(torch.nn.Module):
     """A module whose output mixes all tokens, and which gives its input back."""
 
@@ -198,8 +281,8 @@ class TestDrawn:
         lines = leak.draw(80).splitlines()
         assert "LEAKS into sequences 0, 1, 3, 4, 5 from encoder.layer.0.attention.self on" in lines[0]
         rows = {line.split()[0]: line[line.index("│") + 1 : -1].split("│") for line in lines if line.endswith("│")}
-        assert rows["sequence"] == ["0" + " " * 15, "1", "2        ", "3   ", "4", "5      "]
-        assert rows["embeddings"] == ["·" * 16, "·", "····█····", "····", "·", "·······"]
+        assert rows["sequence"] == ["0" + " " * 15, "1", "2        ", "3   ", "4 ", "5      "]
+        assert rows["embeddings"] == ["·" * 16, "·", "····█····", "····", "··", "·······"]
         assert set("".join(rows["encoder.layer.1"][at] for at in (0, 1, 3, 4, 5))) <= set("xX")
         assert set(rows["encoder.layer.1"][2]) <= set("░▒▓█")
         assert "\x1b" not in str(leak)

@@ -217,8 +217,17 @@ class TestNothingToCompare:
         def with_ends(features):
             return padded([{"input_ids": [1, *feature["input_ids"], 2]} for feature in features])
 
-        with pytest.raises(BatchError, match=r"mask has \d+ real tokens, and the sequences have \d+: a collator that"):
+        why = r"mask has \d+ real tokens, and the sequences have \d+: either it covers padding, .* or the collator adds"
+        with pytest.raises(BatchError, match=why):
             nopad.audit(build("bert"), collator=with_ends, capacity=32)
+
+    def test_a_mask_that_covers_padding(self):
+        def of_ones(features):
+            batch = padded(features)
+            return {**batch, "attention_mask": torch.ones_like(batch["input_ids"])}
+
+        with pytest.raises(BatchError, match="either it covers padding, where it must be 0"):
+            nopad.audit(build("bert"), collator=of_ones, capacity=32)
 
     def test_a_model_that_is_random(self):
         model = build("bert")

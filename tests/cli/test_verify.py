@@ -89,6 +89,16 @@ def test_a_damaged_manifest(call, packed):
     assert problems(call, packed) == [f"{manifest} has format version 3; this nopad reads 4: pack the source again"]
 
 
+def test_a_source_needs_a_dataset(call, histogram, ids, tmp_path):
+    """Wrong use, and no failed check: a plan and a histogram have no tokens."""
+    plan = tmp_path / "x.plan.json"
+    assert call("plan", histogram, "-c", "8", "-o", plan).code == 0
+    for file in (plan, histogram):
+        ran = call("verify", file, "--source", ids)
+        assert ran.code == 2
+        assert f"--source is compared with the tokens of a dataset, and {file} is a file" in ran.error()
+
+
 def test_a_damaged_plan(call, packed):
     plan = packed / "plan.json"
     plan.write_text(plan.read_text().replace('"count": 1, "lengths": [3, 1]', '"count": 1, "lengths": [3, 2]'))
@@ -102,10 +112,6 @@ def test_no_dataset(call, tmp_path, histogram):
         f"{tmp_path / 'empty[bold]'} is no packed dataset: it has no nopad.json"
     ]
     assert problems(call, histogram) == [f'{histogram} is no plan file: it lacks "format": "nopad.plan"']
-
-
-def test_a_source_needs_a_dataset(call, histogram, ids):
-    assert problems(call, histogram, "--source", ids) == [f"{histogram} is no packed dataset: it has no nopad.json"]
 
 
 def test_the_source_alone_says_that_it_is_compared_with(call, packed):

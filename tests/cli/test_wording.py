@@ -22,6 +22,9 @@ OURS = ("cli", "report", "study")  # rooms that know of the command line
 
 # Arguments of functions of Python, which no verb has
 PYTHON = {
+    "bias",
+    "in_features",
+    "out_features",
     "static",
     "sparse",
     "prefetch",

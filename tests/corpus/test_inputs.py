@@ -3,14 +3,16 @@ from __future__ import annotations
 import builtins
 import errno
 import gzip
+import lzma
 import os
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from nopad.corpus import open_records
 from nopad.corpus.inputs import InputFile, not_utf8
-from nopad.errors import SourceError
+from nopad.errors import RecordError, SourceError
 
 
 @pytest.fixture
@@ -139,3 +141,11 @@ def test_utf16_gets_a_hint():
     assert not_utf8(raw, caught.value, "file") == (
         "not UTF-8: byte 0xff at offset 0 of the file (it looks like UTF-16: convert it to UTF-8)"
     )
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, lzma.compress])
+def test_compressed_content_under_another_name_gets_a_hint(tmp_path, pack):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(pack(b'{"text": "yes"}\n'))
+    with pytest.raises(RecordError, match=r"line 1: not UTF-8: .* \(it looks like (gzip|xz): .*decompress it first"):
+        list(open_records(path))

@@ -16,7 +16,7 @@ import nopad
 from nopad.errors import BatchError, UnsupportedModelError
 from nopad.model.attention import packed_attention
 from nopad.model.batchwide import check_layers
-from nopad.model.families import REFUSED
+from nopad.model.refused import REFUSED
 
 LONGROPE = {
     "original_max_position_embeddings": 16,
@@ -127,7 +127,7 @@ class TestQuantised:
 
     def test_outlier_columns_of_the_whole_batch(self):
         model = nopad.packed(build(tiny("ernie"), "base"))
-        layer = type("Linear8bitLt", (nn.Linear,), {})(32, 32).double()
+        layer = type("Linear8bitLt", (nn.Linear,), {"__module__": "bitsandbytes.nn.modules"})(32, 32).double()
         layer.state = type("State", (), {"threshold": 6.0})()
         model.encoder.layer[0].output.dense = layer
         batch = nopad.PackedBatch.from_sequences(texts(5, 7))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import sys
 
+import pictures
 import pytest
 import torch
 import transformers as t
@@ -235,6 +236,23 @@ def test_images():
         found = model(**batch).pooler_output
     for mine, one in zip(found.cpu(), wanted, strict=True):
         assert float((mine - one).abs().max()) < 1e-2  # convolutions may take TF32
+
+
+@pytest.mark.parametrize("kind", ["llava", "qwen2_5_vl", "qwen2_vl"])
+def test_images_beside_tokens(kind):
+    given, model = pictures.samples(kind), pictures.build(kind)
+    given = [{name: value for name, value in one.items() if name != "labels"} for one in given]
+    with torch.no_grad():
+        wanted = [pictures.alone(model, one).logits[0] for one in given]
+        nopad.packed(model.float().to(GPU))
+        for form in FORMS.values():
+            batch = nopad.PackedBatch.from_features(given, form).to(GPU)
+            batch["pixel_values"] = batch["pixel_values"].float()
+            found = batch.unpack_tokens(model(**batch).logits)
+            for mine, one in zip(found, wanted, strict=True):
+                assert float((mine.double().cpu() - one).abs().max()) < 1e-2  # convolutions may take TF32
+    with pytest.raises(BatchError, match="pixel_values are on cpu and the model on cuda"):
+        model(**{**batch, "pixel_values": batch["pixel_values"].cpu()})
 
 
 def test_a_batch_that_is_not_moved_is_refused():

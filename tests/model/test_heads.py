@@ -122,14 +122,18 @@ class TestByExactClass:
 
 
 class TestOwnClasses:
+    """As their users say (`prove="never"`): each call is held against that."""
+
     @pytest.mark.parametrize("form", list(FORMS))
     def test_through_the_pooler(self, sequences, form):
         model = own("Mine", by_pooler)
-        agrees(nopad.packed(model, head="classification"), own("Mine", by_pooler), sequences, form)
+        agrees(nopad.packed(model, head="classification", prove="never"), own("Mine", by_pooler), sequences, form)
 
     @pytest.mark.parametrize("form", list(FORMS))
     def test_per_token(self, sequences, form):
-        agrees(nopad.packed(own("Mine", by_token), head="tokens"), own("Mine", by_token), sequences, form)
+        agrees(
+            nopad.packed(own("Mine", by_token), head="tokens", prove="never"), own("Mine", by_token), sequences, form
+        )
 
     @pytest.mark.parametrize("kind", ["bert", "roberta", "deberta", "llama"])
     def test_positions_that_are_not_handed_on(self, sequences, kind):
@@ -148,7 +152,7 @@ class TestOwnClasses:
         torch.manual_seed(0)
         model = Mine(CONFIGS[kind]()).double().eval()
         stock = copy.deepcopy(model)
-        agrees(nopad.packed(model, head="tokens"), stock, sequences, "rows", "last_hidden_state")
+        agrees(nopad.packed(model, head="tokens", prove="never"), stock, sequences, "rows", "last_hidden_state")
 
     def test_positions_of_ones_own(self, sequences):
         class Mine(own_class()):
@@ -158,14 +162,14 @@ class TestOwnClasses:
 
         model = Mine(CONFIGS["bert"](), by_token).double().eval()
         with pytest.raises(UnsupportedModelError, match="is given position_ids that are not those of the batch"):
-            nopad.packed(model, head="tokens")(**nopad.PackedBatch.from_sequences(sequences[:4]))
+            nopad.packed(model, head="tokens", prove="never")(**nopad.PackedBatch.from_sequences(sequences[:4]))
 
     @pytest.mark.parametrize("head", ["tokens", "causal", "classification"])
     @pytest.mark.parametrize(
         "read", [lambda out: out.last_hidden_state[:, 0], lambda out: out.last_hidden_state.mean(1)]
     )
     def test_results_of_rows_are_no_results(self, sequences, head, read):
-        model = nopad.packed(own("MyForSequenceClassification", read), head=head)
+        model = nopad.packed(own("MyForSequenceClassification", read), head=head, prove="never")
         with pytest.raises(UnsupportedModelError, match=r"logits of .* has the shape \[1, 2\] and not \["):
             model(**nopad.PackedBatch.from_sequences(sequences[:4]))
 
@@ -176,10 +180,10 @@ class TestOwnClasses:
         assert batch.layout.shape[0] == batch.layout.sequences
         for read in (by_pooler, lambda out: out.last_hidden_state[:, 0]):
             with pytest.raises(BatchError, match=r"as many rows as sequences, [23], so results per row of a class"):
-                nopad.packed(own("Mine", read), head="classification")(**batch)
+                nopad.packed(own("Mine", read), head="classification", prove="never")(**batch)
 
     def test_rows_as_wide_as_states(self):
-        model = nopad.packed(own("Mine", by_pooler), head="tokens")
+        model = nopad.packed(own("Mine", by_pooler), head="tokens", prove="never")
         model.classifier = nn.Identity()
         with pytest.raises(BatchError, match="rows of this batch are 24 slots wide, as wide as states"):
             model(**nopad.PackedBatch.from_sequences([[5] * 20, [6] * 4]))
@@ -191,7 +195,7 @@ class TestOwnClasses:
         torch.manual_seed(0)
         model = Mine(CONFIGS["roberta"]()).double().eval()
         stock = copy.deepcopy(model)
-        agrees(nopad.packed(model, head="classification"), stock, sequences, "rows")
+        agrees(nopad.packed(model, head="classification", prove="never"), stock, sequences, "rows")
 
     def test_a_subclass_that_pools_otherwise(self, sequences):
         class First(t.LlamaForSequenceClassification):
@@ -208,7 +212,7 @@ class TestOwnClasses:
         batch = nopad.PackedBatch.from_sequences(sequences)
         for kind, of in (("llama", First), ("distilbert", Mean)):
             with pytest.raises(UnsupportedModelError, match=r"nopad\.model\.pooled"):
-                nopad.packed(of(CONFIGS[kind]()).double().eval(), head="classification")(**batch)
+                nopad.packed(of(CONFIGS[kind]()).double().eval(), head="classification", prove="never")(**batch)
 
     def test_nothing_to_feed(self):
         class Mine(t.BertPreTrainedModel):
@@ -219,7 +223,7 @@ class TestOwnClasses:
         with pytest.raises(
             UnsupportedModelError, match="Mine has no part that nopad could hand each sequence's states"
         ):
-            nopad.packed(Mine(CONFIGS["bert"]()), head="classification")
+            nopad.packed(Mine(CONFIGS["bert"]()), head="classification", prove="never")
 
     def test_tuples_and_tensors(self, sequences):
         class Tensor(own_class()):
@@ -228,7 +232,7 @@ class TestOwnClasses:
 
         torch.manual_seed(0)
         model = Tensor(CONFIGS["bert"](), by_pooler).double().eval()
-        found = nopad.packed(model, head="classification")(**nopad.PackedBatch.from_sequences(sequences))
+        found = nopad.packed(model, head="classification", prove="never")(**nopad.PackedBatch.from_sequences(sequences))
         assert found.shape == (8, 2)
         model.read = lambda out: out.last_hidden_state[:, 0]
         with pytest.raises(UnsupportedModelError, match=r"the result of Tensor has the shape \[1, 2\]"):
@@ -238,7 +242,7 @@ class TestOwnClasses:
         from nopad.model import static_inputs
 
         batch = nopad.PackedBatch.from_sequences(sequences, **FORMS["rows"])
-        model = nopad.packed(own("Mine", by_pooler), head="classification", max_sequences=9)
+        model = nopad.packed(own("Mine", by_pooler), head="classification", prove="never", max_sequences=9)
         with pytest.raises(UnsupportedModelError, match="Mine is a class of your own, and what it hands on cannot be"):
             static_inputs(model, batch)
         assert model(**batch).logits.shape == (8, 2)

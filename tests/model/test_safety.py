@@ -14,7 +14,7 @@ from zoo import FORMS, build
 import nopad
 from nopad.errors import BatchError, NotPackSafeError, OptionError, UnsupportedModelError
 from nopad.model import admission, is_packed
-from nopad.model.families import REFUSED
+from nopad.model.refused import REFUSED
 
 
 @pytest.fixture

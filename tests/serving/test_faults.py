@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 import weakref
 
 import pytest
@@ -218,3 +219,42 @@ print("end", flush=True)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout) == (0, "end\n"), done.stderr
     assert not any(word in done.stderr for word in ("Traceback", "Exception", "Fatal", "terminate"))
+
+
+class Stop(BaseException):
+    """What interrupts a caller, as Ctrl-C does."""
+
+
+def test_a_caller_that_is_interrupted_anywhere_leaves_no_lock_taken(model):
+    runner = nopad.PackRunner(model, warm_up=False)
+    done = threading.Event()
+
+    def asks():
+        while not done.is_set():
+            try:
+                for _ in range(100):
+                    runner.statistics  # noqa: B018 - takes the lock
+            except Stop:
+                continue
+
+    def guarded():
+        while not done.is_set():
+            try:
+                asks()
+            except Stop:  # between two lines of `asks`
+                continue
+
+    thread = threading.Thread(target=guarded, daemon=True)
+    thread.start()
+    for _ in range(1000):
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(Stop))
+        time.sleep(1e-4)
+    done.set()
+    thread.join(WAIT)
+    lock = runner._queue._lock
+    free = threading.Thread(target=lambda: lock.acquire() and lock.release(), daemon=True)
+    free.start()
+    free.join(WAIT / 6)
+    assert not free.is_alive()
+    assert runner(ONE)
+    runner.close()

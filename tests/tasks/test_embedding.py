@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 
 import numpy as np
 import pytest
@@ -383,3 +384,28 @@ def test_the_repr_says_how_vectors_are_made():
     model = t.BertModel(t.BertConfig(**sizes))
     made = Embedder(model, nopad.load_tokenizer(), pooling="first", normalize=False, max_tokens=64)
     assert repr(made) == "Embedder(BertModel, first pooling, at most 64 tokens per text)"
+
+
+def test_messages_have_the_numbers_of_the_sequences_as_given(embedder):
+    for sequences, error, says in (
+        ([[5] * 9, [6], []], LengthError, "sequence 2 has no token"),
+        ([[5], [6], [7] * 513, [8]], LengthError, "sequence 2 has 513 tokens, and the model has 512 positions"),
+        ([[5] * 9, [6, 40_000], [7]], BatchError, "sequence 1 has the id 40000, and the model has 30522 tokens"),
+        ([[5] * 9, [6], [7, -1, 3]], BatchError, "sequence 2 has the id -1"),
+    ):
+        with pytest.raises(error, match=says):
+            embedder.encode_ids(sequences)
+
+
+def test_runs_of_one_length_share_a_call_of_attention(monkeypatch):
+    room, asked = sys.modules["nopad.model.backends.segments"], []
+    monkeypatch.setattr(room, "attend", lambda q, *rest, real=room.attend: (asked.append(q.shape), real(q, *rest))[1])
+    model = nopad.packed(build("bert"))
+    sequences = [[7, 8, 9], [9, 8, 7], [5] * 4, [6, 6, 6], [4], [3], [2]]
+    with torch.no_grad():
+        batch = nopad.PackedBatch.from_sequences(sequences)
+        found = batch.unpack_tokens(model(**batch)[0])
+        layers = model.config.num_hidden_layers
+        assert [(shape[0], shape[2]) for shape in asked] == [(2, 3), (1, 4), (1, 3), (3, 1)] * layers
+        for ids, one in zip(sequences, found, strict=True):
+            torch.testing.assert_close(one, model(input_ids=torch.tensor([ids]))[0][0], rtol=0, atol=1e-12)

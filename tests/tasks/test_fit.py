@@ -1,4 +1,4 @@
-"""A model that is not the task's: another head, other classes, outputs without names, a loss that would go missing."""
+"""A model that is not the task's: another head, other classes, outputs without names."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import torch
-import transformers
-from tests.tasks.tiny import SIZES, bert, llama, tokenizer
+from tests.tasks.tiny import bert, llama, tokenizer
 
 import nopad
 from nopad.errors import BatchError, OptionError
@@ -55,19 +54,6 @@ def step(task, model):
 def test_a_step_with_another_model_is_refused(task, model, message):
     with pytest.raises(OptionError, match=message):
         step(task, model(task))
-
-
-def test_a_loss_that_would_go_missing_is_refused_where_something_is_learned():
-    few = {"num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2, "output_router_logits": True}
-    model = transformers.MixtralForCausalLM(transformers.MixtralConfig(**SIZES, **few))
-    with pytest.raises(OptionError, match="a loss of its own, aux_loss, which is no part of what is learned"):
-        step(task(CausalLM), model)
-    with torch.no_grad():
-        nopad.unpacked(model)
-        assert step(task(CausalLM), model)[0] > 0
-    model.config.output_router_logits = False
-    nopad.unpacked(model)
-    assert step(task(CausalLM), model)[0] > 0
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,16 @@ def test_few_sequences_or_tokens_are_one_batch(always, lengths):
     assert calls == [(threading.current_thread(), list(range(len(lengths))))]
 
 
+@pytest.mark.parametrize("most", [1, 2])
+def test_a_call_gets_the_shortest_first(always, most):
+    results, calls = seen_by(Lanes(a_bert(), most))
+    assert results == [str(index) for index in range(len(LENGTHS))]
+    assert len(calls) == most
+    for _, indices in calls:
+        lengths = [LENGTHS[index] for index in indices]
+        assert lengths == sorted(lengths)
+
+
 class Stateful(torch.nn.Module):
     def forward(self, states):
         self.kept = states

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # `tests`
-from runs import ACCUMULATION, EPOCHS, Seen, arguments, classify, loader, model, tokenizer, watched
+from runs import ACCUMULATION, EPOCHS, Seen, arguments, balance, classify, loader, model, tokenizer, watched
 
 
 def main() -> None:
@@ -116,6 +116,13 @@ def classifies(folder: Path) -> dict:
     return classify(folder, ACCUMULATION, PackedTrainer)[1]
 
 
+def balances(folder: Path) -> dict:
+    """A mixture of experts, with the loss that balances them."""
+    from nopad.training import PackedTrainer
+
+    return balance(folder, ACCUMULATION, PackedTrainer)
+
+
 def lightning(folder: Path) -> Seen:
     import lightning
 
@@ -156,6 +163,7 @@ RUNS = {
     "resumed": resumed,
     "sft": sft,
     "classifies": classifies,
+    "balances": balances,
     "lightning": lightning,
 }
 

@@ -146,3 +146,31 @@ def classify(folder, accumulation, trainer, **options):
         "sum": float(sum(parameter.abs().sum() for parameter in run.model.parameters())),
     }
     return run, told
+
+
+def balance(folder, accumulation, trainer):
+    """Train a tiny mixture of experts in float64, with the loss that balances them; return what is the same.
+
+    A micro-batch is one pack, since ranks put other packs together than one rank does.
+    """
+    torch.manual_seed(0)
+    config = transformers.MixtralConfig(
+        vocab_size=128,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        num_local_experts=4,
+        output_router_logits=True,
+        router_aux_loss_coef=0.5,
+    )
+    mixture = transformers.MixtralForCausalLM._from_config(config, experts_implementation="eager").double()
+    how = {"optim": "sgd", "learning_rate": 0.5, "num_train_epochs": 1, "per_device_train_batch_size": 1}
+    how = arguments(folder, gradient_accumulation_steps=accumulation, **how)
+    run = trainer(mixture, how, train_dataset=loader(seed=5, rows=1, accumulation=accumulation), quiet=True)
+    run.train()
+    return {
+        "losses": [entry["loss"] for entry in run.state.log_history if "loss" in entry],
+        "sum": float(sum(parameter.abs().sum() for parameter in run.model.parameters())),
+    }

@@ -248,4 +248,4 @@ def test_what_an_evaluation_leaves_out_is_said_before(tmp_path):
         )  # fmt: skip
     finally:
         logger.removeHandler(handler)
-    assert [one for one in said if "0.25 times the loss of the routers" in one and "eval_loss leaves it out" in one]
+    assert [one for one in said if "0.25 times the loss that balances experts" in one and "eval_loss leaves" in one]

@@ -9,7 +9,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
 import numpy as np
-from runs import ACCUMULATION, EPOCHS, LENGTHS, arguments, classify, loader, model, watched
+from runs import ACCUMULATION, EPOCHS, LENGTHS, arguments, balance, classify, loader, model, watched
 
 from nopad.training import PackedTrainer
 
@@ -64,3 +64,14 @@ def test_two_ranks_learn_and_evaluate_what_one_does(ranks, tmp_path):
         assert rank["sum"] == pytest.approx(alone["sum"], rel=1e-13)
         assert rank["evaluated"] == pytest.approx(alone["evaluated"], rel=1e-10)
         np.testing.assert_allclose(rank["predicted"], alone["predicted"], rtol=0, atol=1e-10)
+
+
+def test_two_ranks_balance_experts_as_one_does(ranks, tmp_path):
+    """The loss that balances experts is weighted over micro-batches and ranks alike, and stand-ins have no weight."""
+    told = ranks[0]["balances"]
+    assert [one.get("error") for one in told] == [None, None]
+    alone = balance(tmp_path, 2 * ACCUMULATION, PackedTrainer)
+    assert len(alone["losses"]) > 3
+    for rank in told:
+        assert rank["sum"] == pytest.approx(alone["sum"], rel=1e-12)
+    assert told[0]["losses"] == pytest.approx(alone["losses"], rel=1e-6)  # logged in float32

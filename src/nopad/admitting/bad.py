@@ -6,6 +6,7 @@ rows of a batch or decide by the values of a whole row, and classes that came tw
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -15,11 +16,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from nopad.admitting.marks import mark_of, settings_of
+from nopad.admitting.modes import in_mode
 from nopad.admitting.probing import length_for
 from nopad.admitting.small import ran, uncached
 from nopad.errors import UnsupportedModelError
+from nopad.model.batchwide import check_experts
 
-__all__ = ["check_model", "check_rows_apart", "check_steady", "in_mode", "outputs_of"]
+__all__ = ["check_forgets", "check_model", "check_rows_apart", "check_steady", "outputs_of"]
 
 STATISTICS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
 PARTS = ("vision_config", "audio_config", "speech_config", "image_config", "video_config")
@@ -32,6 +36,7 @@ def check_model(model: Any) -> None:
         UnsupportedModelError: one of them makes a proof impossible.
     """
     name, config = type(model).__name__, model.config
+    check_experts(model, also=config)
     for place, module in model.named_modules():
         if isinstance(module, STATISTICS):
             raise UnsupportedModelError(
@@ -39,7 +44,8 @@ def check_model(model: Any) -> None:
                 "whole batch, so a sequence's result depends on what shares its batch; use LayerNorm or RMSNorm"
             )
         own = [one for one in module._parameters.values() if one is not None]
-        if any(type(one) is not nn.Parameter or not one.is_floating_point() for one in own):
+        lowered = type(module).__module__.startswith(("torch.ao.nn.", "torch.nn.quantized"))
+        if lowered or any(type(one) is not nn.Parameter or not one.is_floating_point() for one in own):
             raise UnsupportedModelError(
                 f"weights of {place or name} ({type(module).__name__}) are quantised, and a small copy of this model "
                 "would not be; prove it before quantising, and see docs/models.md for what nopad runs quantised"
@@ -100,6 +106,40 @@ def check_steady(model: Any) -> None:
         )
 
 
+def check_forgets(model: Any) -> None:
+    """Check that modules of one's own keep nothing from call to call, but what depends on the length alone.
+
+    Raises:
+        UnsupportedModelError: one does; the message names what.
+    """
+    length = length_for(model)
+    for training in (False, True):
+        fresh, found = copy.deepcopy(model), []
+        with in_mode(fresh, training):
+            for number in range(3):
+                ran(fresh, [5 + 3 * at + number for at in range(length)])
+                found.append({key: mark_of(value) for key, value in _kept(fresh)})
+        # The first call may make tables that later ones read.
+        for key, mark in found[1].items():
+            if mark != found[2].get(key):
+                raise UnsupportedModelError(
+                    f"{key} of {type(model).__name__} changes with every call{', in training' if training else ''}, so "
+                    "what a sequence gets may depend on what ran before it; nopad cannot tell what it gets alone"
+                )
+
+
+def _kept(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yield what modules of one's own hold besides weights, and the code and globals that they reach, by name."""
+    for name, kind, held in settings_of(model):
+        yield f"what the code of {kind.__name__} reaches", kind
+        for key, value in held.items():
+            place = ".".join(filter(None, (name, key)))
+            if key == "_buffers":
+                yield from ((".".join(filter(None, (name, one))), each) for one, each in value.items())
+            elif not key.startswith("_"):
+                yield place, value
+
+
 def check_rows_apart(model: Any, close: float) -> None:
     """Check that the rows of a batch do not change each other, in evaluation mode and, without dropout, in training.
 
@@ -135,24 +175,6 @@ def check_rows_apart(model: Any, close: float) -> None:
                 f"{', in training' if training else ''}: it takes statistics over the batch, or has no dimension for "
                 "the batch; nopad has no way to keep sequences apart there"
             )
-
-
-@contextmanager
-def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
-    """For a ``with`` block, put a model into training or evaluation mode, without dropout."""
-    before = {module: module.training for module in model.modules()}
-    rates = {module: module.p for module in model.modules() if isinstance(module, nn.modules.dropout._DropoutNd)}
-    for module in before:
-        module.training = training
-    for module in rates:
-        module.p = 0.0
-    try:
-        yield
-    finally:
-        for module, was in before.items():
-            module.training = was
-        for module, rate in rates.items():
-            module.p = rate
 
 
 def _place(model: nn.Module, name: str) -> str:

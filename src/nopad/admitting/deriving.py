@@ -21,6 +21,7 @@ from nopad.errors import UnsupportedModelError
 from nopad.model.calls import parameters
 from nopad.model.families import Family, Pooled
 from nopad.model.known import class_of
+from nopad.model.own import is_own
 
 __all__ = ["Derived", "Times", "base_of", "derive", "most_tokens"]
 
@@ -64,10 +65,11 @@ class Derived:
         return replace(self.family, attends=1, mixes=Times(count))
 
 
-def derive(model: Any, close: float) -> Iterator[Derived]:
+def derive(model: Any, close: float, table: Family | None = None) -> Iterator[Derived]:
     """Yield lines of the family table that fit a small model in float64, the likeliest first.
 
-    `close` is the largest relative change of an output that is rounding.
+    `close` is the largest relative change of an output that is rounding. `table` is the table's line for the model's
+    type, which fits if no module of one's own mixes tokens.
 
     Raises:
         UnsupportedModelError: no line can fit: the model's own forward method mixes tokens, outside of any module that
@@ -78,12 +80,11 @@ def derive(model: Any, close: float) -> Iterator[Derived]:
     length = length_for(model, None if most is None else most - 4)
     tokens = [5 + 3 * at for at in range(length)]
     probed = probe(model, base, tokens, close)
+    _check_own(probed)
+    if table is not None and not any(is_own(class_of(one)) for one in probed.mixing):
+        yield Derived(table, {})
     if probed.unsplit is not None:
-        raise UnsupportedModelError(
-            f"the forward method of {type(probed.unsplit).__name__} moves information between tokens by itself, "
-            "outside of any module that could be run sequence by sequence; move that into a module of its own, which "
-            "gets and gives one state per token"
-        )
+        raise _unsplit(probed.unsplit)
     _check_names(probed)
     _check_rows(model, probed)
     odd = unsteady(model, probed)
@@ -95,6 +96,7 @@ def derive(model: Any, close: float) -> Iterator[Derived]:
     causal = _is_causal(model, tokens, close)
     line = Family(route="interface" if probed.attended else "mixers")
     line = replace(line, mixers=tuple(dict.fromkeys(class_of(one).__name__ for one in probed.mixing)))
+    line = replace(line, alone=tuple(dict.fromkeys(class_of(one).__name__ for one in probed.alone)))
     line = replace(line, places=tuple(_places(model, probed)))
     line = _with_positions(line, model, base, probed)
     line = _with_pooling(line, model, base, probed, causal)
@@ -102,6 +104,31 @@ def derive(model: Any, close: float) -> Iterator[Derived]:
     attended = tuple(dict.fromkeys(class_of(module).__name__ for module in probed.attended))
     for variant in _variants(line, causal, attended, _sets_attention(model)):
         yield Derived(variant, each)
+
+
+def _check_own(probed: Probed) -> None:
+    """Refuse what code of one's own does outside of modules that could be run sequence by sequence.
+
+    Raises:
+        UnsupportedModelError: a forward method mixes tokens by itself, or does not always compute the same.
+    """
+    if probed.unsplit is not None and is_own(class_of(probed.unsplit)):
+        raise _unsplit(probed.unsplit)
+    if probed.varies is not None:
+        module, why = probed.varies
+        raise UnsupportedModelError(
+            f"what the forward method of {type(module).__name__} computes is not always the same: {why}. A proof on "
+            "some sequences says nothing of others; move what decides into a module of its own, which gets and gives "
+            "one state per token"
+        )
+
+
+def _unsplit(module: nn.Module) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"the forward method of {type(module).__name__} moves information between tokens by itself, "
+        "outside of any module that could be run sequence by sequence; move that into a module of its own, which "
+        "gets and gives one state per token"
+    )
 
 
 def _sets_attention(model: Any) -> bool:

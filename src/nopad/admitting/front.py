@@ -9,10 +9,12 @@ from transformers import PreTrainedModel
 
 from nopad.admitting.memory import recall, remember
 from nopad.admitting.proof import Proof, prove
-from nopad.errors import UnsupportedModelError
+from nopad.errors import OptionError, UnsupportedModelError
 from nopad.model import safety
-from nopad.model.families import FAMILIES, FRONTS, REFUSED
-from nopad.model.known import class_of, is_stock
+from nopad.model.families import FAMILIES, FRONTS, IMAGES
+from nopad.model.known import NAMES, class_of, is_stock
+from nopad.model.own import foreign
+from nopad.model.refused import REFUSED
 from nopad.model.safety import bare, is_packed
 from nopad.options import check_choice
 
@@ -52,7 +54,7 @@ def packed(
             error.
         prove: "cached": models that no table knows are proven, and the verdict is remembered. "always": the proof is
             done again now, also for model types that nopad's tables refuse. "never": models that no table knows are
-            refused.
+            refused; of a class of your own around a base model of the tables, `head` is taken at its word.
 
     Raises:
         UnsupportedModelError: sequences of this model cannot be kept apart, or the proof failed; the message names the
@@ -72,13 +74,15 @@ def packed(
     True
     """
     check_choice("prove", prove, Prove)
+    if head is not None and not (isinstance(head, str) and head in NAMES):
+        raise OptionError(f"unknown head {head!r}; there are {', '.join(NAMES)}")
     inner = bare(model)
-    if is_packed(model) or _in_tables(inner, head, prove):
+    if is_packed(model) or _in_tables(inner, prove):
         return safety.packed(model, backend=backend, max_sequences=max_sequences, head=head)
     proof = proof_of(inner, head, again=prove == "always")
     if not proof.admitted:
         raise UnsupportedModelError(
-            f"{proof.model} of type {proof.kind!r} is in no table of nopad, and the proof that its sequences can be "
+            f"{proof.model} of type {proof.kind!r} {_why_proven(inner)}, and the proof that its sequences can be "
             f"kept apart failed: {proof.reason}"
         )
     named = None if is_stock(class_of(inner)) else proof.head
@@ -110,12 +114,18 @@ def proof_of(model: Any, head: str | None = None, again: bool = False) -> Proof:
     return proof
 
 
-def _in_tables(model: Any, head: str | None, prove: Prove) -> bool:
+def _why_proven(model: Any) -> str:
+    """Return why the tables do not decide about a model."""
+    if is_stock(class_of(model)) and (own := foreign(model)):
+        return f"has modules of your own ({', '.join(kind.__name__ for kind in own.values())})"
+    return "is in no table of nopad"
+
+
+def _in_tables(model: Any, prove: Prove) -> bool:
     """Whether the tables decide about a model: admit it, or refuse it."""
     if prove == "never" or not isinstance(model, PreTrainedModel):
         return True
     kind = getattr(model.config, "model_type", "") or type(model.config).__name__
     if kind in REFUSED:
         return prove != "always"
-    known = is_stock(class_of(model)) or head is not None
-    return kind in FRONTS or (kind in FAMILIES and known)
+    return kind in FRONTS or kind in IMAGES or (kind in FAMILIES and is_stock(class_of(model)) and not foreign(model))

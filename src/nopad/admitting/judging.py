@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nopad.admitting.bad import in_mode, outputs_of
+from nopad.admitting.bad import outputs_of
 from nopad.admitting.deriving import most_tokens
+from nopad.admitting.modes import in_mode
 from nopad.admitting.probing import CLOSE
 from nopad.admitting.small import ran
 from nopad.auditing.limits import EXACT, PARTLY_SINGLE, apart, largest_finite

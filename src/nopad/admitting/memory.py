@@ -26,7 +26,9 @@ import transformers
 
 import nopad
 from nopad.admitting.deriving import Times
+from nopad.admitting.marks import NAMES_ONLY, is_library, mark_of, settings_of
 from nopad.admitting.proof import Proof
+from nopad.admitting.small import own_parts
 from nopad.errors import StorageError
 from nopad.files import write_atomic
 from nopad.model.families import FAMILIES, Family
@@ -35,12 +37,7 @@ __all__ = ["fingerprint", "folder", "recall", "remember"]
 
 log = logging.getLogger("nopad")
 
-FORMAT = 1
-# Fields of a configuration that change nothing in how a model computes.
-NAMES_ONLY = (
-    *("_name_or_path", "name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype"),
-    *("id2label", "label2id", "return_dict", "output_hidden_states", "task_specific_params", "_attn_implementation"),
-)
+FORMAT = 2
 LIBRARIES = ("torch", "transformers", "nopad")  # their versions are in the fingerprint
 
 
@@ -63,9 +60,14 @@ def fingerprint(model: Any, head: str | None = None) -> str | None:
     parts += [head, type(model).__module__, type(model).__qualname__, _settings(model.config)]
     for name in sorted(kinds):
         parts.append((name, _code_of(kinds[name])))
-    for module in model.modules():
-        if "forward" in vars(module):
-            return None
+    if own_parts(model):
+        return None
+    patched = [one for kind in kinds.values() for above in kind.__mro__ for one in vars(above).values()]
+    patched = [one for one in patched if isinstance(one, FunctionType) and not is_library(one.__module__ or "")]
+    reached = mark_of(list(settings_of(model)), patched)
+    if reached is None:
+        return None
+    parts.append(reached)
     files: dict[str, str] = {}
     for kind in kinds.values():
         for above in kind.__mro__:
@@ -131,25 +133,15 @@ def _sources(module: ModuleType | None, files: dict[str, str]) -> bool:
     if module is None:
         return False
     name = module.__name__
-    if name.partition(".")[0] in (*LIBRARIES, *sys.stdlib_module_names) and name != "__main__":
-        return True
-    if name in files:
-        return True
     path = getattr(module, "__file__", None)
+    if name in files or (is_library(name) and name.partition(".")[0] in (*LIBRARIES, *sys.stdlib_module_names)):
+        return True
     if path is None or not str(path).endswith(".py") or not Path(path).is_file():
-        return _is_library(module)
+        return is_library(name)
     files[name] = hashlib.sha256(Path(path).read_bytes()).hexdigest()
-    if _is_library(module):
+    if is_library(name):
         return True
     return all(_sources(other, files) for other in _used(module))
-
-
-def _is_library(module: ModuleType) -> bool:
-    """Whether a module is an installed library's, or built in: its own file, or that it is there, has to do."""
-    path = getattr(module, "__file__", None)
-    if path is None:
-        return module.__name__ != "__main__" and getattr(module, "__spec__", None) is not None
-    return any(part in ("site-packages", "dist-packages") for part in Path(path).parts) or not str(path).endswith(".py")
 
 
 def _used(module: ModuleType) -> Iterator[ModuleType]:

@@ -20,14 +20,18 @@ from torch.utils._pytree import tree_leaves, tree_map
 from transformers import AttentionInterface, Cache
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
+from nopad.admitting.local import Run, crossing, varying
 from nopad.admitting.small import ran
-from nopad.model.calls import bound
+from nopad.model.calls import bound, parameters
+from nopad.model.known import class_of
+from nopad.model.own import is_own
 
 __all__ = ["CLOSE", "Probed", "Seen", "beside", "length_for", "moved", "probe", "registered", "unsteady"]
 
 NAME = "nopad_probe"
 LENGTHS = (11, 13, 17, 19, 23, 29, 31, 37)
 FACTORS = (-30.0, 1e3, -1e3)  # by which a token's values are multiplied
+OFTEN = 3  # modules of a class of one's own that are tried on all sizes; later layers on fewer
 CLOSE = 1e-9  # relative to the largest value: more than rounding in float64 does
 
 
@@ -51,6 +55,9 @@ class Probed:
         mixing: the innermost modules that move information between tokens, and do not use registered attention.
         close: the largest relative change that is rounding.
         unsplit: the module that mixes by itself although it is the model itself or its base; None: there is none.
+        alone: the mixing modules whose code may decide by what shares their rows or batch.
+        varies: a module of one's own that gives something per sequence, in a way that is not always the same, or the
+            model itself; and why. None: there is none.
     """
 
     tokens: list[int]
@@ -59,6 +66,8 @@ class Probed:
     mixing: list[nn.Module] = field(default_factory=list)
     close: float = CLOSE
     unsplit: nn.Module | None = None
+    alone: set[nn.Module] = field(default_factory=set)
+    varies: tuple[nn.Module, str] | None = None
 
 
 def length_for(model: nn.Module, most: int | None = None) -> int:
@@ -78,6 +87,12 @@ def probe(model: Any, base: nn.Module, tokens: list[int], close: float = CLOSE) 
         found = Probed(tokens, seen, Counter(attended), close=close)  # a copy: searching calls modules again
         search = _Search(found, {model, base})
         found.mixing = search.of(model)
+    # Modules are told by the names of their classes, so all of one class run in one way.
+    kinds = {class_of(module) for module in found.mixing}
+    found.alone = {module for module in found.mixing if class_of(module) in {class_of(one) for one in found.alone}}
+    inside = {part for module in found.mixing for part in module.modules()}
+    found.mixing += [one for one in seen if class_of(one) in kinds and one not in inside]
+    found.alone |= {one for one in found.mixing if class_of(one) in {class_of(each) for each in found.alone}}
     return found
 
 
@@ -184,6 +199,7 @@ class _Search:
     def __init__(self, probed: Probed, whole: set[nn.Module]) -> None:
         self.probed, self.whole = probed, whole
         self.length = len(probed.tokens)
+        self.times: Counter[type] = Counter()  # how many modules of a class were looked into
 
     def of(self, module: nn.Module) -> list[nn.Module]:
         """Return the innermost mixing modules in `module`, itself included."""
@@ -191,12 +207,47 @@ class _Search:
         inside = list(dict.fromkeys(inside))
         if module not in self.probed.seen:
             return inside
-        if self._mixes(module, inside):
+        mixes = self._mixes(module, inside)
+        if is_own(class_of(module)):
+            mixes = self._looked_into(module, inside, mixes)
+        if mixes:
             if module in self.whole:
                 self.probed.unsplit = self.probed.unsplit or module
                 return inside
             return [module]
         return inside
+
+    def _looked_into(self, module: nn.Module, mixing: list[nn.Module], mixes: bool) -> bool:
+        """Whether a module of one's own mixes, also where this does not show: see `nopad.admitting.local`.
+
+        Notes in `Probed` what decides by what shares a row or a batch.
+        """
+        probed, seen = self.probed, self.probed.seen[module]
+        held = {one: probed.seen[one].output for one in (*mixing, *_stock(module, probed.seen))}
+        run = Run(module, _given(module, seen.given, probed.tokens), held, self.length, probed.close)
+        per_token = any(tuple(one.shape[:2]) == (1, self.length) for one in _floats(seen.output))
+        try:
+            crosses, reads = crossing(run, probed.tokens, mixes)
+        except Exception as error:  # a module's code may raise anything
+            crosses, reads = True, True
+            said = f"it cannot be followed ({type(error).__name__}: {error})"
+        else:
+            said = "it reads numbers out of tensors, and may decide by them" if reads else ""
+        mixes |= crosses and per_token
+        if module in self.whole or not mixes:  # embeddings are not run: their tables end
+            tables = [one for one in module.modules() if isinstance(one, nn.Embedding) and one in probed.seen]
+            clean = [one for one in module.children() if is_own(class_of(one)) and one in probed.seen]
+            held |= {one: probed.seen[one].output for one in (*tables, *clean)}
+        self.times[class_of(module)] += 1
+        varied, by_rows = varying(run, mixes, module in self.whole, self.times[class_of(module)] > OFTEN)
+        if module in self.whole or not per_token:
+            if not mixes and (said or varied):
+                probed.varies = probed.varies or (module, said or varied)
+        else:
+            if reads or by_rows or (varied and not mixes):
+                probed.alone.add(module)
+            mixes |= bool(reads or varied)
+        return mixes
 
     def _mixes(self, module: nn.Module, frozen: list[nn.Module]) -> bool:
         """Whether a module, with the modules in `frozen` held, gives other tokens something else if one is changed."""
@@ -215,6 +266,35 @@ class _Search:
             except Exception:  # it cannot be called by itself: what is inside it was looked at
                 return False
         return False
+
+
+def _stock(module: nn.Module, seen: dict[nn.Module, Seen]) -> list[nn.Module]:
+    """Return the outermost modules of transformers inside a module, of those that ran."""
+    found = []
+    for child in module.children():
+        if class_of(child).__module__.startswith("transformers.") and child in seen:
+            found.append(child)
+        else:
+            found += _stock(child, seen)
+    return found
+
+
+def _given(module: nn.Module, given: dict[str, Any], tokens: list[int]) -> dict[str, Any]:
+    """Return the arguments of a module, with the mask and positions that a packed call gives to a model."""
+    length, takes = len(tokens), parameters(type(module).forward)
+    more = {"attention_mask": torch.ones(1, length, dtype=torch.long), "position_ids": torch.arange(length)[None]}
+    ids = [one for one in given.values() if isinstance(one, Tensor) and one.dtype == torch.long]
+    if not any(one.flatten().tolist() == tokens for one in ids):
+        return given
+    return {**{name: value for name, value in more.items() if name in takes}, **_without_none(given)}
+
+
+def _without_none(given: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _floats(output: Any) -> list[Tensor]:
+    return [one for one in tree_leaves(_plain(output)) if isinstance(one, Tensor) and one.is_floating_point()]
 
 
 def _changed(given: dict[str, Any], tokens: list[int], place: int, factor: float) -> dict[str, Any] | None:

@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 
-from nopad.admitting.bad import check_model, check_rows_apart, check_steady
+from nopad.admitting.bad import check_forgets, check_model, check_rows_apart, check_steady
 from nopad.admitting.deriving import Derived, derive
 from nopad.admitting.heads import head_for
+from nopad.admitting.in_training import check_training
 from nopad.admitting.judging import Judge
-from nopad.admitting.small import small_copy
+from nopad.admitting.small import deep_copy, own_parts, small_copy
 from nopad.auditing.failure import ModelFailedError, inside_model
 from nopad.auditing.run import audit
 from nopad.auditing.subject import subject_of
@@ -23,6 +24,7 @@ from nopad.auditing.verdict import Verdict
 from nopad.errors import NopadError, UnsupportedModelError
 from nopad.model.admission import positions_of
 from nopad.model.families import FAMILIES, Family, family_of
+from nopad.model.own import foreign
 from nopad.model.safety import packed, unpacked
 
 __all__ = ["Proof", "prove"]
@@ -114,8 +116,10 @@ def _proven(model: Any, small: Any, head: str | None) -> Proof:
     with subject_of(small, torch.float64, False) as exact:
         fresh = copy.deepcopy(exact)
         check_steady(fresh)
+        check_forgets(exact)
         judge = Judge(exact)
         check_rows_apart(fresh, judge.close)
+        check_training(fresh)
         reasons: list[str] = []
         failures = 0
         for derived in _lines(model, fresh, judge.close):
@@ -147,11 +151,17 @@ def _proven(model: Any, small: Any, head: str | None) -> Proof:
 
 
 def _lines(model: Any, exact: Any, close: float) -> Iterator[Derived]:
-    """Yield the line of the table for a known model type (whose class is not known), then what probing finds."""
+    """Yield the line of the table for a known model type (whose class is not known), then what probing finds.
+
+    Code of one's own is probed in a copy of its own, with all layers.
+    """
     kind = getattr(model.config, "model_type", "")
-    if kind in FAMILIES:
-        yield Derived(family_of(model.config), {})
-    yield from derive(exact, close)
+    deep = deep_copy(model) if foreign(model) and not own_parts(model) else None
+    if deep is not None:
+        with subject_of(deep, torch.float64, False) as exact:
+            yield from derive(exact, close, family_of(model.config) if kind in FAMILIES else None)
+        return
+    yield from derive(exact, close, family_of(model.config) if kind in FAMILIES else None)
 
 
 def _audited(small: Any, line: Family, head: str | None, judge: Judge) -> list[Verdict]:

@@ -12,16 +12,25 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from nopad.admitting.marks import mark_of
 from nopad.errors import UnsupportedModelError
 from nopad.model.calls import takes
 from nopad.model.hooks import Hook
+from nopad.model.known import class_of
+from nopad.model.own import is_own
 
-__all__ = ["LAYER_COUNTS", "ran", "small_copy", "uncached"]
+__all__ = ["LAYER_COUNTS", "deep_copy", "own_parts", "ran", "small_copy", "uncached"]
 
 VOCABULARY, POSITIONS = 97, 600
 MOST_LAYERS = 10  # of a copy
+MOST_OWN_LAYERS = 32  # of a narrow copy in which code of one's own is looked into
+# What libraries put in place of layers or around them, and modules that give each token what depends on it alone.
+ADDED = ("peft.", "bitsandbytes.", "torchao.", "torch.nn.utils.parametrize")
+LOCAL = (nn.Linear, nn.Identity, nn.Dropout, nn.LayerNorm, nn.Embedding)
+# Attributes of a model that loading it and training it set.
+LOADED = ("training", "config", "generation_config", "name_or_path", "warnings_issued", "gradient_checkpointing")
 MOST_PARAMETERS = 20_000_000  # of a model that is tried itself
 LAYER_COUNTS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "num_blocks", "depth")
 POSITION_COUNTS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_seq_length", "max_length")
@@ -70,7 +79,7 @@ def small_copy(model: Any) -> tuple[Any, str]:
         UnsupportedModelError: no small copy can be built or run, and the model itself is too large to be tried.
     """
     reasons: list[str] = []
-    if own := _own(model):
+    if own := own_parts(model):
         reasons.append(own)
     else:
         for how, make in _attempts(model.config):
@@ -88,13 +97,47 @@ def small_copy(model: Any) -> tuple[Any, str]:
             "it has no weights to be tried itself (it is on the device 'meta')"
         )
     if _number(model) <= MOST_PARAMETERS:
-        made = copy.deepcopy(model).float().eval()
+        try:
+            made = copy.deepcopy(model).float().eval().requires_grad_(True)
+        except Exception as error:  # a module may hold anything
+            raise UnsupportedModelError(
+                f"{type(model).__name__} cannot be copied ({type(error).__name__}: {error}), and a proof is of a copy"
+            ) from error
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            _shake(made)
         return made, f"a copy of the whole model, {_number(made)} parameters"
     raise UnsupportedModelError(
         f"{type(model).__name__} is not proven: no small copy of it could be built and run ({reasons[0]}), and with "
         f"{_number(model):,} parameters it is too large to be tried whole; build a small one yourself, with the same "
         "class, and see nopad.packed(small)"
     )
+
+
+def deep_copy(model: Any) -> Any:
+    """Return a copy of a model with all layers, other weights and no dropout; None: there can be none.
+
+    Code of one's own may do something else in a later layer, or from some width on. So the copy has the model's true
+    sizes, if these are not too large, or else is narrow, with at most `MOST_OWN_LAYERS` layers.
+    """
+    config = model.config
+    rates = {name: 0.0 for name, value in _values(config).items() if isinstance(value, float) and "drop" in name}
+    ways: list[Callable[[type], Any]] = [lambda kind: _changed(config, rates, False)]
+    if _number(model) > MOST_PARAMETERS:
+        layers = list(range(min(_count(config), MOST_OWN_LAYERS)))
+        sizes = {**SIZES, **WIDTHS}
+        ways = [
+            lambda kind, again=again: _with_layers(_narrowed(config, sizes, again), layers, again)  # type: ignore[misc]
+            for again in (False, True)
+        ]
+    for make in ways:
+        try:
+            made = _built(type(model), make)
+            ran(copy.deepcopy(made), list(range(5, 12)))
+        except Exception:  # the small copy says what is wrong
+            continue
+        return made
+    return None
 
 
 def ran(model: Any, tokens: list[int], **more: Any) -> Any:
@@ -112,14 +155,51 @@ def uncached(model: Any) -> dict[str, Any]:
     return {"use_cache": False} if has else {}
 
 
-def _own(model: nn.Module) -> str:
+def own_parts(model: nn.Module) -> str:
     """Return what the model has that a copy built of its configuration would lack; "": nothing."""
     for name, module in model.named_modules():
-        hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+        tables = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+        hooks = [one for table in tables for one in table.values()]
         odd = [one for one in hooks if not isinstance(one, Hook) and not _of_transformers(one)]
         if "forward" in vars(module) or odd:
             return f"{name or type(model).__name__} has a hook or a forward method of its own, which a copy would lack"
+    return _unlike(model)
+
+
+def _unlike(model: Any) -> str:
+    """Return how a model is not what its class builds of its configuration: modules, and what one's own hold.
+
+    Returns "" if it is the same, or if the class cannot be built by a configuration alone.
+    """
+    try:
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+            built = type(model)(copy.deepcopy(model.config))
+    except Exception:  # no copy can be built, which says it better
+        return ""
+    other, skipped = dict(built.named_modules()), "\n"
+    for name, module in model.named_modules():
+        kind, wanted = class_of(module), other.get(name)
+        if name.startswith(skipped) or kind.__module__.startswith(ADDED):
+            skipped = skipped if name.startswith(skipped) else f"{name}."
+            continue
+        if kind in LOCAL:
+            continue
+        if wanted is None or class_of(wanted) is not kind:
+            return f"{name} was made a {kind.__name__} after the model was built, and a copy would not have it"
+        if is_own(kind):
+            changed = next((key for key in _public(module) if not _same_setting(module, wanted, key)), None)
+            if changed is not None:
+                return f"{name or type(model).__name__}.{changed} was set after the model was built"
     return ""
+
+
+def _public(module: nn.Module) -> list[str]:
+    return [key for key in vars(module) if not key.startswith("_") and key not in LOADED]
+
+
+def _same_setting(module: nn.Module, other: nn.Module, key: str) -> bool:
+    one, two = vars(module)[key], vars(other).get(key)
+    return type(one) is type(two) and (isinstance(one, Tensor) or mark_of(one) == mark_of(two))
 
 
 def _of_transformers(hook: Any) -> bool:
@@ -167,15 +247,18 @@ def _built(kind: type, make: Callable[[type], Any]) -> Any:
         config = make(kind)
         _check_size(kind, config)
         made = kind(config)
-        with torch.no_grad():
-            for parameter in made.parameters():
-                if (
-                    not bool(parameter.isfinite().all())
-                    or float(parameter.abs().max() if parameter.numel() else 0) > 1e3
-                ):
-                    parameter.copy_(torch.randn_like(parameter) * 0.1)
-                parameter.add_(torch.randn_like(parameter) * 0.05)
+        _shake(made)
     return made.float().eval()
+
+
+def _shake(model: nn.Module) -> None:
+    """Change weights such that none of them is 0, infinite or huge."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            largest = float(parameter.abs().max() if parameter.numel() else 0)
+            if not largest <= 1e3:
+                parameter.copy_(torch.randn_like(parameter) * 0.1)
+            parameter.add_(torch.randn_like(parameter) * 0.05)
 
 
 def _check_size(kind: type, config: Any) -> None:
@@ -263,12 +346,13 @@ def _layers_of(kind: type, config: Any) -> list[int]:
     there = _count(config)
     if there <= 2:
         return list(range(there))
-    lists = _per_layer(config, there)
-    kinds = [repr([value[at] for value in lists.values()]) for at in range(there)]
+    given = _per_layer(config, there)
+    kinds = [repr([value[at] for value in given.values()]) for at in range(there)]
     try:
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
             built = kind(config)
-        stacks = [one for one in built.modules() if isinstance(one, nn.ModuleList) and len(one) == there]
+        lists = [one for one in built.modules() if isinstance(one, nn.ModuleList)]
+        stacks = [one for one in lists if len(one) == there]
         kinds = [one + repr(signs) for one, signs in zip(kinds, _signatures(stacks, there), strict=True)]
     except Exception:  # not every model can be built on no device; lists of the configuration have to do
         pass

@@ -35,6 +35,7 @@ class Found:
         attended: how often each layer called nopad's attention in the first packed run, by ``id(module)``.
         names: names of the outputs that have a part for each sequence.
         row: number of tokens in the longest row that was run so far.
+        unseen: whether no sequence sees another, although outputs differ; None: no output differs.
     """
 
     checks: list[Check] = field(default_factory=list)
@@ -44,6 +45,7 @@ class Found:
     attended: dict[int, int] = field(default_factory=dict)
     names: tuple[str, ...] = ()
     row: int = 0
+    unseen: bool | None = None
 
     def add(self, other: Found) -> None:
         """Add the results of another comparison."""
@@ -53,6 +55,8 @@ class Found:
         self.attended = self.attended or other.attended
         self.names = self.names or other.names
         self.row = max(self.row, other.row)
+        if other.unseen is not None:
+            self.unseen = other.unseen and self.unseen is not False
         for note in other.notes:
             self.note(note)
 

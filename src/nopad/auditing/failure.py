@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from nopad.errors import BatchError, UnsupportedModelError
+from nopad.errors import FOREIGN, BatchError, UnsupportedModelError
 
 __all__ = ["ModelFailedError", "inside_model"]
 
@@ -26,7 +26,7 @@ class ModelFailedError(Exception):
         refused: whether nopad refused the batch for this model, which is not a wrong result.
     """
 
-    def __init__(self, doing: str, error: Exception) -> None:
+    def __init__(self, doing: str, error: BaseException) -> None:
         whole = " ".join(str(error).split()) or "no message"
         said = whole if len(whole) <= MOST else f"{whole[:MOST]}..."
         frames = traceback.extract_tb(error.__traceback__)
@@ -40,10 +40,13 @@ class ModelFailedError(Exception):
 
 @contextmanager
 def inside_model(doing: str) -> Iterator[None]:
-    """In a ``with`` block, turn any exception into a `ModelFailedError` that says what was being done (`doing`)."""
+    """In a ``with`` block, turn any exception, and the end of the program, into a `ModelFailedError`.
+
+    Its message says what was being done (`doing`).
+    """
     try:
         yield
     except ModelFailedError:
         raise
-    except Exception as error:  # a user's model may raise anything
+    except FOREIGN as error:  # a user's model may raise anything
         raise ModelFailedError(doing, error) from error

@@ -4,16 +4,33 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from xml.etree import ElementTree
 
 from nopad.auditing.verdict import Check
 
-__all__ = ["junit"]
+__all__ = ["Failure", "junit"]
 
 _ODD = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # what XML 1.0 cannot hold
 
 
-def junit(suite: str, checks: Sequence[Check], said: str, others: Sequence[tuple[str, str]] = ()) -> str:
+@dataclass(frozen=True)
+class Failure:
+    """A failure that is no check: its `name` and `message`, and the name of the exception, "" if there was none."""
+
+    name: str
+    message: str
+    error: str = ""
+
+    @classmethod
+    def of(cls, check: Check) -> Failure:
+        """Return what a check that did not pass says."""
+        limit = f"{check.limit:.0e}" if check.limit else "0"
+        message = f"{check.value:.1e}, at most {limit}" + (f": {check.detail}" if check.detail else "")
+        return cls(check.name, message, check.error)
+
+
+def junit(suite: str, checks: Sequence[Check], said: str, others: Sequence[Failure] = ()) -> str:
     """Return checks as JUnit XML.
 
     A check that did not pass is a failure with its measured value, limit and detail as the message, or an error if the
@@ -23,24 +40,20 @@ def junit(suite: str, checks: Sequence[Check], said: str, others: Sequence[tuple
         suite: name of the test suite: what was audited, and how.
         checks: the checks; each is one test case.
         said: the whole verdict as text, which becomes the suite's output.
-        others: further failures that are no checks, as (name, message).
+        others: further failures that are no checks.
     """
-    failures = sum(not check.passed and not check.error for check in checks) + len(others)
-    errors = sum(not check.passed and bool(check.error) for check in checks)
-    counts = {"tests": str(len(checks) + len(others)), "failures": str(failures), "errors": str(errors)}
+    cases = [(check.name, None if check.passed else Failure.of(check)) for check in checks]
+    cases += [(one.name, one) for one in others]
+    errors = sum(one is not None and bool(one.error) for _, one in cases)
+    failures = sum(one is not None for _, one in cases) - errors
+    counts = {"tests": str(len(cases)), "failures": str(failures), "errors": str(errors)}
     top = ElementTree.Element("testsuites", {"name": "nopad audit", **counts})
     inside = ElementTree.SubElement(top, "testsuite", {"name": _plain(suite), **counts, "skipped": "0"})
-    for check in checks:
-        case = ElementTree.SubElement(inside, "testcase", {"classname": _plain(suite), "name": _plain(check.name)})
-        if not check.passed:
-            limit = f"{check.limit:.0e}" if check.limit else "0"
-            message = f"{check.value:.1e}, at most {limit}" + (f": {check.detail}" if check.detail else "")
-            given = {"message": _plain(message), "type": check.error or "failed"}
-            ElementTree.SubElement(case, "error" if check.error else "failure", given).text = _plain(message)
-    for name, message in others:
+    for name, one in cases:
         case = ElementTree.SubElement(inside, "testcase", {"classname": _plain(suite), "name": _plain(name)})
-        given = {"message": _plain(message), "type": "failed"}
-        ElementTree.SubElement(case, "failure", given).text = _plain(message)
+        if one is not None:
+            given = {"message": _plain(one.message), "type": one.error or "failed"}
+            ElementTree.SubElement(case, "error" if one.error else "failure", given).text = _plain(one.message)
     ElementTree.SubElement(inside, "system-out").text = _plain(said)
     ElementTree.indent(top)
     made: bytes = ElementTree.tostring(top, encoding="utf-8", xml_declaration=True)

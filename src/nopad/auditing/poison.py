@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from nopad.auditing.alone import Alone
 from nopad.auditing.comparison import Found
+from nopad.auditing.failure import ModelFailedError
 from nopad.auditing.limits import apart, largest_finite, named
 from nopad.auditing.probes import Places
 from nopad.auditing.trial import Kinds, Trial, per_sequence
@@ -20,7 +21,7 @@ from nopad.auditing.verdict import Check
 from nopad.model.postconditions import mixed
 from nopad.model.safety import STATE, bare, part_of, state_of
 
-__all__ = ["Poisoned", "once_a_layer", "poison"]
+__all__ = ["Poisoned", "once_a_layer", "poison", "unseen"]
 
 SCALE = {torch.float16: 1e3}  # float16 cannot represent 1e6
 ROUNDINGS = 4  # allowed change in units of eps: on other devices than the CPU, or per layer if routing changes
@@ -58,6 +59,21 @@ def poison(alone: Alone, dtype: torch.dtype) -> Found:
     return found
 
 
+def unseen(alone: Alone, dtype: torch.dtype) -> bool:
+    """Return whether no sequence's results change when any one of the others gets other tokens, in every form."""
+    trial = alone.trial
+    try:
+        for form in trial.forms:
+            for victim in range(len(trial.sequences)):
+                poisoned = Poisoned(trial, alone.kinds, victim, form=form)
+                check = poisoned.check("unseen", dtype, poisoned.others, None)
+                if check is None or not check.passed:
+                    return False
+    except ModelFailedError:
+        return False
+    return True
+
+
 class Poisoned:
     """A trial in which one sequence, or one token of it, is changed.
 
@@ -68,9 +84,14 @@ class Poisoned:
     """
 
     def __init__(
-        self, trial: Trial, kinds: Kinds, victim: int | None = None, token: int | None = None, form: str | None = None
+        self,
+        trial: Trial,
+        kinds: Kinds,
+        victim: int | None = None,
+        tokens: Sequence[int] | None = None,
+        form: str | None = None,
     ) -> None:
-        """Change sequence `victim` of the trial (None: one that does not fill its pack), or only its token `token`.
+        """Change sequence `victim` of the trial (None: one that does not fill its pack), or only some of its tokens.
 
         `kinds` says what the outputs belong to. `form` is one of the trial's forms; None: rows, if there are any.
         """
@@ -79,9 +100,9 @@ class Poisoned:
         longest = max(range(len(trial.sequences)), key=lambda n: len(trial.sequences[n]) % trial.capacity)
         self.victim = longest if victim is None else victim
         changed = trial.others[self.victim]
-        if token is not None:
-            mine = trial.sequences[self.victim]
-            changed = [*mine[:token], changed[token], *mine[token + 1 :]]
+        if tokens is not None:
+            mine, chosen = trial.sequences[self.victim], set(tokens)
+            changed = [changed[at] if at in chosen else token for at, token in enumerate(mine)]
         self.others = [changed if number == self.victim else mine for number, mine in enumerate(trial.sequences)]
         self._clean: dict[str, list[Tensor]] | None = None
 

@@ -23,11 +23,13 @@ __all__ = ["Places", "find", "lengths_for"]
 def lengths_for(capacity: int, longest: int) -> list[int]:
     """Return six lengths, none above `longest`, which fill packs of `capacity` in different ways; one is 1 token.
 
-    >>> lengths_for(64, 512)
-    [64, 1, 38, 19, 6, 31]
+    Only one is 1 token, if there is room: two sequences that are nothing but eos could not be told apart in a batch.
+
+    >>> lengths_for(64, 512), lengths_for(8, 8)
+    ([64, 1, 38, 19, 6, 31], [8, 1, 4, 2, 2, 3])
     """
-    wanted = [capacity, 1, capacity * 3 // 5, capacity * 3 // 10, capacity // 10, capacity // 2 - 1]
-    return [min(max(length, 1), longest) for length in wanted]
+    wanted = [capacity * 3 // 5, capacity * 3 // 10, capacity // 10, capacity // 2 - 1]
+    return [min(length, longest) for length in (max(capacity, 1), 1, *(max(length, 2) for length in wanted))]
 
 
 @dataclass(frozen=True)
@@ -102,8 +104,9 @@ def find(batch: Mapping[str, Any], sequences: Sequence[Sequence[int]]) -> Places
         real, wanted_tokens = int(free.sum()), sum(map(len, sequences))
         if real > wanted_tokens:
             raise BatchError(
-                f"the collator's mask has {real} real tokens, and the sequences have {wanted_tokens}: a collator that "
-                "adds tokens gives another input than the sequences alone; give them with their special tokens"
+                f"the collator's mask has {real} real tokens, and the sequences have {wanted_tokens}: either it covers "
+                "padding, where it must be 0, or the collator adds tokens, which is another input than the sequences "
+                "alone; give them with their special tokens"
             )
     found: list[Any] = [None] * len(sequences)
     for number in sorted(range(len(sequences)), key=lambda n: -len(sequences[n])):

@@ -7,6 +7,7 @@ packs of a quarter of this capacity, but of at most 16 tokens.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,7 +19,7 @@ from nopad.auditing.comparison import Found, compare
 from nopad.auditing.failure import ModelFailedError
 from nopad.auditing.gradients import Truth
 from nopad.auditing.limits import PARTLY_SINGLE, named
-from nopad.auditing.poison import once_a_layer, poison
+from nopad.auditing.poison import once_a_layer, poison, unseen
 from nopad.auditing.shortened import layer_count, missing_kinds, shortened, window_of
 from nopad.auditing.steadiness import looked_for, steady
 from nopad.auditing.subject import compiled_layers, recompiled, room_to_compile, subject_of
@@ -27,7 +28,7 @@ from nopad.auditing.trial import Collator, Trial
 from nopad.auditing.verdict import Verdict
 from nopad.errors import BatchError, OptionError
 from nopad.model.backends import BACKENDS
-from nopad.model.families import FRONTS
+from nopad.model.families import FRONTS, IMAGES
 from nopad.model.safety import bare, is_packed, state_of
 from nopad.options import BOOLEAN, Option
 
@@ -119,6 +120,7 @@ def audit(
         how=how_of(model, collator, backend),
         checks=tuple(found.checks),
         notes=tuple(notes),
+        unseen=found.unseen is True,
     )
 
 
@@ -134,10 +136,12 @@ def check_model(model: Any, backend: str) -> None:
             "out, or undo it first with nopad.unpacked(model)"
         )
     model = bare(model)
-    if getattr(model.config, "model_type", "") in FRONTS:
+    kind = getattr(model.config, "model_type", "")
+    if kind in FRONTS or kind in IMAGES:
+        what = "images and no tokens, which" if kind in FRONTS else "images beside its tokens, and only tokens are what"
         raise OptionError(
-            f"{type(model).__name__} takes images and no tokens, which this audit would draw; give nopad.audit_samples "
-            "some images, and how they are run alone and packed"
+            f"{type(model).__name__} takes {what} this audit would draw; give nopad.audit_samples some images, and how "
+            "they are run alone and packed"
         )
 
 
@@ -258,14 +262,14 @@ class _Task:
             apart = looked_for(first, self.tokens)
             self.tokens = self.tokens.including([name for name in self.tokens.special if name not in apart])
         whole = Alone(self._drawn(subject, self.tokens, self.capacity, partly), self.gradients)
-        found.add(compare(whole, torch.float64))
+        found.add(_compared(whole, torch.float64))
         if found.names and self.gradients and (zero := Truth.of(whole, found.names).zero):
             found.note(f"gradients that are zero in truth, left out: {listed(zero)}")
         del whole  # its gradients are as large as the model
         short = Alone(self._drawn(subject, self.tokens, None, partly), self.gradients and own != torch.float64)
         if found.names and short.graph:
             self.truth = Truth.of(short, found.names)
-        found.add(poison(short, torch.float64))
+        _poisoned(found, short, torch.float64)
         for name, token in apart.items():
             found.add(self._with(subject, name, token, partly))
         if self.collator is None and found.names:
@@ -286,8 +290,8 @@ class _Task:
 
     def _in_own(self, subject: Any, dtype: torch.dtype) -> Found:
         alone = Alone(self._drawn(subject, self.tokens), self.gradients)
-        found = compare(alone, dtype, self.truth)
-        found.add(poison(alone, dtype))
+        found = _compared(alone, dtype, self.truth)
+        _poisoned(found, alone, dtype)
         return found
 
     def _compiled(self, subject: Any, dtype: torch.dtype, layers: dict[str, Any]) -> Found:
@@ -301,3 +305,20 @@ class _Task:
             return found
         found.add(compare(alone, dtype, label=f", {len(layers)} parts compiled"))
         return found
+
+
+def _compared(alone: Alone, dtype: torch.dtype, truth: Truth | None = None) -> Found:
+    """Compare as `compare` does; where outputs differ, see too whether a sequence sees another (`Found.unseen`)."""
+    found = compare(alone, dtype, truth)
+    odd = [check for check in found.checks if not check.passed and not check.error and " outputs, " in check.name]
+    if odd:  # an infinite difference is that of a result which is missing, or is a row's
+        found.unseen = all(math.isfinite(check.value) for check in odd) and unseen(alone, dtype)
+    return found
+
+
+def _poisoned(found: Found, alone: Alone, dtype: torch.dtype) -> None:
+    """Add the poison checks to what was found; one that fails says that a sequence sees another."""
+    checks = poison(alone, dtype)
+    if found.unseen is not None:
+        found.unseen = found.unseen and bool(checks.checks) and all(check.passed for check in checks.checks)
+    found.add(checks)

@@ -15,6 +15,7 @@ from nopad.errors import OptionError
 __all__ = ["Tokens", "draw"]
 
 NAMES = ("pad", "bos", "eos", "cls", "sep")
+TRIES = 100  # draws of a sequence that must be another one than those before
 
 
 @dataclass(frozen=True)
@@ -82,18 +83,29 @@ class Tokens:
 def draw(lengths: Sequence[int], tokens: Tokens, seed: int) -> list[list[int]]:
     """Draw sequences of these lengths; up to a third of each sequence's tokens are from `tokens.inside`.
 
-    Then the first and last tokens are replaced by those that `tokens` sets (`begins`, `ends`), if it sets any.
+    Then the first and last tokens are replaced by those that `tokens` sets (`begins`, `ends`), if it sets any. No two
+    sequences are the same, wherever the vocabulary allows it: in a batch, they are found by their tokens.
     """
     rng = np.random.default_rng(seed)
-    drawn = []
+    drawn: list[list[int]] = []
     for number, length in enumerate(lengths):
-        ids = rng.choice(tokens.plain, length)
-        places = rng.permutation(length)[: min(length // 3, len(tokens.inside))]
-        for at, place in enumerate(places):
-            ids[place] = tokens.inside[(number + at) % len(tokens.inside)]
-        if tokens.begins is not None and length > 2:
-            ids[0] = tokens.begins
-        if tokens.ends is not None:
-            ids[-1] = tokens.ends
-        drawn.append(ids.tolist())
+        for _ in range(TRIES):
+            ids = _one(rng, number, length, tokens)
+            if ids not in drawn:
+                break
+        drawn.append(ids)
     return drawn
+
+
+def _one(rng: np.random.Generator, number: int, length: int, tokens: Tokens) -> list[int]:
+    """Draw sequence `number`; see `draw`."""
+    ids = rng.choice(tokens.plain, length)
+    places = rng.permutation(length)[: min(length // 3, len(tokens.inside))]
+    for at, place in enumerate(places):
+        ids[place] = tokens.inside[(number + at) % len(tokens.inside)]
+    if tokens.begins is not None and length > 2:
+        ids[0] = tokens.begins
+    if tokens.ends is not None:
+        ids[-1] = tokens.ends
+    found: list[int] = ids.tolist()
+    return found

@@ -15,7 +15,7 @@ from nopad.auditing.forms import FORMS, arranged, crossing, shortened_targets
 from nopad.auditing.probes import Places, find, lengths_for
 from nopad.auditing.tokens import Tokens, draw
 from nopad.batch import PackedBatch
-from nopad.errors import BatchError
+from nopad.errors import FOREIGN, BatchError
 from nopad.model.calls import takes
 from nopad.model.safety import STATE, bare, part_of
 
@@ -141,10 +141,10 @@ class Trial:
     def _collated(collate: Collator, sequences: Sequence[Sequence[int]]) -> Mapping[str, Any]:
         try:
             batch = collate([{"input_ids": list(sequence), "labels": list(sequence)} for sequence in sequences])
-        except Exception:  # a collator may raise anything for labels
+        except FOREIGN:  # a collator may raise anything for labels
             try:
                 batch = collate([{"input_ids": list(sequence)} for sequence in sequences])
-            except Exception as error:
+            except FOREIGN as error:
                 raise BatchError(
                     f"the collator failed on dicts of input_ids and labels, and of input_ids alone: "
                     f"{type(error).__name__}: {error}"

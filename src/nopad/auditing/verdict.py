@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from nopad.auditing.inputs import UNSEEN, input_of
+
 __all__ = ["Check", "Verdict"]
 
 
@@ -50,6 +52,8 @@ class Verdict:
         how: the backend, collator or function that is meant to keep sequences apart.
         checks: all measurements.
         notes: remarks for the user.
+        unseen: whether outputs differ from those alone although no sequence sees another: replacing any one of them
+            leaves the others as they are.
 
     >>> import nopad
     >>> from transformers import BertConfig, BertModel
@@ -66,16 +70,28 @@ class Verdict:
     how: str
     checks: Sequence[Check]
     notes: Sequence[str] = field(default_factory=tuple)
+    unseen: bool = False
 
     @property
     def outcome(self) -> str:
-        """The verdict in one word: "isolated", "contaminated", or "failed".
+        """The verdict in one word: "isolated", "contaminated", "different", or "failed".
 
-        It is "failed" if the only checks that did not pass are those in which the model raised an exception.
+        It is "different" if results differ from those alone although no sequence sees another (`unseen`), as with other
+        positions. It is "failed" if the only checks that did not pass are those in which the model raised an exception.
         """
         if self.isolated:
             return "isolated"
-        return "failed" if all(check.passed or check.error for check in self.checks) else "contaminated"
+        if all(check.passed or check.error for check in self.checks):
+            return "failed"
+        return "different" if self.unseen else "contaminated"
+
+    @property
+    def reason(self) -> str:
+        """Why results differ although no sequence sees another, as text; "" for any other outcome."""
+        if self.outcome != "different":
+            return ""
+        found = input_of(self.first_difference)
+        return f"other {found or 'positions, token types or mask within a sequence'}; {UNSEEN}"
 
     def to_json(self) -> str:
         """Return the verdict as JSON; a number that is infinite or NaN becomes null."""
@@ -87,7 +103,9 @@ class Verdict:
                 return [plain(each) for each in value]
             return None if isinstance(value, float) and not math.isfinite(value) else value
 
-        return json.dumps(plain({**asdict(self), "outcome": self.outcome}), indent=1, allow_nan=False)
+        return json.dumps(
+            plain({**asdict(self), "outcome": self.outcome, "reason": self.reason}), indent=1, allow_nan=False
+        )
 
     def to_junit(self) -> str:
         """Return the verdict as JUnit XML, one test case per check, for CI systems."""
@@ -96,10 +114,13 @@ class Verdict:
         return junit(f"{self.model}, {self.how}", self.checks, str(self))
 
     def __str__(self) -> str:
-        said = {"contaminated": "CONTAMINATED", "failed": "FAILED"}.get(self.outcome, self.outcome)
+        loud = {"contaminated": "CONTAMINATED", "different": "DIFFERENT FROM ALONE", "failed": "FAILED"}
+        said = loud.get(self.outcome, self.outcome)
         head = f"{self.model}, {self.how}: {said}"
         if self.first_difference:
             head += f" at {self.first_difference}"
+        if self.reason:
+            head += f": {self.reason}"
         width = max((len(check.name) for check in self.checks), default=0)
         lines = [
             f"  {'✓' if c.passed else '✗'} {c.name:<{width}}  {_shown(c.value, 1):>7}  (at most {_shown(c.limit, 0)})"

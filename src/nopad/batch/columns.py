@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nopad.batch.images import Images, one_row, take_images
 from nopad.batch.layout import checked
 from nopad.errors import BatchError, LengthError
 from nopad.sequences import Sequences, labelled
@@ -69,20 +70,24 @@ def from_sequences(sequences: Sequence[Any], columns: Mapping[str, Any], *, name
     return Sequences(seq_lengths=lens.astype(np.int32), tokens=tokens, values=values)
 
 
-def from_features(features: Sequence[Mapping[str, Any]]) -> tuple[Sequences, Records]:
+def from_features(features: Sequence[Mapping[str, Any]]) -> tuple[Sequences, Records, Images | None]:
     """Turn dicts into columns; each dict is one sequence, or one row of a packed dataset.
 
     The second result says where each sequence of a packed dataset comes from; it is empty if each dict is a sequence.
-    If each dict is a sequence, a list holds one value per token, and a single value belongs to the whole sequence. In a
-    row of a packed dataset, a list holds one value per token, or one per sequence. Tokens whose ``attention_mask`` is 0
-    are padding and are removed; ``position_ids`` are dropped, since the layout computes them. If there are no
-    ``labels``, ``label`` or ``label_ids`` is renamed to ``labels``, as transformers' collators do.
+    The third has the images of the sequences (``pixel_values``, ``image_grid_thw``); None: there are none.
+
+    If each dict is a sequence, a list holds one value per token, and a single value belongs to the whole sequence; a
+    column may also be one row ``[1, L]``. In a row of a packed dataset, a list holds one value per token, or one per
+    sequence. Tokens whose ``attention_mask`` is 0 are padding and are removed; ``position_ids`` are dropped, since the
+    layout computes them. If there are no ``labels``, ``label`` or ``label_ids`` is renamed to ``labels``, as
+    transformers' collators do.
 
     Raises:
         LengthError: a sequence has no token, or its mask is all 0.
         BatchError: `features` are not dicts, or there are none; a dict has other keys than the first one or no
             ``input_ids``; a mask has a hole or a value other than 0 and 1; lengths differ; a column has values that
-            cannot be used; or ``position_ids`` do not count from 0 in each sequence.
+            cannot be used; images are not as `take_images` expects; or ``position_ids`` do not count from 0 in each
+            sequence.
     """
     features = _listed(features, "features")
     if not len(features):
@@ -90,6 +95,7 @@ def from_features(features: Sequence[Mapping[str, Any]]) -> tuple[Sequences, Rec
     for n, feature in enumerate(features):
         if not isinstance(feature, Mapping):
             raise BatchError(f"feature {n} is of type {type(feature).__name__}; expected a dict of columns")
+    features, images = take_images([one_row(feature) for feature in features])
     names = list(features[0])
     if "input_ids" not in names:
         raise BatchError(f"a feature needs input_ids; this one has {', '.join(names) or 'nothing'}")
@@ -99,7 +105,7 @@ def from_features(features: Sequence[Mapping[str, Any]]) -> tuple[Sequences, Rec
             raise BatchError(f"features 0 and {n} do not have the same keys: {odd}")
     packed = LENGTHS in names
     stacked, records = _packed_features(features) if packed else (_plain_features(features, names), {})
-    return labelled(_without_positions(stacked)), records
+    return labelled(_without_positions(stacked)), records, images
 
 
 def _plain_features(features: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Sequences:

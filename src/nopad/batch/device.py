@@ -115,6 +115,10 @@ class Placement:
 
         return self._tensor("padded", made)
 
+    def given(self, slots: Tensor) -> Tensor:
+        """Gather the real tokens of concatenated rows ``[R * L, ...]``, sequences in the order given: ``[T, ...]``."""
+        return slots if self.index is None else slots[self._tensor("places", lambda at: at.places)]
+
     def stream(self, rows: Tensor) -> Tensor:
         """Gather the real tokens of rows ``[R, L, ...]`` in stream order: ``[T, ...]``."""
         flat = rows.reshape(-1, *rows.shape[2:])

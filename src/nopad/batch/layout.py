@@ -41,6 +41,7 @@ class Layout:
         row_tokens: number of tokens of each row, int64 ``[R]``, if the layout was made by `rows` and takes the
             sequences in the order given, without gaps between them; else None.
         stand_in: whether the batch is a stand-in for a rank that has no sequence left (`PackedBatch.weight` is 0).
+        images: number of images of each sequence, in the order given; int64 ``[S]``; None: the batch has no images.
     """
 
     form: Literal["rows", "flat"]
@@ -53,6 +54,7 @@ class Layout:
     records: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     stand_in: bool = False
     row_tokens: NDArray[np.int64] | None = None
+    images: NDArray[np.int64] | None = None
 
     @classmethod
     def flat(cls, seq_lengths: NDArray[Any]) -> Layout:
@@ -170,7 +172,7 @@ class Layout:
         return out
 
     @cached_property
-    def _places(self) -> NDArray[np.int64]:
+    def places(self) -> NDArray[np.int64]:
         """Where each token lies in the concatenated rows; int64 ``[T]``, sequences in the order given."""
         return self._inside + self.starts.repeat(self.seq_lengths)
 
@@ -259,7 +261,7 @@ class Layout:
             return tokens.reshape(self.shape)
         if self.row_tokens is None:
             out = np.full(self.slots, fill, dtype=tokens.dtype)
-            out[self._places] = tokens
+            out[self.places] = tokens
             return out.reshape(self.shape)
         rows = np.empty(self.shape, dtype=tokens.dtype)
         compiled = _compiled()
@@ -274,7 +276,10 @@ class Layout:
         return rows
 
     def marked(self, **changed: Any) -> Layout:
-        """Return a copy with other values of `causal`, `records` or `stand_in`; arrays already computed are kept."""
+        """Return a copy with other values of `causal`, `records`, `stand_in` or `images`.
+
+        Arrays that are computed already are kept.
+        """
         made = object.__new__(Layout)
         vars(made).update(vars(self), **changed)
         return made

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from nopad.batch.columns import Records, from_columns, from_features, from_rows, from_sequences, per_sequence
 from nopad.batch.form import Flat, Form, check_form
 from nopad.batch.guard import PackedMask, layout_of, mark
+from nopad.batch.images import Images
 from nopad.batch.layout import Layout
 from nopad.batch.names import grain_arrays
 from nopad.batch.values import check_embeddings, check_fill, ignored, index_like, joined, named, shape_of
@@ -54,6 +55,8 @@ class PackedBatch(MutableMapping[str, Any]):
         cu_seqlens: where sequences begin in the stream without padding, row after row, and where the last one ends;
             int32 ``[S + 1]``, on the host.
         max_seqlen: number of tokens of the longest sequence.
+        images: number of images of each sequence, in the order given; int64 ``[S]``, on the host. The images themselves
+            are items, ``pixel_values`` and ``image_grid_thw``, in stream order.
         records: where each sequence of a packed dataset comes from: ``seq_index``, and ``seq_start`` and ``seq_source``
             if the dataset has them; ``[S]`` each, on the host. In a stand-in (`weight` 0) they are empty, since its
             sequence is not part of the data. Records are not items, so a model never gets them.
@@ -169,8 +172,14 @@ class PackedBatch(MutableMapping[str, Any]):
         Tokens whose ``attention_mask`` is 0 are padding and are removed. Rows of a packed dataset, which have
         ``seq_lengths``, are split into sequences. ``label`` and ``label_ids`` become ``labels``.
 
+        A dict may also be what a processor of transformers gives for one text with its images: columns ``[1, L]``,
+        ``pixel_values`` (images ``[images, C, height, width]``, or patches ``[patches, size]`` with
+        ``image_grid_thw`` ``[images, 3]``). A sequence without images has none of these two keys, or None. The batch
+        holds all images in stream order, as models take them, and `images` says how many each sequence has.
+
         Args:
-            features: one dict per sequence, or per row of a packed dataset, with ``input_ids``; all have the same keys.
+            features: one dict per sequence, or per row of a packed dataset, with ``input_ids``; all have the same keys,
+                apart from ``pixel_values`` and ``image_grid_thw``.
             form: `nopad.Flat()`, one stream without padding, or `nopad.Rows(capacity)`.
             causal: for causal language models: the label of each sequence's first token becomes -100, since no token
                 predicts it and training loops must not count it.
@@ -181,12 +190,14 @@ class PackedBatch(MutableMapping[str, Any]):
             LengthError: a sequence is empty, or the sequences do not fit into the rows of `form`.
             OptionError: `form` is invalid or does not fit these sequences, or `fill` is invalid.
             BatchError: dicts have different keys or no ``input_ids``, a mask has a 0 between ones, a list is not as
-                long as its ``input_ids``, or ``position_ids`` do not count from 0 in each sequence.
+                long as its ``input_ids``, ``position_ids`` do not count from 0 in each sequence, images have wrong
+                shapes or do not fit their grid, or there are videos.
         """
         form = check_form(form)
-        stacked, records = from_features(features)
+        stacked, records, images = from_features(features)
         layout = form.layout(stacked.seq_lengths)
-        return cls._filled(stacked, cls._causal(stacked, layout) if causal else layout, pad_id, fill, records)
+        layout = cls._causal(stacked, layout) if causal else layout
+        return cls._filled(stacked, layout, pad_id, fill, records, images)
 
     @classmethod
     def from_columns(
@@ -277,6 +288,7 @@ class PackedBatch(MutableMapping[str, Any]):
         pad_id: int,
         fill: Mapping[str, Any] | None,
         records: Records | None = None,
+        images: Images | None = None,
     ) -> PackedBatch:
         """Return the batch of these columns, placed as the layout says.
 
@@ -301,7 +313,11 @@ class PackedBatch(MutableMapping[str, Any]):
         }
         layout = layout.marked(records=records) if records else layout
         fields["position_ids"] = layout.position_ids
-        return cls({**fields, **stacked.values, MASK: PackedMask(layout)})
+        fields |= stacked.values
+        if images is not None:
+            layout = layout.marked(images=images.counts)
+            fields |= images.fields(layout.order)
+        return cls({**fields, MASK: PackedMask(layout)})
 
     def __getitem__(self, name: str) -> Any:
         """Return an item as the model gets it: a column of numbers is a torch tensor."""
@@ -394,6 +410,12 @@ class PackedBatch(MutableMapping[str, Any]):
         In a stand-in (`weight` 0) they are empty.
         """
         return self.layout.records
+
+    @property
+    def images(self) -> NDArray[np.int64]:
+        """Number of images of each sequence, in the order given; int64 ``[S]``, on the host."""
+        found = self.layout.images
+        return np.zeros(self.layout.sequences, dtype=np.int64) if found is None else found
 
     @property
     def max_seqlen(self) -> int:
@@ -587,8 +609,13 @@ class PackedBatch(MutableMapping[str, Any]):
                 convolutions and state spaces of hybrid models (Bamba, Granite) read.
 
         Raises:
-            BatchError: the batch is in rows.
+            BatchError: the batch is in rows, or has images: positions of their tokens may be the model's own (M-RoPE).
         """
+        if self.layout.images is not None:
+            raise BatchError(
+                "this batch has images, and a model may count the positions of their tokens by itself, which it does "
+                "along rows; make it pack-safe with nopad.packed(model), and call model(**batch)"
+            )
         if self.layout.form != "flat":
             raise BatchError("transformers' flash attention takes one stream; build the batch with nopad.Flat()")
         import torch

@@ -118,7 +118,7 @@ def main(argv: list[str] | None = None) -> None:
     except BrokenPipeError:  # `nopad plan ... | head`
         code = _discard_stdout()
     except SystemExit as stop:  # typer turns a broken pipe into this
-        code = _discard_stdout() if isinstance(stop.__context__, BrokenPipeError) else stop.code
+        code = _discard_stdout() if isinstance(stop.__context__, BrokenPipeError) else _ended(stop, debug)
     except _USAGE_ERROR as error:
         code = _failed(_usage(error), WRONG_USE, debug)
     except OSError as error:
@@ -133,6 +133,12 @@ def main(argv: list[str] | None = None) -> None:
     if code == INTERRUPTED:
         _leave_threads(code)
     sys.exit(code)
+
+
+def _ended(stop: SystemExit, debug: bool) -> int:
+    """Return the exit code after code that is not nopad's ended the program, which must not pass for an answer."""
+    said = f"SystemExit: {stop.code}; there is no result, for code that is not nopad's ended the program"
+    return _failed(said, WRONG_USE, debug)
 
 
 def _leave_threads(code: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import importlib
 import inspect
-import sys
+import operator
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +15,7 @@ import typer
 
 from nopad.cli.audit_more import Extras, FixOption, HtmlOption, JunitOption, More, PoisonedOption, TraceOption
 from nopad.cli.derive import derived
+from nopad.cli.foreign import running, users_code
 from nopad.cli.monitor import Bars
 from nopad.cli.options import Overwrite
 from nopad.cli.render import console
@@ -113,7 +114,7 @@ def audit(
         usual |= {"--attention": attention, "--capacity": capacity, "--layers": layers, "--no-gradients": not gradients}
         usual |= {"--derive": derive}
         _refuse(usual, "does not go with --step, whose file defines what is audited")
-        with Bars() as monitor:
+        with Bars() as monitor, more.written(f"a step of {step}"):
             monitor.stage("auditing", None, "")
             found, mended = audited(step, more, monitor, ranks=ranks, accumulation=accumulation, per=per, seed=seed)
         _say(found, as_json, found.passed, Extras(more, fix=mended))
@@ -135,22 +136,38 @@ def audit(
         raise OptionError(
             f"unknown collator {collator!r}; there are {', '.join(COLLATORS)}, or your own as module:name"
         )
-    with Bars() as monitor:
-        monitor.stage("loading the model", None, "")
-        with _uncollected():
-            loaded = load_model(model, attention)
-            from nopad.auditing import audit as run
-            from nopad.auditing import find_fix
-        _few_threads(loaded)
-        monitor.stage("auditing", None, "")
-        collate = _collator(collator, loaded)
-        same: dict[str, Any] = {"capacity": capacity, "layers": layers, "gradients": gradients, "seed": seed}
-        verdict = run(loaded, collator=collate, backend=backend, **same)
-        of_model: dict[str, Any] = {"collator": collate, "backend": backend, "layers": layers, "seed": seed}
-        of_model |= {} if capacity is None else {"capacity": capacity}
-        path = more.traced(loaded, monitor, **of_model)
-        mended = more.found(lambda: find_fix(loaded, collator=collate, **same), monitor)
-    _say(verdict, as_json, verdict.isolated, Extras(more, path, mended))
+    options: dict[str, Any] = {"capacity": capacity, "layers": layers, "gradients": gradients, "seed": seed}
+    with Bars() as monitor, more.written(f"{model}, {collator}"), users_code("."):
+        verdict, extras = _audited(model, attention, collator, backend, options, more, monitor)
+    _say(verdict, as_json, verdict.isolated, extras)
+
+
+def _audited(
+    name: str,
+    attention: str | None,
+    collator: str,
+    backend: str,
+    options: dict[str, Any],
+    more: More,
+    monitor: Bars,
+) -> tuple[Any, Extras]:
+    """Load the model `name` and audit it; return the `Verdict`, and what is asked for besides.
+
+    The trace comes first, since only it knows which tokens can be poisoned: others are refused before the audit.
+    """
+    monitor.stage("loading the model", None, "")
+    with _uncollected():
+        loaded = load_model(name, attention)
+        from nopad.auditing import audit as run
+        from nopad.auditing import find_fix
+    _few_threads(loaded)
+    collate = _collator(collator, loaded)
+    of_trace = {key: value for key, value in options.items() if key != "gradients" and value is not None}
+    path = more.traced(loaded, monitor, collator=collate, backend=backend, **of_trace)
+    monitor.stage("auditing", None, "")
+    verdict = run(loaded, collator=collate, backend=backend, **options)
+    mended = more.found(lambda told: find_fix(loaded, collator=collate, **options, monitor=told), monitor)
+    return verdict, Extras(more, path, mended)
 
 
 def _refuse(given: dict[str, Any], why: str) -> None:
@@ -235,22 +252,22 @@ class _AsTrained:
 
 
 def _imported(name: str) -> Any:
-    """Import ``module:name``, also from the working directory; return the function, or an instance of the class.
+    """Import ``module:name``, where the name may have dots; return the function, or an instance of the class.
 
     Raises:
         OptionError: the import fails, the class needs arguments, or what is found cannot be called.
     """
     module, _, attribute = name.partition(":")
-    sys.path.insert(0, "")
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-        found = found() if isinstance(found, type) else found
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise OptionError(
-            f"--collator {name}: {error}; give module:name of a function from features to a batch"
-        ) from error
-    finally:
-        sys.path.remove("")
+    if not module or not attribute:
+        raise OptionError(f"--collator {name} names no function; give module:name, such as my_package.data:collate")
+    with running(f"--collator {name}: it"):
+        try:
+            found = operator.attrgetter(attribute)(importlib.import_module(module))
+            found = found() if isinstance(found, type) else found
+        except (ImportError, AttributeError, TypeError) as error:
+            raise OptionError(
+                f"--collator {name}: {error}; give module:name of a function from features to a batch"
+            ) from error
     if not callable(found):
         raise OptionError(f"--collator {name} is {type(found).__name__}, which cannot be called")
     return found

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,8 +14,8 @@ import typer
 
 from nopad.cli.monitor import Bars
 from nopad.cli.render import console
-from nopad.errors import OptionError
-from nopad.files import write_atomic
+from nopad.errors import NopadError, OptionError
+from nopad.files import storage_errors, write_text
 
 __all__ = ["Extras", "FixOption", "HtmlOption", "JunitOption", "More", "PoisonedOption", "TraceOption"]
 
@@ -73,15 +74,35 @@ class More:
         for path in (self.html, self.junit):
             if path is not None and not path.parent.is_dir():
                 raise OptionError(f"there is no folder {path.parent}; make it, or choose another")
-        if self.html is not None and self.html == self.junit:
+        if self.html is not None and self.junit is not None and self.html.resolve() == self.junit.resolve():
             raise OptionError(f"--html and --junit are both {self.html}; give two files")
 
-    def found(self, find: Callable[[], Any], monitor: Bars) -> Any:
-        """Return the fix that `find` finds, if one is asked for, else None."""
+    def found(self, find: Callable[[Bars], Any], monitor: Bars) -> Any:
+        """Return the fix that `find` finds and tells a monitor of, if one is asked for, else None."""
         if not self.fix:
             return None
         monitor.stage("looking for a fix", None, "")
-        return find()
+        return find(monitor)
+
+    @contextmanager
+    def written(self, suite: str) -> Iterator[None]:
+        """In a ``with`` block that audits, see to it that no file of an earlier audit passes for this one's.
+
+        Earlier files are removed first. If the block raises, the JUnit XML has one case called `suite`, an error.
+        """
+        for path in (self.html, self.junit):
+            if path is not None:
+                with storage_errors("removing", path):
+                    path.unlink(missing_ok=True)
+        try:
+            yield
+        except Exception as error:
+            if self.junit is not None:
+                from nopad.auditing.junit import Failure, junit
+
+                failure = Failure(suite, str(error), type(error).__name__)
+                write_text(self.junit, junit(suite, (), f"{type(error).__name__}: {error}", [failure]))
+            raise
 
     def traced(self, model: Any, monitor: Bars, **options: Any) -> Any:
         """Return the trace of a model if one is asked for, or why there is none as a string; None: not asked for."""
@@ -92,7 +113,7 @@ class More:
         monitor.stage("tracing", None, "")
         try:
             return trace(model, poisoned=_places(self.poisoned), **options)
-        except OptionError as error:
+        except NopadError as error:
             if str(error).startswith("poisoned"):
                 raise
             return f"no trace: {error}"  # the verdict says the same of this model, in its own way
@@ -123,11 +144,11 @@ class Extras:
             StorageError: a file cannot be written.
         """
         if self.more.junit is not None:
-            write_atomic(self.more.junit, verdict.to_junit().encode())
+            write_text(self.more.junit, verdict.to_junit())
         if self.more.html is not None:
             from nopad.report.audited import audit_page
 
-            write_atomic(self.more.html, audit_page(verdict, self._drawable, self.fix).encode())
+            write_text(self.more.html, audit_page(verdict, self._drawable, self.fix))
 
     def print(self) -> None:
         """Print trace and fix, and the names of the files."""

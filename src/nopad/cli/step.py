@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from nopad.cli.audit_more import More
+from nopad.cli.foreign import module_of, running, users_code
 from nopad.cli.monitor import Bars
-from nopad.errors import MissingExtraError, NopadError, OptionError, install
+from nopad.errors import MissingExtraError, OptionError, install
 
 __all__ = ["audited", "parts_of"]
 
@@ -44,11 +41,11 @@ def audited(
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     torch.manual_seed(seed)
-    with _importable(path):
+    with users_code(Path(path).parent):
         given = parts_of(path)
         how: dict[str, Any] = {"ranks": ranks, "accumulation": accumulation, "per": per, "seed": seed}
         verdict = audit_step(**given, **how)
-        return verdict, more.found(lambda: find_step_fix(**given, **how), monitor)
+        return verdict, more.found(lambda told: find_step_fix(**given, **how, monitor=told), monitor)
 
 
 def parts_of(path: str) -> dict[str, Any]:
@@ -62,15 +59,11 @@ def parts_of(path: str) -> dict[str, Any]:
         OptionError: the file cannot be run; it defines neither ``trainer()`` nor ``model()`` and ``examples()``, or a
             part that does not go with ``trainer()``; or a part is not a function.
     """
-    file = Path(path)
-    spec = importlib.util.spec_from_file_location("nopad_audited_step", file) if file.is_file() else None
-    if spec is None or spec.loader is None:
+    module = module_of(path, "nopad_audited_step")
+    if module is None:
         raise OptionError(
             f"--step {path} is no Python file; give one that defines model() and examples(), or trainer()"
         )
-    module = importlib.util.module_from_spec(spec)
-    with _inside(path, "it"):
-        spec.loader.exec_module(module)
     found: dict[str, Any] = {name: getattr(module, name, None) for name in ("model", "examples", "trainer", *PARTS)}
     for name, value in found.items():
         if value is not None and not callable(value):
@@ -94,37 +87,8 @@ def parts_of(path: str) -> dict[str, Any]:
 
 
 def _called(path: str, name: str, function: Callable[[], Any]) -> Any:
-    with _inside(path, f"{name}()"):
+    with running(f"{path}: {name}()", path):
         found = function()
     if found is None:
         raise OptionError(f"{path}: {name}() returned nothing; return the {name}")
     return found
-
-
-@contextmanager
-def _inside(path: str, what: str) -> Iterator[None]:
-    """Turn an exception in a user's file into an `OptionError` of one line that says where it was raised.
-
-    `what` names the part of the file that runs, such as "model()".
-    """
-    try:
-        yield
-    except NopadError:
-        raise
-    except Exception as error:
-        lines = [
-            frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(Path(path))
-        ]
-        line = f", line {lines[-1]}" if lines else ""
-        raise OptionError(f"{path}: {what} raised {type(error).__name__}: {error}{line}") from error
-
-
-@contextmanager
-def _importable(path: str) -> Iterator[None]:
-    """In a ``with`` block, let the file, and its functions when they run, import modules from the file's folder."""
-    folder = str(Path(path).resolve().parent)
-    sys.path.insert(0, folder)
-    try:
-        yield
-    finally:
-        sys.path.remove(folder)

@@ -62,6 +62,9 @@ def _check_output(path: str, *, is_file: bool) -> None:
     local_path(path)
     if is_file and os.path.isdir(path):
         raise OptionError(f"{path} is a folder; give the name of a file, such as {os.path.join(path, 'out')}")
+    device = os.path.dirname(os.path.abspath(path)) == "/dev"
+    if is_file and os.path.exists(path) and (device or not os.path.isfile(path)):
+        raise OptionError(f"{path} is no regular file, and nopad replaces a file as a whole; give the name of a file")
 
 
 def sturdy_streams() -> None:

@@ -61,6 +61,8 @@ def verify(
             raise OptionError(f"{path} does not exist; give a packed dataset folder or a plan file")
     if source and len(paths) > 1:
         raise OptionError(f"--source is what one dataset was packed from, and there are {len(paths)}; give one PATH")
+    if source and paths[0].is_file():
+        raise OptionError(f"--source is compared with the tokens of a dataset, and {paths[0]} is a file; leave it out")
     inputs = from_stdin(source or [])
     found = {path: [worded(problem, "verify") for problem in _problems(path, inputs, tokenizer)] for path in paths}
     problems = [f"{path}: {one}" if len(paths) > 1 else one for path, each in found.items() for one in each]

@@ -120,10 +120,14 @@ class TextPairs(Encoder):
         self._capacity, self._truncate = capacity, over_long == "truncate"
         self._fingerprint = load_tokenizer(tokenizer).fingerprint
         self._typed = bool(tokenised(tokenizer, ["a"], ["a"]).types)
+        self._special = len(tokenised(tokenizer, [""], [""], allow_empty=True).ids[0])
         self.columns = {"input_ids": _IDS} | ({"token_type_ids": pa.list_(pa.int8())} if self._typed else {})
 
     def encode(self, records: Sequence[Mapping[str, Any]]) -> tuple[list[Made], dict[str, int]]:
-        """Return a list of one dict per record, or why it is bad; and the counts of truncated pairs and lost tokens."""
+        """Return a list of one dict per record, or why it is bad; and the counts of truncated pairs and lost tokens.
+
+        A pair with no token but special ones has no ids: it is as empty as a single text would be.
+        """
         made: list[Made] = [_not_text(record, self.reads) or [] for record in records]
         good = [at for at, one in enumerate(made) if not isinstance(one, str)]
         texts, pairs = ([records[at][name] for at in good] for name in self.reads)
@@ -131,6 +135,8 @@ class TextPairs(Encoder):
         counts = {"truncated": 0, "truncated_tokens": 0}
         for at, number in enumerate(good):
             ids, types = whole.ids[at], whole.types[at] if self._typed else []
+            if len(ids) <= self._special:
+                ids, types = [], []
             if self._truncate and len(ids) > self._capacity:
                 try:
                     cut = tokenised(

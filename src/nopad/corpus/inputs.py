@@ -23,6 +23,13 @@ from nopad.corpus.source import BLOCK_BYTES
 from nopad.errors import SourceError
 
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
+_BEGINNINGS = {  # of what is no text
+    b"\xff\xfe": "it looks like UTF-16: convert it to UTF-8",
+    b"\xfe\xff": "it looks like UTF-16: convert it to UTF-8",
+    b"\x1f\x8b": "it looks like gzip: end its name in .gz, or decompress it first, as `zcat FILE | nopad ... -` does",
+    b"\x28\xb5\x2f\xfd": "it looks like zstd: end its name in .zst, or decompress it first",
+    b"\xfd7zXZ": "it looks like xz: decompress it first",
+}
 
 
 @dataclass(slots=True)
@@ -280,5 +287,5 @@ def reading(path: Path | str) -> Iterator[None]:
 def not_utf8(raw: bytes, error: UnicodeDecodeError, unit: str) -> str:
     """Return as text why bytes are not UTF-8: the first bad byte, and its offset in the `unit`, such as "line"."""
     reason = f"not UTF-8: byte 0x{raw[error.start]:02x} at offset {error.start} of the {unit}"
-    looks_utf16 = raw[:2] in (b"\xff\xfe", b"\xfe\xff")
-    return f"{reason} (it looks like UTF-16: convert it to UTF-8)" if looks_utf16 else reason
+    way = next((way for magic, way in _BEGINNINGS.items() if raw.startswith(magic)), "")
+    return f"{reason} ({way})" if way else reason

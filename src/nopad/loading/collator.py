@@ -108,7 +108,7 @@ class PackCollator:
             sequences, records, per_row = from_rows(features)
         else:
             rows = [_with_lengths(one, number) for number, one in enumerate(features)]
-            sequences, records = from_features(rows)
+            sequences, records, _ = from_features(rows)
             per_row = np.array([len(row[LENGTHS]) for row in rows], dtype=np.int64)
         tokens, values = dict(sequences.tokens), {**sequences.values, **records}
         for name in self.per_sequence:

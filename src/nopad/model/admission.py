@@ -45,7 +45,8 @@ def check_call(
     Raises:
         BatchError: the batch does not pass `check_inputs` or `check_layout`; attention weights are asked for; a cache
             of earlier tokens is given; `inputs_embeds` have another dtype than the model; the weights are on no device;
-            or mask tokens are given to a model that scales embeddings by their share of a row (`token_dropout`).
+            mask tokens are given to a model that scales embeddings by their share of a row (`token_dropout`); or the
+            batch has images and the model takes none.
         UnsupportedModelError: the model does not pass `check_layers` or `check_embeddings`.
     """
     check_layers(model)  # first: it removes hooks that PEFT leaves behind in a call with any error
@@ -58,6 +59,11 @@ def check_call(
             "where it runs; load it whole on one device"
         )
     check_inputs(model, takes, stock, named, layout)
+    if layout.images is not None and family.images is None:
+        raise BatchError(
+            f"the batch has {int(layout.images.sum())} images, and {type(model).__name__} takes none; give the "
+            "features without pixel_values, or make the whole model pack-safe, with its vision tower"
+        )
     ids, embeds, dtype = named.get("input_ids"), named.get("inputs_embeds"), next(model.parameters()).dtype
     if embeds is not None and embeds.dtype != dtype:
         raise BatchError(f"inputs_embeds are {embeds.dtype} and the model is {dtype}; convert one of them")
@@ -161,8 +167,15 @@ def check_layout(model: Any, family: Family, most: int | None, layout: Layout, w
 
 
 def positions_of(model: Any, family: Family) -> int | None:
-    """Return the largest number of tokens that a sequence may have by the model's positions; None: unlimited."""
+    """Return the largest number of tokens that a sequence may have by the model's positions; None: unlimited.
+
+    None also where positions of image tokens have axes, which are fewer than tokens (`nopad.model.images`).
+    """
     config = model.config
+    if family.images is not None:
+        if family.images.axes:
+            return None
+        config = config.get_text_config()
     limit = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
     relative = getattr(config, "model_type", "") in RELATIVE and not getattr(config, "position_biased_input", False)
     if limit is None or relative:

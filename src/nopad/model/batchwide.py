@@ -7,7 +7,8 @@ These features are refused, each with an error that names it:
   allowed);
 * a cache of earlier tokens (``past_key_values``, ``cache_params``), which belongs to rows and not to sequences;
 * PEFT adapters that are chosen or switched on per row;
-* noise on embeddings that is scaled by the width of a row (NEFTune).
+* noise on embeddings that is scaled by the width of a row (NEFTune);
+* experts that take at most so many tokens of a row or a batch, and drop the others (a capacity).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from torch import nn
 from nopad.batch.layout import Layout
 from nopad.errors import BatchError, UnsupportedModelError
 
-__all__ = ["check_arguments", "check_embeddings", "check_layers", "check_rope"]
+__all__ = ["check_arguments", "check_embeddings", "check_experts", "check_layers", "check_rope"]
 
 CACHES = ("past_key_values", "cache_params", "state")
 PER_ROW = ("adapter_names", "alora_offsets")  # arguments that PEFT passes to layers by hooks, during a call
@@ -58,6 +59,28 @@ def check_embeddings(model: Any) -> None:
             "NEFTune adds noise to embeddings that is weaker in wider rows, so what a sequence gets depends on who "
             "shares its batch; set neftune_noise_alpha to None"
         )
+
+
+def check_experts(model: Any, *, also: Any = None) -> None:
+    """Check that no expert takes only a limited number of tokens of a row or a batch.
+
+    Such a limit is recognised by its name: a number above 0 in an attribute called "capacity" or with that word in its
+    name (`expert_capacity`, `capacity_factor`), unless `drop_tokens` is False beside it. Attributes of all modules are
+    looked at, and those of `also` (the configuration of a class whose code is not known).
+
+    Raises:
+        UnsupportedModelError: there is such a limit.
+    """
+    named = [(f"{name or 'the model'} ({type(module).__name__})", module) for name, module in model.named_modules()]
+    for where, holder in [*named, ("the configuration", also)] if also is not None else named:
+        for field, value in vars(holder).items():
+            number = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+            if "capacity" in field and number and getattr(holder, "drop_tokens", None) is not False:
+                raise UnsupportedModelError(
+                    f"{where} of {type(model).__name__} has experts of limited capacity ({field} = {value:g}): which "
+                    "tokens they drop depends on who shares the row or the batch, so no sequence gets in a pack what "
+                    "it gets alone; take experts without a limit, or run each sequence by itself"
+                )
 
 
 def check_rope(model: Any, layout: Layout) -> None:

@@ -33,6 +33,7 @@ class Call:
         placed: the batch's layout on the model's device.
         target: the layout of the decoder's batch; None without a decoder.
         encodes: whether the encoder runs in this call; False if the caller gives `encoder_outputs`.
+        images: number of images in the batch, for which a vision tower runs.
         compiled: whether parts of the model are compiled; attention in these parts cannot report that it ran.
         positions: position of each token, as the model counts positions; ``[R, L]``.
         inside: the part that runs now: "encoder" or "decoder".
@@ -52,6 +53,7 @@ class Call:
     target: Placement | None = None
     encodes: bool = True
     compiled: bool = False
+    images: int = 0
     positions: Any = None
     inside: str = "encoder"
     as_tuple: bool = False

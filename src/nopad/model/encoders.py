@@ -22,7 +22,7 @@ from nopad.model.backends.core import Heads
 from nopad.model.backends.mask import block_mask
 from nopad.model.calls import bound
 from nopad.model.families import Family
-from nopad.model.groups import Groups, groups_of, runs_once
+from nopad.model.groups import Groups, How, groups_of, runs_once
 
 __all__ = ["encoder_mask", "pack_again", "unpack_first"]
 
@@ -93,8 +93,8 @@ def unpack_first(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
     attention.tell(module)
     if placed.backend == "mask":
         return None
-    one = placed.backend == "repack" or runs_once(module)
-    groups = placed.keep(("groups of", one), lambda: groups_of(placed, mixed=True, one=one))
+    how: How = "one" if placed.backend == "repack" or runs_once(module) else "mixed"
+    groups = placed.keep(("groups", how), lambda: groups_of(placed, how))
     first, *others = _pieces(named, placed, groups, around)
     setattr(first["attention_mask"], PENDING, _Pending(placed, groups, others))
     return (), first

@@ -1,7 +1,7 @@
 """Facts about each model type: how to reach its attention, where its positions begin, and how its heads pool.
 
-A model type that is not listed, or is listed in `REFUSED` with a reason, raises an error, since a wrong result looks
-like a right one. `nopad.audit` and the equality tests check what these tables say.
+A model type that is not listed, or is listed in `nopad.model.refused` with a reason, raises an error, since a wrong
+result looks like a right one. `nopad.audit` and the equality tests check what these tables say.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import transformers
 from packaging.version import Version
 
 from nopad.errors import UnsupportedModelError
+from nopad.model.refused import REFUSED
 
-__all__ = ["FAMILIES", "FRONTS", "REFUSED", "Family", "family_of"]
+__all__ = ["FAMILIES", "FRONTS", "IMAGES", "Family", "Images", "family_of"]
 
 Route = Literal["interface", "encoder mask", "mixers"]
 Pooled = Literal["first", "last", "mean", "config", "eos"]
@@ -23,6 +24,22 @@ Pooled = Literal["first", "last", "mean", "config", "eos"]
 
 def _never(config: Any) -> str | None:
     return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Images:
+    """How a model type takes images beside its tokens (`nopad.model.images`).
+
+    Attributes:
+        tower: name of the base model's part that runs on the images of a batch, each by itself.
+        text: name of the base model's part that runs on the tokens, with the images' features among them.
+        axes: whether images come as patches with a grid, and positions have three axes, which the base model's
+            `get_rope_index` counts (M-RoPE); False: images are of one size, and positions are ordinary ones.
+    """
+
+    tower: str
+    text: str = "language_model"
+    axes: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +74,8 @@ class Family:
         mixers: class names of the modules that move information between tokens and do not use the registered attention
             (convolutions, state-space scans, linear attention): each is run on every sequence by itself
             (`nopad.model.mixers`).
+        alone: of the `mixers`, class names of those whose code may decide by what else is in a batch: each sequence
+            gets a call of its own.
         mixes: function of the configuration that returns how often tokens are mixed in one call, by registered
             attention and by mixing modules; None: `attends` times in each layer.
         places: names of a mixing module's arguments that have one entry per position in a row (ALiBi, rotary angles),
@@ -71,6 +90,7 @@ class Family:
         narrow: whether a row may have at most as many slots as the model has positions.
         front: name of the base model's part that turns raw data (images) into states, and the name of its argument for
             the raw data; a packed call begins with these states (`nopad.model.fronts`). None: tokens are ids.
+        images: how the model takes images beside its tokens; None: it takes none.
         since: oldest version of transformers with which this model type is accepted: in older ones, a sequence's
             results depend on the rest of its batch, or the model cannot be built; "": any version.
         refuse: function that returns why a model with this configuration is refused, or None if it is not.
@@ -90,6 +110,7 @@ class Family:
     encoder_decoder: bool = False
     attends: int = 1
     mixers: tuple[str, ...] = ()
+    alone: tuple[str, ...] = ()
     mixes: Callable[[Any], int] | None = None
     places: tuple[tuple[str, int | None], ...] = ()
     tables: tuple[tuple[str, int], ...] = ()
@@ -97,6 +118,7 @@ class Family:
     masked: bool = True
     narrow: bool = False
     front: tuple[str, str] | None = None
+    images: Images | None = None
     since: str = ""
     refuse: Callable[[Any], str | None] = _never
     notes: str = ""
@@ -281,36 +303,35 @@ FAMILIES |= HYBRIDS | OWN
 _PATCHES = Family(front=("embeddings", "pixel_values"), head=("classifier", 2), pooler=("pooler", 3))
 FRONTS: dict[str, Family] = {"deit": _PATCHES, "vit": _PATCHES, "vit_msn": _PATCHES}
 
-_STATE = "its state-space, linear-attention or recurrent layers carry their state from one sequence into the next"
-_AROUND = "its attention does not go through transformers' registry, by which nopad reaches it"
-_CONVOLUTION = "its convolutions mix neighbouring tokens, across the borders of sequences"
-_AXES = "its rotary positions have several axes (M-RoPE), which packing does not lay out"
-_INDEXER = "its layers pick the tokens that they attend to from the whole row"
-_UNSAID = "its layers do not say whether they attend causally, and it makes its masks itself"
+TEXTS = ("llama", "mistral", "qwen2", "qwen3")
+TOWERS = ("clip_vision_model", "siglip_vision_model")  # each image is a row of the batch there
+STEADY_ROPES = ("default", "linear", "llama3", "mrope", "yarn")  # frequencies of all lengths alike
 
-_BY_REASON = {
-    _STATE: """
-        qwen4_exp_text rwkv xlstm
-    """,
-    _AROUND: """
-        cpmant flaubert git gpt_neox_japanese ibert lilt luke openai-gpt tapas xglm xlm
-    """,
-    _CONVOLUTION: "inkling_text inkling2_text",
-    _AXES: """
-        ernie4_5_vl_moe glm4v_text glm4v_moe_text glm_image_text glm_ocr_text qwen2_5_vl qwen2_5_vl_text qwen2_vl
-        qwen2_vl_text qwen3_vl qwen3_vl_text qwen3_vl_moe qwen3_vl_moe_text
-    """,
-    _INDEXER: "axk2 deepseek_v32 deepseek_v4 dots3_note_text glm_moe_dsa hy_v4",
-    _UNSAID: "layoutlm markuplm splinter",
-    "its block-sparse attention and global tokens span the whole row": "big_bird bigbird_pegasus",
-    "its windows and global tokens span the whole row": "led longformer longt5",
-    "it pools neighbouring tokens, across the borders of sequences": "canine funnel",
-    "it hashes or samples the whole row to choose what attends to what": "mra nystromformer reformer yoso",
-    "its layers mask keys by what they hold, over the whole row": "doge",
-    "its layers attend within fixed chunks of the row": "llama4_text",
-    "its relative attention and permutation masks run over the whole row": "xlnet",
+
+def _llava_refuses(config: Any) -> str | None:
+    text, tower = config.text_config, config.vision_config.model_type
+    if text.model_type not in TEXTS:
+        return f"nothing is proven of it around a text model of type {text.model_type!r}, but with {', '.join(TEXTS)}"
+    if tower not in TOWERS:
+        return f"nothing is proven of it with a vision tower of type {tower!r}, but with {', '.join(TOWERS)}"
+    family_of(text)  # raises for a text model that is refused
+    return None
+
+
+def _axes_refuses(config: Any) -> str | None:
+    kind = str((config.text_config.rope_parameters or {}).get("rope_type", "default"))
+    if kind not in STEADY_ROPES:
+        return f"rotary frequencies of type {kind!r} would depend on the longest sequence of a batch"
+    return _decoder_refuses(config.text_config)
+
+
+# Model types that take images beside their tokens: a vision tower, and a decoder.
+_AXES = Family(pooled="last", mask_at="language_model", images=Images(tower="visual", axes=True), refuse=_axes_refuses)
+IMAGES: dict[str, Family] = {
+    "llava": replace(_AXES, images=Images(tower="vision_tower"), refuse=_llava_refuses),
+    "qwen2_5_vl": _AXES,
+    "qwen2_vl": _AXES,
 }
-REFUSED: dict[str, str] = {kind: reason for reason, kinds in _BY_REASON.items() for kind in kinds.split()}
 
 
 def family_of(config: Any) -> Family:
@@ -327,12 +348,12 @@ def family_of(config: Any) -> Family:
     if layers - {"full_attention", "sliding_attention"} and not FAMILIES.get(kind, NOTHING).mixers:
         odd = ", ".join(sorted(layers - {"full_attention", "sliding_attention"}))
         raise UnsupportedModelError(f"{kind} cannot run on packs: its layers of type {odd} do not stop at sequences")
-    if kind not in FAMILIES and kind not in FRONTS:
+    family = FAMILIES.get(kind) or FRONTS.get(kind) or IMAGES.get(kind)
+    if family is None:
         raise UnsupportedModelError(
             f"nopad does not know models of type {kind!r}, whose sequences may see each other in packs. It knows "
-            f"{', '.join((*FAMILIES, *FRONTS))}; docs/models.md says how to add and audit a type"
+            f"{', '.join((*FAMILIES, *FRONTS, *IMAGES))}; docs/models.md says how to add and audit a type"
         )
-    family = FAMILIES.get(kind) or FRONTS[kind]
     if family.since and Version(transformers.__version__) < Version(family.since):
         raise UnsupportedModelError(
             f"{kind} runs on packs from transformers {family.since} on, and this is {transformers.__version__}"

@@ -103,11 +103,16 @@ def blank(config: Any, like: Tensor) -> Tensor:
 
 
 def refuse_static_front(model: Any, family: Family) -> None:
-    """Refuse a call with static shapes to a model with a front end, which would be part of the compiled graph.
+    """Refuse a call with static shapes to a model with a front end or images, which would be in the compiled graph.
 
     Raises:
-        UnsupportedModelError: the model has a front end.
+        UnsupportedModelError: the model has a front end, or takes images.
     """
+    if family.images is not None:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} is not compiled whole on packs, since its images differ from batch to batch; "
+            "compile its layers one by one instead, each with layer.compile()"
+        )
     if family.front is not None:
         raise UnsupportedModelError(
             f"{type(model).__name__} is not compiled whole on packs, which begin behind its .{family.front[0]}; "

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -16,8 +17,9 @@ from torch import Tensor, nn
 from nopad.batch.device import Placement
 from nopad.model.known import class_of
 
-__all__ = ["Groups", "grouped", "groups_of", "runs_once"]
+__all__ = ["Groups", "How", "grouped", "groups_of", "runs_once"]
 
+How = Literal["equal", "mixed", "one", "alone"]
 CALL = 64  # tokens that a module could have computed in the time that one more call of it takes
 
 
@@ -78,13 +80,19 @@ def grouped(lengths: Sequence[int], mixed: bool, call: int = CALL) -> list[list[
     return found[::-1]
 
 
-def groups_of(placed: Placement, mixed: bool, one: bool = False) -> Groups:
-    """Return how a batch is cut into groups, as by `grouped`; `one`: into a single group of all sequences.
+def groups_of(placed: Placement, how: How) -> Groups:
+    """Return how a batch is cut into groups; here, sequences are numbered in stream order (row after row).
 
-    Here, sequences are numbered in stream order (row after row).
+    `how`: "equal", sequences of one length (`grouped`); "mixed", also of different lengths (`grouped`); "one", a single
+    group of all sequences; "alone", a group for each sequence.
     """
     lengths = np.diff(placed.bounds)
-    groups = [np.argsort(-lengths, kind="stable").tolist()] if one else grouped(lengths.tolist(), mixed, CALL)
+    if how == "one":
+        groups = [np.argsort(-lengths, kind="stable").tolist()]
+    elif how == "alone":
+        groups = [[one] for one in range(len(lengths))]
+    else:
+        groups = grouped(lengths.tolist(), how == "mixed", CALL)
     sizes = tuple((len(group), int(lengths[group].max())) for group in groups)
     starts = np.empty(len(lengths), np.int64)
     begin = 0

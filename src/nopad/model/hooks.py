@@ -262,13 +262,36 @@ class Feed(Hook):
                 "so nopad cannot tell what to hand it for each sequence; run the base model, and pool its states with "
                 "nopad.model.pooled"
             )
-        first = call.head.pooling() == "first"
-        if self.dims == 2 and not self.stock and first and not _same(given, states[:, 0]):
+        how = call.head.pooling()
+        if self.dims == 2 and not self.stock and not _pooled_so(given, states, call.placed.ids != 0, how):
+            what = {"mean": "the mean of its row's states"}.get(how, f"the {how} token's states")
             raise UnsupportedModelError(
-                f"{self.role} ({type(module).__name__}) of this model is not given the first token's states, as in "
+                f"{self.role} ({type(module).__name__}) of this model is not given {what}, as in "
                 "transformers' own; run the base model, and pool its states with nopad.model.pooled"
             )
         return states
+
+
+def _pooled_so(given: Tensor, states: Tensor, real: Tensor, how: str) -> bool:
+    """Whether a model pooled the states of each row in this way; rows without tokens do not count."""
+    rows = torch.arange(len(states), device=states.device)[real.any(1)]
+    last = states.shape[1] - 1 - real.flip(1).int().argmax(1)
+    counts = real.sum(1, keepdim=True).clamp(min=1)
+    ways = {
+        "first": [states[:, 0]],
+        "last": [states[torch.arange(len(states), device=states.device), last], states[:, -1]],
+        "mean": [(states * real[..., None]).sum(1) / counts, states.mean(1)],
+    }
+    if how not in ways or given.shape != states[:, 0].shape:
+        return how not in ways
+    if how != "mean":
+        return any(_same(given[rows], one[rows]) for one in ways[how])
+    close = 2e-2 if given.element_size() < 4 else 1e-4
+    largest = float(states.detach().abs().nan_to_num().max())
+    return any(
+        torch.allclose(given[rows].to(one.dtype), one[rows], close, close * largest, equal_nan=True)
+        for one in ways["mean"]
+    )
 
 
 def _same(one: Tensor, other: Tensor) -> bool:

@@ -32,6 +32,7 @@ TABLES = {
     "CAUSAL_LM": "causal",
     "TOKEN_CLASSIFICATION": "tokens",
     "MASKED_LM": "tokens",
+    "IMAGE_TEXT_TO_TEXT": "causal",
     "SEQ_TO_SEQ_CAUSAL_LM": "tokens",
     "PRETRAINING": "tokens",
     "TEXT_ENCODING": "tokens",
@@ -61,12 +62,14 @@ def head_name(model: Any, family: Family, given: str | None) -> str:
         OptionError: no head is called `given`, or the class is known to have another head.
         UnsupportedModelError: the class is not known and no head is given, or this head cannot keep sequences apart.
     """
+    from transformers import PreTrainedModel
+
     kind = class_of(model)
     name = kind.__name__
     if given is not None and not (isinstance(given, str) and given in NAMES):
         raise OptionError(f"unknown head {given!r}; there are {', '.join(NAMES)}")
     known = _tables().get(name) if is_stock(kind) else None
-    if known is None and given is None:
+    if known is None and (given is None or not isinstance(model, PreTrainedModel)):
         raise UnsupportedModelError(f"nopad does not know the head of {name}: {_way_out(model)}")
     if known is not None and given not in (None, known):
         raise OptionError(f"the head of {name} is {known!r}, not {given!r}; leave it out")

@@ -31,7 +31,7 @@ from nopad.errors import BatchError, UnsupportedModelError
 from nopad.model import attention
 from nopad.model.calls import Cell, bound
 from nopad.model.families import Family
-from nopad.model.groups import Groups, groups_of, runs_once
+from nopad.model.groups import Groups, How, groups_of, runs_once
 from nopad.model.hooks import Hook
 from nopad.model.known import class_of
 
@@ -104,13 +104,15 @@ class Cut(Hook):
             return None
         attention.tell(module)
         family = self.family or Family()
-        mixed, one = family.causal, runs_once(module)
-        if one and not mixed:
+        one = runs_once(module)
+        how: How = "mixed" if family.causal else "equal"
+        how = "alone" if class_of(module).__name__ in family.alone else "one" if one else how
+        if one and (how == "alone" or not family.causal):
             raise UnsupportedModelError(
                 f"{class_of(module).__name__} runs once for each length of the batch, and has no weights after its "
                 "first run if it is sharded by itself; shard the layer around it (fully_shard)"
             )
-        groups = placed.keep(("groups", mixed, one), lambda: groups_of(placed, mixed, one))
+        groups = placed.keep(("groups", how), lambda: groups_of(placed, how))
         first, *others = _pieces(module, bound(module, args, kwargs), placed, groups, family)
         for value in first.values():
             if isinstance(value, Tensor) and value.dim() > 1:

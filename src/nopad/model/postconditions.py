@@ -2,7 +2,8 @@
 
 The checks are:
 
-* each counted hook ran once (the encoder's did not run if the caller gave the encoder's states);
+* each counted hook ran once (the encoder's did not run if the caller gave the encoder's states, nor the vision tower's
+  in a batch without images);
 * layers attended as often, in total, as the configuration says (not with compiled layers; LayerDrop may skip layers);
 * output tensors, except those in `FREE`, have one entry per slot or one per sequence, as the head declares.
 
@@ -22,11 +23,12 @@ from nopad.errors import BatchError, UnsupportedModelError
 from nopad.model.calls import Call
 from nopad.model.families import Family
 from nopad.model.heads import Head
+from nopad.model.images import TOWER
 
 __all__ = ["check_attended", "check_output", "check_ran", "check_static", "mixed"]
 
 WAY_OUT = "run the base model, and pool its states with nopad.model.pooled"
-# Outputs that are not checked: they are neither per token nor per sequence, or empty.
+# Outputs that are not checked: they are neither per token nor per sequence (features of images), or empty.
 FREE = (
     "loss",
     "attentions",
@@ -34,6 +36,8 @@ FREE = (
     "decoder_attentions",
     "cross_attentions",
     "past_key_values",
+    "image_hidden_states",
+    "rope_deltas",
     "router_logits",
     "encoder_router_logits",
     "decoder_router_logits",
@@ -51,13 +55,15 @@ DROPPED = ("layerdrop", "encoder_layerdrop", "decoder_layerdrop")
 def check_ran(model: Any, call: Call, roles: Iterable[str]) -> None:
     """Check that the hook of each of `roles` ran exactly once in `call`.
 
-    If the caller gave the encoder's states, hooks of the encoder must not have run.
+    If the caller gave the encoder's states, hooks of the encoder must not have run; nor the vision tower's if the batch
+    has no image.
 
     Raises:
         UnsupportedModelError: a hook did not run as often as it should.
     """
     for role in roles:
-        wanted = 0 if role.startswith("encoder") and not call.encodes else 1
+        idle = (role.startswith("encoder") and not call.encodes) or (role == TOWER and not call.images)
+        wanted = 0 if idle else 1
         if call.ran[role] != wanted:
             raise UnsupportedModelError(
                 f"{role} of {type(model).__name__} was to run {'once' if wanted else 'not at all'} and ran "

@@ -23,6 +23,7 @@ from nopad.model.admission import check_call, device_of, leave_columns, refuse_a
 from nopad.model.arguments import check_labels
 from nopad.model.backends import AUTOMATIC
 from nopad.model.backends.varlen import HALF, autocast_dtype, on_kernel
+from nopad.model.batchwide import check_experts
 from nopad.model.calls import Call, Cell, bound, parameters, takes_more
 from nopad.model.families import Family
 from nopad.model.fronts import STATES, GiveStates, blank, check_raw, front_of, refuse_static_front, takes_states
@@ -40,10 +41,21 @@ from nopad.model.hooks import (
     attach,
     take_off,
 )
+from nopad.model.images import (
+    TOWER,
+    Ran,
+    attending_part,
+    check_images,
+    image_parts,
+    ordinary_arguments,
+    refuse_others,
+)
 from nopad.model.known import class_of
 from nopad.model.mixers import Cut, Join, carry, mixing_hooks, refuse_compiled, release
+from nopad.model.own import foreign
 from nopad.model.positions import positions
 from nopad.model.postconditions import check_attended, check_output, check_ran
+from nopad.model.routers import check_losses, of_real_tokens
 from nopad.model.static import enter_static, leave_static
 from nopad.model.unguarded import check_rows, refuse_marked, refuse_unguarded
 
@@ -67,6 +79,7 @@ class State:
         cell: the state that the hooks share.
         modules: the modules that the model had when hooks were last attached; if it has others at a call, hooks are
             attached again.
+        own: classes of one's own among the modules that it had when it was made pack-safe.
         roles: roles of the hooks that must run once in a call.
     """
 
@@ -79,6 +92,7 @@ class State:
     before: str = ""
     cell: Cell = field(default_factory=Cell)
     modules: tuple[nn.Module, ...] = ()
+    own: dict[str, type] = field(default_factory=dict)
     roles: tuple[str, ...] = ()
     lock: Any = field(default_factory=Lock)
 
@@ -89,10 +103,16 @@ class State:
         self.__dict__.update({**state, "lock": Lock()})
         attention.register()  # perhaps in another process
 
+    @property
+    def attending(self) -> Any:
+        """The part of the model that gets nopad's attention: the model itself, or its text part beside images."""
+        return attending_part(self.model, self.head.base, self.family)
+
     def install(self) -> None:
         """Register nopad's attention, and attach all hooks; raise `UnsupportedModelError` if the model refuses one."""
         attention.register()
         model = self.model
+        self.own = foreign(model)
         self.cell.owned = True
         self.takes = parameters(type(model).forward)
         if not self.head.stock and takes_more(type(model).forward):
@@ -100,10 +120,11 @@ class State:
         self.takes = takes_states(self.head.base, self.family, self.takes)
         list(self._hooks())  # raises for modules that cannot be hooked, before anything is changed
         if self.family.route == "interface":
-            attention.check_replaceable(model)
-            self.before = model.config._attn_implementation
-            model.set_attn_implementation(attention.NAME)
-            if model.config._attn_implementation != attention.NAME:
+            part = self.attending
+            attention.check_replaceable(part)
+            self.before = part.config._attn_implementation
+            part.set_attn_implementation(attention.NAME)
+            if part.config._attn_implementation != attention.NAME:
                 import transformers
 
                 raise UnsupportedModelError(
@@ -125,10 +146,11 @@ class State:
         """
         from transformers import PreTrainedModel
 
-        for part in _walk(self.model):
+        whole = self.attending
+        for part in _walk(whole):
             own = getattr(getattr(part, "config", None), "_attn_implementation", attention.NAME)
             if own != attention.NAME and isinstance(part, PreTrainedModel):
-                self.model.set_attn_implementation(self.before)
+                whole.set_attn_implementation(self.before)
                 raise UnsupportedModelError(
                     f"the {type(part).__name__} in this {type(self.model).__name__} has a configuration of its own, "
                     f"and its attention stays {own!r}; give both the same config object, or take a newer transformers"
@@ -140,7 +162,7 @@ class State:
             take_off(module, self.cell)
         release(_walk(self.model))
         if self.before:
-            self.model.set_attn_implementation(self.before)
+            self.attending.set_attn_implementation(self.before)
 
     def renew(self) -> None:
         """Attach hooks to the modules that the model uses now, unless hooks were last attached to the same modules.
@@ -155,6 +177,7 @@ class State:
         # Threads share the modules, so only one may change their hooks at a time.
         with self.lock:
             hooks = list(self._hooks())
+            self._refuse_later()
             for module in {*modules, *self.modules}:
                 if module is not self.model:
                     take_off(module, self.cell)
@@ -169,6 +192,19 @@ class State:
             self.modules = modules
         self.tell_cell()
 
+    def _refuse_later(self) -> None:
+        """Refuse modules of one's own that came after the model was made pack-safe, of which nothing is proven.
+
+        Raises:
+            UnsupportedModelError: there is one.
+        """
+        later = {name: kind for name, kind in foreign(self.model).items() if self.own.get(name) is not kind}
+        if later:
+            raise UnsupportedModelError(
+                f"modules of your own class {', '.join(later)} were put into this {type(self.model).__name__} after it "
+                "was made pack-safe, and may mix tokens; make it so anew: nopad.packed(nopad.unpacked(model))"
+            )
+
     def tell_cell(self) -> None:
         """Copy to `cell` what hooks need in calls with static shapes: `most`, and how the head pools."""
         self.cell.most, self.cell.how = self.most, self.head.pooling()
@@ -177,8 +213,13 @@ class State:
         """Yield (module, hook) pairs for the modules that the model uses now, also several pairs for one module."""
         cell, model, family = self.cell, self.model, self.family
         check_rows(model, self.head.base, family.mixers)
+        check_experts(model)
         base = self.head.base
-        if base is not model and "position_ids" in parameters(type(base).forward):
+        if family.images is not None:
+            tower, text = image_parts(base, family)
+            yield tower, Ran(cell, TOWER)
+            yield text, Count(cell, "text model")
+        elif base is not model and "position_ids" in parameters(type(base).forward):
             yield base, Count(cell, "base model")
         for name, module in self._entries():
             yield module, Swap(cell, name, part=name)
@@ -247,7 +288,7 @@ class State:
             if attention.inside() is None:  # otherwise this model is a part of a pack-safe model and gets its tensors
                 refuse_unguarded(named)
             return None
-        now = self.model.config._attn_implementation
+        now = self.attending.config._attn_implementation
         if self.before and now != attention.NAME:
             raise UnsupportedModelError(
                 f"attention of this {type(module).__name__} was set to {now!r} after it "
@@ -257,9 +298,15 @@ class State:
         if self.family.mixers:
             carry(self.cell, self.modules)
         check_raw(module, self.head.base, self.family, named)
+        refuse_others(module, self.family, named)
         call = self._opened(guard, named, module)
-        check_call(module, self.family, self.most, self.takes, self.head.stock, named, call.placed.layout)
-        self._fit(named, call)
+        takes, layout = ordinary_arguments(self.takes, self.family), call.placed.layout
+        check_call(module, self.family, self.most, takes, self.head.stock, named, layout)
+        axes = None
+        if self.family.images is not None:
+            axes = check_images(module, self.head.base, self.family, named, layout)
+            call.images = 0 if layout.images is None else int(layout.images.sum())
+        self._fit(named, call, axes)
         check_labels(self.model, self.head.by_token, named)
         self.head.enter(call, named)
         call.frame = frame
@@ -292,6 +339,8 @@ class State:
         check_attended(module, self.family, call, self.modules)
         output = self.head.leave(call, output)
         check_output(module, self.head, call, output)
+        check_losses(module, call.placed, output)
+        output = of_real_tokens(module, call.placed, output)
         return output.to_tuple() if call.as_tuple and hasattr(output, "to_tuple") else output
 
     def _opened(self, guard: PackedMask, named: Mapping[str, Any], module: nn.Module) -> Call:
@@ -343,8 +392,11 @@ class State:
         _say_once(f"{type(module).__name__} on {device.type}: attention backend {chosen!r} for {layout.form} batches")
         return chosen
 
-    def _fit(self, named: dict[str, Any], call: Call) -> None:
-        """Replace the batch's items in `named` by the arguments that the model takes."""
+    def _fit(self, named: dict[str, Any], call: Call, axes: torch.Tensor | None) -> None:
+        """Replace the batch's items in `named` by the arguments that the model takes.
+
+        `axes` are positions with three axes, ``[3, R, L]``, in place of ordinary ones; None: there are none.
+        """
         takes = self.takes
         placed = call.placed
         if "attention_mask" in takes:
@@ -356,6 +408,8 @@ class State:
         named.pop("position_ids", None)  # already checked to be the layout's
         given = placed.positions
         call.positions = positions(self.model, self.family, given, named.get("input_ids"), placed.ids, placed.first)
+        if axes is not None:
+            call.positions = axes.to(given.device)
         if "position_ids" in takes:
             named["position_ids"] = call.positions
         if "use_cache" in parameters(type(self.model).forward):

@@ -17,6 +17,7 @@ from nopad.model.batchwide import check_arguments
 from nopad.model.calls import Cell
 from nopad.model.heads import Head
 from nopad.model.postconditions import check_static
+from nopad.model.routers import refuse_static_routers
 
 __all__ = ["enter_static", "leave_static"]
 
@@ -27,14 +28,16 @@ def enter_static(cell: Cell, head: Head, named: Mapping[str, Any], frame: FrameT
     `frame` is the frame that calls the module; None while compiling.
 
     Raises:
-        BatchError: the arguments include a cache or the denominator of a loss, or the mask's shape does not fit the
-            tokens.
+        BatchError: the arguments include a cache or the denominator of a loss, they ask for logits of routers, or the
+            mask's shape does not fit the tokens.
     """
     static, numbers = cell.static, named["attention_mask"]
     if not torch.compiler.is_compiling():
         cell.calls.stack.append(None)  # before anything may raise: the leaving hook takes it off
         static.frame = frame
     check_arguments(named)
+    if head.by_token:
+        refuse_static_routers(head.model, named)
     head.enter_static(named)
     tokens = named.get("input_ids")
     given = named.get("inputs_embeds") if tokens is None else tokens

@@ -30,6 +30,7 @@ def audit_page(verdict: Any, trace: Any = None, fix: Any = None) -> str:
         findings=getattr(verdict, "findings", ()),
         modules=getattr(verdict, "modules", ()),
         first=verdict.first_difference,
+        reason=getattr(verdict, "reason", ""),
         trace=trace,
         picture="" if trace is None else trace.to_svg(),
         fix=fix,

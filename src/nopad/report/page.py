@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from nopad.errors import OptionError
-from nopad.files import write_atomic
+from nopad.files import write_text
 from nopad.report.charts import charts_of, slots_chart
 from nopad.report.drawing import load_altair, save_chart, styled
 from nopad.report.settings import Settings
@@ -68,7 +68,7 @@ def write_report(subjects: Sequence[Subject], path: Path, settings: Settings | N
         style=(HERE / "page.css").read_text(encoding="utf-8"),
         script=script.replace("</script", "<\\/script"),
     )
-    write_atomic(path, page.encode())
+    write_text(path, page)
 
 
 def write_pictures(subjects: Sequence[Subject], folder: Path, settings: Settings | None = None) -> list[Path]:

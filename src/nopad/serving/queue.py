@@ -114,7 +114,9 @@ class RequestQueue:
     ) -> None:
         self.clock, self._batching, self._when_full, self._is_worker = clock, batching, when_full, is_worker
         self._packer = OnlinePacker(batching)
-        lock = threading.RLock()  # re-entrant: cancelling a future while it is held calls `cancel`
+        # Re-entrant: cancelling a future while it is held calls `cancel`. It is entered itself, never through a
+        # condition, whose `__enter__` is Python: an interrupt between its lines would leave the lock taken for ever.
+        lock = threading.RLock()
         self._changed = threading.Condition(lock)
         self._lock, self._line = lock, deque[threading.Condition]()  # one for each caller that waits for room, in order
         self._refused = 0  # since others wait in the line
@@ -141,7 +143,7 @@ class RequestQueue:
             DeadlineError: the deadline cannot be met.
             RunnerClosedError: the runner is closed.
         """
-        with self._changed:
+        with self._lock:
             for request in requests:
                 lengths = request.prepared.lengths
                 self._enter(lengths, deadline)
@@ -184,7 +186,7 @@ class RequestQueue:
 
     def count(self, counts: Mapping[str, int]) -> None:
         """Count requests that were cut or left out."""
-        with self._changed:
+        with self._lock:
             for name, number in counts.items():
                 self._counts[name] = self._counts.get(name, 0) + number
 
@@ -210,7 +212,7 @@ class RequestQueue:
 
     def cancel(self, numbers: range) -> None:
         """Remove those sequences of a request that still wait; `numbers` are the numbers of all its sequences."""
-        with self._changed:
+        with self._lock:
             for number in numbers:
                 if number in self._waiting:
                     self._waiting[number][0].over = True
@@ -244,7 +246,7 @@ class RequestQueue:
     def statistics(self) -> RunnerStatistics:
         """The totals so far, as a copy."""
         check_process(self._process)
-        with self._changed:
+        with self._lock:
             seen = self._packer.statistics
             times = np.fromiter(self._times, np.int64) / 1e6
             half, most = np.percentile(times, (50, 99), method="higher").tolist() if times.size else (None, None)
@@ -269,12 +271,12 @@ class RequestQueue:
         check_process(self._process)
         if self._is_worker():
             raise ServingError("a callback waits until its own runner has nothing to do, which it has when it returns")
-        with self._changed:
+        with self._lock:
             return self._changed.wait_for(lambda: not self._waiting and not self._running, timeout_s)
 
     def close(self, drain: bool) -> None:
         """Accept no more requests; without `drain`, fail those that wait."""
-        with self._changed:
+        with self._lock:
             self._closing = True
             dropped = [] if drain else self._drop()
             self._changed.notify_all()
@@ -283,7 +285,7 @@ class RequestQueue:
 
     def die(self, died: str | None) -> None:
         """Fail all requests that run or wait, since the worker ends; `died` is its error (None: a normal end)."""
-        with self._changed:
+        with self._lock:
             self._died = died
             self._closing = True
             left = [*dict.fromkeys(part.request for part in self._running), *self._drop()]
@@ -310,7 +312,7 @@ class RequestQueue:
     def take(self) -> list[Part] | None:
         """Wait for a batch; return its sequences, sorted by row, without cancelled ones. None: no batch will follow."""
         while True:
-            with self._changed:
+            with self._lock:
                 decision = self._packer.poll(self.clock(), draining=self._closing)
                 late = list(dict.fromkeys(self._waiting.pop(number)[0] for number in decision.expired.tolist()))
                 for request in late:
@@ -350,7 +352,7 @@ class RequestQueue:
         `spent_ns` is the time that the batch took; `finish` makes the answer of a request from its results.
         """
         done: list[Waiting] = []
-        with self._changed:
+        with self._lock:
             if not any(isinstance(result, RequestError) for result in results):  # a failed batch ran in parts: slower
                 self._pace.add(sum(part.request.prepared.lengths[part.at] for part in batch), spent_ns)
             for (_, request, at), result in zip(batch, results, strict=True):
@@ -365,7 +367,7 @@ class RequestQueue:
                     done.append(request)
         for request in done:
             self._resolve(request, finish)
-        with self._changed:
+        with self._lock:
             self._running = []
             self._call_next()
             self._changed.notify_all()
@@ -378,7 +380,7 @@ class RequestQueue:
             answer = RequestError(f"no answer can be made for this request: {type(error).__name__}: {error}")
             answer.__cause__ = error
         failed = isinstance(answer, RequestError)
-        with self._changed:
+        with self._lock:
             self._failed += failed
             self._answered += not failed
             if not failed:

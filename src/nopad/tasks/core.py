@@ -9,7 +9,7 @@ arrive. `Embedder.encode` and `Predictor.run` compute the same answers for a lis
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -28,7 +28,7 @@ from nopad.model.safety import bare, is_packed
 from nopad.sequences import Sequences
 from nopad.tasks.lanes import Lanes
 
-__all__ = ["Core", "Prepared", "odd_rows", "of_length"]
+__all__ = ["Core", "Prepared", "by_length", "odd_rows", "of_length"]
 
 WORTH_TOKENS = 2048  # below this, reordering weights costs more than the faster kernel saves
 
@@ -141,6 +141,27 @@ class Core(ABC):
     def training(self) -> bool:
         """Whether any module is in training mode, where results may be random or depend on the whole batch."""
         return any(module.training for module in self.model.modules())
+
+
+def by_length(lengths: Sequence[int], budget: int, most: int | None = None) -> Iterator[list[int]]:
+    """Yield the indices of sequences in flat batches, the shortest first; `most` sequences at most, None: any number.
+
+    A batch has at most `budget` tokens, or one longer sequence. Sequences of one length lie side by side, since
+    attention takes them in one call then (`nopad.model.backends.segments`).
+
+    >>> list(by_length([2, 1, 5, 2], budget=4))
+    [[1, 0], [3], [2]]
+    """
+    part: list[int] = []
+    tokens = 0
+    for index in sorted(range(len(lengths)), key=lengths.__getitem__):
+        if part and (tokens + lengths[index] > budget or len(part) == most):
+            yield part
+            part, tokens = [], 0
+        part.append(index)
+        tokens += lengths[index]
+    if part:
+        yield part
 
 
 def of_length(lengths: Sequence[int]) -> Sequences:

@@ -7,7 +7,7 @@ sentence-transformers (`nopad.tasks.folder`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from functools import partial
 from pathlib import Path
 from threading import Lock
@@ -22,7 +22,7 @@ from nopad.batch import PackedBatch
 from nopad.batch.device import place
 from nopad.batch.packed import MASK
 from nopad.corpus.tokenizer import load_tokenizer
-from nopad.errors import FormatError, LengthError, OptionError, RecordError, RequestError
+from nopad.errors import BatchError, FormatError, LengthError, OptionError, RecordError, RequestError
 from nopad.losses.checks import check_batch
 from nopad.model.admission import device_of, positions_of
 from nopad.model.modes import evaluated
@@ -31,7 +31,7 @@ from nopad.model.precision import Precision
 from nopad.model.safety import bare, facts_of, state_of
 from nopad.options import Option
 from nopad.sequences import Sequences
-from nopad.tasks.core import Core, Prepared, odd_rows
+from nopad.tasks.core import Core, Prepared, by_length, odd_rows
 from nopad.tasks.encoding import Shown, check_encoding, given_as, progress
 from nopad.tasks.folder import Pooling, Texts, default_folder, quiet, read_folder
 
@@ -359,9 +359,16 @@ class Embedder(Core):
 
         Raises:
             OptionError: `sequences` is not a list of lists of ids.
-            LengthError, BatchError: a sequence has no token (LengthError), or more than the model has positions.
+            LengthError: a sequence has no token, or more than the model has positions.
+            BatchError: an id is not in the vocabulary.
             RecordError: the model gives NaN for a sequence.
         """
+        words = getattr(bare(self.model).get_input_embeddings(), "num_embeddings", None)
+        for number, ids in enumerate(sequences if words and isinstance(sequences, list | tuple) else ()):
+            found = np.asarray(ids)
+            if found.size and found.dtype.kind in "iu" and not 0 <= found.min() <= found.max() < words:
+                odd = found.min() if found.min() < 0 else found.max()
+                raise BatchError(f"sequence {number} has the id {odd}, and the model has {words} tokens, from 0")
         return self._vectors(sequences, 0, normalize=self.normalize)
 
     def _skipped(self, prompt: str) -> int:
@@ -388,20 +395,28 @@ class Embedder(Core):
         """Return one vector per sequence, run at most `most` at a time; call `done` with the number of each batch's."""
         if not hasattr(sequences, "__len__") or isinstance(sequences, str | bytes | Mapping | Set):
             raise OptionError(f"sequences are of type {type(sequences).__name__}; expected a list of lists of ids")
+        limit = _positions(bare(self.model))
         for number, sequence in enumerate(sequences):
             if not hasattr(sequence, "__len__"):
                 raise OptionError(f"sequence {number} is of type {type(sequence).__name__}; expected a list of ids")
-        found = [np.zeros((0, self.model.config.hidden_size), dtype=np.float32)]
-        number = 0
-        with evaluated(self.model), self.kernels(sum(map(len, sequences))):
-            for part in _within(sequences, self.budget, most):
-                work = partial(self._vectors_of, part, skip, normalize)
-                found.append(np.stack(self.lanes.run([len(one) for one in part], work)))
-                for at in odd_rows(found[-1]):
-                    raise RecordError(f"text {number + at}: the model gives NaN for it; are its weights damaged?")
-                number += len(part)
-                done(len(part))
-        return np.concatenate(found)
+            if not len(sequence):
+                raise LengthError(f"sequence {number} has no token; leave it out")
+            if limit is not None and len(sequence) > limit:
+                raise LengthError(
+                    f"sequence {number} has {len(sequence)} tokens, and the model has {limit} positions; cut it"
+                )
+        found: list[Any] = [None] * len(sequences)
+        lengths = list(map(len, sequences))
+        with evaluated(self.model), self.kernels(sum(lengths)):
+            for numbers in by_length(lengths, self.budget, most):
+                work = partial(self._vectors_of, [sequences[number] for number in numbers], skip, normalize)
+                vectors = np.stack(self.lanes.run([lengths[number] for number in numbers], work))
+                for at in odd_rows(vectors):
+                    raise RecordError(f"text {numbers[at]}: the model gives NaN for it; are its weights damaged?")
+                for number, vector in zip(numbers, vectors, strict=True):
+                    found[number] = vector
+                done(len(numbers))
+        return np.stack(found) if found else np.zeros((0, self.model.config.hidden_size), np.float32)
 
     def _vectors_of(
         self, sequences: list[Any], skip: int, normalize: bool, indices: list[int]
@@ -415,20 +430,6 @@ class Embedder(Core):
         vectors = embed(self.model, batch, pooling=self.pooling, normalize=normalize, skip=skip)
         found: NDArray[np.float32] = vectors.float().cpu().numpy()
         return found
-
-
-def _within(sequences: Sequence[Any], budget: int, most: int | None) -> Iterator[list[Any]]:
-    """Yield lists of at most `most` consecutive sequences, and at most `budget` tokens, or one longer sequence."""
-    part: list[Any] = []
-    tokens = 0
-    for sequence in sequences:
-        if part and (tokens + len(sequence) > budget or len(part) == most):
-            yield part
-            part, tokens = [], 0
-        part.append(sequence)
-        tokens += len(sequence)
-    if part:
-        yield part
 
 
 def _mean_behind(states: Tensor, placed: Placement, skipped: NDArray[np.int64]) -> Tensor:

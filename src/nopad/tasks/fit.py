@@ -15,6 +15,7 @@ from torch import Tensor
 
 from nopad.errors import OptionError
 from nopad.model.safety import bare, state_of
+from nopad.tasks.routing import AUXILIARY
 
 if TYPE_CHECKING:
     from nopad.model.heads import Head
@@ -59,7 +60,8 @@ def check_outputs(objective: Objective, outputs: Any) -> None:
 
     Raises:
         OptionError: `outputs` is not a mapping of names to tensors, lacks an output that the objective reads, or has
-            another number of classes; or gradients are enabled and the model computed a loss itself.
+            another number of classes; or gradients are enabled and the model computed a loss itself, other than
+            that which balances experts (`nopad.tasks.routing`).
     """
     if not isinstance(outputs, Mapping):
         raise OptionError(
@@ -78,11 +80,10 @@ def check_outputs(objective: Objective, outputs: Any) -> None:
             f"task.model(name), or with num_labels={objective.classes}"
         )
     more = [name for name, value in outputs.items() if name.endswith("loss") and isinstance(value, Tensor)]
-    if more and torch.is_grad_enabled():
+    if set(more) - {AUXILIARY} and torch.is_grad_enabled():
         raise OptionError(
-            f"the model gives a loss of its own, {', '.join(more)}, which is no part of what is learned here; set "
-            "model.config.output_router_logits = False, or add it in an Objective of your own (PackedSFTTrainer adds "
-            "TRL's)"
+            f"the model gives a loss of its own, {', '.join(more)}, which is no part of what is learned here; switch "
+            "it off, or add it in an Objective of your own"
         )
 
 

@@ -62,23 +62,23 @@ class Lanes:
     def run(self, lengths: Sequence[int], work: Work) -> list[Any]:
         """Return a result for each sequence, in order.
 
-        `work` gets indices of sequences, in ascending order, runs them without gradients, and returns a result for
-        each. It is called once with all indices, or in several threads with some of them each. `lengths` are the
-        numbers of tokens.
+        `work` gets indices of sequences, those of the shortest first, runs them without gradients, and returns a result
+        for each. It is called once with all indices, or in several threads with some of them each. `lengths` are the
+        numbers of tokens. (Attention takes neighbours of one length in one call: `nopad.model.backends.segments`.)
 
         Raises:
             Exception: `work` raised it; all other calls of it have ended by then.
         """
-        every = list(range(len(lengths)))
+        every = sorted(range(len(lengths)), key=lengths.__getitem__)
         tokens, threads = sum(lengths), torch.get_num_threads()
         most = min(self.most or threads, threads, len(lengths) // 2, tokens // FEWEST_TOKENS)
         if most < 2 or not _is_plain() or not self._lock.acquire(blocking=False):
-            return list(work(every))
+            return _in_order([every], [work(every)])
         try:
             if self._trial is None or self._trial.threads != threads:
                 self._trial = _Trial(threads)
             lanes, begin = self._trial.lanes(most), time.perf_counter()
-            found = list(work(every)) if lanes == 1 else self._divided(lengths, work, lanes, threads)
+            found = _in_order([every], [work(every)]) if lanes == 1 else self._divided(lengths, work, lanes, threads)
             self._trial.note(lanes, most, (time.perf_counter() - begin) / tokens)
             return found
         finally:
@@ -88,6 +88,8 @@ class Lanes:
         made_for = (lanes, threads, os.getpid())  # a forked process has none of its parent's threads
         pool = self._pools.get(made_for) or self._pools.setdefault(made_for, _Pool(lanes, threads))
         parts = divided([length * (1 + length * self._square) for length in lengths], lanes)
+        for part in parts:
+            part.sort(key=lengths.__getitem__)
         mode = active()
         futures: list[Future[Sequence[Any]]] = []
         try:
@@ -95,12 +97,16 @@ class Lanes:
                 futures.append(pool.submit(_in_lane, work, part, mode))
         finally:
             wait(futures)  # also after Ctrl-C: the caller may change the model as soon as this returns
-        found: list[Any] = [None] * len(lengths)
-        for part, future in zip(parts, futures, strict=True):
-            results = future.result()
-            for index, result in zip(part, results, strict=True):
-                found[index] = result
-        return found
+        return _in_order(parts, [future.result() for future in futures])
+
+
+def _in_order(parts: Sequence[Sequence[int]], results: Sequence[Sequence[Any]]) -> list[Any]:
+    """Return the results of all parts by their indices: the result of sequence i at index i."""
+    found: list[Any] = [None] * sum(map(len, parts))
+    for part, mine in zip(parts, results, strict=True):
+        for index, result in zip(part, mine, strict=True):
+            found[index] = result
+    return found
 
 
 def divided(costs: Sequence[float], parts: int) -> list[list[int]]:

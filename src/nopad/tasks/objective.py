@@ -23,6 +23,7 @@ from nopad.batch import PackedBatch
 from nopad.errors import BatchError
 from nopad.losses.checks import check_batch
 from nopad.tasks.fit import check_head, check_outputs
+from nopad.tasks.routing import auxiliary
 
 __all__ = ["Meter", "Objective"]
 
@@ -121,10 +122,14 @@ class Objective(ABC):
 
         With DDP or FSDP, which average gradients over ranks, multiply the loss by the number of ranks.
 
+        If gradients are enabled and the model is a mixture of experts whose configuration sets `output_router_logits`,
+        the loss that balances experts (`aux_loss`) is added: its coefficient in the configuration, times this batch's
+        share of the denominator. So over a step it is a mean over the batches, each weighted by this share.
+
         Raises:
             BatchError: the batch is not a `PackedBatch` with all targets, or a target does not fit the batch.
             OptionError: the model has another head, lacks an output that the loss reads, has another number of
-                classes, or (if gradients are enabled) returns a loss of its own (`nopad.tasks.fit`).
+                classes, or (if gradients are enabled) returns another loss of its own (`nopad.tasks.fit`).
         """
         counted = self.count(batch) if denominator is None else denominator
         self.check(batch)
@@ -134,7 +139,11 @@ class Objective(ABC):
         if not batch.weight:
             return self.nothing(outputs, batch), outputs
         counted = torch.where(counted > 0, counted, torch.ones_like(counted))
-        return self.loss(outputs, batch, counted), outputs
+        loss, balance = self.loss(outputs, batch, counted), auxiliary(model, outputs)
+        if balance is not None:
+            share = (self.count(batch) / counted).reshape(-1)[0]
+            loss = loss + share.to(loss.device, torch.promote_types(balance.dtype, torch.float32)) * balance
+        return loss, outputs
 
     def nothing(self, outputs: Any, batch: PackedBatch) -> Tensor:
         """Return 0, the loss of a stand-in batch.

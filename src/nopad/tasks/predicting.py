@@ -33,7 +33,7 @@ from nopad.model.precision import Precision
 from nopad.model.safety import bare, state_of
 from nopad.options import MAX_LENGTH, Option
 from nopad.sequences import Sequences
-from nopad.tasks.core import Core, Prepared
+from nopad.tasks.core import Core, Prepared, by_length
 from nopad.tasks.examples import Examples
 from nopad.tasks.fit import check_rows
 from nopad.tasks.task import Task
@@ -291,6 +291,10 @@ class Predictor(Core):
             return
         self._check_lengths(examples)
         capacity = max(self.capacity, int(lengths.max()))
+        if isinstance(self._form, Flat):
+            for numbers in by_length(lengths.tolist(), capacity * self.rows):
+                yield np.array(numbers, np.int64), np.array([len(numbers)], np.int64), self._form
+            return
         if lengths.size <= FEW:
             packs = [np.array(one, np.int64) for one in pack_few(lengths.tolist(), capacity, None)]
         else:

@@ -23,6 +23,7 @@ def effects(
     schedule: Schedule | None = None,
     total: int | None = None,
     scaled: Scaled | None = None,
+    routers: float | None = None,
 ) -> str:
     """Return a few lines of text about what packing changes.
 
@@ -32,8 +33,14 @@ def effects(
         schedule: the learning-rate schedule; None: the Trainer's own.
         total: length of training, in the unit that the schedule counts.
         scaled: the correction of hyper-parameters that was made; None: no correction was asked for.
+        routers: coefficient of the loss that balances experts (`nopad.tasks.routing`); None: it is no part of a step.
     """
     lines = [str(summary), *_changes(summary, args, schedule, scaled)]
+    if routers is not None:
+        lines.append(
+            f"experts  {routers:g} times the loss that balances them (aux_loss) is learned too: of each micro-batch by "
+            "itself, averaged over a step; eval_loss leaves it out"
+        )
     if schedule is not None and total is not None:
         lines.append(f"schedule {schedule.described(total)}")
     return "\n".join(lines)

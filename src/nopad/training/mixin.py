@@ -38,8 +38,10 @@ from nopad.files import write_atomic
 from nopad.loading import PackedLoader
 from nopad.loading.summary import Summary
 from nopad.losses import over_ranks
+from nopad.model.safety import bare, state_of
 from nopad.store import PackedDataset
 from nopad.tasks import Objective, Task
+from nopad.tasks.routing import learned_share
 from nopad.tasks.settings import write_task
 from nopad.training.checkpoint import check_same_model
 from nopad.training.checks import check_ranks, check_schedule, check_step, forget_evaluation
@@ -294,7 +296,10 @@ class PackedMixin(EvaluatingMixin):
         summary = None if self.quiet or not self.is_world_process_zero() else loader.summary()
         if isinstance(summary, Summary):
             total = None if self.schedule is None else length_of(self.schedule, loader, self.args)
-            print(effects(summary, self.args, self.schedule, total), flush=True)
+            ours = self.objective is not None and not self._loss_is_theirs
+            balances = ours and state_of(self.model).head.name == "causal"
+            routers = learned_share(bare(self.model).config) if balances else None
+            print(effects(summary, self.args, self.schedule, total, routers=routers), flush=True)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Log as the Trainer does.

@@ -23,6 +23,7 @@ from nopad.model.safety import unpacked
 from nopad.tasks import Objective, Task, objective_of
 from nopad.tasks.fit import check_rows
 from nopad.tasks.registry import task_class
+from nopad.tasks.routing import learned_share
 from nopad.training.checks import check_arguments
 from nopad.training.config import Optimizer, TrainConfig
 from nopad.training.correcting import corrected
@@ -88,7 +89,8 @@ class Prepared:
         lines = [*self.notes]
         summary = self.train.summary()
         if isinstance(summary, Summary):
-            lines.append(effects(summary, self.args, self.config.schedule, self.total, self.scaled))
+            routers = learned_share(self.model_config) if "causal" in self.objective.heads else None
+            lines.append(effects(summary, self.args, self.config.schedule, self.total, self.scaled, routers))
             if summary.steps and self.args.max_steps <= 0:
                 steps = round(summary.steps * self.args.num_train_epochs)
                 lines.append(f"training {self.args.num_train_epochs:g} epochs, about {steps:,} steps")

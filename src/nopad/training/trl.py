@@ -173,11 +173,22 @@ class PackedSFTTrainer(_Packed, _SFT):
                 "PackedTrainer with the objective OfTokens(causal=True, smoothing=...)"
             )
         if self._loss_is_theirs and getattr(self, "aux_loss_enabled", False):
-            share = getattr(self, "router_aux_loss_coef", 1.0)
+            self._say_of_routers(smoothed > 0)
+
+    def _say_of_routers(self, smoothed: bool) -> None:
+        if smoothed:
             logger.warning(
-                f"training adds {share} times the loss of the routers, a mean over each micro-batch; eval_loss leaves "
-                "it out, since it depends on which sequences share a batch"
+                "with label_smoothing_factor, TRL leaves out the loss that balances experts (router_aux_loss_coef), "
+                "in training too; without TRL, PackedTrainer with the objective OfTokens(causal=True, smoothing=...) "
+                "learns both"
             )
+            return
+        share = getattr(self, "router_aux_loss_coef", 1.0)
+        logger.warning(
+            f"training adds {share} times the loss that balances experts: of each micro-batch by itself, averaged over "
+            "the micro-batches of a step and over ranks; eval_loss leaves it out, since it depends on which sequences "
+            "share a batch"
+        )
 
 
 class PackedRewardTrainer(_Packed, _Reward):

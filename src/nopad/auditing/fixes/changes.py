@@ -30,6 +30,7 @@ __all__ = [
     "groups_for",
     "nopads_own",
     "sets_of",
+    "trying",
     "without_first_labels",
 ]
 
@@ -232,6 +233,15 @@ def sets_of(groups: Sequence[Sequence[Change]], most: int = MOST) -> Iterator[tu
     for size in range(1, min(most, len(groups)) + 1):
         for chosen in combinations(groups, size):
             yield from product(*chosen)
+
+
+def trying(number: int, most: int) -> str:
+    """Return what a monitor is told before a set of changes is tried.
+
+    >>> trying(3, 9)
+    'trying 3 of at most 9'
+    """
+    return f"trying {number} of at most {most}"
 
 
 def _positions(layout: Layout) -> str:

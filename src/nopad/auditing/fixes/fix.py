@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +44,8 @@ class Fix:
         changes: the fewest changes with which the audit passes; empty if it passes as it is, or if none were found.
         verdict: the verdict of the audit with these changes; without them, if there are none.
         tried: number of sets of changes that were tried.
+        nearest: if none were found in a step, the changes that remove most of what is wrong; empty: none removes any.
+        nearly: what these remove, and what remains, as text.
 
     >>> import nopad.auditing
     >>> from transformers import DataCollatorWithFlattening, LlamaConfig, LlamaForCausalLM
@@ -57,6 +59,8 @@ class Fix:
     changes: Sequence[Change]
     verdict: Verdict | StepVerdict
     tried: int
+    nearest: Sequence[Change] = ()
+    nearly: str = ""
 
     @property
     def found(self) -> bool:
@@ -70,8 +74,12 @@ class Fix:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the changes and whether the audit passes with them, as plain dicts and lists."""
-        changes = [{"name": c.name, "why": c.why, "code": c.code, "where": c.where} for c in self.changes]
-        return {"found": self.found, "tried": self.tried, "changes": changes}
+        changes, nearest = (
+            [{"name": c.name, "why": c.why, "code": c.code, "where": c.where} for c in some]
+            for some in (self.changes, self.nearest)
+        )
+        found = {"found": self.found, "tried": self.tried, "changes": changes}
+        return found | ({"nearest": nearest, "nearly": self.nearly} if nearest else {})
 
     def to_json(self) -> str:
         """Return the result of `to_dict` as JSON."""
@@ -79,14 +87,18 @@ class Fix:
 
     def __str__(self) -> str:
         if not self.found:
-            return f"fix: none of {counted(self.tried, 'set')} of changes makes the audit pass"
+            said = f"fix: none of {counted(self.tried, 'set')} of changes makes the audit pass"
+            return "\n".join([said, *([f"  {self.nearly}"] if self.nearly else []), *_written(self.nearest)])
         if not self.changes:
             return "fix: none is needed, the audit passes"
         lines = [f"fix: with {counted(len(self.changes), 'change')} the audit passes ({self.tried} tried)"]
-        for change in self.changes:
-            lines.append(f"  {change.name}, {PLACES[change.where]}: {change.why}")
-            lines += [f"    {line}" for line in change.code.splitlines()]
-        return "\n".join(lines)
+        return "\n".join([*lines, *_written(self.changes)])
+
+
+def _written(changes: Sequence[Change]) -> Iterator[str]:
+    for change in changes:
+        yield f"  {change.name}, {PLACES[change.where]}: {change.why}"
+        yield from (f"    {line}" for line in change.code.splitlines())
 
 
 PLACES = {

@@ -17,7 +17,17 @@ import torch
 from nopad.auditing.alone import Alone
 from nopad.auditing.comparison import same_outputs
 from nopad.auditing.failure import ModelFailedError, inside_model
-from nopad.auditing.fixes.changes import OURS, PADDED, Changed, Layout, changed_model, groups_for, nopads_own, sets_of
+from nopad.auditing.fixes.changes import (
+    OURS,
+    PADDED,
+    Changed,
+    Layout,
+    changed_model,
+    groups_for,
+    nopads_own,
+    sets_of,
+    trying,
+)
 from nopad.auditing.fixes.fix import Change, Fix
 from nopad.auditing.limits import apart
 from nopad.auditing.run import audit
@@ -29,6 +39,7 @@ from nopad.auditing.trial import Collator, Trial
 from nopad.auditing.verdict import Verdict
 from nopad.errors import BatchError, NopadError, OptionError
 from nopad.model.safety import bare, is_packed
+from nopad.store.monitor import Monitor, Silent
 
 __all__ = ["find_fix", "is_causal"]
 
@@ -43,6 +54,7 @@ def find_fix(
     layers: int | None = None,
     gradients: bool = True,
     seed: int = 0,
+    monitor: Monitor | None = None,
 ) -> Fix:
     """Find the fewest changes of a foreign collator or model with which `nopad.audit` passes.
 
@@ -58,6 +70,7 @@ def find_fix(
         layers: as in `nopad.audit`.
         gradients: as in `nopad.audit`.
         seed: as in `nopad.audit`.
+        monitor: is told which set of changes is tried (`nopad.store.monitor`); None: nobody is.
 
     Returns:
         A `nopad.auditing.Fix`. Without changes: the audit passes as it is, if `Fix.found`, or nothing helps.
@@ -84,17 +97,20 @@ def find_fix(
     if before.isolated:
         return Fix(changes=(), verdict=before, tried=0)
     model = model if layers is None else shortened(model, layers)
-    tried = 0
+    tried, monitor = 0, monitor or Silent()
     with ExitStack() as stack, torch.random.fork_rng(devices=[]):
         quick = _Quick(model, collator, seed, stack)
-        for changes in quick.sets():
+        sets = list(quick.sets())
+        for changes in sets:
             tried += 1
+            monitor.stage(trying(tried, len(sets) + 2), None, "")
             if quick.passes(changes):
                 verdict = _audited(model, collator, changes, asked)
                 if verdict is not None and verdict.isolated:
                     return Fix(changes=changes, verdict=verdict, tried=tried)
     for last in (nopads_own(shifts_labels(model)), PADDED):
         tried += 1
+        monitor.stage(trying(tried, len(sets) + 2), None, "")
         verdict = _audited(model, collator, (last,), asked)
         if verdict is not None and verdict.isolated:
             return Fix(changes=(last,), verdict=verdict, tried=tried)

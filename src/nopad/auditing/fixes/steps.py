@@ -1,6 +1,6 @@
 """`find_step_fix`: try changes of a training step's collator, model and loss, and name the fewest that mend it.
 
-Cost: one audit of the step for each set of changes that is tried. What the audit found decides which are.
+Cost: one audit of the step for each set of changes that is tried. What an audit finds decides what is tried next.
 """
 
 from __future__ import annotations
@@ -22,25 +22,21 @@ from nopad.auditing.fixes.changes import (
     changed_model,
     groups_for,
     nopads_own,
-    sets_of,
     without_first_labels,
 )
 from nopad.auditing.fixes.fix import Change, Fix
+from nopad.auditing.fixes.search import Search
 from nopad.auditing.probes import find
 from nopad.auditing.steps import StepVerdict, audit_step
 from nopad.auditing.steps.examples import examples_of, shifts_labels
 from nopad.auditing.steps.loop import Collate, Loss
 from nopad.auditing.steps.quiet import inner
 from nopad.batch import PackedBatch
-from nopad.errors import NopadError
+from nopad.errors import FOREIGN
 from nopad.model.safety import bare, is_packed, packed
+from nopad.store.monitor import Monitor, Silent
 
 __all__ = ["find_step_fix"]
-
-SEEN = ("contamination", "head fed with rows", "raised", "unknown")
-COUNTED = ("mean of means", "wrong denominator", "wrong scale", "per sequence", "first token counted")
-ACROSS = ("label across a border", "first token counted")
-MOST = 2  # changes at a time
 
 
 def find_step_fix(
@@ -50,13 +46,15 @@ def find_step_fix(
     loss: Loss | None = None,
     *,
     trainer: Any = None,
+    monitor: Monitor | None = None,
     **options: Any,
 ) -> Fix:
     """Find the fewest changes of collator, model and loss with which `nopad.audit_step` passes.
 
     As in `find_fix`, each change is a line of code, the lines are run on copies, and only changes with which the step
-    passes are named. For a step there are two more: labels of first tokens, and the loss with one denominator. Two at a
-    time are tried. Of a trainer, only the collator is changed; it is left as it was.
+    passes are named. For a step there are two more: labels of first tokens, and the loss with one denominator. A change
+    that removes a finding is kept, and the search goes on from there by what is found next, up to four changes; else
+    each change and each pair is tried. Of a trainer, only the collator is changed; it is left as it was.
 
     Args:
         model: as in `nopad.audit_step`.
@@ -64,10 +62,12 @@ def find_step_fix(
         collate: as in `nopad.audit_step`.
         loss: as in `nopad.audit_step`.
         trainer: as in `nopad.audit_step`.
+        monitor: is told which set of changes is tried (`nopad.store.monitor`); None: nobody is.
         options: further arguments of `nopad.audit_step`: ranks, accumulation, per, alone, causal, seed.
 
     Returns:
-        A `nopad.auditing.Fix`. Without changes: the step passes as it is, if `Fix.found`, or nothing helps.
+        A `nopad.auditing.Fix`. Without changes: the step passes as it is, if `Fix.found`, or nothing helps; then
+        `Fix.nearest` has the changes that remove something of what is wrong.
 
     Raises:
         OptionError, BatchError, LengthError: as `nopad.audit_step`.
@@ -88,16 +88,7 @@ def find_step_fix(
     before = step.audited(())
     if before.passed:
         return Fix(changes=(), verdict=before, tried=0)
-    tried = 0
-    for changes in step.sets(before):
-        tried += 1
-        try:
-            verdict = step.audited(changes)
-        except (NopadError, ValueError, ImportError, AttributeError):  # these changes do not go with this step
-            continue
-        if verdict.passed:
-            return Fix(changes=changes, verdict=verdict, tried=tried)
-    return Fix(changes=(), verdict=before, tried=tried)
+    return Search(step.audited, before, step.groups(), step.last(), monitor or Silent()).fix()
 
 
 class _Step:
@@ -130,29 +121,33 @@ class _Step:
             model, self.sequences, Changed(collate, changes, model) if inside else self.collate, loss, **self.options
         )
 
-    def sets(self, before: StepVerdict) -> Iterator[tuple[Change, ...]]:
-        """Yield the sets of changes to try, the smallest first; `before` is the verdict without any."""
-        kinds = {finding.kind for finding in before.findings}
-        sample = self._sample()
-        model = inner(self.trainer.model) if self.trainer is not None else self.model
+    def groups(self) -> list[list[Change]]:
+        """Return the changes that may help, in groups of which one at a time is tried, in the order they are run."""
+        sample, model = self._sample(), self._model()
         groups: list[list[Change]] = []
         if sample is not None:
             batch, layout = sample
-            if kinds & set(SEEN) and not is_packed(model):
+            if not is_packed(model):
                 groups += groups_for(model, batch, layout, shifts_labels(model))
-            if kinds & {*ACROSS, *SEEN} and isinstance(batch.get("labels"), torch.Tensor) and shifts_labels(model):
+            if isinstance(batch.get("labels"), torch.Tensor) and shifts_labels(model):
                 groups.append([without_first_labels(layout)])
-        losses: list[Change] = []
-        if self.trainer is None and kinds & {*COUNTED, *SEEN}:
-            losses = [LOSS] * (self.loss is not None) + [SUMMED] * (not shifts_labels(model))
-            groups = [losses, *groups] if losses else groups
         if self.trainer is not None:
-            groups = [kept for group in groups if (kept := [change for change in group if change.where == "collator"])]
-        yield from sets_of(groups, MOST)
-        if self.trainer is None:
-            ours = nopads_own(shifts_labels(model), is_packed(model))
-            yield (ours,)
-            yield from ((ours, loss) for loss in losses)
+            return [kept for group in groups if (kept := [change for change in group if change.where == "collator"])]
+        losses = self._losses()
+        return [losses, *groups] if losses else groups
+
+    def last(self) -> list[tuple[Change, ...]]:
+        """Return the sets of changes that are tried last, nopad's own batches; of a trainer there are none."""
+        if self.trainer is not None:
+            return []
+        ours = nopads_own(shifts_labels(self.model), is_packed(self.model))
+        return [(ours,), *((ours, loss) for loss in self._losses())]
+
+    def _model(self) -> Any:
+        return inner(self.trainer.model) if self.trainer is not None else self.model
+
+    def _losses(self) -> list[Change]:
+        return [LOSS] * (self.loss is not None) + [SUMMED] * (not shifts_labels(self.model))
 
     def _sample(self) -> tuple[Mapping[str, Any], Layout] | None:
         """Return a batch of a few sequences and its layout; None: it cannot be had, or nopad made it."""
@@ -170,7 +165,7 @@ class _Step:
             if isinstance(batch, PackedBatch) or not isinstance(batch, Mapping):
                 return None
             return batch, Layout.of(batch, find(batch, [one.ids.tolist() for one in examples_of(features)]))
-        except Exception:  # a foreign collator may raise anything
+        except FOREIGN:  # a foreign collator may raise anything
             return None
 
     @contextmanager

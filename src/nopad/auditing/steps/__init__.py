@@ -4,7 +4,7 @@ Kinds of findings:
 
 * what the collator did: "sequence dropped", "sequence truncated", "tokens added", "labels dropped", "labels added",
   "labels changed";
-* what the model did: "contamination", "head fed with rows";
+* what the model did: "contamination", "different from alone", "head fed with rows";
 * the mistake that explains the loss: "mean of means", "first token counted", "label across a border", "per sequence",
   "per token", "wrong denominator", "wrong scale";
 * others: "not finite", "random", "own dtype", "raised", "unknown".

@@ -77,7 +77,7 @@ def diagnosed(case: Case) -> list[Finding]:
             traced = _traced(case, single)
             named = [*traced, *(named if not traced else [])]
     found += named
-    if case.drawn and not any(one.kind not in ("unknown", "contamination") for one in found):
+    if case.drawn and not any(one.kind not in ("unknown", "contamination", "different from alone") for one in found):
         found.append(
             Finding("random", f"the step draws random numbers besides dropout: {', '.join(case.drawn)}; turn them off")
         )

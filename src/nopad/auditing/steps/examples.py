@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from nopad.auditing.steps.quiet import inner
+from nopad.batch.images import GRIDS, PIXELS, one_row
 from nopad.errors import BatchError, LengthError
 
-__all__ = ["IGNORED", "Example", "examples_of", "shifts_labels"]
+__all__ = ["IGNORED", "Example", "examples_of", "merged", "shifts_labels"]
 
 IGNORED = -100
 LABELS = ("label", "label_ids")
@@ -26,7 +27,8 @@ class Example:
 
     Attributes:
         columns: the sequence's columns in the dataset, as tensors without a batch dimension and without padding:
-            ``input_ids`` ``[length]``, other columns per token ``[length]``, and columns per sequence.
+            ``input_ids`` ``[length]``, other columns per token ``[length]``, columns per sequence, and its images
+            (``pixel_values``, ``image_grid_thw``), whose first dimension stays.
         per_token: names of the columns per token.
     """
 
@@ -73,9 +75,9 @@ class Example:
     def inputs(self, model: Any) -> dict[str, Tensor | bool]:
         """Return the arguments for running this sequence alone: the columns that the model's forward method takes.
 
-        Each column gets a batch dimension: ``[1, length]`` per token, else ``[1, ...]``. The columns are on the device
-        of the model's first parameter, and floats have its dtype. ``use_cache`` is False if model and configuration
-        have it.
+        Each column gets a batch dimension: ``[1, length]`` per token, else ``[1, ...]``; images have one of their own.
+        The columns are on the device of the model's first parameter, and floats have its dtype. ``use_cache`` is False
+        if model and configuration have it.
         """
         forward = inspect.signature(type(_named(model)).forward).parameters
         takes = set(forward)
@@ -84,7 +86,8 @@ class Example:
         for name, value in self.columns.items():
             if name in takes:
                 value = value.to(parameter.dtype) if value.is_floating_point() else value
-                found[name] = value[None].to(parameter.device)
+                own = name in (PIXELS, GRIDS) and value.dim() != 3  # one image [C, height, width] gets it too
+                found[name] = (value if own else value[None]).to(parameter.device)
         if "use_cache" in takes and getattr(getattr(_named(model), "config", None), "use_cache", None) is not None:
             found["use_cache"] = False
         return found
@@ -123,6 +126,28 @@ def examples_of(features: Sequence[Mapping[str, Any]]) -> list[Example]:
     return found
 
 
+def merged(model: Any, examples: Sequence[Example], ends: frozenset[int] = frozenset()) -> list[str]:
+    """Return a note if examples hold a token that ends a text before their own end: several texts, laid end to end.
+
+    Such texts see each other, and an audit that takes each example as one sequence cannot show it. `ends` are ids that
+    end a text, besides those of the model's configuration. Ends at the very beginning do not count: some models begin
+    texts by the same id.
+    """
+    told = getattr(getattr(_named(model), "config", None), "eos_token_id", None)
+    found = ends.union(told if isinstance(told, list) else [] if told is None else [told])
+    inside = 0
+    for example in examples:
+        other = [at for at, token in enumerate(example.ids.tolist()) if token not in found]
+        inside += bool(other) and len(other) < other[-1] - other[0] + 1
+    if not inside:
+        return []
+    return [
+        f"{inside} of {len(examples)} sequences hold an end of text before their own end: where these are several "
+        'texts laid end to end (TRL\'s packing_strategy "wrapped", group_texts of run_clm.py), they see each other, '
+        "which no audit of such rows can show"
+    ]
+
+
 def shifts_labels(model: Any) -> bool:
     """Return whether the model's own loss predicts next tokens, by the rule of transformers' Trainer."""
     from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
@@ -152,7 +177,7 @@ def _tensors(number: int, feature: Any) -> dict[str, Tensor]:
         said = f"a dict with {', '.join(map(str, feature))}" if isinstance(feature, Mapping) else type(feature).__name__
         raise BatchError(f"sequence {number} is {said}; expected a dict with input_ids, as a dataset holds it")
     found = {}
-    for name, value in feature.items():
+    for name, value in one_row(feature).items():
         try:
             made = torch.as_tensor(value)
         except (TypeError, ValueError, RuntimeError):

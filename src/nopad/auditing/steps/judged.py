@@ -16,7 +16,7 @@ from nopad.auditing.failure import ModelFailedError
 from nopad.auditing.limits import EXACT, LIMITS, PARTLY_SINGLE, named
 from nopad.auditing.steps.compare import by_module, largest_difference
 from nopad.auditing.steps.diagnose import Case, diagnosed
-from nopad.auditing.steps.examples import Example
+from nopad.auditing.steps.examples import Example, merged
 from nopad.auditing.steps.found import Micro, looked_up
 from nopad.auditing.steps.loop import Runner, whole_step
 from nopad.auditing.steps.quiet import Exact, copied, inner, let_go, parameters_of, untouched
@@ -45,6 +45,7 @@ class Plan:
         per, causal, seed: as in `nopad.auditing.audit_step`.
         how: what is audited, as text.
         notes: remarks for the user.
+        ends: ids that end a text, besides those of the model's configuration.
         wide: whether casts to narrower floats give float64 in the passes in float64.
         checks: the measurements so far.
     """
@@ -60,6 +61,7 @@ class Plan:
     seed: int
     how: str
     notes: list[str]
+    ends: frozenset[int] = frozenset()
     wide: bool = True
     checks: list[Check] = field(default_factory=list)
 
@@ -271,6 +273,8 @@ def _wanted(micro: Micro, causal: bool) -> Iterator[Example]:
 
 def _notes(plan: Plan, truth: Truth) -> None:
     """Add notes on errors that a step that passed could not have shown, and on oddities that do no harm."""
+    if plan.causal:
+        plan.notes += merged(plan.model, [one for micro in plan.micros for one in micro.examples], plan.ends)
     suspects = [finding for micro in plan.micros for finding in micro.suspects]
     plan.notes += [finding.text for finding in suspects if finding.kind == "tokens added"]
     if all(len(micro.examples) < 2 for micro in plan.micros):

@@ -170,6 +170,8 @@ def _of_trainer(trainer: Any, causal: bool | None, how: _How) -> StepVerdict:
             step = Plan(
                 model, micros, taker, how.alone, how.ranks, accumulation, how.per, causal, how.seed, said, notes
             )
+            end = getattr(getattr(trainer, "processing_class", None), "eos_token_id", None)
+            step.ends = frozenset() if end is None else frozenset([end])
             return judged(step)
     except ModelFailedError as error:
         said = f"{type(trainer).__name__}, {_times(how.ranks, accumulation)}"

@@ -1,4 +1,7 @@
-"""Find the first module whose output for a sequence differs between the step and the sequence alone."""
+"""Find the first module whose output for a sequence differs between the step and the sequence alone, and why.
+
+Whether a sequence sees another is found by giving it other tokens: the others' outputs must stay as they are.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,19 @@ import torch
 from torch import Tensor, nn
 
 from nopad.auditing.failure import ModelFailedError
+from nopad.auditing.inputs import UNSEEN, input_of
 from nopad.auditing.limits import apart, largest_finite
 from nopad.auditing.recording import on_outputs, states_of
 from nopad.auditing.steps.found import Micro
 from nopad.auditing.steps.verdict import Finding
+from nopad.errors import NopadError
 
 __all__ = ["first_differences"]
 
 RESULTS = "the model's results"
+MOST = 8  # sequences that get other tokens, one at a time
+SEEING = "contamination"
+UNSEEING = "different from alone"
 
 
 def first_differences(
@@ -25,7 +33,8 @@ def first_differences(
 ) -> list[tuple[str, Finding]]:
     """Return (name of the first module that differs, finding) for each kind of difference.
 
-    A kind of difference is "contamination" or "head fed with rows". `run` runs the micro-batch through `model`; `alone`
+    A kind of difference is "contamination", "different from alone" (no sequence sees another, and yet inputs are not
+    those alone, such as positions) or "head fed with rows". `run` runs the micro-batch through `model`; `alone`
     is a copy of the same model, which runs the sequences alone. The list is empty if no output differs by more than
     `limit` (relative to its largest value), if the batch has no input_ids, or if one of the two models fails.
     """
@@ -49,7 +58,60 @@ def first_differences(
         differs = _differs(micro, name, value, single, limit)
         if differs is not None:
             found.setdefault(differs.kind, (name, differs))
+    if SEEING not in found:
+        return list(found.values())
+    name, said = found[SEEING]
+    reached = _seen(micro, run, model, together, limit)
+    kind = UNSEEING if reached is False else SEEING
+    found[SEEING] = name, Finding(kind, f"{said.text}: {_why(name, reached, _padded(micro))}")
     return list(found.values())
+
+
+def _seen(micro: Micro, run: Callable[[], Any], model: Any, before: Mapping[str, Tensor], limit: float) -> bool | None:
+    """Return whether some sequence of the micro-batch sees another: moves its outputs when it gets other tokens.
+
+    `before` has the modules' outputs as the batch is. None: unknown, since the micro-batch holds one sequence only, or
+    does not run with other tokens.
+    """
+    ids = micro.batch["input_ids"]
+    there = [at for at in micro.places if at is not None]
+    tokens = ids.unique()
+    compared = {name: value for name, value in before.items() if tuple(value.shape[:2]) == micro.shape}
+    if len(there) < 2 or len(tokens) < 2 or not compared or not ids.is_contiguous():
+        return None
+    kept = ids.clone()
+    try:
+        for at in there[:MOST]:
+            places = torch.from_numpy(at).to(ids.device)
+            next_one = (torch.searchsorted(tokens, kept.reshape(-1)[places]) + 1) % len(tokens)
+            ids.copy_(kept.reshape(-1).scatter(0, places, tokens[next_one]).reshape(kept.shape))
+            after: dict[str, Tensor] = {}
+            with _traced(model, after):
+                run()
+            others = torch.cat([torch.from_numpy(one) for one in there if one is not at]).to(ids.device)
+            if any(_moved(value, after.get(name), others, limit) for name, value in compared.items()):
+                return True
+            if not any(_moved(value, after.get(name), places, limit) for name, value in compared.items()):
+                return None  # the step does not read these ids
+            ids.copy_(kept)
+    except (ModelFailedError, NopadError, RuntimeError, ValueError, TypeError, KeyError, IndexError):
+        return None
+    finally:
+        ids.copy_(kept)
+    return False
+
+
+def _moved(before: Tensor, after: Tensor | None, places: Tensor, limit: float) -> bool:
+    """Return whether an output moved at these places of the concatenated rows."""
+    if after is None or after.shape != before.shape:
+        return False
+    first, second = (value.reshape(-1, *value.shape[2:])[places.to(value.device)] for value in (before, after))
+    return apart(first, second) > limit * max(largest_finite(before), 1e-30)
+
+
+def _padded(micro: Micro) -> bool:
+    """Return whether the batch has slots that hold no sequence."""
+    return sum(len(at) for at in micro.places if at is not None) < int(micro.batch["input_ids"].numel())
 
 
 def _differs(micro: Micro, name: str, value: Tensor, single: list[dict[str, Tensor]], limit: float) -> Finding | None:
@@ -85,16 +147,23 @@ def _differs(micro: Micro, name: str, value: Tensor, single: list[dict[str, Tens
         if difference > limit:
             text = (
                 f"sequence {micro.first + number} gets another result in {micro.where} than alone, first at {name}, "
-                f"where it differs by {difference:.1e}: {_why(name)}"
+                f"where it differs by {difference:.1e}"
             )
-            return Finding("contamination", text)
+            return Finding(SEEING, text)
     return None
 
 
-def _why(name: str) -> str:
-    if "embedding" in name or "embed_tokens" in name:
-        return "it has other positions, token types or ids there"
-    return "it sees another sequence or padding, or has other positions there"
+def _why(name: str, seen: bool | None, padded: bool) -> str:
+    """Return why a sequence gets another result at the module `name`; `seen`: whether some sequence sees another."""
+    others = input_of(name) or ("positions, token types or ids" if "embedding" in name else "")
+    tail = {True: "; further on, a sequence sees another", False: f"; {UNSEEN}", None: ""}[seen]
+    if others:
+        return f"it has other {others} there{tail}"
+    if seen:
+        return "it sees another sequence"
+    if seen is None:
+        return "it sees another sequence or padding, or has other positions there"
+    return f"it {'sees padding, or ' * padded}has other positions, or another mask, there{tail}"
 
 
 @contextmanager

@@ -22,6 +22,8 @@ from nopad.auditing.steps.examples import Example, examples_of
 from nopad.auditing.steps.found import Micro, told
 from nopad.auditing.steps.loop import moved
 from nopad.auditing.steps.ranks import World
+from nopad.batch import PackedBatch
+from nopad.batch.images import GRIDS, PIXELS, images_of
 from nopad.errors import NopadError, OptionError
 
 __all__ = ["opened"]
@@ -198,10 +200,23 @@ def _micros(batches: Sequence[Any], given: Sequence[Any], accumulation: int) -> 
 
 
 def _told(batch: Mapping[str, Any]) -> list[Example]:
-    """Return the sequences of a batch, found by its own layout (`told`)."""
+    """Return the sequences of a batch, found by its own layout (`told`).
+
+    Raises:
+        OptionError: the batch has images, and is no `PackedBatch`, which knows whose they are.
+    """
     shape = tuple(batch["input_ids"].shape)
     parts = told(batch)
-    tensors = {name: batch[name] for name in batch if name not in LAYOUT and isinstance(batch[name], Tensor)}
+    images: list[dict[str, Tensor]] = [{} for _ in parts]
+    if isinstance(batch, PackedBatch):
+        images = images_of(batch)
+    elif isinstance(batch.get(PIXELS), Tensor):
+        raise OptionError(
+            f"the trainer's batches have {PIXELS}, and do not say which sequences they are of; give the trainer a "
+            "dataset of dicts, one for each sequence, and a collator that makes batches of them"
+        )
+    apart = (*LAYOUT, PIXELS, GRIDS)
+    tensors = {name: batch[name] for name in batch if name not in apart and isinstance(batch[name], Tensor)}
     per_token = {name: value for name, value in tensors.items() if tuple(value.shape[:2]) == shape}
     single = {
         name: value
@@ -212,7 +227,7 @@ def _told(batch: Mapping[str, Any]) -> list[Example]:
     for number, part in enumerate(parts):
         at = torch.from_numpy(part)
         columns = {name: value.cpu().reshape(-1, *value.shape[2:])[at] for name, value in per_token.items()}
-        columns |= {name: value[number].cpu() for name, value in single.items()}
+        columns |= {name: value[number].cpu() for name, value in single.items()} | images[number]
         examples.append(Example(columns, frozenset(per_token)))
     return examples
 
@@ -238,6 +253,11 @@ def _remarks(trainer: Any) -> list[str]:
     if getattr(trainer, "aux_loss_enabled", False):
         trainer.aux_loss_enabled = False  # an attribute of TRL's trainers; `opened` restores it
         notes.append("the loss that balances experts is left out: it is of a whole batch, whatever shares it")
+    if getattr(trainer.args, "packing", False) and getattr(trainer.args, "packing_strategy", "") == "wrapped":
+        notes.append(
+            'packing_strategy "wrapped" lays texts end to end and cuts them into rows: each row is audited as one '
+            "sequence, and texts within it see each other"
+        )
     if trainer.args.bf16 or trainer.args.fp16:
         notes.append("mixed precision is not audited: the step ran in float64 and in the model's own dtype")
     return notes

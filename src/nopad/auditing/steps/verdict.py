@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from nopad.auditing.junit import junit
+from nopad.auditing.junit import Failure, junit
 from nopad.auditing.verdict import Check
 
 __all__ = ["Finding", "MicroBatch", "ModuleGradients", "StepVerdict"]
@@ -144,7 +144,8 @@ class StepVerdict:
 
     def to_junit(self) -> str:
         """Return the verdict as JUnit XML, one test case per check, and one per finding, for CI systems."""
-        findings = [(finding.kind, finding.text) for finding in self.findings]
+        raised = self.error or "Exception"
+        findings = [Failure(one.kind, one.text, raised if one.kind == "raised" else "") for one in self.findings]
         return junit(f"a step of {self.model}, {self.how}", self.checks, str(self), findings)
 
     @property

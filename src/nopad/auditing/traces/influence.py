@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nopad.errors import OptionError
-from nopad.files import local_path, write_atomic
+from nopad.files import local_path, write_text
 
 __all__ = ["Trace"]
 
@@ -148,7 +148,7 @@ class Trace:
             raise OptionError(f"{target}: a trace is saved as one of {', '.join(makers)}")
         if not target.parent.is_dir():
             raise OptionError(f"{target}: there is no folder {target.parent}; make it, or choose another path")
-        write_atomic(target, makers[target.suffix]().encode())
+        write_text(target, makers[target.suffix]())
 
     def to_dict(self) -> dict[str, Any]:
         """Return the trace as plain dicts and lists; a change that is infinite or NaN becomes None."""

@@ -1,7 +1,8 @@
 """`trace`: run a batch as it is and with one token replaced, and compare what every module gives.
 
-Cost: two runs for each token that is tried, in float64, on six short sequences. Up to three tokens of a sequence are
-tried where none is named: first, middle and last.
+Cost: two runs for each token that is tried, in float64, on six short sequences. Where no token is named, each sequence
+is replaced as a whole first, which shows every leak there is: six runs. Up to three tokens of a sequence are then
+tried: first, middle and last; all of them, only if the sequence leaks and these three do not show it.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from nopad.auditing.tokens import Tokens
 from nopad.auditing.traces.columns import Columns, moved_by, recorded
 from nopad.auditing.traces.influence import Trace
 from nopad.auditing.trial import Collator, Trial, kinds_of
-from nopad.errors import OptionError
+from nopad.batch import PackedBatch
+from nopad.errors import BatchError, OptionError
 from nopad.model.safety import bare
 
 __all__ = ["trace"]
@@ -58,9 +60,10 @@ def trace(
         collator: any function from features (dicts with ``input_ids``) to the arguments of a forward call; the model is
             then run unchanged, with batches of this collator.
         poisoned: the tokens to replace, one after the other, as pairs (sequence, token), both from 0. "each": one token
-            of every sequence. None: one token of one sequence. Where the token is left open, it is the first, middle
-            or last one (for a collator, between the first and the last): whichever changes other sequences most, or
-            the middle one if none does.
+            of every sequence. None: one token of one sequence. What is left open is chosen so that a leak shows: a
+            sequence that changes others, if there is one; of its tokens, the first, middle or last one, whichever
+            changes others most, or another one if only that does. If nothing leaks, it is the middle one. First and
+            last tokens are left alone if the collator lays the batch out by them, as one does that looks for eos.
         capacity: length of the longest sequence, and most tokens of a row.
         backend: attention backend with which the copies are made pack-safe, as in `nopad.packed`.
         layers: trace a copy with only the first `layers` layers; None: all layers.
@@ -146,7 +149,8 @@ class _Traced:
             self.kinds = kinds_of([self.trial.alone(number) for number in range(len(self.trial.sequences))], self.trial)
         self.layers = _layers(bare(self.trial.model))
         self.form = FORM if FORM in self.trial.forms else self.trial.forms[-1]
-        self.clean = self._run(self._poisoned(None, None), self.trial.sequences)
+        self.batch, self.places = self.trial.batch(self.form, self.trial.sequences)
+        self.clean = self._run(self.trial.sequences)
 
     def trace(self, asked: Any) -> Trace:
         """Trace the tokens that are asked for, as in the argument `poisoned` of `trace`."""
@@ -182,11 +186,12 @@ class _Traced:
         """
         lengths = [len(sequence) for sequence in self.trial.sequences]
         if asked is None or asked == "each":
-            numbers = range(len(lengths)) if asked == "each" else [self._poisoned(None, None).victim]
-            # A collator may find sequences by the tokens at their borders
-            spare = 1 if self.trial.collator is not None else 0
-            inside = {n: range(spare, size - spare) if size > 3 else range(size) for n, size in enumerate(lengths)}
-            return [(n, sorted({inside[n][len(inside[n]) // 2], inside[n][0], inside[n][-1]})) for n in numbers]
+            found = {number: self._open(number) for number in range(len(lengths))}
+            if asked == "each":
+                return [(number, tokens) for number, (tokens, _) in found.items() if tokens]
+            usual = self._poisoned(None).victim
+            worst = max([usual, *found], key=lambda number: found[number][1] > 0)  # the first of equal ones
+            return [(worst, found[worst][0])]
         pairs = list(asked) if isinstance(asked, Sequence) and not isinstance(asked, str) else []
         if not pairs or not all(isinstance(one, Sequence) and len(one) == 2 for one in pairs):
             raise OptionError(f'poisoned is {asked!r}; give "each", or pairs of a sequence and its token, as [(2, 0)]')
@@ -199,24 +204,62 @@ class _Traced:
                 )
         return [(sequence, [token]) for sequence, token in pairs]
 
+    def _open(self, number: int) -> tuple[list[int], float]:
+        """Return which tokens of a sequence may be poisoned, and how far all of them together move other sequences.
+
+        Of a sequence of up to 3 tokens that a collator lays out by its first and last token, there may be none.
+        """
+        every = list(range(len(self.trial.sequences[number])))
+        within = every[1:-1] if len(every) > 3 else []
+        kinds = (every, every[:-1], within)
+        tokens = next((one for one in kinds if one and self._laid_alike(self._poisoned(number, one))), within)
+        return tokens, self._moved(number, tokens)[1] if tokens else 0.0
+
+    def _laid_alike(self, poisoned: Poisoned) -> bool:
+        """Return whether a collator lays the poisoned batch out as the clean one: all but the tokens is the same."""
+        if self.trial.collator is None:
+            return True
+        try:
+            batch, places = self.trial.batch(self.form, poisoned.others)
+        except BatchError:
+            return False
+        alike = places.shape == self.places.shape and all(map(np.array_equal, places.of, self.places.of))
+        if not alike or isinstance(batch, PackedBatch):
+            return alike
+        beside = [(value, self.batch.get(name)) for name, value in batch.items() if name != "input_ids"]
+        return batch.keys() == self.batch.keys() and all(_equal(mine, other) for mine, other in beside)
+
     def _worst(self, sequence: int, tokens: list[int]) -> tuple[int, Floats, float]:
-        """Poison each of these tokens; return the one that moves other sequences most, what it moves, and the limit."""
-        middle = tokens[len(tokens) // 2]
-        found = []
-        for token in sorted(tokens, key=lambda one: one != middle):
-            poisoned = self._poisoned(sequence, token)
-            influence = self._influence(self._run(poisoned, poisoned.others))
-            other = self.clean.columns.sequences != sequence
-            worst = float(np.nan_to_num(influence[:, other], nan=0.0, posinf=np.inf).max(initial=0.0))
-            limit, _ = poisoned.allowed(worst, self.dtype, poisoned.others)
-            found.append((worst if worst > limit else 0.0, token, influence, limit))
-        _, token, influence, limit = max(found, key=lambda one: one[0])  # the first of equal ones
+        """Poison each of these tokens; return the one that moves other sequences most, what it moves, and the limit.
+
+        The first, middle and last are tried (for a collator, between those at the borders of the sequence), and the
+        others if only these show a leak.
+        """
+        size = len(self.trial.sequences[sequence])
+        spare = self.trial.collator is not None and size > 3
+        inside = [token for token in tokens if not spare or 0 < token < size - 1] or tokens
+        middle = inside[len(inside) // 2]
+        few = sorted({inside[0], middle, inside[-1]}, key=lambda one: one != middle)
+        found = [(token, *self._moved(sequence, [token])) for token in few]
+        left = [token for token in tokens if token not in few]
+        if left and not any(moved for _, _, moved, _ in found) and self._moved(sequence, tokens)[1]:
+            found += [(token, *self._moved(sequence, [token])) for token in left]
+        token, influence, _, limit = max(found, key=lambda one: one[2])  # the first of equal ones
         return token, influence, limit
 
-    def _poisoned(self, sequence: int | None, token: int | None) -> Poisoned:
-        return Poisoned(self.trial, self.kinds, sequence, token, self.form)
+    def _moved(self, sequence: int, tokens: list[int]) -> tuple[Floats, float, float]:
+        """Poison these tokens together; return the influence, how far others move (0: within the limit), the limit."""
+        poisoned = self._poisoned(sequence, tokens)
+        influence = self._influence(self._run(poisoned.others))
+        other = self.clean.columns.sequences != sequence
+        worst = float(np.nan_to_num(influence[:, other], nan=0.0, posinf=np.inf).max(initial=0.0))
+        limit, _ = poisoned.allowed(worst, self.dtype, poisoned.others)
+        return influence, worst if worst > limit else 0.0, limit
 
-    def _run(self, poisoned: Poisoned, sequences: list[list[int]]) -> _Run:
+    def _poisoned(self, sequence: int | None, tokens: Sequence[int] | None = None) -> Poisoned:
+        return Poisoned(self.trial, self.kinds, sequence, tokens, self.form)
+
+    def _run(self, sequences: list[list[int]]) -> _Run:
         """Run the batch, and keep what each module and the model give for each token."""
         at: list[Columns] = []
         values: dict[str, tuple[slice, Tensor]] = {}
@@ -238,7 +281,7 @@ class _Traced:
 
             return recorded(self.trial.model, keep)
 
-        outputs = poisoned.run(sequences, watch=watch)
+        outputs = self._poisoned(None).run(sequences, watch=watch)
         names = list(values)
         [columns] = at
         for name, parts in outputs.items():
@@ -267,6 +310,13 @@ class _Traced:
         where = {key: at for at, key in enumerate(zip(side, other.sequences, other.positions, strict=True))}
         keys = zip(side, clean.sequences, clean.positions, strict=True)
         return np.array([where[key] for key in keys], dtype=np.int64)
+
+
+def _equal(mine: Any, other: Any) -> bool:
+    """Return whether two values of batches are the same."""
+    if isinstance(mine, Tensor) and isinstance(other, Tensor):
+        return mine.shape == other.shape and torch.equal(mine, other)
+    return type(mine) is type(other) and bool(np.all(mine == other))
 
 
 def _drawn(trace: Trace, model: nn.Module) -> NDArray[np.int64]:

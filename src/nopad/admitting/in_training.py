@@ -1,0 +1,84 @@
+"""Refuse models that do in training what no output shows: layers that add a loss of their own, or keep statistics.
+
+Both occur in mixtures of experts: a loss that balances experts, added to gradients by an autograd function, and counts
+of the tokens that each expert got. They are of whatever a batch holds, padding of rows included.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nopad.admitting.bad import outputs_of
+from nopad.admitting.modes import in_mode
+from nopad.admitting.probing import length_for
+from nopad.admitting.small import uncached
+from nopad.errors import UnsupportedModelError
+
+__all__ = ["check_training"]
+
+
+def check_training(model: Any) -> None:
+    """Check that training adds no loss to a small model's gradients by itself, and keeps no statistics of a batch.
+
+    Raises:
+        UnsupportedModelError: it does; the message names the parameter or the buffer.
+    """
+    length = length_for(model)
+    vocabulary = getattr(model.config.get_text_config(), "vocab_size", None) or 97
+    rows = torch.tensor([[5 + 3 * at + number for at in range(length)] for number in range(2)]) % vocabulary
+    name = _moved_by_nothing(model, rows)
+    if name is not None:
+        raise UnsupportedModelError(
+            f"{name} of {type(model).__name__} gets a gradient in training even if nothing is learned from the "
+            "outputs: a layer adds a loss of its own (such as one that balances experts), over all slots of a batch, "
+            "padding included; return that loss as an output (aux_loss), and add it where the loss is computed"
+        )
+    name = _kept(model, rows)
+    if name is not None:
+        raise UnsupportedModelError(
+            f"{name} of {type(model).__name__} is a buffer that keeps statistics of a batch in training (such as how "
+            "many tokens each expert got), and would count the padding of rows; keep them outside of forward, from "
+            "the outputs: router_logits are of real tokens only"
+        )
+
+
+def _moved_by_nothing(model: Any, rows: Tensor) -> str | None:
+    """Return the last parameter with a gradient in training if all outputs get a gradient of 0; None: there is none.
+
+    The parameters before it may have one because their values reach it.
+    """
+    named = [(name, one) for name, one in model.named_parameters() if one.requires_grad]
+    with in_mode(model, True), torch.enable_grad():
+        made = [one for one in outputs_of(model(input_ids=rows, **uncached(model))).values() if one.requires_grad]
+        if not made or not named:
+            return None
+        nothing = [torch.zeros_like(one) for one in made]
+        slopes = torch.autograd.grad(made, [one for _, one in named], nothing, allow_unused=True)
+    moved = [name for (name, _), slope in zip(named, slopes, strict=True) if slope is not None and _any(slope)]
+    return moved[-1] if moved else None
+
+
+def _any(slope: Tensor) -> bool:
+    return bool(slope.nan_to_num(0.0, 0.0, 0.0).any())
+
+
+def _kept(model: Any, rows: Tensor) -> str | None:
+    """Return the first buffer that a call in training leaves as what the batch held; None: there is none."""
+    one, other, both = (_buffers_after(model, ids) for ids in (rows[:1], rows[1:], rows))
+    for name, value in one.items():
+        for others in (other, both):
+            after = others.get(name)
+            if after is not None and after.shape == value.shape and not torch.equal(value, after):
+                return name
+    return None
+
+
+def _buffers_after(model: Any, ids: Tensor) -> dict[str, Tensor]:
+    made = copy.deepcopy(model)
+    with in_mode(made, True), torch.no_grad():
+        made(input_ids=ids, **uncached(made))
+    return {name: one.nan_to_num() if one.is_floating_point() else one for name, one in made.named_buffers()}

@@ -1,0 +1,392 @@
+"""Whether code of one's own gives each token what depends on that token alone, whatever is around it.
+
+Changing values and looking at outputs finds what a module does now. Code may do something else for a longer row, for
+more rows, at one token, in training. So two more things are looked at, which do not wait for that to happen:
+
+* `crossing`: every operation is followed, and tried by itself: does one token's input change what it gives for another?
+  What such an operation gives is of the row, and so is all that is computed of it, also behind a gate that is shut.
+* `varying`: the module runs on many lengths and numbers of rows, in which the same tokens come again and again. It must
+  call the same functions, and give each token the same.
+
+Both say whether numbers are read out of tensors (``.item()``, ``if x.any()``), by which code may decide anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from nopad.admitting.modes import in_mode
+
+__all__ = ["Run", "crossing", "varying"]
+
+WIDE = (1, 2, 150, 600, 1500, 5000, 20000)  # tokens of a row
+MANY = (2, 9, 70, 300)  # rows
+MUCH = (20, 300)  # rows of so many tokens
+MOST = 20_000_000  # numbers in a tensor, as far as can be foreseen
+TOKEN, ROW = 1, 2  # what a tensor holds: one value per token, or something of several tokens
+FILLED = ("_like", "new_", "empty", "zeros", "ones", "full", "arange")  # in names of operations that read no values
+RAISES = "it raises"
+READERS = ("tolist", "numpy", "__array__", "data_ptr", "__dlpack__")  # of tensors, and no operations of PyTorch
+
+
+@dataclass(frozen=True)
+class Run:
+    """How to call a module again as it was called.
+
+    Attributes:
+        module: the module.
+        given: its arguments by name.
+        held: modules inside that are not run, and what each gives instead.
+        length: number of tokens in `given`.
+        close: the largest relative change that is rounding.
+    """
+
+    module: nn.Module
+    given: dict[str, Any]
+    held: Mapping[nn.Module, Any]
+    length: int
+    close: float
+
+    @property
+    def places(self) -> bool:
+        """Whether tensors ``[L, ...]`` are tables of positions, since others are ``[1, L, ...]``."""
+        leaves = [one for one in tree_leaves(self.given) if isinstance(one, Tensor)]
+        return any(tuple(one.shape[:2]) == (1, self.length) for one in leaves)
+
+    def fits(self, rows: int, wide: int) -> bool:
+        """Whether what the module is given would not be too large on this size."""
+        leaves = [one for one in tree_leaves((self.given, list(self.held.values()))) if isinstance(one, Tensor)]
+        largest = max((one.numel() * (wide / self.length) ** one.shape.count(self.length) for one in leaves), default=0)
+        return rows * largest <= MOST
+
+    def at(self, rows: int, wide: int) -> tuple[list[str], Any, int]:
+        """Run the module on rows of `wide` tokens: those that it was given, again and again.
+
+        Returns the names of PyTorch's functions that it called, its output, and the size of its largest tensor.
+        """
+        size = partial(_sized, length=self.length, rows=rows, wide=wide, table=self.places)
+        given, held = tree_map(size, self.given), {module: tree_map(size, made) for module, made in self.held.items()}
+        names: list[str] = []
+        calls = _Calls(lambda name, args: names.append(name))
+        with torch.no_grad(), _holding(held, lambda module, made, got: made), calls:
+            made = self.module.forward(**given)
+        return names, made, calls.most
+
+
+def crossing(run: Run, tokens: list[int], mixes: bool = False) -> tuple[bool, bool]:
+    """Return whether an operation moves information between tokens, and whether numbers are read out of tensors.
+
+    Only what ends in an output with one entry per token counts as moved. Both modes, training and evaluation, are
+    looked at. With `mixes`, it is known that tokens are mixed.
+    """
+    crosses, reads = mixes, False
+    for training in (False, True):
+        track = _Track(run.length, [*run.module.parameters(), *run.module.buffers()], not mixes)
+        given = tree_map(lambda one: one.clone() if isinstance(one, Tensor) else one, run.given)
+        for leaf in tree_leaves(given):
+            if isinstance(leaf, Tensor) and _is_data(leaf, tokens):
+                track.put(leaf, TOKEN)
+        holding = _holding(run.held, track.held)
+        with torch.no_grad(), in_mode(run.module, training), holding, _Calls(track.look), track:
+            made = run.module.forward(**given)
+        per_token = [one for one in _tensors(made) if tuple(one.shape[:2]) == (1, run.length)]
+        crosses |= any(track.of(one) == ROW for one in per_token)
+        reads |= track.reads
+    return crosses, reads
+
+
+def varying(run: Run, mixes: bool, whole: bool = False, brief: bool = False) -> tuple[str, bool]:
+    """Return what changes when a module gets longer rows or more of them, and whether more rows change it.
+
+    The first is "" if nothing does. A module that does not run on a size counts as one that varies; a `whole` model may
+    refuse long rows. A module that `mixes` tokens may give others for longer rows, so it is not tried on them.
+    With `brief`, fewer sizes are tried, and in evaluation mode only.
+    """
+    said, by_rows = "", False
+    for training in (False,) if brief else (False, True):
+        with in_mode(run.module, training):
+            names, made, most = run.at(1, run.length)
+            if not _alike(run, made, run.at(1, run.length)[1], 1, run.length):
+                continue  # random in training, as dropout is: there is nothing to compare
+            for rows, wide in (*((rows, run.length) for rows in MANY[training + 2 * brief :]), MUCH):
+                if run.fits(rows, wide) and not by_rows:
+                    alone = (names, made) if wide == run.length else run.at(1, wide)[:2]
+                    why, _ = _differs(run, *alone, rows, wide, wide)
+                    said, by_rows = said or why, bool(why)
+            before = run.length
+            for wide in () if mixes else WIDE[3 * (training or brief) :]:
+                if said or not run.fits(1, wide) or (wide > before and most * (wide / before) ** 2 > MOST):
+                    break
+                said, found = _differs(run, names, made, 1, wide, run.length)
+                if said.startswith(RAISES) and whole and wide > run.length:
+                    said = ""
+                    break
+                before, most = (wide, found) if wide > before else (before, most)
+    return said, by_rows
+
+
+def _differs(run: Run, names: list[str], made: Any, rows: int, wide: int, base: int) -> tuple[str, int]:
+    """Return how a module on another size does not do what it did on one row of `base` tokens; "": it does.
+
+    The second value is the size of its largest tensor.
+    """
+    try:
+        again, after, most = run.at(rows, wide)
+    except Exception as error:  # a module's code may raise anything
+        return f"{RAISES} {type(error).__name__} on {rows} x {wide} tokens", 0
+    if again != names:
+        return f"it calls other functions on {rows} x {wide} tokens than on {base}", most
+    same = _alike(run, made, after, rows, wide, base)
+    return "" if same else f"tokens get other values on {rows} x {wide} tokens", most
+
+
+def _alike(run: Run, before: Any, after: Any, rows: int, wide: int, base: int = 0) -> bool:
+    """Whether outputs on another size hold, again and again, what each token of `base` got before."""
+    base = base or run.length
+    if len(_tensors(before)) != len(_tensors(after)):
+        return False
+    for one, two in zip(_tensors(before), _tensors(after), strict=True):
+        if base not in one.shape or not one.is_floating_point():
+            continue
+        wanted = _sized(one, base, rows, wide, run.places)
+        scale = float(one.nan_to_num().abs().max()) if one.numel() else 0.0
+        if two.shape != wanted.shape or not torch.allclose(two, wanted, 0.0, run.close * max(scale, 1e-30), True):
+            return False
+    return True
+
+
+def _sized(value: Any, length: int, rows: int, wide: int, table: bool) -> Any:
+    """Return a tensor with every dimension of L tokens made `wide`, and with `rows` rows; others stay as they are.
+
+    A whole number that is L becomes `wide`.
+    """
+    if type(value) is int and value == length:
+        return wide
+    if not isinstance(value, Tensor) or length not in value.shape:
+        return value
+    flat = value.dim() <= 2 and value.shape[0] == length and not table
+    for dim, size in enumerate(value.shape):
+        if size == length:
+            value = torch.cat([value] * (-(-wide // length)), dim).narrow(dim, 0, wide)
+    if flat:
+        return torch.cat([value] * rows)
+    if value.dim() > 1 and value.shape[0] == 1:
+        value = torch.cat([value] * rows)
+    return value
+
+
+def _is_data(value: Tensor, tokens: list[int]) -> bool:
+    """Whether a tensor holds one value per token that comes from the tokens, and so is no mask and no position."""
+    if tuple(value.shape).count(len(tokens)) != 1:
+        return False
+    return value.is_floating_point() or (value.dtype == torch.long and value.flatten().tolist() == tokens)
+
+
+def _tensors(made: Any) -> list[Tensor]:
+    made = dict(made.items()) if hasattr(made, "items") else made
+    return [one for one in tree_leaves(made) if isinstance(one, Tensor)]
+
+
+@contextmanager
+def _holding(held: Mapping[nn.Module, Any], give: Callable[[nn.Module, Any, Any], Any]) -> Iterator[None]:
+    """For a ``with`` block, let modules give what they gave before, as `give` makes it of that and of what they get."""
+
+    def instead(module: nn.Module, made: Any) -> Callable[..., Any]:
+        return lambda *args, **kwargs: give(module, made, (args, kwargs))
+
+    before = {module: module.__dict__.get("forward") for module in held}
+    for module, made in held.items():
+        module.__dict__["forward"] = instead(module, made)
+    try:
+        yield
+    finally:
+        for module, was in before.items():
+            module.__dict__.pop("forward", None)
+            if was is not None:
+                module.__dict__["forward"] = was
+
+
+class _Calls(TorchFunctionMode):
+    """A mode that hands the name and arguments of each call of a function of PyTorch on to `look`."""
+
+    def __init__(self, look: Callable[[str, Sequence[Any]], None]) -> None:
+        super().__init__()
+        self.look, self.most = look, 0
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(function, "__name__", "")
+        if name != "__get__":
+            self.look(name, args)
+        found = function(*args, **(kwargs or {}))
+        if isinstance(found, Tensor):
+            self.most = max(self.most, found.numel())
+        return found
+
+
+@dataclass
+class _State:
+    tensor: Tensor
+    holds: int
+
+
+class _Track(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A mode that follows what each tensor holds: something of one token in each entry, or of several tokens."""
+
+    def __init__(self, length: int, weights: list[Tensor], tries: bool) -> None:
+        make: Any = super().__init__
+        make()
+        self.length, self.tries = length, tries
+        self.states: dict[int, _State] = {}  # by id; the tensors are kept, so that ids stay theirs
+        self.weights = {id(one): one for one in weights}
+        self.reads = False
+
+    def of(self, tensor: Tensor) -> int:
+        """Return what a tensor holds: 0, `TOKEN` or `ROW`."""
+        known = self.states.get(id(tensor))
+        if known is not None:
+            return known.holds
+        store = _store(tensor)
+        return max((one.holds for one in self.states.values() if store and _store(one.tensor) == store), default=0)
+
+    def put(self, tensor: Tensor, holds: int) -> None:
+        self.states[id(tensor)] = _State(tensor, holds)
+
+    def look(self, name: str, args: Sequence[Any]) -> None:
+        """Note that a function reads numbers out of a tensor."""
+        if name in READERS and args and isinstance(args[0], Tensor):
+            self.reads |= bool(self.of(args[0])) or id(args[0]) in self.weights
+
+    def held(self, module: nn.Module, made: Any, given: Any) -> Any:
+        """Return copies of what a module gave; they are of rows if the module gets something of rows."""
+        worst = max((self.of(one) for one in tree_leaves(given) if isinstance(one, Tensor)), default=TOKEN)
+
+        def copied(value: Any) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            value = value.clone()
+            local = tuple(value.shape).count(self.length) == 1 and worst < ROW
+            self.put(value, (TOKEN if local else ROW) if value.is_floating_point() else 0)
+            return value
+
+        return tree_map(copied, made)
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        given = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
+        worst = max(map(self.of, given), default=0)
+        writes = function._schema.is_mutable
+        before = tree_map(_copied, (args, kwargs)) if writes and worst == TOKEN else (args, kwargs)
+        holds = {id(a): self.of(b) for a, b in zip(_leaves(before), given, strict=True)} if worst == TOKEN else {}
+        output = function(*args, **kwargs)
+        found = tree_leaves(output)
+        weights = bool(given) and all(id(one) in self.weights for one in given)
+        if any(isinstance(one, bool | int | float) for one in found):
+            self.reads |= worst > 0 or weights
+        name = function._schema.name.rpartition("::")[2]
+        state = 0 if any(part in name for part in FILLED) and not writes else worst
+        if state == TOKEN and self.tries and self._crosses(function, before, holds, output):
+            state = ROW
+        for one in found:
+            if isinstance(one, Tensor):
+                self.put(one, state)
+                if weights:
+                    self.weights[id(one)] = one
+        if writes:
+            self._written(function, args, kwargs, state)
+        return output
+
+    def _written(self, function: Any, args: Any, kwargs: Any, holds: int) -> None:
+        """Note what tensors hold that an operation wrote to, and those that share their memory."""
+        for at, argument in enumerate(function._schema.arguments):
+            if argument.alias_info is None or not argument.alias_info.is_write:
+                continue
+            value = args[at] if at < len(args) else kwargs.get(argument.name)
+            for one in tree_leaves(value):
+                if isinstance(one, Tensor):
+                    self.put(one, max(holds, self.of(one)))
+                    for state in self.states.values():
+                        if _store(state.tensor) == _store(one):
+                            state.holds = max(state.holds, holds)
+
+    def _crosses(self, function: Any, before: Any, holds: Mapping[int, int], output: Any) -> bool:
+        """Whether an operation gives a token something else when another token's input changes."""
+        made = [one for one in tree_leaves(output) if isinstance(one, Tensor)]
+        dims = [[dim for dim, size in enumerate(one.shape) if size == self.length] for one in made]
+        if any(len(one) != 1 for one in dims):
+            return True
+        # What is written to is what is given back, so it is computed again on copies.
+        again = _leaves(_run(function, tree_map(_copied, before)))
+        if any(not _equal(a, b) for a, b in zip(made, again, strict=True)):
+            return False  # random: there is nothing to compare
+        for place, other in ((1, 0), (self.length // 2, 2), (self.length - 2, 3)):
+            for poison in (False, True):
+                try:
+                    given = _copied_with(before, holds, partial(self._changed, place=place, other=other, poison=poison))
+                    found = _leaves(_run(function, given))
+                except Exception:  # an operation on values that it does not take
+                    return True
+                for one, two, dim in zip(made, found, [one[0] for one in dims], strict=True):
+                    rest = [at for at in range(self.length) if at != place]
+                    index = torch.tensor(rest)
+                    if one.shape != two.shape or not _equal(one.index_select(dim, index), two.index_select(dim, index)):
+                        return True
+        return False
+
+    def _changed(self, value: Tensor, place: int, other: int, poison: bool) -> Tensor:
+        """Write another token's values, or NaN, to one token of a tensor."""
+        dim = next(dim for dim, size in enumerate(value.shape) if size == self.length)
+        mine, theirs = value.select(dim, place), value.select(dim, other)
+        if value.dtype == torch.bool:
+            mine.logical_not_()
+        elif poison and value.is_floating_point():
+            mine.fill_(torch.nan)
+        else:
+            mine.copy_(theirs.clone())
+        return value
+
+
+def _run(function: Any, given: Any) -> Any:
+    args, kwargs = given
+    return function(*args, **kwargs)
+
+
+def _leaves(value: Any) -> list[Tensor]:
+    return [one for one in tree_leaves(value) if isinstance(one, Tensor)]
+
+
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value
+
+
+def _copied_with(before: Any, holds: Mapping[int, int], change: Callable[[Tensor], Tensor]) -> Any:
+    """Return copies of arguments in which tensors with one value per token are changed."""
+
+    def copied(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        return change(value.clone()) if holds.get(id(value)) == TOKEN else value.clone()
+
+    return tree_map(copied, before)
+
+
+def _equal(one: Tensor, two: Tensor) -> bool:
+    if not one.is_floating_point():
+        return torch.equal(one, two)
+    return torch.allclose(one, two, 1e-9, 1e-12 * float(one.nan_to_num().abs().max()) if one.numel() else 0.0, True)
+
+
+def _store(tensor: Tensor) -> int:
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except RuntimeError:  # a tensor without memory of its own
+        return 0

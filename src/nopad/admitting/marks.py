@@ -1,0 +1,230 @@
+"""`mark_of`: a hash of values and of all the code of one's own that they can reach.
+
+Functions count with their code, defaults, closures and the globals that they name; classes with their methods and
+attributes; objects with what they hold. What is of an installed library counts by its name, since its version is part
+of a proof's fingerprint. Where a value cannot be told (a lock, an open file), there is no hash.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import hashlib
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import PurePath
+from types import BuiltinFunctionType, CodeType, FunctionType, GetSetDescriptorType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedConfig
+
+from nopad.model.hooks import Hook
+from nopad.model.known import class_of
+from nopad.model.own import own_modules
+
+__all__ = ["NAMES_ONLY", "is_library", "mark_of", "settings_of"]
+
+PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), enum.Enum, PurePath)
+TORCH = (torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format)
+WRAPPERS = (staticmethod, classmethod, property, functools.partial, functools.cached_property)
+# Fields of a configuration that change nothing in how a model computes.
+NAMES_ONLY = (
+    *("_name_or_path", "name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype"),
+    *("id2label", "label2id", "return_dict", "output_hidden_states", "task_specific_params", "_attn_implementation"),
+)
+UNREAD = (
+    "__dict__",
+    "__weakref__",
+    "__doc__",
+    "__annotations__",
+    "__slots__",
+    "__firstlineno__",
+    "__static_attributes__",
+)
+# Of a module: weights, which are no part of a proof, and what loading a model sets.
+PARTS = ("_parameters", "_modules", "training", "name_or_path", "warnings_issued", "generation_config")
+
+
+def mark_of(*values: Any) -> str | None:
+    """Return a SHA-256, in hex, of values and the code that they reach; None: one of them cannot be told.
+
+    >>> from nopad.admitting.marks import mark_of
+    >>> mark_of({"a": 1}) == mark_of({"a": 1}), mark_of({"a": 1}) == mark_of({"a": 2}), mark_of(iter([]))
+    (True, False, None)
+    """
+    try:
+        marker = _Marker()
+        for value in values:
+            marker.add(value)
+    except _Unknown:
+        return None
+    return marker.found.hexdigest()
+
+
+def settings_of(model: nn.Module) -> Iterator[tuple[str, type, dict[str, Any]]]:
+    """Yield the modules of one's own, each with its name, its class, and what it holds besides weights and hooks."""
+    for name, module in own_modules(model):
+        held = {key: value for key, value in vars(module).items() if key not in PARTS and not _is_nopads(value)}
+        yield name, class_of(module), {key: value for key, value in held.items() if not key.startswith("_nopad")}
+
+
+def is_library(name: str) -> bool:
+    """Return whether a Python module is built in, of the standard library, or installed: its version tells it."""
+    top = name.partition(".")[0]
+    if top in sys.stdlib_module_names or top in ("torch", "transformers", "nopad"):
+        return name != "__main__"
+    path = getattr(sys.modules.get(name), "__file__", None)
+    if path is None:
+        return name != "__main__" and getattr(sys.modules.get(name), "__spec__", None) is not None
+    return not path.endswith(".py") or bool({"site-packages", "dist-packages"} & set(path.split(os.sep)))
+
+
+def _is_nopads(value: Any) -> bool:
+    return isinstance(value, Mapping) and bool(value) and all(isinstance(one, Hook) for one in value.values())
+
+
+class _Unknown(Exception):
+    """A value of which nothing is known."""
+
+
+class _Marker:
+    """Hashes values, each object once."""
+
+    def __init__(self) -> None:
+        self.found = hashlib.sha256()
+        self.seen: dict[int, tuple[int, Any]] = {}  # the object is kept, so that its id stays its own
+
+    def say(self, *words: Any) -> None:
+        for word in words:
+            said = repr(word).encode()
+            self.found.update(f"{len(said)} ".encode() + said)
+
+    def add(self, value: Any) -> None:
+        if isinstance(value, (*PLAIN, *TORCH)):
+            self.say(type(value).__name__, value)
+            return
+        if id(value) in self.seen:
+            self.say("again", self.seen[id(value)][0])
+            return
+        self.seen[id(value)] = len(self.seen), value
+        for kinds, add in self._ways():
+            if isinstance(value, kinds):
+                add(value)
+                return
+        self._object(value)
+
+    def _ways(self) -> list[tuple[Any, Callable[[Any], None]]]:
+        return [
+            (Tensor, self._tensor),
+            (np.ndarray, lambda one: self.say(one.dtype.str, one.shape, one.tobytes())),
+            (np.generic, lambda one: self.say(one.dtype.str, one.tobytes())),
+            (Mapping, self._mapping),
+            ((set, frozenset), lambda one: self.say(sorted(map(repr, one)))),
+            ((list, tuple), self._all),
+            (FunctionType, self._function),
+            (CodeType, self._code),
+            (MethodType, lambda one: self._all((one.__func__, one.__self__))),
+            (WRAPPERS, self._wrapper),
+            (ModuleType, lambda one: self.say("module", one.__name__)),
+            (type, self._class),
+            ((BuiltinFunctionType, GetSetDescriptorType), lambda one: self.say(one.__qualname__)),
+        ]
+
+    def _all(self, values: Any) -> None:
+        self.say(type(values).__name__, len(values))
+        for value in values:
+            self.add(value)
+
+    def _mapping(self, values: Mapping[Any, Any]) -> None:
+        self.say(type(values).__name__, len(values))
+        for key, value in list(values.items()):
+            self.add(key)
+            self.add(value)
+
+    def _tensor(self, value: Tensor) -> None:
+        self.say(tuple(value.shape), value.dtype, type(value).__name__)
+        if not isinstance(value, nn.Parameter) and not value.is_meta:
+            self.found.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+
+    def _wrapper(self, value: Any) -> None:
+        names = ("__func__", "fget", "fset", "func", "args", "keywords")
+        self._all([getattr(value, name, None) for name in names])
+
+    def _function(self, value: FunctionType) -> None:
+        self.say(value.__module__, value.__qualname__)
+        if is_library(value.__module__ or ""):
+            return
+        self.add(value.__code__)
+        self.add(value.__defaults__)
+        self.add(value.__kwdefaults__)
+        for cell in value.__closure__ or ():
+            try:
+                inside = cell.cell_contents
+            except ValueError:  # not yet filled
+                inside = None
+            self.add(inside)
+        names = sorted(_names(value.__code__))
+        for name in names:
+            if name in value.__globals__:
+                self.say(name)
+                self._global(value.__globals__[name], names)
+
+    def _global(self, value: Any, names: list[str]) -> None:
+        """Add a global value; of a module of one's own, all that could be read from it by `names`."""
+        self.add(value)
+        if isinstance(value, ModuleType) and not is_library(value.__name__):
+            for name in names:
+                if name in vars(value):
+                    self.say(name)
+                    self.add(vars(value)[name])
+
+    def _code(self, code: CodeType) -> None:
+        self.say(code.co_code, code.co_names, code.co_varnames)
+        for constant in code.co_consts:
+            if isinstance(constant, frozenset):
+                self.say(sorted(map(repr, constant)))
+            else:
+                self.add(constant)
+
+    def _class(self, kind: type) -> None:
+        self.say(kind.__module__, kind.__qualname__)
+        if is_library(kind.__module__):
+            return
+        for base in kind.__mro__[1:]:
+            self.add(base)
+        for name, value in vars(kind).items():
+            if name not in UNREAD and not name.startswith("_abc_"):
+                self.say(name)
+                self.add(value)
+
+    def _object(self, value: Any) -> None:
+        kind = type(value)
+        if isinstance(value, nn.Module):
+            self.add(kind)
+            self.add({name: one for name, one in vars(value).items() if name != "training"})
+        elif isinstance(value, PreTrainedConfig):
+            self.add(kind)
+            usual = {name for name in vars(PreTrainedConfig()) if name.startswith("_")}
+            self.add({name: one for name, one in vars(value).items() if name not in (*NAMES_ONLY, *usual)})
+        elif hasattr(value, "__dict__"):
+            self.add(kind)
+            self.add(vars(value))
+        elif any("__slots__" in vars(above) for above in kind.__mro__):
+            self.add(kind)
+            names = [name for above in kind.__mro__ for name in vars(above).get("__slots__", ())]
+            self.add({name: getattr(value, name, None) for name in names if name != "__weakref__"})
+        else:
+            raise _Unknown(kind)
+
+
+def _names(code: CodeType) -> set[str]:
+    """Return the names that a function's code, or that of functions inside it, reads."""
+    found = set(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            found |= _names(constant)
+    return found

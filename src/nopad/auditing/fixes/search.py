@@ -1,0 +1,171 @@
+"""`Search`: which changes mend a step that may be wrong in several ways at once, by few audits.
+
+A change that removes a finding is kept, and the next one is chosen by what is found then: a fault may hide another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from nopad.auditing.fixes.changes import sets_of, trying
+from nopad.auditing.fixes.fix import Change, Fix
+from nopad.auditing.inputs import input_of
+from nopad.auditing.steps import StepVerdict
+from nopad.errors import NopadError
+from nopad.store.monitor import Monitor
+
+__all__ = ["Search"]
+
+# How much of the rest a finding hides: what is wrong in the model hides what is wrong in the loss
+HIDES = {"raised": 4, "contamination": 3, "head fed with rows": 3, "different from alone": 2, "unknown": 2}
+IN_LOSS = ("labels of first tokens", "denominator", "denominator, summed by hand")
+LABELS = ("label across a border", "first token counted")
+OF_INPUT = {"positions": ("position_ids", "position_ids after padding_idx"), "token types": ("token_type_ids",)}
+DEEP, PAIRS = 4, 2  # changes of a set that is built finding by finding, and of all others
+
+
+class Search:
+    """Tries sets of changes of a step; each set is audited once.
+
+    Attributes:
+        audited: audits the step with changes.
+        before: the verdict without changes, which did not pass.
+        groups: the changes, of each group at most one at a time; in this order they are made.
+        last: sets that are tried last.
+        monitor: is told which set is tried.
+        seen: the verdicts so far, by the names of the changes; None: the changes do not go with this step.
+    """
+
+    def __init__(
+        self,
+        audited: Callable[[Sequence[Change]], StepVerdict],
+        before: StepVerdict,
+        groups: Sequence[Sequence[Change]],
+        last: Sequence[tuple[Change, ...]],
+        monitor: Monitor,
+    ) -> None:
+        self.audited, self.before, self.groups, self.last, self.monitor = audited, before, groups, last, monitor
+        self.seen: dict[tuple[Change, ...], StepVerdict | None] = {(): before}
+        self.most = len(self._pairs()) + len(last)
+
+    def fix(self) -> Fix:
+        """Return the changes with which the step passes, none of which can be left out, or what comes nearest."""
+        nearest: tuple[Change, ...] = ()
+        for changes in self._sets():
+            verdict = self._verdict(changes)
+            if verdict is not None and verdict.passed:
+                return self._fewest(changes, verdict)
+            if verdict is not None and _less(self._known(nearest), verdict):
+                nearest = changes
+        tried = len(self.seen) - 1
+        if not nearest:
+            return Fix(changes=(), verdict=self.before, tried=tried)
+        return Fix(changes=(), verdict=self.before, tried=tried, nearest=nearest, nearly=self._nearly(nearest))
+
+    def _sets(self) -> Iterator[tuple[Change, ...]]:
+        """Yield the sets to try: what removes a finding, and more from there; then all single ones and pairs.
+
+        Of changes after which the model still does not give what it gives alone, the best is kept: one that mends all
+        of it may come later.
+        """
+        kept: tuple[Change, ...] = ()
+        while len(kept) < DEEP:
+            best: tuple[Change, ...] = ()
+            for change in self._next(kept):
+                changes = self._ordered((*kept, change))
+                yield changes
+                verdict = self.seen[changes]
+                if verdict is None or not _less(self._known(kept), verdict):
+                    continue
+                if not best or _hidden(verdict) < _hidden(self._known(best)):
+                    best = changes
+                if _in_loss(verdict):
+                    break
+            if not best:
+                break
+            kept = best
+        yield from (changes for changes in self._pairs() if changes not in self.seen)
+        yield from self.last
+
+    def _pairs(self) -> list[tuple[Change, ...]]:
+        """Return all single changes and pairs; if only the loss is wrong, of those that are of the loss."""
+        groups = self.groups
+        if _in_loss(self.before):
+            groups = [[one for one in group if one.name in IN_LOSS] for group in groups]
+        return list(sets_of([group for group in groups if group], PAIRS))
+
+    def _next(self, kept: Sequence[Change]) -> list[Change]:
+        """Return the changes that may be made besides those `kept`, the likeliest by what is found with these first."""
+        verdict = self._known(kept)
+        table = OF_INPUT.get(input_of(verdict.first_difference), ())
+        in_loss = _in_loss(verdict)
+        labels = bool(set(_kinds(verdict)) & set(LABELS))
+
+        def order(change: Change) -> int:
+            if change.name in IN_LOSS:
+                return (0 if labels == (change.name == IN_LOSS[0]) else 1) if in_loss else 3
+            return 1 if change.name in table else 2
+
+        left = [change for group in self.groups if not set(group) & set(kept) for change in group]
+        return sorted((change for change in left if not in_loss or change.name in IN_LOSS), key=order)
+
+    def _ordered(self, changes: Sequence[Change]) -> tuple[Change, ...]:
+        return tuple(change for group in self.groups for change in group if change in changes)
+
+    def _known(self, changes: Sequence[Change]) -> StepVerdict:
+        return self.seen[tuple(changes)] or self.before
+
+    def _verdict(self, changes: tuple[Change, ...]) -> StepVerdict | None:
+        if changes not in self.seen:
+            number = len(self.seen)
+            self.monitor.stage(trying(number, max(self.most, number)), None, "")
+            try:
+                self.seen[changes] = self.audited(changes)
+            except (NopadError, ValueError, ImportError, AttributeError):  # these changes do not go with this step
+                self.seen[changes] = None
+        return self.seen[changes]
+
+    def _fewest(self, changes: tuple[Change, ...], verdict: StepVerdict) -> Fix:
+        """Leave out each change without which the step passes too."""
+        for change in changes if len(changes) > 1 and changes not in self.last else ():
+            fewer = tuple(one for one in changes if one is not change)
+            without = self._verdict(fewer)
+            if without is not None and without.passed:
+                changes, verdict = fewer, without
+        return Fix(changes=changes, verdict=verdict, tried=len(self.seen) - 1)
+
+    def _nearly(self, nearest: Sequence[Change]) -> str:
+        first, left = self.before.first_difference, self._known(nearest)
+        removed = [kind for kind in _kinds(self.before) if kind not in _kinds(left)]
+        gone = f"the finding at {first}" if first not in (None, left.first_difference) else ", ".join(removed)
+        there = f" at {left.first_difference}" if left.first_difference else ""
+        named = " and ".join(change.name for change in nearest)
+        verb, these = ("remove", "these changes") if len(nearest) > 1 else ("removes", "this change")
+        return f"{named} {verb} {gone}; what remains: {', '.join(_kinds(left))}{there}. Make {these}, then audit again"
+
+
+def _in_loss(verdict: StepVerdict) -> bool:
+    """Return whether the model gives all sequences what they get alone, as far as is known."""
+    return not set(_kinds(verdict)) & set(HIDES)
+
+
+def _kinds(verdict: StepVerdict) -> list[str]:
+    return list(dict.fromkeys(finding.kind for finding in verdict.findings))
+
+
+def _less(before: StepVerdict, after: StepVerdict) -> bool:
+    """Return whether less is wrong than before: what hides other faults is gone, or else one of the findings."""
+    if after.passed:
+        return True
+    first, second = _hidden(before), _hidden(after)
+    return second < first or (second == first and bool(set(_places(before)) - set(_places(after))))
+
+
+def _hidden(verdict: StepVerdict) -> tuple[int, bool]:
+    most = max((HIDES.get(finding.kind, 1) for finding in verdict.findings), default=1)
+    return most, bool(input_of(verdict.first_difference))
+
+
+def _places(verdict: StepVerdict) -> list[tuple[str, str | None]]:
+    """Return what is found, and at which module where it is in a module."""
+    return [(kind, verdict.first_difference if kind in HIDES else None) for kind in _kinds(verdict)]

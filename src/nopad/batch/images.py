@@ -1,0 +1,216 @@
+"""Take the images of sequences out of features, and lay them out as the tokens of their sequences lie in a batch.
+
+A model reads images one after the other and puts them into the image tokens of a batch, row after row. So a batch holds
+its images in stream order, and its layout holds how many of them each sequence has. A model is told by these numbers
+whose images they are (`nopad.model.images`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nopad.errors import BatchError
+
+if TYPE_CHECKING:
+    from nopad.batch.packed import PackedBatch
+
+__all__ = ["GRIDS", "PIXELS", "Images", "images_of", "one_row", "take_images"]
+
+PIXELS, GRIDS = "pixel_values", "image_grid_thw"
+IDS = "input_ids"
+# What processors give for videos, for images cut into tiles, and for padded images.
+OTHERS = (
+    "pixel_values_videos",
+    "video_grid_thw",
+    "image_sizes",
+    "pixel_mask",
+    "pixel_attention_mask",
+    "aspect_ratio_ids",
+    "cross_attention_mask",
+)
+NAMES = frozenset((PIXELS, GRIDS, *OTHERS))
+
+
+@dataclass(frozen=True, eq=False)
+class Images:
+    """The images of n sequences, in the order given.
+
+    Attributes:
+        counts: number of images of each sequence; int64 ``[n]``.
+        pixels: for each sequence with images its ``pixel_values``: images ``[images, C, height, width]``, or patches
+            ``[patches, size]``; for other sequences None.
+        grids: for each sequence with images its ``image_grid_thw`` ``[images, 3]``, the number of patches of each image
+            in time, height and width; for other sequences None. Or None: these images come without a grid.
+    """
+
+    counts: NDArray[np.int64]
+    pixels: Sequence[Any]
+    grids: Sequence[Any] | None
+
+    def fields(self, order: NDArray[np.int64]) -> dict[str, Any]:
+        """Return the items of a batch: all images in stream order, which `order` gives (`Layout.order`)."""
+        found = {PIXELS: self.pixels} if self.grids is None else {PIXELS: self.pixels, GRIDS: self.grids}
+        return {
+            name: _joined([values[number] for number in order.tolist() if self.counts[number]])
+            for name, values in found.items()
+        }
+
+
+def images_of(batch: PackedBatch) -> list[dict[str, Any]]:
+    """Return each sequence's images out of a batch, in the order in which the sequences were given.
+
+    Each result has ``pixel_values``, and ``image_grid_thw`` if the batch has it; it is empty for a sequence without
+    images.
+    """
+    found: list[dict[str, Any]] = [{} for _ in range(batch.layout.sequences)]
+    if not batch.images.any():
+        return found
+    grids = batch.get(GRIDS)
+    image = patch = 0
+    for number in batch.layout.order.tolist():
+        count = int(batch.images[number])
+        if not count:
+            continue
+        mine = None if grids is None else grids[image : image + count]
+        rows = count if mine is None else int(mine.prod(1).sum())
+        found[number] = {PIXELS: batch[PIXELS][patch : patch + rows]} | ({} if mine is None else {GRIDS: mine})
+        image, patch = image + count, patch + rows
+    return found
+
+
+def one_row(feature: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a feature without the first dimension of its columns, if they are one row ``[1, L]`` each.
+
+    Processors give a row for each text, also for a single one. Any other feature is returned as it is.
+    """
+    width = _row(feature.get(IDS))
+    if width is None:
+        return feature
+    kept = (PIXELS, GRIDS)
+    return {name: value[0] if name not in kept and _row(value) == width else value for name, value in feature.items()}
+
+
+def _row(value: Any) -> int | None:
+    """Return L of a value ``[1, L]``, an array or a list of a list; None for any other value."""
+    shape = getattr(value, "shape", None)
+    if shape is not None:
+        return int(shape[1]) if len(shape) == 2 and shape[0] == 1 else None
+    if type(value) is list and len(value) == 1 and isinstance(value[0], list | np.ndarray):
+        return len(value[0])
+    return None
+
+
+def take_images(features: Sequence[Mapping[str, Any]]) -> tuple[Sequence[Mapping[str, Any]], Images | None]:
+    """Take ``pixel_values`` and ``image_grid_thw`` out of features; a feature without them, or with None, has no image.
+
+    Returns:
+        The features without these keys, and their images; None: no feature has one.
+
+    Raises:
+        BatchError: a feature has videos, images in tiles or with a mask, or rows of a packed dataset with images;
+            images of a feature have a wrong shape, or their number of patches is not that of their grid; or the images
+            of two features do not fit into one tensor.
+    """
+    if all(NAMES.isdisjoint(feature) for feature in features):
+        return features, None
+    for n, feature in enumerate(features):
+        odd = [name for name in OTHERS if feature.get(name) is not None]
+        if odd:
+            raise BatchError(
+                f"feature {n} has {', '.join(odd)}, and nopad lays out neither videos nor images in tiles; a batch "
+                f"takes {PIXELS}, with {GRIDS} where the model reads one"
+            )
+    found = [_of(feature, n) for n, feature in enumerate(features)]
+    rest = [{name: value for name, value in feature.items() if name not in NAMES} for feature in features]
+    counts = np.array([count for count, _, _ in found], dtype=np.int64)
+    if not counts.any():
+        return rest, None
+    first = int(counts.argmax())
+    for n in np.flatnonzero(counts).tolist():
+        _check_like(found[n][1:], found[first][1:], n, first)
+    grids = None if found[first][2] is None else [grid for _, _, grid in found]
+    return rest, Images(counts, [pixels for _, pixels, _ in found], grids)
+
+
+def _of(feature: Mapping[str, Any], n: int) -> tuple[int, Any, Any]:
+    """Return the number of images of feature `n`, its pixel values and its grids; 0 and None if it has no image.
+
+    Raises:
+        BatchError: they have wrong shapes, or do not fit each other.
+    """
+    pixels, grids = _array(feature.get(PIXELS), PIXELS, n), _array(feature.get(GRIDS), GRIDS, n)
+    if pixels is None and grids is None:
+        return 0, None, None
+    if "seq_lengths" in feature:
+        raise BatchError(
+            f"feature {n} is a row of a packed dataset and has {PIXELS}, which would be of its sequences; give one "
+            "feature for each sequence"
+        )
+    if pixels is None:
+        raise BatchError(f"feature {n} has {GRIDS} and no {PIXELS}; give both, or leave both out")
+    if grids is None:
+        if len(pixels.shape) != 4:
+            raise BatchError(
+                f"{PIXELS} of feature {n} are {list(pixels.shape)}; expected [images, channels, height, width], or "
+                f"patches [patches, size] with {GRIDS}"
+            )
+        return int(pixels.shape[0]), pixels, None
+    table = np.asarray(grids.cpu() if hasattr(grids, "cpu") else grids)
+    if table.ndim != 2 or table.shape[1:] != (3,) or table.dtype.kind not in "iu" or (table < 1).any():
+        raise BatchError(f"{GRIDS} of feature {n} are {table.tolist()}; expected integers [images, 3], from 1")
+    patches = int(table.prod(axis=1).sum())
+    if len(pixels.shape) != 2 or pixels.shape[0] != patches:
+        raise BatchError(
+            f"{PIXELS} of feature {n} are {list(pixels.shape)}, and the {len(table)} images of its {GRIDS} "
+            f"{table.tolist()} have {patches} patches; expected [{patches}, size]"
+        )
+    return len(table), pixels, grids
+
+
+def _array(value: Any, name: str, n: int) -> Any:
+    """Return a value as a NumPy or torch array; None for None, and for an empty list.
+
+    Raises:
+        BatchError: it is no array of numbers.
+    """
+    if value is None or hasattr(value, "detach"):
+        return value
+    try:
+        found = np.asarray(value)
+    except (TypeError, ValueError) as error:
+        raise BatchError(f"{name} of feature {n} are no array of numbers ({error}); images are of one size") from error
+    if found.dtype.kind not in "biuf":
+        raise BatchError(f"{name} of feature {n} are of {found.dtype}; expected numbers")
+    return found if found.size else None
+
+
+def _check_like(given: tuple[Any, Any], first: tuple[Any, Any], n: int, other: int) -> None:
+    """Refuse images of feature `n` that cannot be concatenated with those of feature `other`."""
+    if (given[1] is None) != (first[1] is None):
+        has, lacks = (n, other) if first[1] is None else (other, n)
+        raise BatchError(f"feature {has} has {GRIDS} and feature {lacks} has not; give them to all that have images")
+    for name, one, two in zip((PIXELS, GRIDS), given, first, strict=True):
+        if one is None:
+            continue
+        if type(one) is not type(two) or one.shape[1:] != two.shape[1:] or one.dtype != two.dtype:
+            raise BatchError(
+                f"{name} of feature {n} are {_told(one)}, and those of feature {other} {_told(two)}; images of a batch "
+                "have one size, dtype and kind of array"
+            )
+
+
+def _told(value: Any) -> str:
+    return f"{type(value).__name__} {list(value.shape)} of {value.dtype}"
+
+
+def _joined(values: Sequence[Any]) -> Any:
+    if isinstance(values[0], np.ndarray):
+        return np.concatenate(values)
+    import torch
+
+    return torch.cat(list(values))

@@ -1,0 +1,70 @@
+"""Run Python code of the user's for a command: a collator, or a file that defines a training step.
+
+Such code may print, raise anything, or end the program, as scripts do. None of this may pass for the command's own
+answer: what it prints goes to stderr, and whatever ends it early becomes an `OptionError`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from types import ModuleType
+
+from nopad.errors import FOREIGN, NopadError, OptionError
+
+__all__ = ["module_of", "running", "users_code"]
+
+
+@contextmanager
+def users_code(folder: str | Path) -> Iterator[None]:
+    """In a ``with`` block that runs a user's code, let it import modules from `folder`, and send its prints to stderr.
+
+    Stdout then holds only what the command says.
+    """
+    place = str(Path(folder).resolve())
+    sys.path.insert(0, place)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        sys.path.remove(place)
+
+
+@contextmanager
+def running(what: str, file: str = "") -> Iterator[None]:
+    """Turn whatever ends a user's code into an `OptionError` of one line that says where it was raised.
+
+    `what` names the code that runs, such as "step.py: model()"; `file` is its file, whose line is named.
+    """
+    try:
+        yield
+    except NopadError:
+        raise
+    except FOREIGN as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame.lineno for frame in frames if file and Path(frame.filename).resolve() == Path(file).resolve()]
+        line = f", line {lines[-1]}" if lines else ""
+        raise OptionError(f"{what} raised {type(error).__name__}: {error}{line}") from error
+
+
+def module_of(path: str, name: str) -> ModuleType | None:
+    """Run the Python file `path` as a module called `name`; return it, or None if it is no Python file.
+
+    The module can be found under its name while and after it runs, as dataclasses and pickle need it.
+
+    Raises:
+        OptionError: the file raises an exception, or ends the program.
+    """
+    file = Path(path)
+    spec = importlib.util.spec_from_file_location(name, file) if file.is_file() else None
+    if spec is None or spec.loader is None:
+        return None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    with running(f"{path}: it", path):
+        spec.loader.exec_module(module)
+    return module

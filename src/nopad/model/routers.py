@@ -1,0 +1,96 @@
+"""Outputs of mixtures of experts: the logits of their routers, and the loss that balances their experts.
+
+In a packed call a model gets a mask of real tokens, by which transformers' own causal language models leave padding out
+of their loss. The logits of routers that they return are of all slots; here they become those of real tokens, so that
+whatever is counted from them is the same in rows, in a flat batch and in a padded batch without its padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from nopad.batch.device import Placement
+from nopad.errors import BatchError, UnsupportedModelError
+from nopad.model.known import class_of
+
+__all__ = ["ASKED", "check_losses", "of_real_tokens", "refuse_static_routers", "routes"]
+
+LOGITS = "router_logits"
+ASKED = "output_router_logits"
+
+
+def routes(config: Any) -> bool:
+    """Return whether a model's configuration asks for the logits of routers in each call (`output_router_logits`)."""
+    return any(bool(getattr(one, ASKED, False)) for one in (config, config.get_text_config()))
+
+
+def refuse_static_routers(model: Any, named: Mapping[str, Any]) -> None:
+    """Refuse a call with static shapes that asks for the logits of routers.
+
+    Raises:
+        BatchError: the call asks for `output_router_logits`, or it leaves them open and the configuration asks for
+            them.
+    """
+    asked = named.get(ASKED)
+    if asked or (asked is None and routes(model.config)):
+        raise BatchError(
+            f"{ASKED} was asked for in a call of static shapes: logits of real tokens have no static shape, and the "
+            "loss that balances experts would weigh each token by the number of its sequence, which is in the mask "
+            f"there; call model(**batch), or set model.config.{ASKED} = False"
+        )
+
+
+def of_real_tokens(model: Any, at: Placement, output: Any) -> Any:
+    """Return the output with each layer's router logits of real tokens only, ``[T, experts]``, in the order given.
+
+    So they are what a padded batch of the same sequences gives, without its padding. Models return them for all slots,
+    as ``[R * L, experts]`` or ``[R, L, experts]``. A layer without a router may have None.
+
+    Raises:
+        UnsupportedModelError: they have another shape.
+    """
+    given = output.get(LOGITS) if isinstance(output, Mapping) else None
+    if given is None:
+        return output
+    if isinstance(given, tuple | list):
+        output[LOGITS] = tuple(None if layer is None else _real(model, at, layer) for layer in given)
+    else:
+        output[LOGITS] = _real(model, at, given)
+    return output
+
+
+def _real(model: Any, at: Placement, layer: Any) -> Tensor:
+    shape, slots = tuple(getattr(layer, "shape", ())), at.layout.slots
+    if len(shape) > 2 and shape[:2] == at.layout.shape:
+        layer = layer.reshape(slots, *shape[2:])
+    elif len(shape) < 2 or shape[0] != slots:
+        raise UnsupportedModelError(
+            f"{LOGITS} of {type(model).__name__} have the shape {list(shape)} and not [{slots}, experts], one row per "
+            f"slot of the batch, so nopad cannot tell which are of padding; call it with {ASKED}=False"
+        )
+    return at.given(layer)
+
+
+def check_losses(model: Any, at: Placement, output: Any) -> None:
+    """Refuse a loss of the whole batch that a class of one's own gives for rows with padding.
+
+    transformers' own classes take padding out of it by their mask. What another forward method does is not known.
+
+    Raises:
+        BatchError: the batch has padding, the forward method is not transformers' own, and the output has a scalar
+            besides `loss` whose name ends with "loss".
+    """
+    kind: Any = class_of(model)
+    if at.layout.slots == at.layout.tokens or kind.forward.__module__.startswith("transformers."):
+        return
+    named = output.items() if isinstance(output, Mapping) else ()
+    for name, value in named:
+        if name != "loss" and name.endswith("loss") and isinstance(value, Tensor) and value.dim() == 0:
+            raise BatchError(
+                f"{name} of {kind.__name__}, a class that nopad does not know, is of the whole batch, and this batch "
+                f"has {at.layout.slots - at.layout.tokens} slots of padding, which may count in it; build the batch "
+                f"with nopad.Flat(), which has none, or call the model with {ASKED}=False"
+            )

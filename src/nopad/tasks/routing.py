@@ -1,0 +1,61 @@
+"""The loss that balances the experts of a mixture, as a part of what a training step learns.
+
+For each expert, it multiplies the share of tokens that chose it by its mean probability (arXiv 2101.03961, section
+2.2): a product of two means over the tokens of one call. So it cannot be summed over micro-batches and ranks and be
+divided by one denominator at the end: the share in all tokens of a step is known only when all of them have run. Each
+batch has a loss of its own, which a model gives as `aux_loss`. Here the losses of a step's batches are averaged: each
+is weighted by the batch's share of what the step divides by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nopad.errors import OptionError
+from nopad.model.routers import ASKED, routes
+from nopad.model.safety import bare
+
+__all__ = ["AUXILIARY", "auxiliary", "coefficient_of", "learned_share"]
+
+AUXILIARY = "aux_loss"
+COEFFICIENTS = ("router_aux_loss_coef", "aux_loss_coef")
+
+
+def coefficient_of(config: Any) -> float | None:
+    """Return by what a model's configuration multiplies the loss that balances experts; None: it does not say."""
+    for one in (config, config.get_text_config()):
+        for name in COEFFICIENTS:
+            value = getattr(one, name, None)
+            if isinstance(value, int | float):
+                return float(value)
+    return None
+
+
+def learned_share(config: Any) -> float | None:
+    """Return the coefficient if a configuration asks for the logits of routers; None: nothing of them is learned."""
+    return coefficient_of(config) if routes(config) else None
+
+
+def auxiliary(model: Any, outputs: Any) -> Tensor | None:
+    """Return the loss that balances experts in a batch, times the coefficient in the model's configuration; a scalar.
+
+    None: the model gives none (`output_router_logits` is False), or gradients are disabled, as in evaluations.
+
+    Raises:
+        OptionError: the configuration has no coefficient.
+    """
+    loss = outputs.get(AUXILIARY) if isinstance(outputs, Mapping) else None
+    if not isinstance(loss, Tensor) or not torch.is_grad_enabled():
+        return None
+    inner = bare(model)
+    coefficient = coefficient_of(inner.config)
+    if coefficient is None:
+        raise OptionError(
+            f"{type(inner).__name__} gives a loss that balances experts, {AUXILIARY}, and its configuration does not "
+            f"say how much of it is learned; set model.config.{COEFFICIENTS[0]}, or model.config.{ASKED} = False"
+        )
+    return coefficient * loss
