@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,7 +12,7 @@ import typer
 
 from nopad.assignment import Order
 from nopad.cli.content import Chat, ChatOptions, Suffixes, TextFields, TextPair, content_of, encoder_for, from_stdin
-from nopad.cli.inputs import open_inputs
+from nopad.cli.inputs import open_inputs, passed_over
 from nopad.cli.monitor import Bars
 from nopad.cli.options import (
     AlgorithmOptions,
@@ -163,9 +163,9 @@ def pack(
             monitor=monitor,
         )
     if as_json:
-        print(json.dumps(_facts(out, reused), indent=1))
+        print(json.dumps(_facts(out, reused, source.ignored), indent=1))
     else:
-        _show(out, reused)
+        _show(out, reused, source.ignored)
 
 
 @contextmanager
@@ -181,8 +181,11 @@ def _way_out(out: Path) -> Iterator[None]:
         raise type(error)(f"{error}, or start over with --force") from error
 
 
-def _facts(out: Path, reused: bool) -> dict[str, Any]:
-    """Return, for JSON, whether the output was there already, and a dict per dataset (two with ``--validation``)."""
+def _facts(out: Path, reused: bool, ignored: Sequence[str]) -> dict[str, Any]:
+    """Return, for JSON, whether the output was there already, and a dict per dataset (two with ``--validation``).
+
+    `ignored` are the names of the files in folders that were not read.
+    """
     found = []
     for folder in split_folders(out) or [out]:
         manifest, plan = Manifest.load(folder), Plan.load(folder / PLAN)
@@ -200,11 +203,11 @@ def _facts(out: Path, reused: bool) -> dict[str, Any]:
                 "notes": list(plan.notes),
             }
         )
-    return {"reused": reused, "datasets": found}
+    return {"reused": reused, "passed_over": list(ignored), "datasets": found}
 
 
-def _show(out: Path, reused: bool) -> None:
-    """Print what was packed."""
+def _show(out: Path, reused: bool, ignored: Sequence[str]) -> None:
+    """Print what was packed, and which files in folders were not read (`ignored`)."""
     screen = console()
     for folder in split_folders(out) or [out]:
         manifest = Manifest.load(folder)
@@ -213,6 +216,8 @@ def _show(out: Path, reused: bool) -> None:
         screen.print(outcome(manifest, Plan.load(folder / PLAN)))
         size = sum(shard.bytes for shard in manifest.shards)
         screen.print(f"  {folder}: {manifest.kind} dataset, {size:,} bytes", markup=False, soft_wrap=True)
+    if ignored:
+        screen.print(f"  {passed_over(ignored)}", style="yellow", markup=False, soft_wrap=True)
     if reused:
         screen.print("  [green]already packed[/]: the source is the same, and every file has its checksum")
     screen.print(f"  Next: nopad verify {out}", markup=False, soft_wrap=True)
