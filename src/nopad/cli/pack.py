@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -39,14 +39,14 @@ from nopad.cli.options import (
 )
 from nopad.cli.pretrain import Pretrain, PretrainOptions, parse_pretrain
 from nopad.cli.render import console, outcome
+from nopad.cli.starting_over import way_out
 from nopad.corpus import CorpusOptions, LengthsFile, load_tokenizer
-from nopad.errors import OutputExistsError, ResumeError
 from nopad.planning import ALGORITHMS, Plan
 from nopad.store import Manifest, PackOptions, pack_corpus
 from nopad.store.choice import check_divisible
 from nopad.store.manifest import MANIFEST, PLAN, split_folders
 from nopad.store.shards import SHARD_TOKENS
-from nopad.store.starting_over import DATASET, check_made, replacement
+from nopad.store.starting_over import DATASET, replacement
 from nopad.store.workspace import check_outside
 
 __all__ = ["pack"]
@@ -152,7 +152,7 @@ def pack(
     check_outside(source.folders, out)
     loaded = load_tokenizer(tokenizer) if needs_tokenizer else None
     reused = not force and ((out / MANIFEST).exists() or bool(split_folders(out)))
-    with replacement(out, DATASET) if force else nullcontext(out) as place, Bars() as monitor, _way_out(out):
+    with replacement(out, DATASET) if force else nullcontext(out) as place, Bars() as monitor, way_out(out, DATASET):
         pack_corpus(
             source,
             place,
@@ -166,19 +166,6 @@ def pack(
         print(json.dumps(_facts(out, reused, source.ignored), indent=1))
     else:
         _show(out, reused, source.ignored)
-
-
-@contextmanager
-def _way_out(out: Path) -> Iterator[None]:
-    """In a ``with`` block, add a hint at ``--force`` to errors about an output folder that ``--force`` may replace."""
-    try:
-        yield
-    except (OutputExistsError, ResumeError) as error:
-        try:
-            check_made(out, DATASET)
-        except OutputExistsError:
-            raise error from None
-        raise type(error)(f"{error}, or start over with --force") from error
 
 
 def _facts(out: Path, reused: bool, ignored: Sequence[str]) -> dict[str, Any]:
