@@ -172,6 +172,11 @@ def test_the_answer_counts_what_is_cut(call, data, tokenizer, way, said):
     assert said in call("plan", *words)
 
 
+def test_several_capacities_count_what_is_cut(call, data, tokenizer):
+    words = filled(["texts.jsonl", "-t", "T", "--over-long", "truncate", "--ladder", "4:1,8:1.5"], data, tokenizer)
+    assert "\n16 truncated, 40 tokens cut off\n" in call("plan", *words)
+
+
 def test_a_saved_plan_leaves_nothing_out(call, data, tokenizer, lengths, tmp_path):
     words = filled(["texts.jsonl", "-t", "T", "-c", 8], data, tokenizer)
     for given in (words, [lengths, "-c", 7]):

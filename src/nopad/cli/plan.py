@@ -328,6 +328,7 @@ def _ladder(
     EFFORT.check("effort", options.get("effort", EFFORT.default))
     own = parse_depth(depth[0]) if depth else None
     _check_output(output, 1, 1)
+    given = None
     if len(ladder[0][0]) == 2:
         sizes: Histogram | NDArray[Any] = read_pairs(*read.args, **read.keywords)
     else:
@@ -335,6 +336,9 @@ def _ladder(
             given = read(max(ladder[0])[0], monitor)
         sizes = given.histogram if given.lengths is None else given.lengths
     show_ladder(sizes, ladder, own, options, as_json, output)
+    if given is not None and not as_json:
+        for said in filter(None, ("; ".join(became(given)), passed_over(given.passed_over))):
+            console().print(said, style="yellow", markup=False, soft_wrap=True)
 
 
 def _show(given: Given, without: Padded, rows: list[dict[str, Any]], wanted: Wanted, output: Path | None) -> None:
