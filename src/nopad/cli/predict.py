@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nopad.cli.content import from_stdin
+from nopad.cli.inputs import passed_over
 from nopad.cli.monitor import Bars
 from nopad.cli.options import Force, TextUnit, parse_pairs
 from nopad.cli.render import console
+from nopad.cli.starting_over import way_out
 from nopad.corpus import options as corpus
 from nopad.errors import MissingExtraError, OptionError, install
 from nopad.store.starting_over import PREDICTIONS, replacement
+from nopad.wording import counted
 
 if TYPE_CHECKING:
     from nopad.corpus.record_stream import RecordStream
@@ -60,7 +63,7 @@ MaxLength = Annotated[
     typer.Option(
         "--max-length",
         metavar="N",
-        help="Most tokens of a sequence. Default: the model's positions.",
+        help="Most tokens of a sequence. Default: what a sentence-transformers folder says, or the model's positions.",
         rich_help_panel=TASK,
     ),
 ]
@@ -162,9 +165,9 @@ def predict(
             kept.setdefault("path", "path")
         from nopad.tasks import predict_files
 
-        with replacement(out, PREDICTIONS) if force else nullcontext(out) as place:
+        with replacement(out, PREDICTIONS) if force else nullcontext(out) as place, way_out(out, PREDICTIONS):
             found = predict_files(made, loaded, records, place, keep=kept, monitor=monitor, **sizes)
-    _say(replace(found, folder=out))
+    _say(replace(found, folder=out), made, records, text_unit)
     if alike is not None:
         told = f"outputs of random tokens have a cosine of at least {alike:.5f} with those before"
         console().print(f"  {precision}: {told}", markup=False, soft_wrap=True)
@@ -255,11 +258,20 @@ def _as_trained(task: str | None, model: str, options: dict[str, Any]) -> tuple[
     return stored[0], {**stored[1], **options}
 
 
-def _say(found: PredictionFiles) -> None:
+def _say(found: PredictionFiles, task: Task, inputs: RecordStream, text_unit: corpus.TextUnit) -> None:
+    """Print what was predicted, of which records, and which files in folders were not read."""
     screen = console()
-    counted = "".join(f", {number:,} {name.replace('_', ' ')}" for name, number in found.counts.items() if number)
-    line = f"{found.records:,} records{counted}; {found.sequences:,} sequences, {found.tokens:,} tokens"
+    read, files = counted(found.records, "record"), len(inputs.inventory())
+    if inputs.kind == "text" and text_unit == "line" and files > 1:
+        read += f" (lines of {files:,} files; --text-unit file makes one of each)"
+    limit = "" if task.max_length is None else f" to {counted(task.max_length, 'token')}"
+    for name, number in found.counts.items():
+        if number:
+            read += f", {number:,} {name.replace('_', ' ')}{limit if name == 'truncated' else ''}"
+    line = f"{read}; {counted(found.sequences, 'sequence')}, {counted(found.tokens, 'token')}"
     screen.print(f"  {line}", highlight=False)
+    if inputs.ignored:
+        screen.print(f"  {passed_over(inputs.ignored)}", style="yellow", markup=False, soft_wrap=True)
     parts = f"{len(found.parts)} part{'' if len(found.parts) == 1 else 's'}"
     screen.print(f"  {found.folder}: {parts}, Parquet", markup=False, soft_wrap=True)
 

@@ -209,7 +209,9 @@ class _Job:
                 f"{out} already holds predictions made with other settings ({changed}); choose another folder"
             )
         if manifest["source"]["sha256"] != self._fingerprint():
-            raise OutputExistsError(f"{out} already holds predictions of another input; choose another folder")
+            known = changes_of(dict(manifest["source"]["files"]), dict(self.records.inventory()))
+            named = f" ({known})" if known else ""
+            raise OutputExistsError(f"{out} already holds predictions of another input{named}; choose another folder")
         for part in manifest["parts"]:
             if not holds(out / part["file"], part["sha256"]):
                 raise CorruptError(f"{out / part['file']} is missing or damaged; delete {out} to predict again")
@@ -292,6 +294,24 @@ class _Job:
     def _fingerprint(self) -> str:
         self.monitor.stage("checking the input", None, "bytes")
         return self.records.fingerprint()
+
+
+def changes_of(before: Mapping[str, int], now: Mapping[str, int]) -> str:
+    """Return in words how the files of an input differ, by their names and sizes in bytes; "" if they do not.
+
+    >>> changes_of({"a.txt": 3, "b.txt": 5}, {"b.txt": 6, "c.txt": 1, "d.txt": 1})
+    'new: c.txt, d.txt; gone: a.txt; of another size: b.txt'
+    """
+    found = {
+        "new": [name for name in now if name not in before],
+        "gone": [name for name in before if name not in now],
+        "of another size": [name for name, size in now.items() if before.get(name, size) != size],
+    }
+    return "; ".join(
+        f"{what}: {', '.join(names[:3])}{f' and {len(names) - 3:,} more' if names[3:] else ''}"
+        for what, names in found.items()
+        if names
+    )
 
 
 def _name(number: int) -> str:
