@@ -191,7 +191,7 @@ def test_bad_input_is_refused():
     with pytest.raises(OptionError, match="over_long is 'split'; for chat"):
         Chat(tokenizer(), max_length=4, over_long="split")
     with pytest.raises(LengthError, match="record 0 has no token"):
-        CausalLM(tokenizer()).encode([{"text": ""}])
+        CausalLM(tokenizer(), empty="error").encode([{"text": ""}])
     with pytest.raises(RecordError, match="record 0 has no 'text'"):
         CausalLM(tokenizer()).encode([{"body": "is it"}])
 

@@ -121,7 +121,7 @@ class TextPairs(Encoder):
         made: list[Made] = [_not_text(record, self.reads) or [] for record in records]
         good = [at for at, one in enumerate(made) if not isinstance(one, str)]
         texts, pairs = ([records[at][name] for at in good] for name in self.reads)
-        whole = tokenised(self._tokenizer, texts, pairs, allow_empty=True)  # the job's policy is for these
+        whole = tokenised(self._tokenizer, texts, pairs, empty="keep")  # the job's policy is for these
         counts = {"truncated": 0, "truncated_tokens": 0}
         for at, number in enumerate(good):
             ids, types = whole.ids[at], whole.types[at] if self._typed else []

@@ -9,8 +9,9 @@ from __future__ import annotations
 import functools
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,7 +22,7 @@ from nopad.errors import LengthError, OptionError
 from nopad.loading import PackedLoader
 from nopad.loading.supply import Collate
 from nopad.options import Option
-from nopad.tasks.examples import Examples
+from nopad.tasks.examples import Examples, encoded_part, placed, readable
 from nopad.tasks.objective import Objective
 
 __all__ = ["Task", "check_tokenizer"]
@@ -47,6 +48,28 @@ def _noting(constructor: Callable[..., None]) -> Callable[..., None]:
         constructor(self, *args, **kwargs)
 
     return noted
+
+
+def _placing(encode: Callable[..., Examples]) -> Callable[..., Examples]:
+    """Wrap `Task.encode`: of a stream, bad records to skip are counted, and errors name a record's file and line."""
+
+    @functools.wraps(encode)
+    def placing(self: Any, records: Iterable[Mapping[str, Any]], **options: Any) -> Examples:
+        if not isinstance(records, RecordStream):
+            return encode(self, records, **options)
+        numbers: list[int] = []
+        counts: dict[str, int] = {}
+
+        def read() -> Iterator[Mapping[str, Any]]:
+            for number, record in readable(records, counts):
+                numbers.append(number)
+                yield record
+
+        with placed(records):
+            made = encoded_part(lambda part: encode(self, part, **options), read(), numbers)
+        return replace(made, counts={**made.counts, **counts}) if counts else made
+
+    return placing
 
 
 class Task(ABC):
@@ -88,8 +111,10 @@ class Task(ABC):
     options: dict[str, Any]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Wrap the constructor of a subclass, so that it stores its arguments in `options`."""
+        """Wrap a subclass's constructor, which then stores its arguments in `options`, and its `encode`: `_placing`."""
         super().__init_subclass__(**kwargs)
+        if "encode" in vars(cls):
+            cls.encode = _placing(cls.encode)  # type: ignore[method-assign]
         if "__init__" in vars(cls):
             cls.__init__ = _noting(cls.__init__)  # type: ignore[method-assign]
 
