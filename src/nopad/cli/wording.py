@@ -40,7 +40,18 @@ FLAGS = {
     "pack": _PACK,
     "verify": ("source", "tokenizer"),
     "audit": ("accumulation", "backend", "ranks"),
-    "predict": ("capacity", "empty", "max_length", "on_bad_record", "over_long", "pair", "rows", "text", "text_unit"),
+    "predict": (
+        "capacity",
+        "empty",
+        "labels",
+        "max_length",
+        "on_bad_record",
+        "over_long",
+        "pair",
+        "rows",
+        "text",
+        "text_unit",
+    ),
     "study distributions": ("over_long", "text_unit", "tokenizer"),
     "study glue": ("tokenizer",),
     "study pretraining": ("text_field", "text_unit", "tokenizer"),
@@ -52,7 +63,7 @@ SETTABLE = {"predict": _TASK}  # by `--set NAME=VALUE`
 
 # Where the configuration of `nopad train` has them
 FIELDS = {
-    **{name: f"task.{name}" for name in (*_TASK, "max_length", "over_long", "pair", "text")},
+    **{name: f"task.{name}" for name in (*_TASK, "labels", "max_length", "over_long", "pair", "text")},
     **{
         name: f"packing.{name}"
         for name in (

@@ -294,9 +294,14 @@ def number_of(value: Any, names: Sequence[str], where: str) -> int:
                 f"{str(number)!r} by name; give names, as strings"
             )
         return number
-    raise RecordError(
-        f"{where} is {value!r}; it is a number from 0 to {len(names) - 1}, or one of {', '.join(names[:20])}"
+    unnamed = list(names) == names_of(len(names))
+    known = "" if unnamed else f", or one of {', '.join(names[:20])}"
+    way = (
+        f'; name the classes in the order of their numbers with labels=, such as ["{value}", ...]'
+        if isinstance(value, str) and unnamed
+        else ""
     )
+    raise RecordError(f"{where} is {value!r}; it is a number from 0 to {len(names) - 1}{known}{way}")
 
 
 def _named(names: Sequence[str], problem: str) -> dict[str, Any]:
