@@ -231,3 +231,12 @@ def _no_specials():
     from tokenizers import processors
 
     return processors.TemplateProcessing(single="$A", pair="$A $B:1", special_tokens=[])
+
+
+def test_what_is_above_the_capacity_says_how_the_task_cuts_it():
+    told = r"1 of 2 sequences are longer than the capacity of 4, .* record 1, .* CausalLM\(tokenizer, max_length=4, ove"
+    with pytest.raises(LengthError, match=told):
+        CausalLM(tokenizer()).loader([{"text": "is it"}, {"text": "is it why not the cat"}], 4, rows=1)
+    assert CausalLM(tokenizer(), max_length=4, over_long="truncate").loader(
+        [{"text": "is it why not the cat"}], 4, rows=1
+    )

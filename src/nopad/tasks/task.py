@@ -21,7 +21,7 @@ from nopad.corpus.record_stream import RecordStream
 from nopad.errors import LengthError, OptionError
 from nopad.loading import PackedLoader
 from nopad.loading.supply import Collate
-from nopad.options import Option
+from nopad.options import MAX_LENGTH, Option
 from nopad.tasks.examples import Examples, encoded_part, placed, readable
 from nopad.tasks.objective import Objective
 
@@ -199,6 +199,23 @@ class Task(ABC):
         """The `collate` of the task's loader (`nopad.PackedLoader`); None: the loader's default."""
         return None
 
+    def _check_capacity(self, made: Examples, capacity: int | None) -> None:
+        """Refuse sequences that are longer than `capacity` (None: unlimited); the message says how the task cuts them.
+
+        Raises:
+            LengthError: there is such a sequence.
+        """
+        over = made.sequences.seq_lengths > (capacity or MAX_LENGTH)
+        if not isinstance(capacity, int) or not over.any():
+            return
+        first, longest = int(made.record[int(over.argmax())]), int(made.sequences.seq_lengths.max())
+        cut = f'{type(self).__name__}(tokenizer, max_length={capacity}, over_long="truncate")'
+        raise LengthError(
+            f"{int(over.sum()):,} of {len(made):,} sequences are longer than the capacity of {capacity:,}, the first "
+            f"is of record {first}, the longest has {longest:,} tokens; let the task cut them: {cut}, or give a larger "
+            "capacity"
+        )
+
     def loader(
         self, data: Examples | Iterable[Mapping[str, Any]], capacity: int | None = None, **options: Any
     ) -> PackedLoader:
@@ -211,6 +228,7 @@ class Task(ABC):
         made = data if isinstance(data, Examples) else self.encode(self.read(data))
         if not len(made):
             raise LengthError(f"nothing is left to train on: {made}; raise max_length, or truncate")
+        self._check_capacity(made, capacity)
         if made.group > 1:
             options.setdefault("groups", made.group)
         options.setdefault("collate", self.collate)

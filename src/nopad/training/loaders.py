@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -197,5 +198,5 @@ def about(field: str, why: str = "") -> Iterator[None]:
     except InputError as error:
         if str(error).startswith("packing."):
             raise
-        said = str(error).replace("over_long=", "task.over_long = ")
+        said = re.sub(r"(?<!, )over_long=", "task.over_long = ", str(error))
         raise type(error)(f"{field}: {said}{why if 'max_length is' in said else ''}") from error
