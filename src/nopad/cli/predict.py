@@ -12,7 +12,7 @@ import typer
 from nopad.cli.content import from_stdin
 from nopad.cli.inputs import passed_over
 from nopad.cli.monitor import Bars
-from nopad.cli.options import Force, TextUnit, parse_pairs
+from nopad.cli.options import EmptyPolicy, Force, OnBadRecord, TextUnit, parse_pairs
 from nopad.cli.render import console
 from nopad.cli.starting_over import way_out
 from nopad.corpus import options as corpus
@@ -127,6 +127,8 @@ def predict(
     option: More = None,
     keep: Keep = None,
     text_unit: TextUnit = "line",
+    empty: EmptyPolicy = "skip",
+    on_bad_record: OnBadRecord = "error",
     capacity: Capacity = None,
     rows: RowsAtATime = None,
     batch_records: BatchRecords = 1000,
@@ -158,7 +160,8 @@ def predict(
     sizes |= {"batch_records": batch_records, "part_records": part_records}
     with Bars() as monitor:
         monitor.stage("loading the model", None, "")
-        records, made, loaded = _loaded(from_stdin(inputs), model, task, options, text_unit)
+        reading: dict[str, Any] = {"text_unit": text_unit, "on_bad_record": on_bad_record}
+        records, made, loaded = _loaded(from_stdin(inputs), model, task, options, empty, reading)
         loaded, alike = _lowered(loaded, precision)
         loaded = _placed(loaded, device)
         if records.kind == "text":
@@ -188,13 +191,13 @@ def _options(given: dict[str, Any], option: list[str] | None) -> dict[str, Any]:
 
 
 def _loaded(
-    inputs: list[str], model: str, task: str | None, options: dict[str, Any], text_unit: corpus.TextUnit
+    inputs: list[str], model: str, task: str | None, options: dict[str, Any], empty: str, reading: dict[str, Any]
 ) -> tuple[RecordStream, Task, Any]:
-    """Return the records, the task, and the model.
+    """Return the records, opened with the options `reading`, the task, and the model.
 
     Raises:
         MissingExtraError: torch or transformers is not installed.
-        OptionError: `text_unit` is given, and no file is text; or as `nopad.tasks.registry.load_task`.
+        OptionError: a `text_unit` is given, and no file is text; or as `nopad.tasks.registry.load_task`.
     """
     try:
         import torch  # noqa: F401
@@ -202,11 +205,15 @@ def _loaded(
     except ImportError as error:
         raise MissingExtraError(f"running models needs {error.name}: {install('torch')}") from error
     from nopad.corpus import open_records
-    from nopad.tasks.registry import load_task
+    from nopad.tasks.registry import load_task, options_of, task_class
 
     name, options = _as_trained(task, model, options)
-    records = open_records(inputs, text_unit=text_unit, paths=True)
-    if text_unit != "line" and records.kind != "text":
+    if "empty" in options_of(task_class(name)):
+        options = {**options, "empty": empty}
+    elif empty != "skip":
+        raise OptionError(f"--empty is {empty}, and the task {name} has no choice about it; leave it out")
+    records = open_records(inputs, paths=True, **reading)
+    if reading["text_unit"] != "line" and records.kind != "text":
         raise OptionError(f"--text-unit is of text files, and these records are {records.kind}; leave it out")
     return records, *load_task(name, model, options)
 
@@ -261,13 +268,14 @@ def _as_trained(task: str | None, model: str, options: dict[str, Any]) -> tuple[
 def _say(found: PredictionFiles, task: Task, inputs: RecordStream, text_unit: corpus.TextUnit) -> None:
     """Print what was predicted, of which records, and which files in folders were not read."""
     screen = console()
+    from nopad.tasks.examples import counted as by_name
+
     read, files = counted(found.records, "record"), len(inputs.inventory())
     if inputs.kind == "text" and text_unit == "line" and files > 1:
         read += f" (lines of {files:,} files; --text-unit file makes one of each)"
-    limit = "" if task.max_length is None else f" to {counted(task.max_length, 'token')}"
-    for name, number in found.counts.items():
-        if number:
-            read += f", {number:,} {name.replace('_', ' ')}{limit if name == 'truncated' else ''}"
+    read += by_name(found.counts)
+    if task.max_length is not None:
+        read = read.replace(" truncated", f" truncated to {counted(task.max_length, 'token')}")
     line = f"{read}; {counted(found.sequences, 'sequence')}, {counted(found.tokens, 'token')}"
     screen.print(f"  {line}", highlight=False)
     if inputs.ignored:
