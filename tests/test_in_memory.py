@@ -124,7 +124,7 @@ class TestChats:
     def test_long_ones(self):
         tok = templates.tokenizer(templates.PLAIN)
         told = (
-            r'^memory, record 2: 14 tokens, capacity is 12; choose over_long="truncate" or "drop", or a capacity of at'
+            r'^the dataset, record 1: 14 tokens, capacity is 12; choose over_long="truncate" or "drop", or a capacity'
         )
         with pytest.raises(RecordError, match=told):
             nopad.pack_dataset(CHATS, 12, tokenizer=tok)
@@ -182,7 +182,7 @@ def test_a_pair_without_a_token_is_an_empty_record(special):
         dataset = nopad.pack_dataset(records, 32, tokenizer=tok, text_pair=("a", "b"))
     assert (dataset.manifest.counts["records"], dataset.manifest.counts["empty_skipped"]) == (3, 1)
     assert sorted(sequences_of(dataset)) == [0, 2]
-    with pytest.raises(RecordError, match=r"record 2.*empty"):
+    with pytest.raises(RecordError, match=r"the dataset, record 1.*empty"):
         nopad.pack_dataset(records, 32, tokenizer=tok, text_pair=("a", "b"), empty="error")
 
 

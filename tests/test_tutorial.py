@@ -192,6 +192,14 @@ def test_embed_a_folder(tmp_path):
         "How do I repair my bicycle? -> tyre",
         "a recipe -> bread",
     ]
+    import pyarrow.parquet as pq
+
+    assert said(printed, "python of_files.py") == "5 records in part-00000.parquet\n"
+    by_command, by_python = (pq.read_table(tmp_path / name).to_pylist() for name in ("of-files", "from-python"))
+    assert [Path(row["path"]).name for row in by_python] == [
+        f"{n}.txt" for n in ("bread", "call", "garden", "tax", "tyre")
+    ]
+    assert by_command == by_python
 
 
 @pytest.mark.slow

@@ -236,9 +236,10 @@ class TestModules:
     def test_padding_is_no_sequence(self):
         def collate(features):
             width = max(len(one["input_ids"]) for one in features)
-            fill = lambda name, value: torch.tensor(
-                [one[name] + [value] * (width - len(one[name])) for one in features]
-            )
+
+            def fill(name, value):
+                return torch.tensor([one[name] + [value] * (width - len(one[name])) for one in features])
+
             return {"input_ids": fill("input_ids", 0), "labels": fill("labels", -100)}
 
         verdict = nopad.audit_step(build("bert", "token classification", num_labels=5), tagged(), collate)

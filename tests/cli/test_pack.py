@@ -127,7 +127,7 @@ def test_files_of_other_kinds_are_told(call, jsonl, words, tmp_path):
     shutil.copy(jsonl, folder)
     (folder / "picture.png").write_bytes(b"png")
     ran = call("pack", folder, "-o", tmp_path / "out", "-c", 8, "-t", words)
-    assert "4 records, 1 file of another kind not read" in ran
+    assert "1 file passed over, of other kinds: .png" in ran
 
 
 @pytest.mark.parametrize(

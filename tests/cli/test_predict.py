@@ -74,7 +74,7 @@ def test_policies(folder, given, tmp_path, call):
     assert refused.code == 2
     assert "and max_length is 9; raise it, or choose --over-long truncate or drop" in refused.error()
     said = call(*command, "-o", str(tmp_path / "b"), "--over-long", "truncate")
-    assert f"40 records, {many} truncated; 40 sequences" in said
+    assert f"40 records, {many} truncated to 9 tokens; 40 sequences" in said
     said = call(*command, "-o", str(tmp_path / "c"), "--set", "over_long=drop")
     assert f"40 records, {many} dropped; {40 - many} sequences" in said
     assert pq.read_table(tmp_path / "c")["score"].null_count == many
@@ -172,3 +172,23 @@ def test_whole_files_with_their_paths(folder, tmp_path, call):
         2,
         "--text-unit is of text files, and these records are jsonl; leave it out",
     )
+
+
+def test_a_folder_of_notes(folder, tmp_path, call):
+    """What is read of it, what is passed over, and what has changed since."""
+    path, _, _ = folder("embed")
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    for name, text in {"a.md": "is it ?\nyes", "b.txt": "no", "y.pdf": "no", ".DS_Store": "no"}.items():
+        (notes / name).write_text(text)
+    how = [notes, "-o", tmp_path / "out", "--task", "embed", "-m", path]
+    ran = call("predict", *how)
+    assert "3 records (lines of 2 files; --text-unit file makes one of each); 3 sequences" in ran
+    assert "1 file passed over, of other kinds: .pdf" in ran
+    (notes / "c.txt").write_text("a dog")
+    (notes / "b.txt").write_text("two dogs")
+    said = f"{tmp_path / 'out'} already holds predictions of another input (new: c.txt; of another size: b.txt); "
+    assert call("predict", *how).error() == f"{said}choose another folder, or start over with --force"
+    assert "4 records (lines of 3 files" in call("predict", *how, "--force")
+    by_file = call("predict", *how, "--force", "--text-unit", "file")
+    assert "  3 records; 3 sequences" in by_file

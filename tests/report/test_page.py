@@ -61,7 +61,7 @@ def test_it_says_what_matters(page, subjects):
     assert "<h1>What we &lt;save&gt;</h1>" in text
     assert "<title>What we &lt;save&gt;</title>" in text
     assert "records skipped as empty" in text
-    assert "nopad pack INPUT -o packed --capacity 16" in text
+    assert "nopad pack INPUT --out packed --capacity 16" in text
 
 
 def test_pictures(subjects, tmp_path):

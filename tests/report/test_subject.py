@@ -36,7 +36,7 @@ def test_a_plan_is_shown_as_it_is(subjects, plan):
     found = subjects[1]
     assert (found.name, found.kind) == ("deep", "plan")
     assert found.plan == nopad.Plan.load(plan)
-    assert found.command == "nopad plan INPUT --capacity 16 --algorithm lpfhp --depth 3 -o deep.plan.json"
+    assert found.command == "nopad plan INPUT --capacity 16 --algorithm lpfhp --depth 3 --output deep.plan.json"
     sums, counts = found.fills()
     assert int(sums @ counts) == found.plan.tokens
     shown = {tuple(length for length, _ in pack) for pack in found.packs}
@@ -66,7 +66,7 @@ def test_the_command_makes_the_dataset_again(subjects, dataset, rows, tmp_path):
     from nopad.cli import main
 
     words = shlex.split(subjects[2].command)
-    assert words == shlex.split("nopad pack INPUT -o packed --capacity 16 --seed 3 --depth 6 --over-long split")
+    assert words == shlex.split("nopad pack INPUT --out packed --capacity 16 --depth 6 --seed 3 --over-long split")
     again = [{"INPUT": str(rows), "packed": str(tmp_path / "again")}.get(word, word) for word in words]
     with pytest.raises(SystemExit) as stopped:
         main(again[1:])
@@ -87,11 +87,11 @@ def test_every_option_that_is_not_the_default_is_in_the_command(tmp_path):
     for part in (
         "--over-long drop --empty error --on-bad-record skip",
         "--vocab-size 9",
-        "--ids-field ids --mask-field m",
-        "--order source --algorithm best_fit",
+        "--ids-field ids --carry label --mask-field m",
+        "--algorithm best_fit",
+        "--order source",
         "--shard-tokens 5",
         "--option pack_multiple=2",
-        "--carry label",
         "--no-special-tokens",
     ):
         assert part in words
@@ -149,7 +149,7 @@ def test_a_split_of_named_sources(mixture):
     assert (train.name, held.name) == ("mixed/train", "mixed/validation")
     assert train.command == held.command
     assert train.command == (
-        "nopad pack long=INPUT short=INPUT -o mixed --capacity 7 --over-long drop --validation 0.1"
+        "nopad pack long=INPUT short=INPUT --out mixed --capacity 7 --over-long drop --validation 0.1"
     )
     counts = dict(train.outcome)
     assert counts["records read"] == 240

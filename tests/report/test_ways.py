@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import nopad
+from nopad.errors import OptionError
 from nopad.report.settings import Settings
 from nopad.report.ways import formulas, money, savings, ways_of
 
@@ -76,3 +77,39 @@ def test_money():
         " US$3.00",
         "$0.001",
     ]
+
+
+def test_epochs_and_a_sample():
+    plan = nopad.plan(LENGTHS, 10)
+    one = ways_of(plan, Settings(rows_per_step=3, tokens_per_second=0.5))
+    many = ways_of(plan, given := Settings(rows_per_step=3, tokens_per_second=0.5, epochs=4, of_tokens=70))
+    for a, b in zip(one, many, strict=True):
+        rows, slots = -(-a.rows * 70 // 30), -(-a.slots * 70 // 30)  # 30 tokens, rounded up
+        assert (b.rows, b.slots, b.tokens, b.padding) == (rows * 4, slots * 4, 280, a.padding)
+        assert b.steps == -(-rows // 3) * 4
+        assert b.gpu_hours == pytest.approx(slots * 4 / 0.5 / 3600)
+    assert savings(many, given).startswith("4 epochs of 70 tokens (extrapolated) save ")
+    told = " ".join(formulas(given))
+    assert "Extrapolated: the input is taken as a sample of 70 tokens with the same lengths" in told
+    assert "those of 4 epochs." in told
+    with pytest.raises(OptionError, match="of_tokens is 29, and this input has 30 tokens"):
+        ways_of(plan, Settings(of_tokens=29))
+
+
+def test_savings_that_round_to_nothing_are_left_out():
+    plan = nopad.plan(LENGTHS, 10)
+    dynamic = ways_of(plan, Settings())[1].slots - 30
+    few, none = Settings(tokens_per_second=dynamic / 0.36 * 1.001), Settings(tokens_per_second=1e9)
+    said = savings(ways_of(plan, few), few)
+    assert "against rows padded to 10" in said
+    assert "dynamic" not in said
+    assert "under" not in said
+    assert savings(ways_of(plan, none), none) == "An epoch saves under 0.0001 GPU-hours against each other way."
+
+
+def test_a_price_without_a_currency_is_called_a_cost():
+    given = Settings(tokens_per_second=0.5, price_per_hour=2.5)
+    cost = money((80 - 30) / 0.5 / 3600 * 2.5, "")
+    assert f"GPU-hours and a cost of {cost} against rows padded to 10" in savings(
+        ways_of(nopad.plan(LENGTHS, 10), given), given
+    )

@@ -191,7 +191,7 @@ def test_bad_input_is_refused():
     with pytest.raises(OptionError, match="over_long is 'split'; for chat"):
         Chat(tokenizer(), max_length=4, over_long="split")
     with pytest.raises(LengthError, match="record 0 has no token"):
-        CausalLM(tokenizer()).encode([{"text": ""}])
+        CausalLM(tokenizer(), empty="error").encode([{"text": ""}])
     with pytest.raises(RecordError, match="record 0 has no 'text'"):
         CausalLM(tokenizer()).encode([{"body": "is it"}])
 
@@ -231,3 +231,12 @@ def _no_specials():
     from tokenizers import processors
 
     return processors.TemplateProcessing(single="$A", pair="$A $B:1", special_tokens=[])
+
+
+def test_what_is_above_the_capacity_says_how_the_task_cuts_it():
+    told = r"1 of 2 sequences are longer than the capacity of 4, .* record 1, .* CausalLM\(tokenizer, max_length=4, ove"
+    with pytest.raises(LengthError, match=told):
+        CausalLM(tokenizer()).loader([{"text": "is it"}, {"text": "is it why not the cat"}], 4, rows=1)
+    assert CausalLM(tokenizer(), max_length=4, over_long="truncate").loader(
+        [{"text": "is it why not the cat"}], 4, rows=1
+    )

@@ -221,3 +221,12 @@ def test_labels_that_mean_two_things_are_refused_until_it_is_said_which():
             flags.target(wrong, 0)
     with pytest.raises(OptionError, match="labels_as is 'hot'"):
         SeveralLabels(tokenizer(), 2, labels_as="hot")
+
+
+def test_a_name_where_no_classes_are_named_says_how_to_name_them():
+    with pytest.raises(
+        RecordError, match=r"label is 'bad'; it is a number from 0 to 1; name the .* labels=, such as \["
+    ):
+        Classification(tokenizer()).encode([{"text": "is it", "label": "bad"}])
+    with pytest.raises(RecordError, match=r"label is 'odd'; it is a number from 0 to 1, or one of bad, good$"):
+        Classification(tokenizer(), ["bad", "good"]).encode([{"text": "is it", "label": "odd"}])

@@ -349,8 +349,10 @@ def test_an_epoch_collate_by_itself_is_epoch_0():
 
 
 def test_bad_input_is_refused():
-    with pytest.raises(RecordError, match="record 1: text has no token"):
-        MaskedLM(tokenizer()).encode([{"text": "cat"}, {"text": " "}])
+    with pytest.raises(LengthError, match="record 1 has no token: its text is ' '; leave it out, or skip"):
+        MaskedLM(tokenizer(), empty="error").encode([{"text": "cat"}, {"text": " "}])
+    with pytest.raises(OptionError, match="empty is 'drop'; it is 'skip' or 'error'"):
+        MaskedLM(tokenizer(), empty="drop")
     with pytest.raises(RecordError, match="record 0 has no 'text'"):
         MaskedLM(tokenizer()).encode([{"sentence": "cat"}])
     with pytest.raises(LengthError, match="record 0 has 4 tokens, and max_length is 3"):

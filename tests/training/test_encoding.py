@@ -111,7 +111,7 @@ def test_a_part_of_which_nothing_is_left(tmp_path):
         task(max_length=5, over_long="drop"), Held([{"text": "is", "label": 1}, *records[4:]]), tmp_path, {}, at_once=2
     )
     assert (len(made), made.counts["dropped"], made.record.tolist()) == (1, 5, [0])
-    with pytest.raises(LengthError, match="all 5 records were dropped"):
+    with pytest.raises(LengthError, match="nothing is left of 5 records, 5 dropped; look at over_long"):
         encoded(task(max_length=5, over_long="drop"), Held(records[4:]), tmp_path, {}, at_once=2)
     with pytest.raises(LengthError, match="there is no record"):
         encoded(task(), Held(), tmp_path, {})

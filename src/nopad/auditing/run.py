@@ -61,8 +61,9 @@ def audit(
     Args:
         model: a transformers model; the audit runs copies of it. Without a collator, the copies are made pack-safe if
             the model is not.
-        collator: any function from features (dicts with ``input_ids``) to the arguments of a forward call; the model is
-            then audited unchanged, with batches of this collator.
+        collator: any function from features (dicts with ``input_ids`` and ``labels``; with ``input_ids`` alone if it
+            fails on labels) to the arguments of a forward call; the model is then audited unchanged, with batches of
+            this collator.
         capacity: capacity of the packs, and length of the longest sequence; both are smaller if the model has too few
             positions. None: 64, or, for a model with a local attention window of 52 to 256 tokens, a quarter more than
             the window, since shorter sequences do not test the window.

@@ -11,7 +11,18 @@ from nopad.planning import lower_bound
 from nopad.planning.baselines import Padded
 from nopad.wording import counted
 
-__all__ = ["advice", "answer", "best_of", "chosen", "facts", "headline", "left_out", "share", "text_unit"]
+__all__ = [
+    "advice",
+    "answer",
+    "became",
+    "best_of",
+    "chosen",
+    "facts",
+    "headline",
+    "left_out",
+    "share",
+    "text_unit",
+]
 
 NEAR = 1.01  # a depth counts as free if it needs at most this multiple of the packs at unlimited depth
 
@@ -40,7 +51,7 @@ def answer(given: Given, without: Padded, rows: Sequence[Mapping[str, Any]]) -> 
     shares = [f"{name} {without.share(slots):.1%}" for name, slots in {**times, "packed": best["slots"]}.items()]
     fewer = ", ".join(f"{slots / best['slots']:.2f} × than {name}" for name, slots in times.items())
     return [
-        headline(given),
+        "; ".join([headline(given), *became(given)]),
         f"padding: {', '.join(shares)}",
         f"{counted(best['packs'], 'pack')} of {given.capacity:,} tokens, {_from_least(given, rows)}: "
         f"factor {best['packing_factor']:.3f} (sequences per pack)",
@@ -98,6 +109,30 @@ def text_unit(given: Given) -> list[str]:
         f"text files: {named}; nopad train and nopad predict take each line, unless data.text_unit or --text-unit says "
         "otherwise"
     ]
+
+
+def became(given: Given) -> list[str]:
+    """Return a text for each kind of record that is not in the plan as it was read: truncated, split, dropped, skipped.
+
+    >>> from nopad import Histogram
+    >>> from nopad.corpus import Counts
+    >>> counts = Counts(truncated=11, truncated_tokens=2859, empty_skipped=1)
+    >>> became(Given(capacity=8, histogram=Histogram.from_lengths([8, 8]), lengths=None, counts=counts))
+    ['11 truncated, 2,859 tokens cut off', '1 skipped as empty']
+    """
+    found = given.counts
+    if found is None:
+        return []
+    long, lost = counted(found.long_sentences, "sentence"), counted(found.long_sentences_tokens, "token")
+    parts = {
+        f"{found.truncated:,} truncated, {counted(found.truncated_tokens, 'token')} cut off": found.truncated,
+        f"{found.split:,} split": found.split,
+        f"{found.dropped:,} dropped as over-long, {counted(found.dropped_tokens, 'token')}": found.dropped,
+        f"{long} too long for a pair, {lost} lost": found.long_sentences,
+        f"{found.empty_skipped:,} skipped as empty": found.empty_skipped,
+        f"{found.bad_skipped:,} skipped as bad": found.bad_skipped,
+    }
+    return [said for said, number in parts.items() if number]
 
 
 def _from_least(given: Given, rows: Sequence[Mapping[str, Any]]) -> str:
@@ -188,6 +223,8 @@ def facts(given: Given, without: Padded, rows: Sequence[Mapping[str, Any]]) -> d
             "longest": given.longest,
         },
         "text_unit": given.text_unit,
+        "counts": None if given.counts is None else given.counts.to_dict(),
+        "passed_over": list(given.passed_over),
         "advice": advice(rows),
         "plans": list(rows),
     }

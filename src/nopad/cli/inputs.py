@@ -11,9 +11,11 @@ from nopad.corpus import CorpusOptions, LengthsFile, ReaderOptions, Source, open
 from nopad.corpus.encoders import Encoder
 from nopad.corpus.mixture import NAME
 from nopad.errors import OptionError
+from nopad.wording import counted
 
-__all__ = ["open_inputs", "refuse_policies"]
+__all__ = ["open_inputs", "passed_over", "refuse_policies"]
 
+SHOWN = 4  # suffixes of files that were not read
 _DEFAULTS = {f.name: f.default for f in fields(CorpusOptions) if f.default is not MISSING}
 
 
@@ -56,6 +58,23 @@ def open_inputs(
         plain = next(given for given in inputs if given.partition("=")[0] not in named)
         raise OptionError(f"{plain} has no name, and others have; write NAME={plain}, or name none")
     return open_source(named, reader, encoder=encoder)
+
+
+def passed_over(names: Sequence[str]) -> str:
+    """Return a text on the files in folders that were not read, with up to four of their suffixes; "" if there is none.
+
+    >>> passed_over(["a/y.pdf", "z.pdf", "Makefile"])
+    '3 files passed over, of other kinds: .pdf, Makefile'
+    >>> passed_over(["cache-1.arrow (no part of the saved dataset)"])
+    '1 file passed over: cache-1.arrow (no part of the saved dataset)'
+    """
+    if not names:
+        return ""
+    reasoned = [name for name in names if name.endswith(")")]
+    plain = [name for name in names if name not in reasoned]
+    kinds = list(dict.fromkeys([*(Path(name).suffix or Path(name).name for name in plain), *reasoned]))
+    shown = f"{', '.join(kinds[:SHOWN])}{', ...' if kinds[SHOWN:] else ''}"
+    return f"{counted(len(names), 'file')} passed over{', of other kinds' if plain else ''}: {shown}"
 
 
 def refuse_policies(file: str, reader: ReaderOptions, policies: Mapping[str, Any]) -> None:

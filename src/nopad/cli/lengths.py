@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from nopad.cli.content import encoder_for
 from nopad.cli.inputs import open_inputs, refuse_policies
 from nopad.cli.pretrain import Wrap
-from nopad.corpus import CorpusOptions, LengthsFile, ReaderOptions, Source, Tokenizer, load_tokenizer, sequences
+from nopad.corpus import CorpusOptions, Counts, LengthsFile, ReaderOptions, Source, Tokenizer, load_tokenizer, sequences
 from nopad.corpus.content import Content
 from nopad.corpus.hub import HUB
 from nopad.corpus.inputs import reading
@@ -46,6 +46,10 @@ class Given:
             `lengths`, and number of their tokens.
         longest: number of tokens in the longest of these sequences; 0 if there are none.
         text_unit: what a record of the text files is, "file", "line" or "paragraph"; None: no text file was read.
+        counts: for a corpus, how many records were read, truncated and so on; None: there are no records.
+        passed_over: names of files in the given folders that were not read.
+        corpus: how the input was read, for a plan's `facts`: the options, the names of its sources, and the tokenizer,
+            with the names that a dataset's manifest has; empty if no option applies.
     """
 
     capacity: int
@@ -57,6 +61,9 @@ class Given:
     longest: int = 0
     chosen: bool = False
     text_unit: TextUnit | None = None
+    counts: Counts | None = None
+    passed_over: Sequence[str] = ()
+    corpus: Mapping[str, Any] = field(default_factory=dict)
 
     def apart(self, file: str) -> Given:
         """Return a copy that leaves out the sequences above the capacity and counts them in `over_long`.
@@ -133,6 +140,8 @@ def read_given(
     source = source or open_inputs(inputs, reader, policies, encoder)
     source = source if as_pairs is None else as_pairs(source, room)
     check_divisible(source, validation)
+    counts: Counts | None = None
+    how: dict[str, Any] = {"seed": seed, "validation": validation or None}
     if isinstance(source, LengthsFile):
         lengths = source.lengths
         if validation:
@@ -144,7 +153,12 @@ def read_given(
         loaded = None if source.kind == "ids" else load_tokenizer(tokenizer)
         options.content_capacity(loaded)
         options = replace(options, capacity=MAX_LENGTH) if apart else options
-        lengths, record, records = _lengths(source, loaded, options, monitor)
+        lengths, record, by_source = _lengths(source, loaded, options, monitor)
+        records = {name: one.records for name, one in by_source.items()}
+        counts = sum(by_source.values(), Counts())
+        names = [] if source.names == ("",) else list(source.names)
+        stated = loaded and {"sha256": loaded.fingerprint}
+        how |= {**policies, **source.settings(), "sources": names, "tokenizer": stated}
         if validation:
             lengths = lengths[choose(record, records, validation=validation, seed=seed).of("train")]
     histogram = Histogram.from_lengths(lengths)
@@ -152,9 +166,9 @@ def read_given(
         raise SourceError(f"{file} holds no sequences")
     ways = listed(encoder.ways if encoder else WAYS).replace('"', "")
     ways = "" if isinstance(source, LengthsFile) else ways
-    found = _given(capacity, histogram=histogram, lengths=lengths, policies=ways)
-    found = replace(found, text_unit=source.text_unit)
-    return found.apart(file) if apart else found
+    read = _given(capacity, histogram=histogram, lengths=lengths, policies=ways)
+    read = replace(read, counts=counts, passed_over=source.ignored, corpus=how, text_unit=source.text_unit)
+    return read.apart(file) if apart else read
 
 
 def read_pairs(
@@ -247,17 +261,17 @@ def _given(capacity: int | None, *, histogram: Histogram, lengths: NDArray[Any] 
 
 def _lengths(
     source: Source, tokenizer: Tokenizer | None, options: CorpusOptions, monitor: Monitor
-) -> tuple[NDArray[np.int32], NDArray[np.int64], dict[str, int]]:
-    """Tokenise a corpus; return its sequences' lengths and record numbers, and how many records each source has.
+) -> tuple[NDArray[np.int32], NDArray[np.int64], dict[str, Counts]]:
+    """Tokenise a corpus; return its sequences' lengths and record numbers, and the counts of each source's records.
 
     Both arrays are ``[n]``, in the order of the corpus. No token is kept: this takes 12 bytes of memory per sequence.
     """
     monitor.stage("tokenising", source.total_bytes, "bytes")
     lengths, record = [np.zeros(0, dtype=np.int32)], [np.zeros(0, dtype=np.int64)]
-    records = dict.fromkeys(source.names, 0)
+    counts = dict.fromkeys(source.names, Counts())
     for group in sequences(source.blocks(), tokenizer, options):
         monitor.advance(sum(block.progress for block in group.blocks), group.counts.tokens)
         lengths.append(group.batch.seq_lengths)
         record.append(group.batch.values["seq_index"])
-        records[group.blocks[0].source] += group.counts.records
-    return np.concatenate(lengths), np.concatenate(record), records
+        counts[group.blocks[0].source] += group.counts
+    return np.concatenate(lengths), np.concatenate(record), counts

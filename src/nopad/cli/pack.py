@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +12,7 @@ import typer
 
 from nopad.assignment import Order
 from nopad.cli.content import Chat, ChatOptions, Suffixes, TextFields, TextPair, content_of, encoder_for, from_stdin
-from nopad.cli.inputs import open_inputs
+from nopad.cli.inputs import open_inputs, passed_over
 from nopad.cli.monitor import Bars
 from nopad.cli.options import (
     AlgorithmOptions,
@@ -39,14 +39,14 @@ from nopad.cli.options import (
 )
 from nopad.cli.pretrain import Pretrain, PretrainOptions, parse_pretrain
 from nopad.cli.render import console, outcome
+from nopad.cli.starting_over import way_out
 from nopad.corpus import CorpusOptions, LengthsFile, load_tokenizer
-from nopad.errors import OutputExistsError, ResumeError
 from nopad.planning import ALGORITHMS, Plan
 from nopad.store import Manifest, PackOptions, pack_corpus
 from nopad.store.choice import check_divisible
 from nopad.store.manifest import MANIFEST, PLAN, split_folders
 from nopad.store.shards import SHARD_TOKENS
-from nopad.store.starting_over import DATASET, check_made, replacement
+from nopad.store.starting_over import DATASET, replacement
 from nopad.store.workspace import check_outside
 
 __all__ = ["pack"]
@@ -152,7 +152,7 @@ def pack(
     check_outside(source.folders, out)
     loaded = load_tokenizer(tokenizer) if needs_tokenizer else None
     reused = not force and ((out / MANIFEST).exists() or bool(split_folders(out)))
-    with replacement(out, DATASET) if force else nullcontext(out) as place, Bars() as monitor, _way_out(out):
+    with replacement(out, DATASET) if force else nullcontext(out) as place, Bars() as monitor, way_out(out, DATASET):
         pack_corpus(
             source,
             place,
@@ -163,26 +163,16 @@ def pack(
             monitor=monitor,
         )
     if as_json:
-        print(json.dumps(_facts(out, reused), indent=1))
+        print(json.dumps(_facts(out, reused, source.ignored), indent=1))
     else:
-        _show(out, reused)
+        _show(out, reused, source.ignored)
 
 
-@contextmanager
-def _way_out(out: Path) -> Iterator[None]:
-    """In a ``with`` block, add a hint at ``--force`` to errors about an output folder that ``--force`` may replace."""
-    try:
-        yield
-    except (OutputExistsError, ResumeError) as error:
-        try:
-            check_made(out, DATASET)
-        except OutputExistsError:
-            raise error from None
-        raise type(error)(f"{error}, or start over with --force") from error
+def _facts(out: Path, reused: bool, ignored: Sequence[str]) -> dict[str, Any]:
+    """Return, for JSON, whether the output was there already, and a dict per dataset (two with ``--validation``).
 
-
-def _facts(out: Path, reused: bool) -> dict[str, Any]:
-    """Return, for JSON, whether the output was there already, and a dict per dataset (two with ``--validation``)."""
+    `ignored` are the names of the files in folders that were not read.
+    """
     found = []
     for folder in split_folders(out) or [out]:
         manifest, plan = Manifest.load(folder), Plan.load(folder / PLAN)
@@ -200,11 +190,11 @@ def _facts(out: Path, reused: bool) -> dict[str, Any]:
                 "notes": list(plan.notes),
             }
         )
-    return {"reused": reused, "datasets": found}
+    return {"reused": reused, "passed_over": list(ignored), "datasets": found}
 
 
-def _show(out: Path, reused: bool) -> None:
-    """Print what was packed."""
+def _show(out: Path, reused: bool, ignored: Sequence[str]) -> None:
+    """Print what was packed, and which files in folders were not read (`ignored`)."""
     screen = console()
     for folder in split_folders(out) or [out]:
         manifest = Manifest.load(folder)
@@ -213,6 +203,8 @@ def _show(out: Path, reused: bool) -> None:
         screen.print(outcome(manifest, Plan.load(folder / PLAN)))
         size = sum(shard.bytes for shard in manifest.shards)
         screen.print(f"  {folder}: {manifest.kind} dataset, {size:,} bytes", markup=False, soft_wrap=True)
+    if ignored:
+        screen.print(f"  {passed_over(ignored)}", style="yellow", markup=False, soft_wrap=True)
     if reused:
         screen.print("  [green]already packed[/]: the source is the same, and every file has its checksum")
     screen.print(f"  Next: nopad verify {out}", markup=False, soft_wrap=True)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,9 +13,10 @@ from typing import Annotated, Any
 import typer
 from numpy.typing import NDArray
 
-from nopad.cli.answer import advice, answer, chosen, facts, left_out
+from nopad.cli.answer import advice, answer, became, chosen, facts, left_out
 from nopad.cli.capacities import planner_of, refuse_with_several, show_capacities
 from nopad.cli.content import Chat, ChatOptions, Suffixes, TextFields, TextPair, content_of, from_stdin
+from nopad.cli.inputs import passed_over
 from nopad.cli.ladder import parse_ladder, refuse_beside, show_ladder
 from nopad.cli.lengths import Given, read_given, read_pairs
 from nopad.cli.monitor import Bars
@@ -42,7 +44,7 @@ from nopad.cli.options import (
 )
 from nopad.cli.pretrain import Pretrain, PretrainOptions, parse_pretrain
 from nopad.cli.render import console, describe_bound, plan_table
-from nopad.errors import OptionError
+from nopad.errors import LengthError, OptionError, RecordError
 from nopad.histogram import Histogram
 from nopad.options import check_sizes
 from nopad.planning import ALGORITHMS, Plan
@@ -215,12 +217,25 @@ def plan(
         return
     _check_output(output, len(wanted.algorithms), len(wanted.depth or [None]))
     apart = over_long is None and output is None and pretrain is None
-    given, rows = _compare(partial(read, apart=apart), next(iter(capacities), None), wanted, seed)
+    only = next(iter(capacities), None)
+    with _way_out() if over_long is None and output is not None else nullcontext():
+        given, rows = _compare(partial(read, apart=apart), only, wanted, seed)
     without = padded(given.histogram, given.capacity, batch_size)
     if as_json:
         print(json.dumps(facts(given, without, rows), indent=1))
     else:
         _show(given, without, rows, wanted, output)
+
+
+@contextmanager
+def _way_out() -> Iterator[None]:
+    """In a ``with`` block, say of over-long sequences that --output needs a way to handle them."""
+    try:
+        yield
+    except (RecordError, LengthError) as error:
+        if "capacity" not in str(error):
+            raise
+        raise type(error)(f"{error}; a plan that is saved leaves nothing out by itself") from error
 
 
 @dataclass(frozen=True)
@@ -294,9 +309,17 @@ def _compare(
             options=options,
             output=wanted.output,
             saved_depth=wanted.saved_depth,
+            as_saved=partial(_as_saved, given),
             monitor=monitor,
         )
     return given, rows
+
+
+def _as_saved(given: Given, made: Plan) -> Plan:
+    """Return the plan as it is saved: with a note on what became of records, and how the corpus was read."""
+    notes = (*made.notes, f"records: {'; '.join(became(given))}") if became(given) else made.notes
+    how = {name: value for name, value in given.corpus.items() if value}
+    return replace(made, notes=notes, facts={**made.facts, "corpus": given.corpus} if how else made.facts)
 
 
 def _ladder(
@@ -317,6 +340,7 @@ def _ladder(
     EFFORT.check("effort", options.get("effort", EFFORT.default))
     own = parse_depth(depth[0]) if depth else None
     _check_output(output, 1, 1)
+    given = None
     if len(ladder[0][0]) == 2:
         sizes: Histogram | NDArray[Any] = read_pairs(*read.args, **read.keywords)
     else:
@@ -324,6 +348,9 @@ def _ladder(
             given = read(max(ladder[0])[0], monitor)
         sizes = given.histogram if given.lengths is None else given.lengths
     show_ladder(sizes, ladder, own, options, as_json, output)
+    if given is not None and not as_json:
+        for said in filter(None, ("; ".join(became(given)), passed_over(given.passed_over))):
+            console().print(said, style="yellow", markup=False, soft_wrap=True)
 
 
 def _show(given: Given, without: Padded, rows: list[dict[str, Any]], wanted: Wanted, output: Path | None) -> None:
@@ -332,7 +359,7 @@ def _show(given: Given, without: Padded, rows: list[dict[str, Any]], wanted: Wan
     whole = not out.is_terminal  # lines are wrapped for a terminal only
     for line in answer(given, without, rows):
         out.print(line, markup=False, soft_wrap=whole)
-    for said in filter(None, (chosen(given), left_out(given, _ways(given)))):
+    for said in filter(None, (chosen(given), left_out(given, _ways(given)), passed_over(given.passed_over))):
         out.print(said, style="yellow", markup=False, soft_wrap=whole)
     short = ("strategies", "reached", "padding tokens") if wanted.short else ()
     out.print(plan_table(rows, out.width, short))
@@ -381,17 +408,18 @@ def table_rows(
     options: Mapping[str, Any] | None = None,
     output: Path | None = None,
     saved_depth: int | None = None,
+    as_saved: Callable[[Plan], Plan] = lambda made: made,
 ) -> list[dict[str, Any]]:
     """Call `nopad.planning.comparison.compare` with progress bars, and return its rows.
 
     The other arguments are those of `compare`. `output` is the file to save the plan of `saved_depth` in, allowed
-    only with one algorithm; None: save none.
+    only with one algorithm; None: save none. `as_saved` returns what is saved of a plan.
     """
 
     def done(made: Plan) -> None:
         monitor.advance(1)
         if output is not None and made.depth == saved_depth:
-            made.save(output)
+            as_saved(made).save(output)
 
     def begun(name: str) -> None:
         monitor.stage(f"planning {name}", len(depths), "depths")

@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nopad.cli.content import from_stdin
+from nopad.cli.inputs import passed_over
 from nopad.cli.monitor import Bars
-from nopad.cli.options import Force, TextUnit, parse_pairs
+from nopad.cli.options import EmptyPolicy, Force, OnBadRecord, TextUnit, parse_pairs
 from nopad.cli.render import console
+from nopad.cli.starting_over import way_out
 from nopad.corpus import options as corpus
 from nopad.errors import MissingExtraError, OptionError, install
 from nopad.store.starting_over import PREDICTIONS, replacement
+from nopad.wording import counted
 
 if TYPE_CHECKING:
     from nopad.corpus.record_stream import RecordStream
@@ -60,7 +63,7 @@ MaxLength = Annotated[
     typer.Option(
         "--max-length",
         metavar="N",
-        help="Most tokens of a sequence. Default: the model's positions.",
+        help="Most tokens of a sequence. Default: what a sentence-transformers folder says, or the model's positions.",
         rich_help_panel=TASK,
     ),
 ]
@@ -124,6 +127,8 @@ def predict(
     option: More = None,
     keep: Keep = None,
     text_unit: TextUnit = "line",
+    empty: EmptyPolicy = "skip",
+    on_bad_record: OnBadRecord = "error",
     capacity: Capacity = None,
     rows: RowsAtATime = None,
     batch_records: BatchRecords = 1000,
@@ -155,16 +160,17 @@ def predict(
     sizes |= {"batch_records": batch_records, "part_records": part_records}
     with Bars() as monitor:
         monitor.stage("loading the model", None, "")
-        records, made, loaded = _loaded(from_stdin(inputs), model, task, options, text_unit)
+        reading: dict[str, Any] = {"text_unit": text_unit, "on_bad_record": on_bad_record}
+        records, made, loaded = _loaded(from_stdin(inputs), model, task, options, empty, reading)
         loaded, alike = _lowered(loaded, precision)
         loaded = _placed(loaded, device)
         if records.kind == "text":
             kept.setdefault("path", "path")
         from nopad.tasks import predict_files
 
-        with replacement(out, PREDICTIONS) if force else nullcontext(out) as place:
+        with replacement(out, PREDICTIONS) if force else nullcontext(out) as place, way_out(out, PREDICTIONS):
             found = predict_files(made, loaded, records, place, keep=kept, monitor=monitor, **sizes)
-    _say(replace(found, folder=out))
+    _say(replace(found, folder=out), made, records, text_unit)
     if alike is not None:
         told = f"outputs of random tokens have a cosine of at least {alike:.5f} with those before"
         console().print(f"  {precision}: {told}", markup=False, soft_wrap=True)
@@ -185,13 +191,13 @@ def _options(given: dict[str, Any], option: list[str] | None) -> dict[str, Any]:
 
 
 def _loaded(
-    inputs: list[str], model: str, task: str | None, options: dict[str, Any], text_unit: corpus.TextUnit
+    inputs: list[str], model: str, task: str | None, options: dict[str, Any], empty: str, reading: dict[str, Any]
 ) -> tuple[RecordStream, Task, Any]:
-    """Return the records, the task, and the model.
+    """Return the records, opened with the options `reading`, the task, and the model.
 
     Raises:
         MissingExtraError: torch or transformers is not installed.
-        OptionError: `text_unit` is given, and no file is text; or as `nopad.tasks.registry.load_task`.
+        OptionError: a `text_unit` is given, and no file is text; or as `nopad.tasks.registry.load_task`.
     """
     try:
         import torch  # noqa: F401
@@ -199,11 +205,15 @@ def _loaded(
     except ImportError as error:
         raise MissingExtraError(f"running models needs {error.name}: {install('torch')}") from error
     from nopad.corpus import open_records
-    from nopad.tasks.registry import load_task
+    from nopad.tasks.registry import load_task, options_of, task_class
 
     name, options = _as_trained(task, model, options)
-    records = open_records(inputs, text_unit=text_unit, paths=True)
-    if text_unit != "line" and records.kind != "text":
+    if "empty" in options_of(task_class(name)):
+        options = {**options, "empty": empty}
+    elif empty != "skip":
+        raise OptionError(f"--empty is {empty}, and the task {name} has no choice about it; leave it out")
+    records = open_records(inputs, paths=True, **reading)
+    if reading["text_unit"] != "line" and records.kind != "text":
         raise OptionError(f"--text-unit is of text files, and these records are {records.kind}; leave it out")
     return records, *load_task(name, model, options)
 
@@ -255,11 +265,21 @@ def _as_trained(task: str | None, model: str, options: dict[str, Any]) -> tuple[
     return stored[0], {**stored[1], **options}
 
 
-def _say(found: PredictionFiles) -> None:
+def _say(found: PredictionFiles, task: Task, inputs: RecordStream, text_unit: corpus.TextUnit) -> None:
+    """Print what was predicted, of which records, and which files in folders were not read."""
     screen = console()
-    counted = "".join(f", {number:,} {name.replace('_', ' ')}" for name, number in found.counts.items() if number)
-    line = f"{found.records:,} records{counted}; {found.sequences:,} sequences, {found.tokens:,} tokens"
+    from nopad.tasks.examples import counted as by_name
+
+    read, files = counted(found.records, "record"), len(inputs.inventory())
+    if inputs.kind == "text" and text_unit == "line" and files > 1:
+        read += f" (lines of {files:,} files; --text-unit file makes one of each)"
+    read += by_name(found.counts)
+    if task.max_length is not None:
+        read = read.replace(" truncated", f" truncated to {counted(task.max_length, 'token')}")
+    line = f"{read}; {counted(found.sequences, 'sequence')}, {counted(found.tokens, 'token')}"
     screen.print(f"  {line}", highlight=False)
+    if inputs.ignored:
+        screen.print(f"  {passed_over(inputs.ignored)}", style="yellow", markup=False, soft_wrap=True)
     parts = f"{len(found.parts)} part{'' if len(found.parts) == 1 else 's'}"
     screen.print(f"  {found.folder}: {parts}, Parquet", markup=False, soft_wrap=True)
 

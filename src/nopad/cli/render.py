@@ -145,8 +145,6 @@ def outcome(manifest: Manifest, plan: Plan) -> Text:
     ):
         if counts[name]:
             parts.append(f"{counts[name]:,} {word}")
-    if manifest.source["ignored"]:
-        parts.append(f"{counted(manifest.source['ignored'], 'file')} of another kind not read")
     text.append(f"  {'pairs' if pairs else 'records'}: {', '.join(parts)}\n")
     for part in manifest.sources:
         of = f"{part['name']}: {part['tokens']:,} tokens, {part['tokens'] / manifest.tokens:.2%}"

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from dataclasses import fields
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -15,11 +18,13 @@ from nopad.errors import OptionError
 from nopad.report import read_subject, write_pictures, write_report
 from nopad.report.drawing import load_altair
 from nopad.report.settings import Settings
+from nopad.report.ways import ways_of
 from nopad.store.manifest import split_folders
 
 __all__ = ["report"]
 
 KINDS = (".html", ".png")
+T = TypeVar("T")
 
 
 def report(
@@ -41,6 +46,15 @@ def report(
     rows_per_step: Annotated[
         int | None,
         typer.Option("--rows-per-step", metavar="N", help="Rows of an optimiser step, on all GPUs: shows steps."),
+    ] = None,
+    epochs: Annotated[int, typer.Option("--epochs", metavar="N", help="Show what this number of epochs takes.")] = 1,
+    of_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--of-tokens",
+            metavar="N",
+            help="The input is a sample of a corpus of N tokens: extrapolate rows, hours and cost to it.",
+        ),
     ] = None,
     tokens_per_second: Annotated[
         float | None,
@@ -71,7 +85,9 @@ def report(
 
       nopad report packed -o report.png
 
-      nopad report packed --tokens-per-second 45000 --gpus 8 --price-per-hour 2.5 --watts 700
+      nopad report packed --tokens-per-second 45000 --gpus 8 --price-per-hour 2.5 --currency '$' --watts 700
+
+      nopad report sample.plan.json --of-tokens 30000000000 --epochs 3 --tokens-per-second 45000
 
       nopad report histogram.json packed -o both.html --png pictures
     """
@@ -80,6 +96,8 @@ def report(
         title=title,
         batch_size=batch_size,
         rows_per_step=rows_per_step,
+        epochs=epochs,
+        of_tokens=of_tokens,
         tokens_per_second=tokens_per_second,
         price_per_hour=price_per_hour,
         currency=currency,
@@ -98,6 +116,7 @@ def report(
         for path in dict.fromkeys(found for given in paths for found in split_folders(given) or [given]):
             monitor.stage(f"planning {path.name}", None, "")
             subjects.append(read_subject(path))
+            _named(partial(ways_of, subjects[-1].plan, settings))
         monitor.stage("drawing", None, "")
         write_report(subjects, output, settings)
         if png is not None:
@@ -114,8 +133,13 @@ def report(
 
 def _settings(**given: Any) -> Settings:
     """Return `Settings` made from `given`; an error message about them names the command's flags."""
+    return _named(partial(Settings, **given))
+
+
+def _named(made: Callable[[], T]) -> T:
+    """Return what `made` returns; an error message about `Settings` names the command's flags."""
     try:
-        return Settings(**given)
+        return made()
     except OptionError as error:
-        names = re.compile(rf"\b({'|'.join(given)})\b")
+        names = re.compile(rf"\b({'|'.join(field.name for field in fields(Settings))})\b")
         raise OptionError(names.sub(lambda name: f"--{name[0].replace('_', '-')}", str(error))) from None

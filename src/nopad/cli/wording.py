@@ -40,18 +40,30 @@ FLAGS = {
     "pack": _PACK,
     "verify": ("source", "tokenizer"),
     "audit": ("accumulation", "backend", "ranks"),
-    "predict": ("capacity", "max_length", "over_long", "rows", "text", "text_unit"),
+    "predict": (
+        "capacity",
+        "empty",
+        "labels",
+        "max_length",
+        "on_bad_record",
+        "over_long",
+        "pair",
+        "rows",
+        "text",
+        "text_unit",
+    ),
     "study distributions": ("over_long", "text_unit", "tokenizer"),
     "study glue": ("tokenizer",),
     "study pretraining": ("text_field", "text_unit", "tokenizer"),
 }
 
-_TASK = ("end_of_turn", "labels_as", "last_only", "negative", "prompt", "rewriting", "roles", "template")
+_COLUMNS = ("anchor", "context", "positive", "question", "spans", "tags", "words")
+_TASK = ("end_of_turn", "labels_as", "last_only", "negative", "prompt", "rewriting", "roles", "template", *_COLUMNS)
 SETTABLE = {"predict": _TASK}  # by `--set NAME=VALUE`
 
 # Where the configuration of `nopad train` has them
 FIELDS = {
-    **{name: f"task.{name}" for name in (*_TASK, "max_length", "over_long", "text")},
+    **{name: f"task.{name}" for name in (*_TASK, "labels", "max_length", "over_long", "pair", "text")},
     **{
         name: f"packing.{name}"
         for name in (
@@ -68,7 +80,7 @@ FIELDS = {
     },
     **{name: f"packing.options.{name}" for name in ("even", "granularity", "max_squares", "pack_multiple")},
     **{name: f"model.{name}" for name in ("backend", "tokenizer")},
-    "text_unit": "data.text_unit",
+    **{name: f"data.{name}" for name in ("empty", "on_bad_record", "text_unit")},
     **{name: f"trainer.{name}" for name in ("bf16", "gradient_checkpointing", "max_steps")},
     "gradient_accumulation_steps": "packing.accumulation",
     "num_labels": "model.config.num_labels",
@@ -102,7 +114,7 @@ def worded(message: str, verb: str) -> str:
     'choose --over-long truncate or drop, or another --tokenizer'
     >>> worded(said, "train")
     'choose task.over_long = "truncate" or "drop", or another model.tokenizer'
-    >>> worded('skip them with empty="skip"', "train")
+    >>> worded('skip them with empty="skip"', "audit")
     'skip them with nopad pack --empty skip'
     """
     return _NAMED.sub(lambda found: _shown(found, verb), message)

@@ -54,7 +54,8 @@ def delimited_runs(file: InputFile, strings: Collection[str] = ()) -> Iterator[R
         for at, name in enumerate(names)
     ]
     while first or broken:
-        yield Run(len(first) + (broken is not None), partial(_records, first, broken, names, readers, file))
+        each = partial(_records, first, broken, names, readers, file)
+        yield Run(len(first) + (broken is not None), each, partial(_places, first, file))
         if broken:
             return
         first, broken = _taken(rows)
@@ -68,6 +69,10 @@ def _taken(rows: Iterator[tuple[int, _Cells]]) -> tuple[list[tuple[int, _Cells]]
     except RecordError as error:
         return taken, error
     return taken, None
+
+
+def _places(rows: list[tuple[int, _Cells]], file: InputFile) -> Iterator[str]:
+    return (f"{file.path}, line {line}" for line, _ in rows)
 
 
 def _records(

@@ -120,7 +120,7 @@ class TextPairs(Encoder):
         self._capacity, self._truncate = capacity, over_long == "truncate"
         self._fingerprint = load_tokenizer(tokenizer).fingerprint
         self._typed = bool(tokenised(tokenizer, ["a"], ["a"]).types)
-        self._special = len(tokenised(tokenizer, [""], [""], allow_empty=True).ids[0])
+        self._special = len(tokenised(tokenizer, [""], [""], empty="keep").ids[0])
         self.columns = {"input_ids": _IDS} | ({"token_type_ids": pa.list_(pa.int8())} if self._typed else {})
 
     def encode(self, records: Sequence[Mapping[str, Any]]) -> tuple[list[Made], dict[str, int]]:
@@ -131,7 +131,7 @@ class TextPairs(Encoder):
         made: list[Made] = [_not_text(record, self.reads) or [] for record in records]
         good = [at for at, one in enumerate(made) if not isinstance(one, str)]
         texts, pairs = ([records[at][name] for at in good] for name in self.reads)
-        whole = tokenised(self._tokenizer, texts, pairs, allow_empty=True)  # the job's policy is for these
+        whole = tokenised(self._tokenizer, texts, pairs, empty="keep")  # the job's policy is for these
         counts = {"truncated": 0, "truncated_tokens": 0}
         for at, number in enumerate(good):
             ids, types = whole.ids[at], whole.types[at] if self._typed else []

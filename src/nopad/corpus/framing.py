@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
-from nopad.corpus.options import OverLong
+from nopad.corpus.options import Empty, OverLong
 from nopad.errors import LengthError
 
-__all__ = ["Tokenised", "tokenised"]
+__all__ = ["Tokenised", "leave_out", "tokenised"]
 
 _AT_ONCE = 1000  # texts in one call of the tokenizer, which works on them in parallel
 
@@ -25,7 +25,8 @@ class Tokenised:
         ids: token ids of each kept text, special tokens included.
         types: token types of each kept text; empty if the tokenizer gives none.
         kept: index of each kept text among the given texts.
-        counts: number of texts that were "truncated" and "dropped", under these names; a number of 0 is left out.
+        counts: number of texts that were "truncated", "dropped" and "empty_skipped", under these names; a number of 0
+            is left out.
     """
 
     ids: list[list[int]] = field(default_factory=list)
@@ -46,17 +47,18 @@ def tokenised(
     *,
     max_length: int | None = None,
     over_long: OverLong = "error",
-    allow_empty: bool = False,
+    empty: Empty | Literal["keep"] = "error",
 ) -> Tokenised:
     """Tokenise texts, each together with its pair if `pairs` is given, and add the tokenizer's special tokens.
 
     Texts of more than `max_length` tokens (None: unlimited) are truncated, dropped or an error, as `over_long` says.
     Truncation removes tokens one by one from the longer of the two texts ("longest_first"), at the side that the
-    tokenizer's `truncation_side` says, by default the end. With `allow_empty`, a text may have no ids.
+    tokenizer's `truncation_side` says, by default the end. A text without ids, special tokens
+    included, is left out and counted ("skip"), kept ("keep"), or an error, as `empty` says.
 
     Raises:
         LengthError: a text has more than `max_length` tokens, and `over_long` is "error"; a text has no ids, special
-            tokens included, and `allow_empty` is False; or there are more than `max_length` special tokens, so a text
+            tokens included, and `empty` is "error"; or there are more than `max_length` special tokens, so a text
             cannot be truncated.
     """
     found = Tokenised()
@@ -64,8 +66,9 @@ def tokenised(
         span = slice(first, first + _AT_ONCE)
         part = [*_tokenise(tokenizer, texts[span], None if pairs is None else pairs[span])]
         for number, (ids, types) in enumerate(part, first):
-            if not ids and not allow_empty:
-                raise LengthError(f"record {number} has no token: its text is {texts[number]!r}; leave it out")
+            if not ids and empty != "keep":
+                leave_out(number, texts[number], found.counts, empty)
+                continue
             if max_length is not None and len(ids) > max_length:
                 if over_long == "error":
                     raise LengthError(
@@ -85,6 +88,19 @@ def tokenised(
                 found.types.append(types)
             found.kept.append(number)
     return found
+
+
+def leave_out(number: int, text: str, counts: dict[str, int], empty: Empty) -> None:
+    """Count record `number`, whose `text` has no token, in ``counts["empty_skipped"]``; refuse it for `empty` "error".
+
+    Raises:
+        LengthError: `empty` is "error".
+    """
+    if empty == "error":
+        raise LengthError(
+            f'record {number} has no token: its text is {text[:60]!r}; leave it out, or skip such records: empty="skip"'
+        )
+    counts["empty_skipped"] = counts.get("empty_skipped", 0) + 1
 
 
 def _tokenise(

@@ -103,8 +103,7 @@ class RecordFile(Source):
             values = [[one.reason] if isinstance(one, Bad) else one for one in each]
             data = json.dumps(values, separators=(",", ":"), default=_plain).encode()
             places = tuple(
-                one.place if isinstance(one, Bad) else f"{self._path}, record {number}"
-                for number, one in enumerate(each, at)
+                one.place if isinstance(one, Bad) else self._place(number) for number, one in enumerate(each, at)
             )
             yield Block(
                 name=self._name,
@@ -116,6 +115,10 @@ class RecordFile(Source):
                 ways=self._ways,
             )
             at += run.count
+
+    def _place(self, number: int) -> str:
+        """Return what messages call record `number`, from 1; records in memory are numbered from 0, as by tasks."""
+        return f"the dataset, record {number - 1}" if self._name == "memory" else f"{self._path}, record {number}"
 
     def read_bytes(self) -> int | None:
         """Return how many stored bytes of the file the latest pass has read; None if the input is not a file."""

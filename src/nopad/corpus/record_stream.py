@@ -30,10 +30,12 @@ from nopad.corpus.finding import (
 from nopad.corpus.hub import hub_dataset
 from nopad.corpus.inputs import InputFile
 from nopad.corpus.json_array import array_runs, is_array
-from nopad.corpus.options import TextUnit
-from nopad.corpus.runs import ROWS, Run, arrow_runs, dataset_runs, jsonl_runs, object_runs, parquet_runs, text_runs
+from nopad.corpus.options import OnBadRecord, TextUnit
+from nopad.corpus.runs import ROWS, Bad, Run, arrow_runs, dataset_runs, jsonl_runs, object_runs, parquet_runs, text_runs
 from nopad.corpus.source import BLOCK_BYTES, CHAIN_START, Block, chain
+from nopad.corpus.squad import is_squad, squad_runs
 from nopad.errors import OptionError, SourceError
+from nopad.options import check_choice
 
 __all__ = ["RecordStream", "open_records", "opened_runs", "records_from_python"]
 
@@ -50,9 +52,11 @@ class RecordStream:
     Each iteration begins at the first record. If the input is an iterator, it can be read only once.
 
     Attributes:
-        kind: the format of the records: "jsonl", "json", "parquet", "arrow", "csv", "tsv", "text" or "objects".
+        kind: the format of the records: "jsonl", "json", "squad", "parquet", "arrow", "csv", "tsv", "text" or
+            "objects".
         folders: the folders that were searched for files.
         ignored: names of files in these folders that are not read.
+        on_bad_record: what happens to a record that cannot be decoded: "error", or "skip".
 
     >>> from nopad.corpus import open_records
     >>> stream = open_records([{"text": "yes"}, {"text": "no"}])
@@ -70,7 +74,9 @@ class RecordStream:
         ignored: Sequence[str] = (),
         once: bool = False,
         text_unit: TextUnit = "line",
+        on_bad_record: OnBadRecord = "error",
     ) -> None:
+        self.on_bad_record: OnBadRecord = check_choice("on_bad_record", on_bad_record, OnBadRecord)
         self.parts, self.kind, self._strings = tuple(parts), kind, tuple(sorted(strings))
         self._text_unit = text_unit
         self.folders, self.ignored = tuple(folders), tuple(ignored)
@@ -83,18 +89,50 @@ class RecordStream:
     def read(self, *, after: int = 0) -> Iterator[dict[str, Any]]:
         """Yield the records from number `after` (counted from 0) on; most earlier records are skipped without decoding.
 
+        Bad records count, and are left out if `on_bad_record` is "skip".
+
         Raises:
-            RecordError: a record is bad; the message says where it is.
+            RecordError: a record is bad, and `on_bad_record` is "error"; the message says where it is.
             SourceError: the input cannot be read, changed since it was opened, has fewer records than `after`, or is an
                 iterator that was read before.
+        """
+        return (one for one in self.each(after=after) if not isinstance(one, Bad))
+
+    def each(self, *, after: int = 0) -> Iterator[dict[str, Any] | Bad]:
+        """Yield the records from number `after` on, with a `nopad.corpus.runs.Bad` in place of each one to be skipped.
+
+        Raises:
+            RecordError, SourceError: as for `read`.
         """
         passed = 0
         for run in self._runs():
             if passed + run.count > after:
-                yield from islice(run.decode(), max(after - passed, 0), None)
+                for one in islice(run.each(), max(after - passed, 0), None):
+                    if isinstance(one, Bad) and self.on_bad_record == "error":
+                        raise one.error()
+                    yield one
             passed += run.count
         if passed < after:
             raise SourceError(f"there are {passed:,} records, and reading was to go on after {after:,}")
+
+    def place(self, number: int) -> str | None:
+        """Return the place of record `number` (counted from 0), such as ``a.jsonl, line 7``; None: it is in no file.
+
+        This reads the input up to the record.
+
+        Raises:
+            SourceError: the input cannot be read, or changed since it was opened.
+        """
+        for file, runs in self.parts:
+            if file is None:
+                return None
+            first = number
+            for run in runs():
+                if number < run.count:
+                    places = None if run.places is None else next(islice(run.places(), number, None), None)
+                    return places or f"{file.path}, record {first + 1}"
+                number -= run.count
+        return None
 
     def count(self) -> int:
         """Return the number of records; O(bytes), without decoding JSON lines or table rows.
@@ -116,7 +154,6 @@ class RecordStream:
 
         Raises:
             SourceError: the input cannot be read, changed since it was opened, or is an iterator that was read before.
-            RecordError: a record of a dataset is bad.
         """
         self._begin_reading()
         digest = CHAIN_START
@@ -131,8 +168,9 @@ class RecordStream:
 
     def settings(self) -> dict[str, Any]:
         """Return how the input is read (format, columns read as text, text unit), by name, for a manifest."""
-        units = {} if self._text_unit == "line" else {"text_unit": self._text_unit}
-        return {"kind": self.kind, "strings": list(self._strings), **units}
+        further: dict[str, str] = {} if self._text_unit == "line" else {"text_unit": self._text_unit}
+        further |= {} if self.on_bad_record == "error" else {"on_bad_record": self.on_bad_record}
+        return {"kind": self.kind, "strings": list(self._strings), **further}
 
     def as_text(self, columns: Collection[str]) -> RecordStream:
         """Return the same records with further columns of CSV and TSV files read as text, even if they hold numbers.
@@ -143,7 +181,8 @@ class RecordStream:
             return self
         strings = {*self._strings, *columns}
         parts = [(file, partial(delimited_runs, file, strings)) for file, _ in self.parts if file is not None]
-        return RecordStream(parts, self.kind, strings=strings, folders=self.folders, ignored=self.ignored)
+        told: Any = {"folders": self.folders, "ignored": self.ignored, "on_bad_record": self.on_bad_record}
+        return RecordStream(parts, self.kind, strings=strings, **told)
 
     def read_again(self) -> bool:
         """Return whether the records can be read more than once, which is so unless the input is an iterator."""
@@ -163,24 +202,33 @@ class RecordStream:
 
 
 def open_records(
-    inputs: Any, *, strings: Collection[str] = (), text_unit: TextUnit = "line", paths: bool = False
+    inputs: Any,
+    *,
+    strings: Collection[str] = (),
+    text_unit: TextUnit = "line",
+    paths: bool = False,
+    on_bad_record: OnBadRecord = "error",
 ) -> RecordStream:
     r"""Open files, folders, URLs, saved datasets, ``hf:NAME``, datasets, or dicts as a stream of records.
 
     Args:
         inputs: a path, URL or ``hf:NAME``, or a list of them; a `datasets.Dataset` or `IterableDataset`; or dicts, as a
             list, an iterator, or a function that returns a new iterator. Files are JSON Lines (``.jsonl``,
-            ``.ndjson``, ``.json``), one JSON array (``.json``), Parquet, Arrow, CSV, TSV, or text. All but Parquet and
-            Arrow files may be compressed (``.gz`` or ``.zst``). Records of text files have the column ``text``. A
-            `RecordStream` is returned as it is.
+            ``.ndjson``, ``.json``), one JSON array (``.json``), SQuAD's own (``.json``, one record per question:
+            `nopad.tasks.read_squad`), Parquet, Arrow, CSV, TSV, or text. All but Parquet and Arrow files may be
+            compressed (``.gz`` or ``.zst``). Records of text files have the column ``text``. A `RecordStream` is
+            returned as it is.
         strings: names of columns of CSV and TSV files that are read as text, even if all their cells are numbers.
         text_unit: what a record of a text file is: a "line", a "paragraph", or the whole "file".
         paths: whether records of text files also have the column ``path``, the path of their file.
+        on_bad_record: what to do with records that cannot be decoded: "error" raises RecordError, "skip" leaves them
+            out; tasks count them.
 
     Raises:
         SourceError: a path is missing, unreadable, given twice, or has a format that is not read; or the files have
             different formats.
-        OptionError: `strings` is given for input other than CSV and TSV files, or is a single string.
+        OptionError: `strings` is given for input other than CSV and TSV files, or is a single string; or
+            `on_bad_record` has an unknown value.
         MissingExtraError: an ``hf:NAME`` or a URL needs a package that is not installed.
 
     >>> import pathlib, tempfile
@@ -196,6 +244,7 @@ def open_records(
         return inputs
     if isinstance(strings, str):
         raise OptionError(f"strings is {strings!r}; give a list of columns")
+    check_choice("on_bad_record", on_bad_record, OnBadRecord)
     made = records_from_python(inputs)
     if made is None:
         made = _from_paths([inputs] if isinstance(inputs, str | os.PathLike) else inputs, strings, text_unit, paths)
@@ -204,6 +253,7 @@ def open_records(
             f"strings are {', '.join(strings)}, and these records are {made.kind}, whose values have types; "
             "leave it out"
         )
+    made.on_bad_record = on_bad_record
     return made
 
 
@@ -269,6 +319,8 @@ def opened_runs(
         runs = parquet_runs if suffix == ".parquet" else arrow_runs
         runs(file)
         return ("parquet" if suffix == ".parquet" else "arrow"), partial(runs, file)
+    if suffix == ".json" and is_squad(file):
+        return "squad", partial(squad_runs, file)
     if suffix in JSONL_SUFFIXES or (suffix == ".json" and not is_array(file)):
         return "jsonl", partial(jsonl_runs, file)
     if suffix == ".json":
@@ -290,8 +342,8 @@ def _stored(file: InputFile) -> Iterator[Block]:
 
 def _objects_as_blocks(runs: Iterator[Run]) -> Iterator[Block]:
     for run in runs:
-        records = run.decode()
-        while part := list(islice(records, ROWS)):
+        records = run.each()
+        while part := [[one.reason] if isinstance(one, Bad) else one for one in islice(records, ROWS)]:
             data = json.dumps(part, separators=(",", ":"), default=_plain).encode()
             yield Block(name="memory", data=data, decoder=_nothing)
 

@@ -48,10 +48,14 @@ class Bad:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run of `count` records; the function `each` yields each record as a dict, or as `Bad` if it cannot be read."""
+    """A run of `count` records; the function `each` yields each record as a dict, or as `Bad` if it cannot be read.
+
+    The function `places` yields the place of each record, such as ``a.jsonl, line 7``; None: places are not known.
+    """
 
     count: int
     each: Callable[[], Iterator[dict[str, Any] | Bad]]
+    places: Callable[[], Iterator[str]] | None = None
 
     def decode(self) -> Iterator[dict[str, Any]]:
         """Yield the records as dicts; raises RecordError at the first bad one."""
@@ -65,12 +69,16 @@ def jsonl_runs(file: InputFile) -> Iterator[Run]:
     """Yield runs of a file with one JSON object per line; empty lines are skipped."""
     for data, _, line in file.line_blocks():
         count = sum(1 for raw in data.split(b"\n") if raw and raw != b"\r")
-        yield Run(count, partial(_objects, data, line, file))
+        yield Run(count, partial(_objects, data, line, file), partial(_lines, data, line, file))
 
 
 def _objects(data: bytes, first_line: int, file: InputFile) -> Iterator[dict[str, Any] | Bad]:
     for line, value in json_lines(data, first_line):
         yield value if isinstance(value, dict) else Bad(f"{file.path}, line {line}", no_object(value, line).reason)
+
+
+def _lines(data: bytes, first_line: int, file: InputFile) -> Iterator[str]:
+    return (f"{file.path}, line {line}" for line, _ in json_lines(data, first_line))
 
 
 def text_runs(file: InputFile, unit: TextUnit = "line", paths: bool = False) -> Iterator[Run]:
@@ -80,13 +88,18 @@ def text_runs(file: InputFile, unit: TextUnit = "line", paths: bool = False) -> 
     """
     for block in TextFile(file, unit=unit).blocks():
         records = [*block.records()]
-        yield Run(len(records), partial(_texts, records, file, {"path": str(file.path)} if paths else {}))
+        each = partial(_texts, records, file, {"path": str(file.path)} if paths else {})
+        yield Run(len(records), each, partial(_text_places, records, file, unit))
 
 
 def _texts(records: list[Any], file: InputFile, beside: Mapping[str, Any]) -> Iterator[dict[str, Any] | Bad]:
     for record in records:
         good = isinstance(record, Record)
         yield {"text": record.text, **beside} if good else Bad(f"{file.path}, line {record.line}", record.reason)
+
+
+def _text_places(records: list[Any], file: InputFile, unit: TextUnit) -> Iterator[str]:
+    return (str(file.path) if unit == "file" else f"{file.path}, line {record.line}" for record in records)
 
 
 def parquet_runs(file: InputFile) -> Iterator[Run]:
@@ -123,7 +136,9 @@ def _rows(batches: Iterator[pa.RecordBatch], schema: pa.Schema, place: str) -> I
     row = 1
     for batch in batches:
         for part in cut(checked(batch, schema, place, row), BLOCK_BYTES):
-            yield Run(part.num_rows, partial(_decoded, part, row, place))
+            yield Run(
+                part.num_rows, partial(_decoded, part, row, place), partial(_row_places, part.num_rows, row, place)
+            )
             row += part.num_rows
 
 
@@ -132,6 +147,10 @@ def _decoded(batch: pa.RecordBatch, first_row: int, place: str) -> Iterator[dict
     rows = without_broken_text(batch, bad).to_pylist()
     for at, row in enumerate(rows):
         yield Bad(f"{place}, row {first_row + at}", bad[at]) if at in bad else row
+
+
+def _row_places(count: int, first_row: int, place: str) -> Iterator[str]:
+    return (f"{place}, row {row}" for row in range(first_row, first_row + count))
 
 
 def object_runs(items: Iterable[Any], name: str) -> Iterator[Run]:

@@ -49,7 +49,8 @@ class Plan:
         depth: most sequences a pack may hold; None: unlimited.
         algorithm: name of the algorithm that made the plan.
         options: options of the algorithm, and conditions, by name; JSON values.
-        facts: further figures that the algorithm reports, by name; JSON values.
+        facts: further figures that the algorithm reports, by name; JSON values. In a plan that `nopad plan` saved of a
+            corpus, ``corpus`` has the options by which the corpus was read.
         indptr: strategy s holds ``lengths[indptr[s]:indptr[s + 1]]``; int64 ``[strategies + 1]``.
         lengths: lengths in tokens, strategy after strategy, longest first within each; int64 ``[indptr[-1]]``.
         counts: number of packs of each strategy, >= 1; int64 ``[strategies]``.

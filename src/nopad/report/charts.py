@@ -155,16 +155,14 @@ def source_chart(subject: Subject) -> Any:
 
 
 def slots_chart(subject: Subject, settings: Settings) -> Any:
-    """Return a chart of an epoch's slots, split into tokens and padding: three ways without packing, and packed."""
+    """Return a chart of all slots, split into tokens and padding: three ways without packing, and packed."""
     alt = load_altair()
     ways = ways_of(subject.plan, settings)
     parts = ("tokens", "padding")
     rows = []
     for way in ways:
         label = f"{big(way.slots)}, {percent(way.padding, 2)} padding"
-        for at, (part, slots) in enumerate(
-            zip(parts, (subject.plan.tokens, way.slots - subject.plan.tokens), strict=True)
-        ):
+        for at, (part, slots) in enumerate(zip(parts, (way.tokens, way.slots - way.tokens), strict=True)):
             rows.append({"way": way.name, "part": part, "at": at, "slots": slots, "label": label if at else ""})
     widest = max(way.slots for way in ways)
     y = alt.Y("way:N", sort=[way.name for way in ways], title=None)
@@ -196,7 +194,7 @@ def slots_chart(subject: Subject, settings: Settings) -> Any:
     labels = alt.Chart(alt.Data(values=ends)).mark_text(align="left", dx=7, aria=False)
     return alt.layer(bars, labels.encode(y=y, x="end:Q", text="label:N")).properties(
         height=46 * len(ways),
-        description="Bars: slots of an epoch. " + ". ".join(f"{row['way']}: {row['label']}" for row in ends),
+        description=f"Bars: slots of {settings.span}. " + ". ".join(f"{row['way']}: {row['label']}" for row in ends),
     )
 
 

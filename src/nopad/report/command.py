@@ -1,4 +1,4 @@
-"""The `nopad pack` command that makes a packed dataset again, derived from its manifest."""
+"""The command that makes a plan or a packed dataset again, with the options that this command has."""
 
 from __future__ import annotations
 
@@ -6,21 +6,22 @@ import json
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, fields
-from typing import Any
+from functools import cache
+from typing import Any, Literal
 
-from nopad.corpus import CorpusOptions, ReaderOptions
-from nopad.store import Manifest, PackOptions
+from nopad.corpus import CorpusOptions, PairOptions, ReaderOptions
+from nopad.corpus.pretraining import options_from_settings
+from nopad.planning import Plan
+from nopad.planning.registry import complete_options
+from nopad.store import Manifest
 
-__all__ = ["option_words", "pack_command"]
+__all__ = ["pack_command", "plan_command", "tokenizer_of"]
 
-# `nopad pack` spells these options differently, or has none of this name.
-_APART = ("special_tokens", "carry", "validation", "split")
 _DEFAULTS: dict[str, Any] = {
-    f.name: f.default
-    for kind in (CorpusOptions, ReaderOptions, PackOptions)
-    for f in fields(kind)
-    if f.default is not MISSING
+    f.name: f.default for kind in (CorpusOptions, ReaderOptions) for f in fields(kind) if f.default is not MISSING
 }
+_WITH_CORPUS = ("over_long", "empty", "seed")  # options of pairs that have a flag of their own
+PLACE = "TOKENIZER"
 
 
 def pack_command(manifest: Manifest, out: str) -> str:
@@ -29,38 +30,133 @@ def pack_command(manifest: Manifest, out: str) -> str:
     INPUT stands for the source, and TOKENIZER for the tokenizer. Datasets store no paths, so that the same input gives
     the same bytes on any machine; the report shows the SHA-256 of the source and of the tokenizer instead.
     """
-    inputs = [f"{part['name']}=INPUT" for part in manifest.sources] or ["INPUT"]
-    words = ["nopad", "pack", *inputs, "-o", out]
-    if manifest.tokenizer:
-        words += ["--tokenizer", "TOKENIZER"]
-    return shlex.join([*words, *_options(manifest)])
-
-
-def option_words(options: Mapping[str, Any]) -> list[str]:
-    """Return the options of an algorithm, and a plan's conditions, as ``--option NAME=VALUE`` arguments."""
-    return [
-        word
-        for name, value in options.items()
-        for word in ("--option", f"{name}={value if isinstance(value, str) else json.dumps(value)}")
-    ]
-
-
-def _options(manifest: Manifest) -> Iterator[str]:
     options = manifest.options
-    given = {name: getattr(manifest, name) for name in ("capacity", "seed", "depth", "order", "algorithm")}
-    for name, value in {**given, **options}.items():
-        if name in _APART or value == _DEFAULTS.get(name):
-            continue
-        if name in _DEFAULTS or name in given:
-            yield from (f"--{name.replace('_', '-')}", "none" if value is None else str(value))
-        else:
-            yield from option_words({name: value})
-    if options.get("validation"):
-        yield from ("--validation", str(options["validation"]))
-    carry = options.get("carry", "auto")
-    for name in [] if carry == "auto" else carry or ["none"]:
-        yield from ("--carry", name)
-    if not options["special_tokens"]:
-        yield "--no-special-tokens"
-    if manifest.kind == "index":
-        yield "--index-only"
+    values = {
+        **_of_corpus(options, manifest.capacity),
+        **{name: getattr(manifest, name) for name in ("capacity", "seed", "depth", "order", "algorithm")},
+        "option": _asked(manifest.algorithm, options),
+        "shard_tokens": options.get("shard_tokens"),
+        "validation": options.get("validation"),
+        "tokenizer": PLACE if tokenizer_of(manifest.tokenizer, options) else None,
+        "index_only": manifest.kind == "index",
+        "out": out,
+    }
+    return _line("pack", [part["name"] for part in manifest.sources], values)
+
+
+def plan_command(made: Plan, given: str, out: str | None) -> str:
+    """Return the command that plans `given` again, as one line for a shell; `out` is the plan file, None: none.
+
+    If the plan was made of a corpus by `nopad plan`, its `facts` have the options by which the corpus was read.
+    """
+    corpus = made.facts.get("corpus", {})
+    values = {
+        **_of_corpus(corpus, made.capacity),
+        "capacity": made.capacity,
+        "algorithm": [made.algorithm],
+        "depth": ["none" if made.depth is None else made.depth],
+        "option": _asked(made.algorithm, made.options),
+        "seed": corpus.get("seed"),
+        "validation": corpus.get("validation"),
+        "tokenizer": PLACE if tokenizer_of(corpus.get("tokenizer"), corpus) else None,
+        "output": out,
+    }
+    return _line("plan", corpus.get("sources", []), values, given)
+
+
+def tokenizer_of(stated: Mapping[str, Any] | None, options: Mapping[str, Any]) -> str | None:
+    """Return the SHA-256 of the tokenizer that made the ids; None if the ids were there before.
+
+    `stated` is the entry ``tokenizer`` of a manifest or of a plan's facts. Chats and pairs are tokenised as they are
+    read, so theirs stands in `options`.
+    """
+    made = (stated or {}).get("sha256") or options.get("pretrain_tokenizer")
+    found: str | None = made or (options.get("encoder") or {}).get("tokenizer")
+    return found
+
+
+def _asked(algorithm: str, options: Mapping[str, Any]) -> list[str]:
+    """Return the algorithm's options and the conditions that differ from their defaults, as NAME=VALUE."""
+    own, conditions = complete_options(algorithm, {})
+    usual = {**own, **conditions}
+    return _pairs({name: value for name, value in options.items() if name in usual and value != usual[name]})
+
+
+def _pairs(options: Mapping[str, Any]) -> list[str]:
+    return [f"{name}={_text(value)}" for name, value in options.items()]
+
+
+def _text(value: Any) -> str:
+    """Return a value as the command line reads it: JSON, or the text itself where it is not also a number or so."""
+    if not isinstance(value, str) or value in ("None", "True", "False"):
+        return json.dumps(value)
+    try:
+        json.loads(value)
+    except ValueError:
+        return value
+    return json.dumps(value)
+
+
+def _of_corpus(options: Mapping[str, Any], capacity: int) -> dict[str, Any]:
+    """Return the values that differ from the defaults by the names of the command's parameters.
+
+    `options` are the settings of `ReaderOptions`, `CorpusOptions`, an encoder, and pre-training pairs.
+    """
+    found = {name: value for name, value in options.items() if name in _DEFAULTS and value != _DEFAULTS[name]}
+    if "mask_field" in found and found["mask_field"] is None:
+        found["mask_field"] = "none"
+    if "carry" in found:
+        found["carry"] = found["carry"] or ["none"]
+    found["suffix"] = found.pop("suffixes", [])
+    field = found.pop("text_field", None)
+    encoder = options.get("encoder") or {"name": ""}
+    found["text_field"] = encoder["fields"] if encoder["name"] == "fields" else [] if field is None else [field]
+    if encoder["name"] == "pairs":
+        found["text_pair"] = encoder["fields"]
+    if encoder["name"] == "chats":
+        found |= {"chat": True, "chat_option": _pairs(encoder["options"])}
+    pairs = options_from_settings(options)
+    if pairs is not None:
+        usual = PairOptions(max_length=capacity).settings()
+        more = {name: value for name, value in pairs.settings().items() if name not in _WITH_CORPUS}
+        given = {name: value for name, value in more.items() if value != usual[name]}
+        found |= {"pretrain": "bert", "pretrain_option": _pairs(given)}
+    return found
+
+
+def _line(verb: Literal["plan", "pack"], sources: list[str], values: Mapping[str, Any], given: str = "INPUT") -> str:
+    """Return the command with those of the `values`, by name, for which it has an option; names of `sources`, if any.
+
+    The words are made from the parameters of the command, so that no option stands in it that the command lacks.
+    """
+    words = ["nopad", verb, *([f"{name}={given}" for name in sources] or [given])]
+    for parameter in _parameters(verb):
+        value = values.get(parameter.name)
+        if value is not None and value != parameter.default and value != []:
+            words += _words(parameter, value)
+    return shlex.join(words)
+
+
+@cache
+def _parameters(verb: str) -> tuple[Any, ...]:
+    """Return the options of a command, as click has them."""
+    import typer
+
+    from nopad.cli.pack import pack
+    from nopad.cli.plan import plan
+
+    app = typer.Typer(add_completion=False)
+    app.command()(pack if verb == "pack" else plan)
+    return tuple(one for one in typer.main.get_command(app).params if one.param_type_name == "option")
+
+
+def _words(parameter: Any, value: Any) -> Iterator[str]:
+    flag = next(name for name in parameter.opts if name.startswith("--"))
+    if parameter.is_flag:
+        yield flag if value else parameter.secondary_opts[0]
+    elif parameter.multiple:
+        for one in value:
+            yield from (flag, str(one))
+    else:
+        yield flag
+        yield from map(str, value if parameter.nargs > 1 else [value])

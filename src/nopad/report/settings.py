@@ -1,4 +1,4 @@
-"""`Settings`: the title of a report, and the speed, price and power from which it computes what an epoch takes."""
+"""`Settings`: the title of a report, and the speed, price and power from which it computes what epochs take."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ __all__ = ["Settings"]
 _COUNTS = {
     "batch_size": Option(default=32, high=2**20, help="sequences in a batch"),
     "rows_per_step": Option(default=None, none=True, help="rows in an optimiser step"),
+    "epochs": Option(default=1, help="number of epochs"),
+    "of_tokens": Option(default=None, none=True, high=10**18, help="tokens of the whole corpus"),
     "gpus": Option(default=None, none=True, high=2**20, help="number of GPUs"),
 }
 _RATES = ("tokens_per_second", "price_per_hour", "watts")
@@ -21,7 +23,7 @@ LOW, HIGH = 1e-9, 1e15  # so that quotients and products stay finite
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Title of a report, and the rates from which it computes what an epoch takes.
+    """Title of a report, and the numbers from which it computes what epochs take.
 
     A number is not shown if it needs a rate that is None.
 
@@ -29,6 +31,9 @@ class Settings:
         title: heading of the page; None: the names of its subjects.
         batch_size: number of sequences that are padded together, as one batch, in the ways without packing.
         rows_per_step: number of rows in an optimiser step, over all GPUs and micro-batches; None: steps are not shown.
+        epochs: number of epochs of the table, the bars and the savings.
+        of_tokens: number of tokens in the whole corpus, if the subject is a sample of it: the table, the bars and the
+            savings are extrapolated to it. None: the subject is the whole.
         tokens_per_second: number of slots (tokens and padding) that one GPU computes per second; None: hours, money and
             energy are not shown.
         price_per_hour: price of one GPU for one hour; needs `tokens_per_second`.
@@ -44,11 +49,19 @@ class Settings:
     title: str | None = None
     batch_size: int = 32
     rows_per_step: int | None = None
+    epochs: int = 1
+    of_tokens: int | None = None
     tokens_per_second: float | None = None
     price_per_hour: float | None = None
     currency: str = ""
     watts: float | None = None
     gpus: int | None = None
+
+    @property
+    def span(self) -> str:
+        """What the table is about: "an epoch", or the number of epochs; and the number of tokens if extrapolated."""
+        epochs = "an epoch" if self.epochs == 1 else f"{self.epochs:,} epochs"
+        return epochs if self.of_tokens is None else f"{epochs} of {self.of_tokens:,} tokens (extrapolated)"
 
     def __post_init__(self) -> None:
         for name, option in _COUNTS.items():

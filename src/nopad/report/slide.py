@@ -73,7 +73,7 @@ def _board(subject: Subject, settings: Settings, wider: int) -> Any:
     # Offsets that align the titles of a row: larger for a chart with only an axis below its title, or with nothing
     rows = [
         [
-            (slots_chart(subject, settings), LEFT, upper, "Slots of an epoch", 8),
+            (slots_chart(subject, settings), LEFT, upper, f"Slots of {settings.span}", 8),
             (packs_chart(few), RIGHT, upper, "Packs: each colour is a sequence, grey is padding", 20),
         ],
         lower,

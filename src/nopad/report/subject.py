@@ -7,7 +7,6 @@ several algorithms and depths. If a dataset has labels, up to 2^26 of its slots 
 
 from __future__ import annotations
 
-import shlex
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,9 +22,8 @@ from nopad.errors import FormatError, OptionError
 from nopad.histogram import Histogram, read_histogram
 from nopad.planning import Plan, plan
 from nopad.planning.comparison import DEPTHS, compare, notes_of
-from nopad.planning.registry import complete_options
 from nopad.report.causes import causes_of_padding
-from nopad.report.command import option_words, pack_command
+from nopad.report.command import pack_command, plan_command, tokenizer_of
 from nopad.report.composition import Composition
 from nopad.report.supervision import Supervised, supervised
 from nopad.report.wording import answer
@@ -135,7 +133,7 @@ def read_subject(path: Path) -> Subject:
     if path.suffix != ".json":
         raise FormatError(
             f"{path}: a report is about a histogram or plan (.json), or a packed dataset; pack it first, or plan it: "
-            "nopad plan ... --algorithm auto --depth none --output data.plan.json"
+            "nopad plan ... --over-long truncate --output data.plan.json"
         )
     try:
         made = Plan.load(path)
@@ -148,14 +146,19 @@ def read_subject(path: Path) -> Subject:
     if not made.packs:
         raise OptionError(f"{path} holds no sequences")
     comparison = compare(made.histogram, made.histogram, made.capacity, COMPARED, DEPTHS)
+    corpus = made.facts.get("corpus", {})
     return Subject(
         name=path.name.removesuffix(".json").removesuffix(".plan"),
         kind="plan",
         plan=made,
         comparison=comparison,
         packs=_strategies(made),
-        facts=_plan_facts(made),
-        command=shlex.join(["nopad", "plan", "INPUT", *_plan_arguments(made), "-o", path.name]),
+        facts=[
+            ("histogram, SHA-256", made.histogram.fingerprint),
+            *_tokenizer_facts(tokenizer_of(corpus.get("tokenizer"), corpus)),
+            *_plan_facts(made),
+        ],
+        command=plan_command(made, "INPUT", path.name),
         notes=made.notes,
     )
 
@@ -173,7 +176,7 @@ def _histogram(path: Path, histogram: Histogram, capacity: int | None) -> Subjec
         comparison=compare(histogram, histogram, capacity, COMPARED, DEPTHS),
         packs=_strategies(made),
         facts=[("histogram, SHA-256", histogram.fingerprint)],
-        command=shlex.join(["nopad", "plan", path.name, *_plan_arguments(made)]),
+        command=plan_command(made, path.name, None),
         notes=made.notes,
     )
 
@@ -203,7 +206,7 @@ def _dataset(path: Path) -> Subject:
         outcome=[(what, count) for what, count in named.items() if count],
         facts=[
             ("source, SHA-256", manifest.source["sha256"]),
-            *([("tokenizer, SHA-256", manifest.tokenizer["sha256"])] if manifest.tokenizer else []),
+            *_tokenizer_facts(tokenizer_of(manifest.tokenizer, manifest.options)),
             *_plan_facts(made),
             ("columns", ", ".join(manifest.columns) or "none: an index beside its source"),
             ("made with", ", ".join(f"{name} {version}" for name, version in manifest.tool_versions.items())),
@@ -216,13 +219,8 @@ def _dataset(path: Path) -> Subject:
     )
 
 
-def _plan_arguments(made: Plan) -> list[str]:
-    depth = "none" if made.depth is None else str(made.depth)
-    words = ["--capacity", str(made.capacity), "--algorithm", made.algorithm, "--depth", depth]
-    own, conditions = complete_options(made.algorithm, {})
-    usual = {**own, **conditions}
-    asked = {name: value for name, value in made.options.items() if value != usual[name]}
-    return [*words, *option_words(asked)]
+def _tokenizer_facts(found: str | None) -> list[tuple[str, str]]:
+    return [("tokenizer, SHA-256", found)] if found else []
 
 
 def _plan_facts(made: Plan) -> list[tuple[str, str]]:

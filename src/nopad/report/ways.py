@@ -1,9 +1,10 @@
-"""Compute what an epoch takes, packed and in three ways without packing: rows, slots, steps, hours, money, energy."""
+"""Compute what epochs take, packed and in three ways without packing: rows, slots, steps, hours, money, energy."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nopad.errors import OptionError
 from nopad.planning import Plan
 from nopad.planning.baselines import padded
 from nopad.report.settings import Settings
@@ -17,12 +18,13 @@ _LEAST = 0.0001  # a smaller amount of money is shown as "under" this amount, as
 
 @dataclass(frozen=True, kw_only=True)
 class Way:
-    """One way to make batches, and what an epoch takes.
+    """One way to make batches, and what the epochs of a report take.
 
     Attributes:
         name: name of this way, for display.
-        rows: number of rows in an epoch.
+        rows: number of rows in all epochs, extrapolated if `Settings.of_tokens` is given; so are all numbers below.
         slots: number of slots in these rows, tokens and padding.
+        tokens: number of tokens in these rows.
         padding: share of the slots that is padding, from 0 to 1.
         steps: number of optimiser steps; None: `Settings.rows_per_step` is not given.
         gpu_hours: hours that one GPU would take; None, here and below: the setting that it needs is not given.
@@ -35,6 +37,7 @@ class Way:
     name: str
     rows: int
     slots: int
+    tokens: int
     padding: float
     steps: int | None
     gpu_hours: float | None
@@ -47,6 +50,9 @@ class Way:
 def ways_of(plan: Plan, settings: Settings) -> list[Way]:
     """Return the four ways: padding to the capacity, dynamic padding, padding sorted by length, and packing by `plan`.
 
+    Raises:
+        OptionError: `settings.of_tokens` is below the number of tokens in the plan.
+
     >>> import nopad
     >>> for way in ways_of(nopad.plan([6, 2, 6, 2], capacity=8), Settings(batch_size=2, tokens_per_second=1)):
     ...     print(way.name, way.rows, way.slots, way.padding, way.gpu_hours * 3600)
@@ -55,6 +61,11 @@ def ways_of(plan: Plan, settings: Settings) -> list[Way]:
     sorted by length, batches of 2 4 16 0.0 16.0
     packed 2 16 0.0 16.0
     """
+    if settings.of_tokens is not None and settings.of_tokens < plan.tokens:
+        raise OptionError(
+            f"of_tokens is {settings.of_tokens:,}, and this input has {plan.tokens:,} tokens; give the number of "
+            "tokens of the whole corpus, of which the input is a sample"
+        )
     found = padded(plan.histogram, plan.capacity, settings.batch_size)
     batch = f"{settings.batch_size:,}"
     numbers = [
@@ -75,6 +86,13 @@ def formulas(settings: Settings) -> list[str]:
     if settings.rows_per_step is not None:
         given.append(f"Optimiser steps = rows ÷ {settings.rows_per_step:,} rows per step, rounded up.")
     rate, gpus, price, watts = settings.tokens_per_second, settings.gpus, settings.price_per_hour, settings.watts
+    if settings.of_tokens is not None:
+        given.append(
+            f"Extrapolated: the input is taken as a sample of {settings.of_tokens:,} tokens with the same lengths, so "
+            "rows and slots grow with the number of tokens."
+        )
+    if settings.epochs != 1:
+        given.append(f"Rows, slots and all that follows are those of {settings.epochs:,} epochs.")
     if rate is not None:
         given.append(f"GPU-hours = slots ÷ {rate:,.12g} per second and GPU (measured, as given) ÷ 3,600.")
     if gpus is not None:
@@ -92,7 +110,9 @@ def formulas(settings: Settings) -> list[str]:
 
 
 def savings(ways: list[Way], settings: Settings) -> str:
-    """Return a sentence on what packing saves per epoch, compared with each other way; "" if no rate is given.
+    """Return a sentence on what packing saves, compared with each other way; "" if no rate is given.
+
+    A comparison whose GPU-hours round to nothing is left out.
 
     >>> import nopad
     >>> ways = ways_of(nopad.plan([6, 2, 6, 2], capacity=8), settings := Settings(tokens_per_second=1e-3))
@@ -107,15 +127,21 @@ def savings(ways: list[Way], settings: Settings) -> str:
         if way.slots == packed.slots:
             said.append(f"nothing against {name}")
             continue
+        assert way.gpu_hours is not None
+        assert packed.gpu_hours is not None
+        if abs(way.gpu_hours - packed.gpu_hours) < _LEAST:
+            continue
         more = way.slots < packed.slots
         parts = [f"{_apart(way.gpu_hours, packed.gpu_hours)} GPU-hours"]
         if way.money is not None and packed.money is not None:
-            parts.append(money(abs(way.money - packed.money), settings.currency))
+            cost = money(abs(way.money - packed.money), settings.currency)
+            parts.append(cost if settings.currency else f"a cost of {cost}")
         if way.energy is not None:
             parts.append(f"{_apart(way.energy, packed.energy)} kWh")
         listed = parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
         said.append(f"takes {listed} more than {name}" if more else f"{listed} against {name}")
-    return f"An epoch saves {'; '.join(said)}."
+    span = f"{settings.span[0].upper()}{settings.span[1:]} {'saves' if settings.epochs == 1 else 'save'}"
+    return f"{span} {'; '.join(said) or f'under {_LEAST} GPU-hours against each other way'}."
 
 
 def money(amount: float, currency: str) -> str:
@@ -141,13 +167,19 @@ def _apart(a: float | None, b: float | None) -> str:
 
 def _way(name: str, rows: int, slots: int, tokens: int, settings: Settings) -> Way:
     rate, price, watts = settings.tokens_per_second, settings.price_per_hour, settings.watts
+    whole = tokens if settings.of_tokens is None else settings.of_tokens
+    padding = (slots - tokens) / slots
+    rows, slots = (-(-one * whole // tokens) for one in (rows, slots))
+    steps = None if settings.rows_per_step is None else -(-rows // settings.rows_per_step) * settings.epochs
+    rows, slots, tokens = (one * settings.epochs for one in (rows, slots, whole))
     gpu_hours = None if rate is None else slots / rate / 3600
     return Way(
         name=name,
         rows=rows,
         slots=slots,
-        padding=(slots - tokens) / slots,
-        steps=None if settings.rows_per_step is None else -(-rows // settings.rows_per_step),
+        tokens=tokens,
+        padding=padding,
+        steps=steps,
         gpu_hours=gpu_hours,
         hours=None if gpu_hours is None else gpu_hours / (settings.gpus or 1),
         money=None if gpu_hours is None or price is None else gpu_hours * price,

@@ -28,6 +28,7 @@ from nopad.serving.batching import Batching
 from nopad.serving.pace import Pace
 from nopad.serving.packer import OnlineBatch, OnlinePacker, PackerStatistics
 from nopad.tasks.core import Prepared
+from nopad.wording import counted
 
 __all__ = ["Part", "RequestQueue", "RunnerStatistics", "Waiting", "WhenFull"]
 
@@ -65,6 +66,31 @@ class RunnerStatistics:
     def padding_saved(self) -> float:
         """Share of `padded_tokens` that is padding, which nopad saved; 0.0 before the first batch."""
         return 1 - self.packer.tokens / self.padded_tokens if self.padded_tokens else 0.0
+
+    def __str__(self) -> str:
+        """Return a small table: requests, batches by reason, padding saved, times, and what the task counted."""
+        packer = self.packer
+        requests = {
+            "answered": self.answered,
+            "failed": self.failed,
+            "cancelled": packer.cancelled,
+            "expired": packer.expired,
+            "refused": packer.refused,
+            **{reason.replace("_", " "): number for reason, number in self.counts.items()},
+        }
+        told = [f"{number:,} {what}" for what, number in requests.items() if number or what == "answered"]
+        waiting = f"{counted(packer.waiting, 'sequence')}, {counted(packer.waiting_tokens, 'token')}"
+        reasons = ", ".join(f"{number:,} {reason}" for reason, number in packer.flushes.items() if number)
+        rows = [("requests", ", ".join(told)), ("waiting", waiting)]
+        if packer.batches:
+            batches = f"{packer.batches:,} {'batch' if packer.batches == 1 else 'batches'}"
+            padded = f"{packer.tokens:,} tokens instead of {self.padded_tokens:,}"
+            rows += [("batches", f"{batches}: {reasons}"), ("padding", f"{self.padding_saved:.1%} saved: {padded}")]
+        if self.p50_ms is not None and self.p99_ms is not None:
+            rows.append(("answer", f"half within {self.p50_ms:,.1f} ms, 99 % within {self.p99_ms:,.1f} ms"))
+        if self.us_per_token is not None:
+            rows.append(("token", f"{self.us_per_token:,.2f} µs"))
+        return "\n".join(f"{name:<10}{value}" for name, value in rows)
 
 
 @dataclass(eq=False)

@@ -8,6 +8,7 @@ try:
 except ImportError as error:
     raise MissingExtraError(f"running tasks needs {error.name}: {install('torch')}") from error
 
+from nopad.corpus.squad import read_squad
 from nopad.tasks.answers import Answers
 from nopad.tasks.causal import CausalLM, Chat
 from nopad.tasks.classification import GLUE, Classification, Regression, SeveralLabels, glue
@@ -27,7 +28,6 @@ from nopad.tasks.preferences import DPO, Pairs
 from nopad.tasks.pretraining import Pretraining
 from nopad.tasks.reference import reference_logprobs
 from nopad.tasks.scores import sequence_logprobs
-from nopad.tasks.squad import read_squad
 from nopad.tasks.task import Task
 from nopad.tasks.tokens import TokenClassification
 from nopad.tasks.vectors import Embedding

@@ -196,8 +196,8 @@ class Answers(Task):
         questions, contexts = [], []
         spans: list[tuple[int, int] | None] = []
         for number, record in numbered(records):
-            question = field_of(record, self.question, number)
-            context = field_of(record, self.context, number)
+            question = field_of(record, self.question, number, option="question")
+            context = field_of(record, self.context, number, option="context")
             for name, text in ((self.question, question), (self.context, context)):
                 if not text.strip():
                     raise RecordError(f"record {number}: {name} is empty: {text!r}; leave the record out")
@@ -299,7 +299,7 @@ class Answers(Task):
         """
         texts, right = [], []
         for number, record, prediction in paired(predictions, records):
-            context = field_of(record, self.context, number)
+            context = field_of(record, self.context, number, option="context")
             right.append([text for text, _ in answers_of(record, self.answers, number, context)])
             texts.append(None if prediction is None else prediction["text"])
         found = squad_scores(texts, right)

@@ -16,16 +16,17 @@ import numpy as np
 from nopad.batch import PackedBatch
 from nopad.corpus.chats import Answered, ChatEncoder, EndOfTurn, Rewriting, fitted
 from nopad.corpus.conversations import conversation_of, roles_of
+from nopad.corpus.framing import leave_out
 from nopad.corpus.options import OverLong
 from nopad.corpus.prefixes import token_ids
 from nopad.corpus.templates import Frame
-from nopad.errors import LengthError
 from nopad.loading import causal
 from nopad.loading.supply import Collate
 from nopad.losses import label_logprobs
 from nopad.tasks.examples import Examples, field_of, numbered, stacked
 from nopad.tasks.objectives import OfTokens
 from nopad.tasks.task import Task
+from nopad.tasks.texts import OfTexts
 
 __all__ = ["CausalLM", "Chat", "Likely"]
 
@@ -75,7 +76,7 @@ def _likely(logprob: float, tokens: int) -> dict[str, Any]:
     return {"logprob": logprob, "mean_logprob": logprob / tokens if tokens else None, "tokens": tokens}
 
 
-class CausalLM(Likely):
+class CausalLM(OfTexts, Likely):
     """A causal language model on texts.
 
     Args:
@@ -84,6 +85,7 @@ class CausalLM(Likely):
         max_length, over_long: see `Task`; "split" makes several sequences of a long text, each of `max_length` tokens
             except the last. Truncated texts, and all parts of a split text except the last, have no end-of-sequence
             token.
+        empty: what happens to a text without a token: "skip" leaves it out and counts it; "error" raises LengthError.
 
     Raises:
         OptionError: an option has an invalid value.
@@ -111,7 +113,8 @@ class CausalLM(Likely):
         record: list[int] = []
         for number, one in enumerate(_tokenised(self.tokenizer, texts)):
             if not one:
-                raise LengthError(f"record {number} has no token: its text is {texts[number]!r}; leave it out")
+                leave_out(number, texts[number], counts, self.empty)
+                continue
             for part in self._parts(frame.ended(one), number, counts):
                 ids.append(part)
                 record.append(number)

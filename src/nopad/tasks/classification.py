@@ -22,7 +22,7 @@ from nopad.errors import OptionError, RecordError
 from nopad.options import check_choice
 from nopad.tasks.examples import Examples, field_of, numbered, stacked
 from nopad.tasks.objectives import OfSequences
-from nopad.tasks.task import Task
+from nopad.tasks.texts import OfTexts
 
 __all__ = ["GLUE", "Classification", "Regression", "SeveralLabels", "glue"]
 
@@ -31,7 +31,7 @@ LabelsAs = Literal["classes", "flags"]
 _NUMERIC = re.compile(r"[-+.0-9].*")
 
 
-class _OfTexts(Task):
+class _Judged(OfTexts):
     """Base class of the three tasks; a record has one or two texts, and a label."""
 
     auto: ClassVar[str] = "AutoModelForSequenceClassification"
@@ -51,7 +51,7 @@ class _OfTexts(Task):
         for number, record in numbered(records):
             texts.append(field_of(record, self.text, number))
             if self.pair is not None:
-                pairs.append(field_of(record, self.pair, number))
+                pairs.append(field_of(record, self.pair, number, option="pair"))
             if labels:
                 if self.label not in record:
                     raise RecordError(f"record {number} has no {self.label!r}; its columns are {', '.join(record)}")
@@ -62,6 +62,7 @@ class _OfTexts(Task):
             pairs if self.pair is not None else None,
             max_length=self.max_length,
             over_long=self.over_long,
+            empty=self.empty,
         )
         made = stacked(found.ids, found.kept, tokens=found.columns)
         if labels:
@@ -79,7 +80,7 @@ class _OfTexts(Task):
         raise NotImplementedError
 
 
-class Classification(_OfTexts):
+class Classification(_Judged):
     """Classification into one of several classes, of texts or of pairs of texts.
 
     Args:
@@ -134,7 +135,7 @@ class Classification(_OfTexts):
         return [{"label": self.names[max(range(len(one)), key=one.__getitem__)], "probabilities": one} for one in each]
 
 
-class SeveralLabels(_OfTexts):
+class SeveralLabels(_Judged):
     """Multi-label classification: any number of classes per text, or per pair of texts.
 
     It takes the arguments of `Classification`, but `labels` must be given, and `label` is "labels" by default. There is
@@ -224,7 +225,7 @@ class SeveralLabels(_OfTexts):
         ]
 
 
-class Regression(_OfTexts):
+class Regression(_Judged):
     """Regression: a number per text, or per pair of texts, such as a similarity or a grade.
 
     It takes the arguments of `Classification`, except `labels`.
@@ -293,9 +294,14 @@ def number_of(value: Any, names: Sequence[str], where: str) -> int:
                 f"{str(number)!r} by name; give names, as strings"
             )
         return number
-    raise RecordError(
-        f"{where} is {value!r}; it is a number from 0 to {len(names) - 1}, or one of {', '.join(names[:20])}"
+    unnamed = list(names) == names_of(len(names))
+    known = "" if unnamed else f", or one of {', '.join(names[:20])}"
+    way = (
+        f'; name the classes in the order of their numbers with labels=, such as ["{value}", ...]'
+        if isinstance(value, str) and unnamed
+        else ""
     )
+    raise RecordError(f"{where} is {value!r}; it is a number from 0 to {len(names) - 1}{known}{way}")
 
 
 def _named(names: Sequence[str], problem: str) -> dict[str, Any]:

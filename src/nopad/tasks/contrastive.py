@@ -254,7 +254,7 @@ class Contrastive(Task):
             LengthError: as in `Task.encode`.
         """
         if not labels:
-            anchors = [field_of(record, self.anchor, number) for number, record in numbered(records)]
+            anchors = [field_of(record, self.anchor, number, option="anchor") for number, record in numbered(records)]
             return encoded(self, [self.prompt + text for text in anchors])
         texts = self._texts(records)
         roles = [self._tokenised(list(column)) for column in zip(*texts, strict=True)]
@@ -289,7 +289,7 @@ class Contrastive(Task):
         """
         found: list[list[str]] = []
         for number, record in numbered(records):
-            first, second = (field_of(record, column, number) for column in (self.anchor, self.positive))
+            first, second = (field_of(record, getattr(self, one), number, option=one) for one in ("anchor", "positive"))
             given = None if self.negative is None else record.get(self.negative)
             against = [given] if isinstance(given, str) else [] if given is None else given
             if not isinstance(against, list | tuple) or not all(isinstance(text, str) for text in against):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice, pairwise
 from typing import Any, TypeVar
@@ -11,10 +12,26 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from nopad.corpus.record_stream import RecordStream
+from nopad.corpus.runs import Bad
 from nopad.errors import InputError, LengthError, RecordError
 from nopad.sequences import Sequences
 
-__all__ = ["Examples", "check_text", "encoded_part", "field_of", "numbered", "paired", "parts_of", "stacked"]
+__all__ = [
+    "Examples",
+    "check_text",
+    "counted",
+    "encoded_part",
+    "field_of",
+    "numbered",
+    "paired",
+    "parts_of",
+    "placed",
+    "readable",
+    "stacked",
+]
+
+_NUMBER = re.compile(r"\brecord (\d+)")
 
 T = TypeVar("T")
 
@@ -66,8 +83,21 @@ class Examples:
 
     def __str__(self) -> str:
         """Return one line: records, sequences, tokens, and what was cut or left out."""
-        odd = "".join(f", {number} {name.replace('_', ' ')}" for name, number in self.counts.items() if number)
-        return f"{self.records} records: {len(self)} sequences, {self.tokens} tokens{odd}"
+        return f"{self.records} records: {len(self)} sequences, {self.tokens} tokens{counted(self.counts)}"
+
+
+_COUNTED = {"empty_skipped": "skipped as empty", "bad_skipped": "skipped as bad"}
+
+
+def counted(counts: Mapping[str, int]) -> str:
+    """Return counts (`Examples.counts`) as text that begins with a comma, without those that are 0; "" if all are.
+
+    >>> counted({"truncated": 0, "empty_skipped": 2})
+    ', 2 skipped as empty'
+    """
+    return "".join(
+        f", {number:,} {_COUNTED.get(name, name.replace('_', ' '))}" for name, number in counts.items() if number
+    )
 
 
 def stacked(
@@ -122,7 +152,7 @@ def parts_of(records: Iterable[T], at_once: int, fewest: int = 1) -> Iterator[li
 
 
 def encoded_part(
-    encode: Callable[[list[Mapping[str, Any]]], Examples], part: list[Mapping[str, Any]], numbers: Sequence[int] | Any
+    encode: Callable[[Any], Examples], part: Iterable[Mapping[str, Any]], numbers: Sequence[int] | Any
 ) -> Examples:
     """Apply `encode` to `part`, some records of a source.
 
@@ -132,8 +162,37 @@ def encoded_part(
     try:
         return encode(part)
     except InputError as error:
-        said = re.sub(r"\brecord (\d+)", lambda found: f"record {numbers[int(found[1])]}", str(error), count=1)
+        said = _NUMBER.sub(lambda found: f"record {numbers[int(found[1])]}", str(error), count=1)
         raise type(error)(said) from error
+
+
+def readable(records: Iterable[Any], counts: dict[str, int], after: int = 0) -> Iterator[tuple[int, Any]]:
+    """Yield (number, record) for each record that can be read, from number `after` on; numbers begin at 0.
+
+    Records that a `RecordStream` is to skip are counted, in ``counts["bad_skipped"]``. `after` is for streams only.
+    """
+    items = records.each(after=after) if isinstance(records, RecordStream) else iter(records)
+    for number, record in enumerate(items, after):
+        if isinstance(record, Bad):
+            counts["bad_skipped"] = counts.get("bad_skipped", 0) + 1
+        else:
+            yield number, record
+
+
+@contextmanager
+def placed(records: Any) -> Iterator[None]:
+    """In a ``with`` block, begin messages about a record with its file and line, if `records` are a stream of files.
+
+    A message names its record by its number, from 0, among all records of the stream.
+    """
+    try:
+        yield
+    except (RecordError, LengthError) as error:
+        found = _NUMBER.search(str(error))
+        place = records.place(int(found[1])) if found and isinstance(records, RecordStream) else None
+        if place is None or place in str(error):
+            raise
+        raise type(error)(f"{place}: {error}") from error
 
 
 def numbered(records: Iterable[Any]) -> Iterator[tuple[int, Mapping[str, Any]]]:
@@ -152,16 +211,20 @@ def numbered(records: Iterable[Any]) -> Iterator[tuple[int, Mapping[str, Any]]]:
         raise LengthError("there is no record, so there is nothing to train on or to predict")
 
 
-def field_of(record: Mapping[str, Any], name: str, number: int, kind: type | tuple[type, ...] = str) -> Any:
+def field_of(
+    record: Mapping[str, Any], name: str, number: int, kind: type | tuple[type, ...] = str, option: str = "text"
+) -> Any:
     """Return the value of column `name` of record `number`, after checking that it is of type `kind`.
+
+    `option` is the task's option that names the column, for messages.
 
     Raises:
         RecordError: the record has no such column, its value is of another type, or it is a text with a lone surrogate.
     """
     if name not in record:
         raise RecordError(
-            f"record {number} has no {name!r}, only {', '.join(map(str, record)) or 'nothing'}; the task's options "
-            "name the columns that it reads (text='review', ...), or rename the column"
+            f"record {number} has no {name!r}, only {', '.join(map(str, record)) or 'nothing'}; name the column that "
+            f'holds it: {option}="..."'
         )
     value = record[name]
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):

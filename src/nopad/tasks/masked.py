@@ -11,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 
 from nopad.batch import PackedBatch
+from nopad.corpus.framing import leave_out
 from nopad.corpus.masks import BEGINS, GOES_ON, MASKABLE, NEVER
 from nopad.corpus.options import OverLong
-from nopad.errors import RecordError
 from nopad.loading.supply import Collate
 from nopad.options import BOOLEAN, Option
 from nopad.sequences import Sequences
@@ -21,7 +21,7 @@ from nopad.tasks.examples import Examples, field_of, numbered, stacked
 from nopad.tasks.masking import Masking
 from nopad.tasks.objectives import OfTokens
 from nopad.tasks.pieces import aligned, check_offsets, cut, framed, words_in
-from nopad.tasks.task import Task
+from nopad.tasks.texts import OfTexts
 
 __all__ = ["MaskedLM", "filled"]
 
@@ -30,7 +30,7 @@ _COPIES = Option(default=None, none=True, high=2**16, help="masks of a sequence"
 _TOP = Option(default=5, help="tokens to fill in")
 
 
-class MaskedLM(Task):
+class MaskedLM(OfTexts):
     """Masked language modelling: predict masked tokens of texts. `nopad.tasks.Masking` draws the masks.
 
     Args:
@@ -44,6 +44,7 @@ class MaskedLM(Task):
         seed: the seed of the masks.
         top: number of candidate tokens that a prediction lists for each ``[MASK]`` of its text.
         max_length, over_long: see `Task`; "split" makes several sequences of a long record.
+        empty: what happens to a text without a token: "skip" leaves it out and counts it; "error" raises LengthError.
 
     A prediction has ``fill``: for each ``[MASK]`` in the record's text, a list of dicts with ``token``, ``id`` and
     ``score`` (the probability, from 0 to 1), best first.
@@ -96,8 +97,8 @@ class MaskedLM(Task):
         which fill in each ``[MASK]`` of a text.
 
         Raises:
-            RecordError: a record lacks the column, the column holds no text, or the text has no token.
-            LengthError: a text is too long, and `over_long` is "error".
+            RecordError: a record lacks the column, or the column holds no text.
+            LengthError: a text is too long, and `over_long` is "error"; or it has no token, and `empty` is "error".
         """
         texts = [field_of(record, self.text, number) for number, record in numbered(records)]
         ids: list[list[int]] = []
@@ -107,7 +108,8 @@ class MaskedLM(Task):
         counts: dict[str, int] = {}
         for number, piece in enumerate(framed(self.tokenizer, texts)):
             if not len(piece.offsets):
-                raise RecordError(f"record {number}: {self.text} has no token: {texts[number][:60]!r}; leave it out")
+                leave_out(number, texts[number], counts, self.empty)
+                continue
             of_words = aligned(words_in(texts[number]), piece.offsets)[0] if labels and self.whole_words else None
             options: Any = {"max_length": self.max_length, "over_long": self.over_long, "policies": self.policies}
             for begin, end in cut(piece, number, counts, **options):
@@ -120,7 +122,7 @@ class MaskedLM(Task):
         made = stacked(ids, record, tokens={"token_type_ids": types} if types else {})
         numbers = np.array(record, np.int64)
         if labels:
-            made = replace(made, tokens={**made.tokens, MASKABLE: np.concatenate(kinds)})
+            made = replace(made, tokens={**made.tokens, MASKABLE: np.concatenate([np.zeros(0, np.int8), *kinds])})
         if labels and self.copies is not None:
             made, numbers = self._masked(made, self.copies), np.repeat(numbers, self.copies)
         return Examples(sequences=made, record=numbers, records=len(texts), counts=counts)

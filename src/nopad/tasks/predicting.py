@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from threading import Lock
@@ -25,7 +25,8 @@ from numpy.typing import NDArray
 from nopad.assignment import pack
 from nopad.batch import Flat, PackedBatch, Rows
 from nopad.batch.form import FEW, Form, check_form, pack_few
-from nopad.corpus.record_stream import open_records
+from nopad.corpus.record_stream import RecordStream, open_records
+from nopad.corpus.runs import Bad
 from nopad.errors import LengthError, OptionError, RecordError, RequestError
 from nopad.loading.ahead import ahead
 from nopad.model.admission import device_of, positions_of
@@ -34,11 +35,11 @@ from nopad.model.safety import bare, state_of
 from nopad.options import MAX_LENGTH, Option
 from nopad.sequences import Sequences
 from nopad.tasks.core import Core, Prepared, by_length
-from nopad.tasks.examples import Examples
+from nopad.tasks.examples import Examples, placed
 from nopad.tasks.fit import check_rows
 from nopad.tasks.task import Task
 
-__all__ = ["BATCH_RECORDS", "Predicted", "Predictions", "Predictor", "predict"]
+__all__ = ["BATCH_RECORDS", "Chunk", "Predicted", "Predictions", "Predictor", "predict"]
 
 CAPACITY = Option(default=None, none=True, high=MAX_LENGTH, help="most tokens of a pack")
 ROWS = Option(default=None, none=True, help="packs run at a time")
@@ -326,7 +327,7 @@ class Predictions(Iterator["dict[str, Any] | None"]):
     def __init__(self, predictor: Predictor, records: Iterable[Mapping[str, Any]], batch_records: int) -> None:
         self.counts: Counter[str] = Counter()
         self.records = self.sequences = self.tokens = 0
-        self._items = self._run(predictor, iter(records), BATCH_RECORDS.check("batch_records", batch_records))
+        self._items = self._run(predictor, records, BATCH_RECORDS.check("batch_records", batch_records))
 
     def __iter__(self) -> Predictions:
         """Return the object itself; predictions can be read only once."""
@@ -337,11 +338,11 @@ class Predictions(Iterator["dict[str, Any] | None"]):
         return next(self._items)
 
     def _run(
-        self, predictor: Predictor, records: Iterator[Mapping[str, Any]], size: int
+        self, predictor: Predictor, records: Iterable[Mapping[str, Any]], size: int
     ) -> Generator[dict[str, Any] | None, None, None]:
-        for first, examples in ahead(_encoded(predictor, records, size), 1, "nopad-predict"):
-            with numbered_from(first):
-                found = predictor.forward(examples)
+        for chunk, examples in ahead(_encoded(predictor, records, size), 1, "nopad-predict"):
+            with placed(records):
+                found = chunk.predicted(predictor, examples)
             self.counts.update(found.counts)
             self.records += len(found.predictions)
             self.sequences += found.sequences
@@ -375,7 +376,8 @@ def predict(
         batch_records: number of records in a chunk; larger chunks make better packs, and take more memory.
 
     Returns:
-        An iterator over one dict per record, or None where the task left the record out; `Predictions.counts` says how
+        An iterator over one dict per record, or None where the record was left out: by the task, or since it cannot be
+        read (`open_records` with ``on_bad_record="skip"``); `Predictions.counts` says how
         often, by reason.
 
     Raises:
@@ -397,16 +399,66 @@ def predict(
     return Predictions(predictor, task.read(open_records(records)), batch_records)
 
 
+class Chunk:
+    """Some consecutive records of an input, of which those that cannot be read and are to be skipped get no prediction.
+
+    Args:
+        items: the records; `nopad.corpus.runs.Bad` in place of one to be skipped.
+        first: number of the first record in the input, from 0.
+    """
+
+    def __init__(self, items: Sequence[Mapping[str, Any] | Bad], first: int) -> None:
+        self.first, self.size = first, len(items)
+        self.records = {number: one for number, one in enumerate(items, first) if not isinstance(one, Bad)}
+        self._numbers = [*self.records]
+
+    def encode(self, predictor: Predictor) -> Examples | None:
+        """Return the examples of the records; None: none can be read.
+
+        Raises:
+            RecordError, LengthError: as for `Predictor.encode`; messages have a record's number in the input.
+        """
+        with self._numbered():
+            return predictor.encode([*self.records.values()]) if self.records else None
+
+    def predicted(self, predictor: Predictor, examples: Examples | None) -> Predicted:
+        """Return the predictions for `examples`, with None for each record that cannot be read.
+
+        Raises:
+            RecordError, LengthError, OptionError: as for `Predictor.forward`, numbered as in `encode`.
+        """
+        counts = {"bad_skipped": bad} if (bad := self.size - len(self.records)) else {}
+        if examples is None:
+            return Predicted(predictions=[None] * self.size, counts=counts, sequences=0, tokens=0)
+        with self._numbered():
+            found = predictor.forward(examples)
+        given = dict(zip(self.records, found.predictions, strict=True))
+        predictions = [given.get(number) for number in range(self.first, self.first + self.size)]
+        return replace(found, predictions=predictions, counts={**found.counts, **counts})
+
+    @contextmanager
+    def _numbered(self) -> Iterator[None]:
+        """In a ``with`` block, let messages have a record's number in the input, or the first number of the chunk."""
+        try:
+            yield
+        except (RecordError, LengthError) as error:
+            text, found = _NUMBER.subn(lambda match: f"record {self._numbers[int(match[1])]}", str(error), count=1)
+            where = "" if found or not self.first else f" (in the records from number {self.first} on)"
+            raise type(error)(text + where) from error
+
+
 def _encoded(
-    predictor: Predictor, records: Iterator[Mapping[str, Any]], size: int
-) -> Generator[tuple[int, Examples], None, None]:
-    """Encode records in chunks of `size`; yield (number of the chunk's first record, examples) for each."""
+    predictor: Predictor, records: Iterable[Mapping[str, Any]], size: int
+) -> Generator[tuple[Chunk, Examples | None], None, None]:
+    """Encode records in chunks of `size`; yield each chunk with its examples."""
+    items = records.each() if isinstance(records, RecordStream) else iter(records)
     first = 0
-    while part := list(islice(records, size)):
-        with numbered_from(first):
-            made = predictor.encode(part)
-        yield first, made
-        first += len(part)
+    while part := list(islice(items, size)):
+        chunk = Chunk(part, first)
+        with placed(records):
+            made = chunk.encode(predictor)
+        yield chunk, made
+        first += chunk.size
 
 
 def _refuse_nan(results: Sequence[Any], record: NDArray[np.int64]) -> None:
@@ -417,19 +469,3 @@ def _refuse_nan(results: Sequence[Any], record: NDArray[np.int64]) -> None:
                 f"record {number}: the model gives NaN for it, so nothing is predicted; are its weights damaged, "
                 "or too large for half precision?"
             )
-
-
-@contextmanager
-def numbered_from(first: int) -> Iterator[None]:
-    """In a ``with`` block, add `first` to the record number in the message of a RecordError or LengthError.
-
-    A message without a record number says instead that the error is in the records from `first` on.
-    """
-    try:
-        yield
-    except (RecordError, LengthError) as error:
-        if not first:
-            raise
-        text, found = _NUMBER.subn(lambda match: f"record {int(match[1]) + first}", str(error), count=1)
-        where = "" if found else f" (in the records from number {first} on)"
-        raise type(error)(text + where) from error

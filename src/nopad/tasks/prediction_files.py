@@ -24,6 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from nopad.corpus.record_stream import RecordStream, open_records
+from nopad.corpus.runs import Bad
 from nopad.errors import (
     CorruptError,
     InputError,
@@ -41,8 +42,9 @@ from nopad.store.manifest import tool_versions
 from nopad.store.monitor import Monitor, Silent
 from nopad.store.seal import sealed, unsealed
 from nopad.store.workspace import Workspace, check_outside, differences, holds
+from nopad.tasks.examples import placed
 from nopad.tasks.parts import aligned, schema_of_part, table_of, together, write_part
-from nopad.tasks.predicting import BATCH_RECORDS, Predicted, Predictor, numbered_from
+from nopad.tasks.predicting import BATCH_RECORDS, Chunk, Predictor
 from nopad.tasks.task import Task
 
 __all__ = ["MANIFEST", "PredictionFiles", "predict_files"]
@@ -59,7 +61,8 @@ class PredictionFiles:
     Attributes:
         folder: path of the folder.
         records, sequences, tokens: number of records, sequences and tokens.
-        counts: number of records that were truncated or left out, by reason, and the task's other counts.
+        counts: number of records that were truncated or left out, by reason ("empty_skipped": without a token,
+            "bad_skipped": not readable), and the task's other counts. Predictions of records left out are null.
         parts: names of the Parquet files, in order.
 
     >>> import nopad, pathlib, tempfile
@@ -209,7 +212,9 @@ class _Job:
                 f"{out} already holds predictions made with other settings ({changed}); choose another folder"
             )
         if manifest["source"]["sha256"] != self._fingerprint():
-            raise OutputExistsError(f"{out} already holds predictions of another input; choose another folder")
+            known = changes_of(dict(manifest["source"]["files"]), dict(self.records.inventory()))
+            named = f" ({known})" if known else ""
+            raise OutputExistsError(f"{out} already holds predictions of another input{named}; choose another folder")
         for part in manifest["parts"]:
             if not holds(out / part["file"], part["sha256"]):
                 raise CorruptError(f"{out / part['file']} is missing or damaged; delete {out} to predict again")
@@ -227,7 +232,7 @@ class _Job:
         self.monitor.stage("counting records", None, "records")
         self.monitor.stage("predicting", self.records.count() - done, "records")
         schema = together([schema_of_part(self.workspace.out / part["file"]) for part in parts], "") if parts else None
-        records = self.records.read(after=done)
+        records = self.records.each(after=done)
         while part_records := list(islice(records, 1)):
             made, table = self._part(done, chain(part_records, islice(records, size - 1)))
             name = _name(len(parts))
@@ -238,18 +243,19 @@ class _Job:
         parts = [self._with_schema(part, schema, origin) for part in parts if schema is not None]
         return self._publish(origin, parts)
 
-    def _part(self, first: int, records: Iterator[dict[str, Any]]) -> tuple[dict[str, Any], pa.Table]:
+    def _part(self, first: int, records: Iterator[dict[str, Any] | Bad]) -> tuple[dict[str, Any], pa.Table]:
         """Predict one part; return its facts (numbers of records, sequences and tokens; counts), and its table."""
         tables, counts, begin = [], Counter[str](), first
         sequences = tokens = 0
-        while chunk := list(islice(records, self.sizes[0])):
-            with numbered_from(begin):
-                found: Predicted = self.predictor.run(chunk)
-            kept = {name: _kept(chunk, column, begin) for name, column in self.keep.items()}
+        while items := list(islice(records, self.sizes[0])):
+            chunk = Chunk(items, begin)
+            with placed(self.records):
+                found = chunk.predicted(self.predictor, chunk.encode(self.predictor))
+                kept = {name: _kept(chunk, column) for name, column in self.keep.items()}
             tables.append(table_of(begin, found.predictions, kept, self.predictor.task.dtypes))
             counts.update(found.counts)
-            sequences, tokens, begin = sequences + found.sequences, tokens + found.tokens, begin + len(chunk)
-            self.monitor.advance(len(chunk), found.tokens)
+            sequences, tokens, begin = sequences + found.sequences, tokens + found.tokens, begin + chunk.size
+            self.monitor.advance(chunk.size, found.tokens)
         schema = together([table.schema for table in tables], f"records {first} to {begin - 1}")
         table = pa.concat_tables([aligned(table, schema) for table in tables]).combine_chunks()
         known = {"records": begin - first, "sequences": sequences, "tokens": tokens, "counts": dict(counts)}
@@ -294,6 +300,24 @@ class _Job:
         return self.records.fingerprint()
 
 
+def changes_of(before: Mapping[str, int], now: Mapping[str, int]) -> str:
+    """Return in words how the files of an input differ, by their names and sizes in bytes; "" if they do not.
+
+    >>> changes_of({"a.txt": 3, "b.txt": 5}, {"b.txt": 6, "c.txt": 1, "d.txt": 1})
+    'new: c.txt, d.txt; gone: a.txt; of another size: b.txt'
+    """
+    found = {
+        "new": [name for name in now if name not in before],
+        "gone": [name for name in before if name not in now],
+        "of another size": [name for name, size in now.items() if before.get(name, size) != size],
+    }
+    return "; ".join(
+        f"{what}: {', '.join(names[:3])}{f' and {len(names) - 3:,} more' if names[3:] else ''}"
+        for what, names in found.items()
+        if names
+    )
+
+
 def _name(number: int) -> str:
     return f"part-{number:05d}.parquet"
 
@@ -306,12 +330,13 @@ def _made(out: Path, manifest: Mapping[str, Any]) -> PredictionFiles:
     )
 
 
-def _kept(records: list[dict[str, Any]], column: str, first: int) -> list[Any]:
-    for number, record in enumerate(records, first):
+def _kept(chunk: Chunk, column: str) -> list[Any]:
+    """Return the value of a column for each record; None for a record that cannot be read."""
+    for number, record in chunk.records.items():
         if column not in record:
             has = ", ".join(map(str, record)) or "nothing"
             raise RecordError(f"record {number} has no {column!r}, only {has}; do not keep it, or add it")
-    return [record[column] for record in records]
+    return [chunk.records.get(number, {}).get(column) for number in range(chunk.first, chunk.first + chunk.size)]
 
 
 def described(task: Task) -> dict[str, Any]:

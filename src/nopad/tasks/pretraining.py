@@ -180,7 +180,10 @@ class Pretraining(Task):
 
     def _asked(self, records: list[tuple[int, Mapping[str, Any]]]) -> Examples:
         """Turn records with two texts into one sequence each, for predictions; see `encode`."""
-        sides = [[field_of(record, name, number) for number, record in records] for name in (self.text, self.pair)]
+        sides = [
+            [field_of(record, getattr(self, side), number, option=side) for number, record in records]
+            for side in self.texts_by
+        ]
         over_long: OverLong = "truncate" if self.over_long == "split" else self.over_long
         found = tokenised(self.tokenizer, *sides, max_length=self.max_length, over_long=over_long)
         made = stacked(found.ids, found.kept, tokens=found.columns)

@@ -7,6 +7,7 @@ that the task truncates, drops or splits are counted.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -53,7 +54,7 @@ class TaskSource(Source):
     >>> records = [{"text": "is it red ?", "label": 0}, {"text": "yes", "label": 1}]
     >>> [run] = next(TaskSource(task, records).blocks()).records()
     >>> run.origin.record.tolist(), run.values["labels"].to_pylist(), dict(run.counts)
-    ([1], [1], {'dropped': 1, 'split': 0, 'truncated': 0})
+    ([1], [1], {'dropped': 1, 'empty_skipped': 0, 'split': 0, 'truncated': 0})
     """
 
     kind: Kind | None = "ids"
@@ -130,7 +131,7 @@ class TaskSource(Source):
         columns = _columns(made) | self._carried(part, made, first) if len(made) else {}
         if not first:
             self.left_out = tuple(name for name in looked if name not in looked.read)
-        return _Made(columns, made.record, first, len(part), int(made.counts.get("truncated", 0)))
+        return _Made(columns, made.record, first, len(part), dict(made.counts))
 
     def _encode(self, part: list[Mapping[str, Any]]) -> Examples:
         return self.task.encode(part, labels=self._labels)
@@ -147,7 +148,8 @@ class TaskSource(Source):
                 f"the task {self.task.name} makes the columns {_told(data.schema)} of records from {made.first} on, "
                 f"and {_told(self._schema)} of those before"
             )
-        decoder = partial(_decode, of=made.of, truncated=made.truncated)
+        counted = Counter(made.counts).__getitem__
+        decoder = partial(_decode, of=made.of, truncated=counted("truncated"), empty=counted("empty_skipped"))
         return Block(name=self._name, data=data, decoder=decoder, first_line=made.first + 1, path=self._name)
 
     def _carried(self, part: list[Mapping[str, Any]], made: Examples, first: int) -> dict[str, pa.Array]:
@@ -195,14 +197,14 @@ class _Made:
         record: index of each sequence's record among these records, ascending; int64.
         first: number of the first of these records in the input.
         of: number of these records.
-        truncated: number of truncated records.
+        counts: what happened to these records, as in `Examples.counts`.
     """
 
     columns: Mapping[str, pa.Array]
     record: NDArray[np.int64]
     first: int
     of: int
-    truncated: int
+    counts: Mapping[str, int]
 
     @property
     def size(self) -> int:
@@ -212,7 +214,8 @@ class _Made:
         """Return these records and the next ones as one; at most one of the two may have sequences."""
         record = self.record if self.size else other.record + self.of
         columns = self.columns if self.size else other.columns
-        return _Made(columns, record, self.first, self.of + other.of, self.truncated + other.truncated)
+        counts = Counter(self.counts) + Counter(other.counts)
+        return _Made(columns, record, self.first, self.of + other.of, counts)
 
 
 def _columns(made: Examples) -> dict[str, pa.Array]:
@@ -244,8 +247,11 @@ def _told(schema: pa.Schema) -> str:
     return ", ".join(f"{field.name} ({field.type})" for field in schema if field.name != _NUMBER)
 
 
-def _decode(data: pa.RecordBatch, first_line: int, *, of: int, truncated: int) -> Iterator[Records]:
-    """Yield the sequences of a block as one `Records`; they come from `of` records, `truncated` of them truncated."""
+def _decode(data: pa.RecordBatch, first_line: int, *, of: int, truncated: int, empty: int) -> Iterator[Records]:
+    """Yield the sequences of a block as one `Records`.
+
+    They come from `of` records, of which `truncated` were truncated, and `empty` left out since they have no token.
+    """
     record = data.column(_NUMBER).to_numpy()
     lists = {field.name: list_parts(data.column(field.name)) for field in data.schema if is_list(field.type)}
     offsets = lists["input_ids"][0] if lists else np.zeros(1, np.int64)
@@ -264,7 +270,8 @@ def _decode(data: pa.RecordBatch, first_line: int, *, of: int, truncated: int) -
         values=values,
         origin=Origin(record=record, start=start, of=of),
         counts={
-            "dropped": int(np.count_nonzero(per_record == 0)),
+            "dropped": int(np.count_nonzero(per_record == 0)) - empty,
+            "empty_skipped": empty,
             "split": int(np.count_nonzero(per_record > 1)),
             "truncated": truncated,
         },

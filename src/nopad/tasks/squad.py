@@ -1,4 +1,4 @@
-"""SQuAD 1.1 and 2.0: read their files as records, and compute the scores of their evaluation script.
+"""SQuAD 1.1 and 2.0: the answers of a record, and the scores of their evaluation script.
 
 The scores are those of the script for 2.0, which equal those of the script for 1.1 if every question has an answer.
 Here they are from 0 to 1, not percentages.
@@ -6,84 +6,20 @@ Here they are from 0 to 1, not percentages.
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import string
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from nopad.errors import FormatError, RecordError, SourceError
+from nopad.errors import RecordError
 
-__all__ = ["best_thresholds", "exact_and_f1", "normalised", "read_squad", "squad_scores"]
+__all__ = ["best_thresholds", "exact_and_f1", "normalised", "squad_scores"]
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _SIGNS = str.maketrans("", "", string.punctuation)
-
-
-def read_squad(source: str | os.PathLike[str] | Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Read a SQuAD file, 1.1 or 2.0 (``data``, ``paragraphs``, ``qas``), or its parsed JSON, as flat records.
-
-    Returns:
-        A dict per question: ``id``, ``title``, ``question``, ``context``, and ``answers``, a dict of the lists ``text``
-        and ``answer_start``, of the same length, which are empty if ``is_impossible``. Questions whose answers are
-        secret have no ``answers``.
-
-    Raises:
-        SourceError: the file cannot be read.
-        FormatError: the content is not that of a SQuAD file; the message says where.
-
-    >>> from nopad.tasks import read_squad
-    >>> asked = {"id": "7", "question": "Where?", "answers": [{"text": "Rome", "answer_start": 3}]}
-    >>> read_squad({"data": [{"title": "a", "paragraphs": [{"context": "In Rome.", "qas": [asked]}]}]})
-    [{'id': '7', 'title': 'a', 'question': 'Where?', 'context': 'In Rome.',
-      'answers': {'text': ['Rome'], 'answer_start': [3]}}]
-    """
-    if not isinstance(source, str | os.PathLike | Mapping):
-        raise FormatError(f"this is no file of SQuAD, but a {type(source).__name__}; flat records need no reader")
-    content = source if isinstance(source, Mapping) else _read(Path(source))
-    records = []
-    for n, article in enumerate(_list(content, "data", "the file")):
-        for m, paragraph in enumerate(_list(article, "paragraphs", f"data[{n}]")):
-            where = f"data[{n}].paragraphs[{m}]"
-            for k, asked in enumerate(_list(paragraph, "qas", where)):
-                records.append(_record(asked, paragraph, article, f"{where}.qas[{k}]"))
-    return records
-
-
-def _read(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SourceError(f"{path} cannot be read ({error.strerror})") from error
-    except ValueError as error:
-        raise FormatError(f"{path} is no JSON ({error})") from error
-
-
-def _list(holder: Any, name: str, where: str) -> list[Any]:
-    found = holder.get(name) if isinstance(holder, Mapping) else None
-    if not isinstance(found, list):
-        raise FormatError(f"this is no file of SQuAD: {where} has no list {name!r}; flat records need no reader")
-    return found
-
-
-def _record(asked: Any, paragraph: Mapping[str, Any], article: Mapping[str, Any], where: str) -> dict[str, Any]:
-    if not isinstance(asked, Mapping) or "question" not in asked or "context" not in paragraph:
-        raise FormatError(f"this is no file of SQuAD: {where} lacks a question, or its paragraph a context")
-    record = {"id": asked.get("id"), "title": article.get("title"), "question": asked["question"]}
-    record["context"] = paragraph["context"]
-    if "answers" not in asked:
-        return record
-    answers = _list(asked, "answers", where)
-    if asked.get("is_impossible") and answers:
-        raise FormatError(f"{where} is impossible and has answers: {answers!r}; take out one of the two")
-    if not all(isinstance(one, Mapping) and {"text", "answer_start"} <= one.keys() for one in answers):
-        raise FormatError(f"{where}: answers are {answers!r}; each has text and answer_start")
-    return record | {"answers": {name: [one[name] for one in answers] for name in ("text", "answer_start")}}
 
 
 def answers_of(record: Mapping[str, Any], name: str, number: int, context: str) -> list[tuple[str, int]]:

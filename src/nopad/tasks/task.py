@@ -9,8 +9,9 @@ from __future__ import annotations
 import functools
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,8 +21,8 @@ from nopad.corpus.record_stream import RecordStream
 from nopad.errors import LengthError, OptionError
 from nopad.loading import PackedLoader
 from nopad.loading.supply import Collate
-from nopad.options import Option
-from nopad.tasks.examples import Examples
+from nopad.options import MAX_LENGTH, Option
+from nopad.tasks.examples import Examples, encoded_part, placed, readable
 from nopad.tasks.objective import Objective
 
 __all__ = ["Task", "check_tokenizer"]
@@ -47,6 +48,28 @@ def _noting(constructor: Callable[..., None]) -> Callable[..., None]:
         constructor(self, *args, **kwargs)
 
     return noted
+
+
+def _placing(encode: Callable[..., Examples]) -> Callable[..., Examples]:
+    """Wrap `Task.encode`: of a stream, bad records to skip are counted, and errors name a record's file and line."""
+
+    @functools.wraps(encode)
+    def placing(self: Any, records: Iterable[Mapping[str, Any]], **options: Any) -> Examples:
+        if not isinstance(records, RecordStream):
+            return encode(self, records, **options)
+        numbers: list[int] = []
+        counts: dict[str, int] = {}
+
+        def read() -> Iterator[Mapping[str, Any]]:
+            for number, record in readable(records, counts):
+                numbers.append(number)
+                yield record
+
+        with placed(records):
+            made = encoded_part(lambda part: encode(self, part, **options), read(), numbers)
+        return replace(made, counts={**made.counts, **counts}) if counts else made
+
+    return placing
 
 
 class Task(ABC):
@@ -88,8 +111,10 @@ class Task(ABC):
     options: dict[str, Any]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Wrap the constructor of a subclass, so that it stores its arguments in `options`."""
+        """Wrap a subclass's constructor, which then stores its arguments in `options`, and its `encode`: `_placing`."""
         super().__init_subclass__(**kwargs)
+        if "encode" in vars(cls):
+            cls.encode = _placing(cls.encode)  # type: ignore[method-assign]
         if "__init__" in vars(cls):
             cls.__init__ = _noting(cls.__init__)  # type: ignore[method-assign]
 
@@ -174,6 +199,23 @@ class Task(ABC):
         """The `collate` of the task's loader (`nopad.PackedLoader`); None: the loader's default."""
         return None
 
+    def _check_capacity(self, made: Examples, capacity: int | None) -> None:
+        """Refuse sequences that are longer than `capacity` (None: unlimited); the message says how the task cuts them.
+
+        Raises:
+            LengthError: there is such a sequence.
+        """
+        over = made.sequences.seq_lengths > (capacity or MAX_LENGTH)
+        if not isinstance(capacity, int) or not over.any():
+            return
+        first, longest = int(made.record[int(over.argmax())]), int(made.sequences.seq_lengths.max())
+        cut = f'{type(self).__name__}(tokenizer, max_length={capacity}, over_long="truncate")'
+        raise LengthError(
+            f"{int(over.sum()):,} of {len(made):,} sequences are longer than the capacity of {capacity:,}, the first "
+            f"is of record {first}, the longest has {longest:,} tokens; let the task cut them: {cut}, or give a larger "
+            "capacity"
+        )
+
     def loader(
         self, data: Examples | Iterable[Mapping[str, Any]], capacity: int | None = None, **options: Any
     ) -> PackedLoader:
@@ -186,6 +228,7 @@ class Task(ABC):
         made = data if isinstance(data, Examples) else self.encode(self.read(data))
         if not len(made):
             raise LengthError(f"nothing is left to train on: {made}; raise max_length, or truncate")
+        self._check_capacity(made, capacity)
         if made.group > 1:
             options.setdefault("groups", made.group)
         options.setdefault("collate", self.collate)

@@ -1,4 +1,4 @@
-"""Turn texts into the examples of a task."""
+"""Tasks whose records are texts: what happens to texts without a token, and how texts become examples."""
 
 from __future__ import annotations
 
@@ -8,20 +8,40 @@ from typing import Any
 import numpy as np
 
 from nopad.corpus.framing import tokenised
+from nopad.corpus.options import Empty
+from nopad.options import check_choice
 from nopad.tasks.examples import Examples, stacked
+from nopad.tasks.task import Task
 
-__all__ = ["encoded"]
+__all__ = ["OfTexts", "encoded"]
+
+
+class OfTexts(Task):
+    """Base class of tasks whose records are texts, some of which may have no token, such as empty lines of a file.
+
+    Attributes:
+        empty: what happens to a record whose text has no token: "skip" leaves it out and counts it, as "empty_skipped";
+            "error" raises LengthError. Where the tokenizer puts special tokens around an empty text, only tasks that
+            learn the text itself (`nopad.tasks.MaskedLM`, `nopad.tasks.CausalLM`) call it empty.
+    """
+
+    def __init__(self, tokenizer: Any, *, empty: Empty = "skip", **options: Any) -> None:
+        super().__init__(tokenizer, **options)
+        self.empty: Empty = check_choice("empty", empty, Empty)
 
 
 def encoded(task: Any, texts: Sequence[str], *, types: bool = True) -> Examples:
     """Turn texts into the examples of a task, with its tokenizer, `max_length` and `over_long`.
 
+    Texts without a token are handled as the task's `empty` says; a task without it refuses them.
+
     With `types`, the examples have token type ids if the tokenizer gives them.
 
     Raises:
-        LengthError: a text has no token, or has more than `max_length` tokens and `over_long` is "error"; or there are
-            more than `max_length` special tokens, so a text cannot be truncated.
+        LengthError: a text has no token and is not skipped, or has more than `max_length` tokens and `over_long`
+            is "error"; or there are more than `max_length` special tokens, so a text cannot be truncated.
     """
-    found = tokenised(task.tokenizer, texts, max_length=task.max_length, over_long=task.over_long)
+    empty: Empty = getattr(task, "empty", "error")
+    found = tokenised(task.tokenizer, texts, max_length=task.max_length, over_long=task.over_long, empty=empty)
     made = stacked(found.ids, found.kept, tokens=found.columns if types else {})
     return Examples(sequences=made, record=np.array(found.kept, np.int64), records=len(texts), counts=found.counts)

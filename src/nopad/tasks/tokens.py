@@ -173,7 +173,7 @@ class TokenClassification(Task):
         return found
 
     def _of_words(self, number: int, record: Mapping[str, Any], labels: bool) -> _Words:
-        words = _listed(record, self.words, number)
+        words = _listed(record, self.words, number, "words")
         for at, word in enumerate(words):
             if not isinstance(word, str):
                 raise RecordError(f"record {number}: {self.words}[{at}] is {word!r}; expected a text")
@@ -186,7 +186,7 @@ class TokenClassification(Task):
             raise RecordError(f"record {number} has no word: {self.words} is {words[:20]!r}; leave it out")
         if not labels:
             return _Words(text, places)
-        tags = _listed(record, self.tags, number)
+        tags = _listed(record, self.tags, number, "tags")
         if len(tags) != len(words):
             raise RecordError(
                 f"record {number} has {len(words)} {self.words} and {len(tags)} {self.tags}; expected a tag per word"
@@ -207,7 +207,7 @@ class TokenClassification(Task):
             return _Words(text, words)
         tags = [self._number["O"]] * len(words)
         owner: list[Any] = [None] * len(words)
-        for at, span in enumerate(_listed(record, self.spans, number)):
+        for at, span in enumerate(_listed(record, self.spans, number, "spans")):
             where = f"record {number}: {self.spans}[{at}]"
             first, last, label = self._span(span, where, text, words)
             for word in range(first, last):
@@ -329,11 +329,11 @@ class TokenClassification(Task):
         return {**found, **f1_of(*counts.tolist())} if has_entities(self.names) else found
 
 
-def _listed(record: Mapping[str, Any], name: str, number: int) -> list[Any]:
-    """Return the value of column `name`, a list, tuple or NumPy array, as a list.
+def _listed(record: Mapping[str, Any], name: str, number: int, option: str) -> list[Any]:
+    """Return the value of column `name`, a list, tuple or NumPy array, as a list; `option` is as for `field_of`.
 
     Raises:
         RecordError: there is no such column, or it is not a list.
     """
-    found = field_of(record, name, number, (list, tuple, np.ndarray))
+    found = field_of(record, name, number, (list, tuple, np.ndarray), option)
     return found.tolist() if isinstance(found, np.ndarray) else list(found)

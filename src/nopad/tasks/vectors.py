@@ -7,21 +7,22 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
+import numpy as np
 from torch import Tensor
 
 from nopad.batch import PackedBatch
-from nopad.errors import LengthError, OptionError
+from nopad.corpus.framing import leave_out
+from nopad.errors import OptionError
 from nopad.options import check_choice
 from nopad.tasks.embedding import embed
 from nopad.tasks.examples import Examples, field_of, numbered
 from nopad.tasks.folder import Pooling, Texts, read_folder
 from nopad.tasks.objective import Meter, Objective
-from nopad.tasks.task import Task
-from nopad.tasks.texts import encoded
+from nopad.tasks.texts import OfTexts, encoded
 
 __all__ = ["Embedding", "Vectors", "base_model"]
 
@@ -66,7 +67,7 @@ class _OnlyVectors(Vectors):
         self.denominator(PackedBatch.from_sequences([[0]]))
 
 
-class Embedding(Task):
+class Embedding(OfTexts):
     """The task of embedding: one vector per text.
 
     A prediction has ``embedding``, a list of H floats. `found_options` reads pooling, length and prompts from a
@@ -81,7 +82,7 @@ class Embedding(Task):
         prompt: text to put before each text; None: the prompt named `prompt_name`, or else the default prompt of
             `texts`.
         prompt_name: name of one of the prompts of `texts`.
-        options: `max_length` and `over_long`; see `Task`.
+        options: `max_length` and `over_long`, see `Task`; `empty`, see `nopad.tasks.texts.OfTexts`.
 
     Raises:
         OptionError: an option has an invalid value.
@@ -130,7 +131,8 @@ class Embedding(Task):
 
         Raises:
             RecordError: as in `Task.encode`.
-            LengthError: as in `Task.encode`; or the prompt is not pooled, and a text has no token besides it.
+            LengthError: as in `Task.encode`; or `empty` is "error", the prompt is not pooled, and a text has
+                no token besides it.
         """
         texts = [
             self.texts.ready(self.prompt + field_of(record, self.text, number)) for number, record in numbered(records)
@@ -138,8 +140,11 @@ class Embedding(Task):
         made = encoded(self, texts)
         short = made.sequences.seq_lengths <= self.objective.skip if self.objective.skip else None
         if short is not None and short.any():
-            number = int(made.record[int(short.argmax())])
-            raise LengthError(f"record {number} has no token besides its prompt, so that nothing is left to pool")
+            counts = dict(made.counts)
+            for number in made.record[short].tolist():
+                leave_out(number, texts[number], counts, self.empty)
+            kept = np.flatnonzero(~short)
+            made = replace(made, sequences=made.sequences.take(kept), record=made.record[kept], counts=counts)
         return made
 
     objective: Vectors

@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
 
-from nopad.corpus.options import TextUnit
+from nopad.corpus.options import Empty, OnBadRecord, TextUnit
 from nopad.errors import MissingExtraError, OptionError, SourceError, install
 from nopad.files import local_path
 from nopad.loading.groups import Together
@@ -81,6 +81,10 @@ class Data:
         train: files or folders of records (with a task), or one place where tokens are stored: a packed dataset, a
             folder of arrays, or another source that `nopad.loading.sources.open_tokens` reads.
         eval: the same for evaluation data.
+        empty: what happens to a record without a token: "skip" leaves it out and counts it, "error" stops; None: "skip"
+            for records, "error" for stored tokens.
+        on_bad_record: what happens to a record that cannot be decoded: "error" stops, "skip" leaves it out and counts
+            it.
         text_unit: what a record of a text file is: each "line", each "paragraph" (between empty lines), or the whole
             "file"; None: a line, or a paragraph for the task ``pretrain``.
         held_out: share of the training records, from 0 to below 1, that is used for evaluation instead of training;
@@ -89,6 +93,8 @@ class Data:
 
     train: tuple[str, ...] | str = ()
     eval: tuple[str, ...] | str = ()
+    empty: Empty | None = None
+    on_bad_record: OnBadRecord = "error"
     text_unit: TextUnit | None = None
     held_out: float = 0.0
 
@@ -381,6 +387,8 @@ def _table(name: str, given: Mapping[str, Any], path: str | None, task: str | No
                 raise OptionError(
                     'trainer.optim: LAMB is nopad\'s own; leave it out, and write [optimizer] name = "lamb"'
                 )
+            if (name, key) == ("task", "empty"):
+                raise OptionError("task.empty: leave it out; data.empty says it")
             known(key, hints, f"[{name}]")
             made[key] = fitted(f"{name}.{key}", value, hints[key])
         except OptionError as error:

@@ -18,6 +18,7 @@ from nopad.tasks import Examples, Objective, OfTokens, Task
 __all__ = ["fingerprint_of", "loader_of", "packable"]
 
 logger = logging.get_logger(__name__)
+_LOST = {"truncated", "dropped", "empty_skipped", "bad_skipped"}  # counts of records that are not learned as a whole
 
 
 def packable(data: Any, task: Task | None, capacity: int | None, *, collated: bool = False) -> bool:
@@ -40,7 +41,14 @@ def packable(data: Any, task: Task | None, capacity: int | None, *, collated: bo
 
 
 def loader_of(
-    data: Any, capacity: int | None, *, task: Task | None, objective: Objective | None, **options: Any
+    data: Any,
+    capacity: int | None,
+    *,
+    task: Task | None,
+    objective: Objective | None,
+    name: str = "data",
+    quiet: bool = False,
+    **options: Any,
 ) -> PackedLoader:
     """Return a loader of `data`.
 
@@ -51,6 +59,8 @@ def loader_of(
         task: what turns records into sequences; None: `data` are tokens.
         objective: computes the loss; if it is that of a causal language model, the loader's default `collate` is
             `nopad.loading.causal`, which makes labels of the tokens if there are none.
+        name: what to call the data in the warning that says how often a task cut or left out records.
+        quiet: warn only of records that were truncated or left out, and not of what lost nothing, such as a split.
         options: further options of `nopad.PackedLoader`.
 
     Raises:
@@ -64,8 +74,8 @@ def loader_of(
             options.setdefault("collate", task.collate)
     elif task is not None:
         made = data if isinstance(data, Examples) else task.encode(task.read(data))
-        if any(made.counts.values()):
-            logger.warning(f"{made}; training, evaluation and prediction are of these sequences")
+        if any(number for name, number in made.counts.items() if name in _LOST or not quiet):
+            logger.warning_once(f"{name}: {made}")
         return task.loader(made, capacity, **options)
     if isinstance(data, Examples):
         options.setdefault("groups", data.group if data.group > 1 else None)

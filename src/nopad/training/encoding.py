@@ -26,7 +26,7 @@ from nopad.files import fsync_folder, locked, storage_errors, write_atomic
 from nopad.random import MASK, key
 from nopad.sequences import Sequences
 from nopad.tasks import Examples, Task
-from nopad.tasks.examples import encoded_part, parts_of
+from nopad.tasks.examples import counted, encoded_part, parts_of, placed, readable
 
 __all__ = ["AT_ONCE", "Part", "Stored", "encoded"]
 
@@ -109,15 +109,16 @@ def encoded(
             shutil.rmtree(place, ignore_errors=True)
         with storage_errors("writing", place):
             place.mkdir()
-        facts = _write(task, ((n, one) for n, one in enumerate(records) if part.has(n)), place, at_once)
+        with placed(records):
+            facts = _write(task, records, part, place, at_once)
         with storage_errors("writing", place):
             fsync_folder(place)
         write_atomic(place / _FACTS, json.dumps(facts).encode())  # last: a folder with this file is complete
         return _read(place)
 
 
-def _write(task: Task, records: Iterator[tuple[int, Mapping[str, Any]]], place: Path, at_once: int) -> dict[str, Any]:
-    """Encode records, each with its number, into files; return what ``examples.json`` holds.
+def _write(task: Task, records: Stored, of: Part, place: Path, at_once: int) -> dict[str, Any]:
+    """Encode one part of the records into files; return what ``examples.json`` holds.
 
     It holds the number of records, the number of sequences that stay together (``group``), the counts of records cut or
     left out, the names of the columns per token, and the length of each array.
@@ -126,7 +127,7 @@ def _write(task: Task, records: Iterator[tuple[int, Mapping[str, Any]]], place: 
         LengthError: no record gives an example.
         FormatError: the task makes columns of other dtypes or shapes for some records than for others.
     """
-    counts: Counter[str] = Counter()
+    counts, bad = Counter[str](), dict[str, int]()
     group, seen, ends = 1, 0, 0
     tokens: list[str] = []
     with ExitStack() as stack:
@@ -138,7 +139,8 @@ def _write(task: Task, records: Iterator[tuple[int, Mapping[str, Any]]], place: 
             columns[name].add(values)
 
         add("offsets", np.zeros(1, np.int64))
-        for part in parts_of(records, at_once, task.fewest):
+        chosen = (pair for pair in readable(records, bad) if of.has(pair[0]))
+        for part in parts_of(chosen, at_once, task.fewest):
             numbers = np.array([number for number, _ in part])
             made = encoded_part(task.encode, [record for _, record in part], numbers)
             counts.update(made.counts)
@@ -153,13 +155,10 @@ def _write(task: Task, records: Iterator[tuple[int, Mapping[str, Any]]], place: 
                 ends += made.tokens
                 add(_RECORD, numbers[made.record])
             seen += len(part)
+        counts.update(bad)
         if not ends:
-            said = (
-                f"all {seen:,} records were dropped; look at over_long"
-                if seen
-                else "there is no record, so nothing to train on"
-            )
-            raise LengthError(said)
+            said = f"nothing is left of {seen:,} records{counted(counts)}; look at over_long, or give other records"
+            raise LengthError(said if seen or bad else "there is no record, so nothing to train on")
         facts = {name: column.size for name, column in columns.items()}
     return {"records": seen, "group": group, "counts": dict(counts), "tokens": tokens, "columns": facts}
 

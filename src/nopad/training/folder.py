@@ -206,9 +206,14 @@ class RunFolder:
     def _refuse(self, odd: list[str]) -> NoReturn:
         raise ResumeError(
             f"the run in {self.path} began with another configuration: {'; '.join(odd[:5])}. Resume with the same, "
-            f"such as {self.path / CONFIG_FILE}; or take only its weights, with --init-from {self.path} and another "
-            "output.folder"
+            f"such as {self.path / CONFIG_FILE}; or {self._anew()}"
         )
+
+    def _anew(self) -> str:
+        """Return what to do in place of resuming: take the run's weights, if it has written some, or begin anew."""
+        if not _checkpoints(self.path) and not [*self.path.glob("*model*.safetensors")]:
+            return "begin anew in another output.folder: this run has no weights yet"
+        return f"take only its weights, with --init-from {self.path} and another output.folder"
 
     def _began(self) -> dict[str, Any]:
         """Return the configuration that the run began with; raise `ResumeError` if the stored file is damaged."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,10 +14,12 @@ from nopad.balance import cost_model
 from nopad.corpus.record_stream import RecordStream, open_records
 from nopad.errors import InputError, OptionError, SourceError
 from nopad.loading import PackedLoader, causal
+from nopad.loading.sources import open_tokens
 from nopad.loading.sources.megatron import megatron_prefix
 from nopad.loading.summary import Summary
 from nopad.store.manifest import MANIFEST, split_folders
 from nopad.tasks import Objective, OfTokens, Task
+from nopad.tasks.examples import counted
 from nopad.tasks.registry import task_class
 from nopad.training.config import TrainConfig
 from nopad.training.encoding import Part, encoded
@@ -60,11 +63,20 @@ def _opened(inputs: tuple[str, ...], name: str, config: TrainConfig) -> Any:
             return str(splits[0 if name == "train" else 1])
         arrays = (path / MANIFEST).is_file() or (path / "offsets.npy").is_file() or megatron_prefix(path) is not None
         if arrays or config.task.name is None:
+            if config.data.on_bad_record != "error":
+                raise OptionError(
+                    f"data.on_bad_record is {config.data.on_bad_record!r}, and {path} holds tokens, which a task does "
+                    "not read; leave it out"
+                )
             return str(path)
     if config.task.name is None:
         raise OptionError("without a task, it is one place where tokens are stored; name a task for files of records")
     unit = config.data.text_unit
-    records = open_records(list(inputs), text_unit=unit or task_class(config.task.name).text_unit)
+    records = open_records(
+        list(inputs),
+        text_unit=unit or task_class(config.task.name).text_unit,
+        on_bad_record=config.data.on_bad_record,
+    )
     if unit is not None and records.kind != "text":
         raise OptionError(f"data.text_unit is {unit!r}, and these records are {records.kind}, not text; leave it out")
     return records
@@ -123,6 +135,9 @@ class Loaders:
             options["collate"] = causal
         self.notes.append(f"{name:<8} {data}")
         try:
+            if self.config.data.empty == "skip" and not (Path(data) / MANIFEST).is_file():
+                data = open_tokens(data, empty="skip")
+                self.notes[-1] += counted({"empty_skipped": data.skipped})
             return PackedLoader(data, capacity, **options)
         except SourceError as error:
             if self.task is not None:
@@ -145,6 +160,7 @@ class Loaders:
     def _settings(self) -> Mapping[str, Any]:
         """Return the task, its options and the tokenizer's fingerprint; runs in which these agree share files."""
         said = {"task": self.config.task.name, "options": dict(self.config.task.options)}
+        said["empty"] = self.config.data.empty
         return {**said, "tokenizer": _fingerprint(self.tokenizer)}
 
 
@@ -182,5 +198,5 @@ def about(field: str, why: str = "") -> Iterator[None]:
     except InputError as error:
         if str(error).startswith("packing."):
             raise
-        said = str(error).replace("over_long=", "task.over_long = ")
+        said = re.sub(r"(?<!, )over_long=", "task.over_long = ", str(error))
         raise type(error)(f"{field}: {said}{why if 'max_length is' in said else ''}") from error

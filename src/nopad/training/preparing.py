@@ -34,6 +34,7 @@ class PreparingMixin(_Base):
     task: Task | None
     objective: Objective | None
     capacity: int | None
+    quiet: bool
     _as_stored: bool  # whether packed datasets are read row by row, and not packed anew
     _collates: bool
     _ready: bool
@@ -118,7 +119,8 @@ class PreparingMixin(_Base):
         if not training:
             options |= {"last": "fill", "accumulation": 1}
         capacity = None if self._as_stored and isinstance(data, PackedDataset) else self.capacity
-        return loader_of(data, capacity, task=self.task, objective=self.objective, **options)
+        given: dict[str, Any] = {"name": "training data" if training else "evaluation data", "quiet": self.quiet}
+        return loader_of(data, capacity, task=self.task, objective=self.objective, **given, **options)
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         """Create a scheduler that follows `schedule`; if there is none, the Trainer's own scheduler."""

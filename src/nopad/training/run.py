@@ -22,7 +22,7 @@ from nopad.loading.summary import Summary
 from nopad.model.safety import unpacked
 from nopad.tasks import Objective, Task, objective_of
 from nopad.tasks.fit import check_rows
-from nopad.tasks.registry import task_class
+from nopad.tasks.registry import options_of, task_class
 from nopad.tasks.routing import learned_share
 from nopad.training.checks import check_arguments
 from nopad.training.config import Optimizer, TrainConfig
@@ -93,7 +93,8 @@ class Prepared:
             lines.append(effects(summary, self.args, self.config.schedule, self.total, self.scaled, routers))
             if summary.steps and self.args.max_steps <= 0:
                 steps = round(summary.steps * self.args.num_train_epochs)
-                lines.append(f"training {self.args.num_train_epochs:g} epochs, about {steps:,} steps")
+                epochs = f"{self.args.num_train_epochs:g} epoch{'s' * (self.args.num_train_epochs != 1)}"
+                lines.append(f"training {epochs}, about {steps:,} step{'s' * (steps != 1)}")
         if self.config.optimizer is not None:
             lines.append(f"optimise {_optimiser_line(self.config.optimizer, self.args)}")
         share = f", {self.memory.trained:,} of them trained" if self.memory.trained < self.memory.total else ""
@@ -119,7 +120,7 @@ def prepare(config: TrainConfig, cache: Path) -> Prepared:
     records = find_data(config)
     kind = None if config.task.name is None else task_class(config.task.name)
     tokenizer = _tokenizer(config, needed=kind is not None)
-    task = None if kind is None else _task(config, kind, tokenizer)
+    task = None if kind is None else _task(config, kind, tokenizer, given=_has_length(config, kind))
     auto = None if kind is None else kind.auto
     model_config = read_model_config(config.model, task)
     shape = outline(config.model, model_config, auto)
@@ -242,13 +243,25 @@ def _tokenizer(config: TrainConfig, *, needed: bool) -> Any:
         return None
 
 
-def _task(config: TrainConfig, kind: type[Task], tokenizer: Any) -> Task:
+def _task(config: TrainConfig, kind: type[Task], tokenizer: Any, *, given: bool = True) -> Task:
+    """Return the task; with `given` False, without its `over_long`, whose `max_length` is not known yet."""
+    options = {name: one for name, one in config.task.options.items() if given or name != "over_long"}
+    empty = config.data.empty
+    if empty is not None and "empty" in options_of(kind):
+        options["empty"] = empty
+    elif empty == "error":
+        raise OptionError(f'data.empty is "error", and the task {kind.name} has no choice about it; leave it out')
     try:
-        return kind(tokenizer, **config.task.options)
+        return kind(tokenizer, **options)
     except OptionError as error:
         raise OptionError(f"[task]: {error}") from error
     except TypeError as error:
         raise OptionError(f"[task]: {config.task.name} needs more, or other, options: {error}") from error
+
+
+def _has_length(config: TrainConfig, kind: type[Task]) -> bool:
+    """Return whether a `max_length` is given, or is the task's own default."""
+    return config.task.options.get("max_length", options_of(kind)["max_length"].default) is not None
 
 
 def _with_length(config: TrainConfig, task: Task, positions: int | None) -> tuple[TrainConfig, Task]:
@@ -263,7 +276,7 @@ def _with_length(config: TrainConfig, task: Task, positions: int | None) -> tupl
             raise OptionError(f"task.max_length is {task.max_length}, and the model has {positions} positions")
         return config, task
     if not most:
-        return config, task
+        return config, _task(config, type(task), task.tokenizer)
     options = {**config.task.options, "max_length": min(most)}
     config = replace(config, task=replace(config.task, options=options))
     return config, _task(config, type(task), task.tokenizer)

@@ -1,0 +1,29 @@
+"""The hint at ``--force`` in errors about an output folder."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from nopad.errors import OutputExistsError, ResumeError
+from nopad.store.starting_over import check_made
+
+__all__ = ["way_out"]
+
+
+@contextmanager
+def way_out(out: Path, names: re.Pattern[str]) -> Iterator[None]:
+    """In a ``with`` block, add a hint at ``--force`` to errors about an output folder that ``--force`` may replace.
+
+    `names` are those that nopad writes there, `DATASET` or `PREDICTIONS` of `nopad.store.starting_over`.
+    """
+    try:
+        yield
+    except (OutputExistsError, ResumeError) as error:
+        try:
+            check_made(out, names)
+        except OutputExistsError:
+            raise error from None
+        raise type(error)(f"{error}, or start over with --force") from error
