@@ -423,3 +423,11 @@ class TestAttended:
             whole = nopad.packed(model)(**batch)
             given = model(**batch, encoder_outputs=(whole.encoder_last_hidden_state,))
         assert torch.equal(whole.last_hidden_state, given.last_hidden_state)
+
+
+def test_a_model_of_sentence_transformers_is_sent_to_the_embedder():
+    kind = type("SentenceTransformer", (nn.Sequential,), {"__module__": "sentence_transformers.base.model"})
+    model = kind(build("bert"))
+    model.config = model[0].config
+    with pytest.raises(UnsupportedModelError, match=r"of sentence-transformers; nopad\.tasks\.Embedder\.from_folder"):
+        nopad.packed(model)

@@ -92,6 +92,11 @@ def _way_out(model: Any) -> str:
     """Return advice for a class that nopad does not know."""
     from transformers import PreTrainedModel
 
+    if type(model).__module__.startswith("sentence_transformers."):
+        return (
+            "it is a model of sentence-transformers; nopad.tasks.Embedder.from_folder(FOLDER) embeds on packs with the "
+            "folder that it was loaded from or that its save writes, and nopad.tasks.Contrastive trains its base model"
+        )
     inner = [(name, child) for name, child in model.named_children() if isinstance(child, PreTrainedModel)]
     if isinstance(model, nn.Module) and not isinstance(model, PreTrainedModel) and len(inner) == 1:
         name, child = inner[0]
