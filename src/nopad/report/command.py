@@ -155,7 +155,7 @@ def _words(parameter: Any, value: Any) -> Iterator[str]:
     if parameter.is_flag:
         yield flag if value else parameter.secondary_opts[0]
     elif parameter.multiple:
-        for one in value:
+        for one in value if isinstance(value, list | tuple) else [value]:
             yield from (flag, str(one))
     else:
         yield flag
