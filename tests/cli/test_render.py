@@ -102,7 +102,7 @@ def test_outcome():
     text = outcome(manifest(counts=counts, source=source, carried={"labels": "token", "id": "sequence"}), plan).plain
     assert text.endswith(
         "5 records, 2 split, 3 truncated, 4 dropped as over-long, 5 skipped as empty, 6 skipped as bad, "
-        "8 came with padding (9,000 tokens, removed), 7 files of another kind not read\n"
+        "8 came with padding (9,000 tokens, removed)\n"
         "  columns that are carried: labels, id\n  columns that are left out: url, when\n"
     )
 

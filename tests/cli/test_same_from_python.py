@@ -108,7 +108,13 @@ def by_function(found, **options):
 
 
 def told(error):
-    """An error without the name of its input, whose records are lines, rows or records."""
+    """An error without the name of its input, whose records are lines, rows or records.
+
+    Lines of a file are counted from 1, and records in memory from 0.
+    """
+    in_memory = error and re.fullmatch(r"(?s)the dataset, record (\d+)(.*)", error)
+    if in_memory:
+        return f", record {int(in_memory[1]) + 1}{in_memory[2]}"
     return error and re.sub(r"\b(?:line|row) (?=\d)", "record ", re.sub(r"^[^\s,:]+", "", error))
 
 

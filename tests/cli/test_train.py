@@ -398,11 +398,11 @@ def test_adapters(call, config, tmp_path):
     [
         ({"data__train": "none.jsonl"}, "data.train: none.jsonl: no such file or folder"),
         ({"data__eval": "{tmp}/empty.jsonl"}, "data.eval: there is no record, so nothing to train on"),
-        ({"data__train": "{tmp}/labels.jsonl"}, "data.train: record 7: label is 'maybe'; it is a number from 0 to 1"),
+        ({"data__train": "{tmp}/labels.jsonl"}, "labels.jsonl, line 8: record 7: label is 'maybe'; it is a number"),
         ({"data__train": "{tmp}/broken.jsonl"}, "broken.jsonl, line 2: broken JSON"),
         ({"data__train": "{tmp}/a.pdf"}, "a .pdf file would be read"),
         ({"model__name": "./none"}, "./none: there is no such folder"),
-        ({"task__text": "txt"}, "data.train: record 0 has no 'txt', only text, label"),
+        ({"task__text": "txt"}, "train.jsonl, line 1: record 0 has no 'txt', only text, label"),
         ({"packing__capacity": "8"}, "tokens, and max_length is 8"),
         ({"task__max_length": "500"}, "task.max_length is 500, and the model has 128 positions"),
         ({"trainer__load_best_model_at_end": "true", "trainer__save_steps": "4",

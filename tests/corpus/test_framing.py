@@ -26,7 +26,7 @@ class Bare:
 @pytest.mark.parametrize("typed", [False, True])
 def test_types_are_there_for_all_texts_or_for_none(typed):
     """Without token types, they were an empty list for each empty text, and nothing for the others."""
-    found = tokenised(Bare(typed), ["a bc", "", "def"], allow_empty=True)
+    found = tokenised(Bare(typed), ["a bc", "", "def"], empty="keep")
     assert (found.ids, found.kept) == ([[1, 2], [], [3]], [0, 1, 2])
     assert found.types == ([[0, 0], [], [0]] if typed else [])
     assert found.columns == ({"token_type_ids": found.types} if typed else {})

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from nopad.errors import UnsupportedModelError
-from nopad.model._int8_kernels import dequantise, quantise
+from nopad.model import _int8_kernels
 
 __all__ = ["Int8Linear", "in_int8"]
 
@@ -85,10 +85,14 @@ class Int8Linear(nn.Module):
         scales = torch.empty(len(rows))
         found = torch.empty(len(rows), self.out_features)
         if len(rows):
-            quantise(rows.numpy(), rows.view(torch.int32).numpy().view("uint32"), whole.numpy(), scales.numpy())
+            _int8_kernels.quantise(
+                rows.numpy(), rows.view(torch.int32).numpy().view("uint32"), whole.numpy(), scales.numpy()
+            )
             products = torch._int_mm(whole, self.weight.t())
             bias = torch.zeros(self.out_features) if self.bias is None else self.bias
-            dequantise(products.numpy(), scales.numpy(), self.weight_scale.numpy(), bias.numpy(), found.numpy())
+            _int8_kernels.dequantise(
+                products.numpy(), scales.numpy(), self.weight_scale.numpy(), bias.numpy(), found.numpy()
+            )
         return found.view(*states.shape[:-1], self.out_features)
 
 
