@@ -22,12 +22,11 @@ from nopad.model.backends.core import Heads
 from nopad.model.backends.mask import block_mask
 from nopad.model.calls import bound
 from nopad.model.families import Family
-from nopad.model.groups import Groups, How, groups_of, runs_once
+from nopad.model.groups import PENDING, Groups, How, Pending, groups_of, runs_once
 
 __all__ = ["encoder_mask", "pack_again", "unpack_first"]
 
 AROUND = "nopad_around"
-PENDING = "nopad_pending_groups"
 
 
 @dataclass(frozen=True)
@@ -36,15 +35,6 @@ class _Around:
 
     encoder: Any
     family: Family
-
-
-@dataclass
-class _Pending:
-    """What is left to do when an attention module has run on its first group: its arguments for the other groups."""
-
-    placed: Placement
-    groups: Groups
-    others: list[dict[str, Any]]
 
 
 def encoder_mask(placed: Placement, family: Family, dtype: torch.dtype, encoder: nn.Module, compiled: bool) -> Any:
@@ -96,7 +86,7 @@ def unpack_first(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
     how: How = "one" if placed.backend == "repack" or runs_once(module) else "mixed"
     groups = placed.keep(("groups", how), lambda: groups_of(placed, how))
     first, *others = _pieces(named, placed, groups, around)
-    setattr(first["attention_mask"], PENDING, _Pending(placed, groups, others))
+    setattr(first["attention_mask"], PENDING, Pending(placed, groups, others))
     return (), first
 
 
@@ -121,7 +111,7 @@ def pack_again(module: nn.Module, kwargs: dict[str, Any], output: Any) -> Any:
     `kwargs` are the module's keyword arguments, and `output` is a tuple that begins with the states of the first group.
     The result is None if the module's input was not unpacked.
     """
-    pending: _Pending | None = getattr(kwargs.get("attention_mask"), PENDING, None)
+    pending: Pending | None = getattr(kwargs.get("attention_mask"), PENDING, None)
     if pending is None:
         return None
     delattr(kwargs["attention_mask"], PENDING)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from nopad.batch.device import Placement
 from nopad.model.known import class_of
 
-__all__ = ["Groups", "How", "grouped", "groups_of", "runs_once"]
+__all__ = ["PENDING", "Groups", "How", "Pending", "grouped", "groups_of", "runs_once"]
 
+PENDING = "nopad_pending"  # attribute of an argument of the first group, which carries the rest to the hook after it
 How = Literal["equal", "mixed", "one", "alone"]
 CALL = 64  # tokens that a module could have computed in the time that one more call of it takes
 
@@ -47,6 +48,15 @@ class Groups:
     def join(self, parts: Sequence[Tensor]) -> Tensor:
         """Return the stream ``[T, ...]`` of groups ``[n, l, ...]``; the inverse of `cut`."""
         return torch.cat([part.flatten(0, 1) for part in parts])[self.index]
+
+
+@dataclass
+class Pending:
+    """What is left to do when a module has run on its first group: the arguments of the other groups."""
+
+    placed: Placement
+    groups: Groups
+    others: list[dict[str, Any]]
 
 
 def grouped(lengths: Sequence[int], mixed: bool, call: int = CALL) -> list[list[int]]:

@@ -31,25 +31,15 @@ from nopad.errors import BatchError, UnsupportedModelError
 from nopad.model import attention
 from nopad.model.calls import Cell, bound
 from nopad.model.families import Family
-from nopad.model.groups import Groups, How, groups_of, runs_once
+from nopad.model.groups import PENDING, Groups, How, Pending, groups_of, runs_once
 from nopad.model.hooks import Hook
 from nopad.model.known import class_of
 
 __all__ = ["Cut", "Join", "carry", "mixing_hooks", "refuse_compiled", "release"]
 
 MASK = "attention_mask"
-PENDING = "nopad_pending"
 CHECKPOINT = "_gradient_checkpointing_func"
 CACHES = ("past_key_values", "past_key_value", "cache_params", "layer_past", "state")
-
-
-@dataclass
-class Pending:
-    """What is left to do when a module has run on its first group: the arguments of the other groups."""
-
-    placed: Placement
-    groups: Groups
-    others: list[dict[str, Any]]
 
 
 @dataclass(eq=False)
