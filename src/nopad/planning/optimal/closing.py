@@ -1,10 +1,10 @@
-"""Remove the last packs above the bound by an integer program over all patterns that could occur in such a plan.
+"""Remove the last packs above the bound by a search over all patterns that could occur in a plan without them.
 
 The dual values of the linear program give every item a value. Let M be the most that one pack can be worth, and W the
 worth of all items. In a plan of T packs, all packs together are worth W, which is ``T * M - W`` less than T packs of
 value M. So each single pack is worth at least ``M - (T * M - W)``. If only few patterns are worth that much, all of
-them are listed, and an integer program chooses among them. In a large plan only some packs are packed again in this
-way: those with free space and some full ones (`residuals`).
+them are listed, and `cover` looks for a choice that holds all items and loses at most ``T * M - W`` in total. In a
+large plan only some packs are packed again in this way: those with free space and some full ones (`residuals`).
 
 Source: reduced-cost fixing, as in Belov and Scheithauer, "A branch-and-cut-and-price algorithm for one-dimensional
 stock cutting", 2006.
@@ -12,45 +12,46 @@ stock cutting", 2006.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
+from itertools import chain
 
-import highspy
 import numpy as np
 from numpy.typing import NDArray
 
 from nopad import random
 from nopad.histogram import Histogram, exact_dot
 from nopad.planning.optimal.budget import NEAR, Budget
+from nopad.planning.optimal.cover import cover
 from nopad.planning.optimal.listed import Listed
 from nopad.planning.optimal.master import Master
 from nopad.planning.optimal.pricing import Items, Pattern
-from nopad.planning.optimal.rounding import Packing, best_fit, dive, fill_demand
+from nopad.planning.optimal.rounding import Packing, best_fit, dive
 from nopad.planning.optimal.search import relax
-from nopad.planning.optimal.solver import columns_of, new_model, run
 
-__all__ = ["close", "pack_again", "patterns_above", "residuals"]
+__all__ = ["close", "close_by_waste", "pack_again", "patterns_above", "residuals"]
 
 _MOST_PATTERNS = 20_000  # most patterns that are listed
 _MOST_ITEMS = 2**22  # most items in all listed patterns together
 _SEARCHED = 2 * 10**7  # most steps of listing patterns
 _SEARCH_STEP = 13  # operations of such a step
-_NODES = 2_000  # most nodes of the branch-and-bound tree: a limit that does not depend on the machine
-_BEGIN_ITERATIONS = 10_000  # the integer program is not begun where the budget allows fewer simplex iterations
-_NODE_ITERATIONS = 100  # simplex iterations that a node is expected to take
-_ENTRY_STEPS = 50  # operations of a simplex iteration, for each pattern and for each item
+_COVERING, _MOST_COVERING = 0.3, 2 * 10**9  # share of the budget for one search of a cover; its most operations
 _OPEN = 30  # most packs with free space that are packed again together
 _FULL = (10, 20, 40, 80, 20, 40, 80)  # full packs that are packed again with these: one number for each attempt
 _ROW_STEPS = 100  # operations per entry of a `Listed`, to divide it in two and to join the parts again
 _WHOLE = 400  # a plan of at most this many packs is packed again as a whole, in the last attempt
 
 
-def close(items: Items, target: int, budget: Budget) -> Packing | None:
+def close(items: Items, target: int, budget: Budget, *, turn: int = 0) -> Packing | None:
     """Return a packing of all items into at most `target` packs; None if none was found.
+
+    `turn` is that of `cover`.
 
     Raises:
         SolverError: HiGHS gave up on a linear program.
     """
+    packing = close_by_waste(items, target, budget, turn=turn)
+    if packing is not None or budget.spent():
+        return packing
     master = Master(items)
     master.add(best_fit(items, items.demand))
     relaxed = relax(master, budget)
@@ -59,23 +60,31 @@ def close(items: Items, target: int, budget: Budget) -> Packing | None:
     dived = dive(master, relaxed.times, target, budget)
     if dived.total() <= target or budget.spent():
         return dived if dived.total() <= target else None
-    values, most, slack = min(
-        _loss(items, target, relaxed.values, relaxed.most),
-        _loss(items, target, items.sizes, items.capacity),
-        key=lambda of: of[2] / of[1],
-    )
-    patterns = patterns_above(items, values, most - slack, budget)
-    if patterns is None:
-        return None
-    return _integer_program(patterns, items, target, budget)
+    return _covered(items, target, relaxed.values, relaxed.most, budget, turn)
 
 
-def _loss(items: Items, target: int, values: NDArray[np.int64], most: int) -> tuple[NDArray[np.int64], int, int]:
-    """Return ``(values, most, loss)``; loss is how much less than ``target * most`` all items together are worth.
+def close_by_waste(items: Items, target: int, budget: Budget, *, turn: int = 0) -> Packing | None:
+    """Return what `close` does, but without a linear program: an item is worth its size.
 
-    ``values[i]`` is the value of item i; no pattern is worth more than `most`.
+    Where packs have to be nearly full, the patterns that waste little enough are few.
     """
-    return values, most, target * most - exact_dot(values, items.demand)
+    return _covered(items, target, items.sizes, items.capacity, budget, turn)
+
+
+def _covered(
+    items: Items, target: int, values: NDArray[np.int64], most: int, budget: Budget, turn: int
+) -> Packing | None:
+    """Return a packing of all items into at most `target` packs by `cover`; None if none was found.
+
+    ``values[i]`` is the value of item i, int64 ``[k]``; no pattern is worth more than `most`.
+    """
+    loss = target * most - exact_dot(values, items.demand)
+    patterns = patterns_above(items, values, most - loss, budget) if loss >= 0 else None
+    if not patterns:
+        return None
+    worth = np.fromiter((int(values[list(pattern)].sum()) for pattern in patterns), np.int64, len(patterns))
+    with budget.part(_COVERING), budget.at_most(_MOST_COVERING):
+        return cover(patterns, most - worth, items.demand, loss, target, budget, turn=turn)
 
 
 def patterns_above(items: Items, values: NDArray[np.int64], least: int, budget: Budget) -> list[Pattern] | None:
@@ -102,41 +111,6 @@ def patterns_above(items: Items, values: NDArray[np.int64], least: int, budget: 
     return [tuple(held[cuts[p] : cuts[p + 1]]) for p in range(found)]
 
 
-def _integer_program(patterns: list[Pattern], items: Items, target: int, budget: Budget) -> Packing | None:
-    """Return a packing of all items by these patterns, in at most `target` packs; None if HiGHS finds none.
-
-    The result is also None if the budget allows fewer than `_BEGIN_ITERATIONS` simplex iterations. The iterations taken
-    are charged to the budget.
-    """
-    step = _ENTRY_STEPS * (len(patterns) + items.sizes.size)  # operations of a simplex iteration
-    if budget.most < step * _BEGIN_ITERATIONS:
-        return None
-    nodes = min(_NODES, budget.most // (step * _NODE_ITERATIONS))
-    model = new_model(mip_max_nodes=nodes, mip_max_improving_sols=1, mip_rel_gap=0.0)
-    k, none = items.sizes.size, np.empty(0, dtype=np.int32)
-    demand = items.demand.astype(float)
-    model.addRows(k, demand, demand, 0, none, none, np.empty(0))
-    starts, rows, values = columns_of(patterns)
-    m = len(patterns)
-    model.addCols(m, np.ones(m), np.zeros(m), np.full(m, float(target)), rows.size, starts, rows, values)
-    every = np.arange(m, dtype=np.int32)
-    model.changeColsIntegrality(m, every, np.full(m, highspy.HighsVarType.kInteger))
-    model.addRow(0.0, float(target), m, every, np.ones(m))
-    run(model)
-    budget.charge(step * max(1, model.getInfo().simplex_iteration_count))
-    found = model.getInfo().primal_solution_status
-    if found != highspy.SolutionStatus.kSolutionStatusFeasible:
-        return None
-    times = np.round(np.array(model.getSolution().col_value)).astype(np.int64)
-    packing = fill_demand(patterns, times, items.demand)
-    whole: Counter[int] = Counter()
-    for pattern, count in packing.items():
-        for item in pattern:
-            whole[item] += count
-    complete = all(whole[item] == count for item, count in enumerate(items.demand.tolist()))
-    return packing if complete and packing.total() <= target else None
-
-
 def pack_again(packs: Listed, capacity: int, depth: int | None, bound: int, budget: Budget) -> Listed | None:
     """Return a packing of the same sequences with fewer packs; None if none is found or the budget ends first.
 
@@ -148,13 +122,17 @@ def pack_again(packs: Listed, capacity: int, depth: int | None, bound: int, budg
     """
     if packs.packs > bound + NEAR:
         return None
-    for inside, outside in residuals(packs, capacity):
+    whole = (packs, packs.take(np.empty(0, dtype=np.int64)))
+    first = [(bound, *whole)] if packs.packs <= _WHOLE else []
+    ways = ((inside.packs - 1, inside, outside) for inside, outside in residuals(packs, capacity))
+    for turn, (target, inside, outside) in enumerate(chain(first, ways)):
         if budget.spent():
             break
         histogram = Histogram.from_lengths(np.repeat(inside.lengths, np.repeat(inside.copies, inside.sizes)))
         items = Items.of(histogram.lengths, histogram.counts, capacity, depth)
         budget.charge(_ROW_STEPS * packs.copies.size)
-        packing = close(items, inside.packs - 1, budget)
+        method = close_by_waste if first and turn == 0 else close
+        packing = method(items, target, budget, turn=turn)
         if packing is not None:
             lengths = histogram.lengths.tolist()
             closed = [(count, tuple(lengths[item] for item in pattern)) for pattern, count in packing.items()]

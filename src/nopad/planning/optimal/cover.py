@@ -1,0 +1,139 @@
+"""Pack all items exactly with patterns from a list, within a limit on what all packs together may lose.
+
+This is the exact-cover problem, with demands and a limit on losses. Two kinds of descents take turns; each uses one
+pattern after another, goes back at dead ends, and begins again from scratch after a number of these:
+
+* The scarcest item, with the fewest patterns per copy, comes first. Of its patterns, the one whose items have the most
+  other patterns is used, so that the items left at the end still have many patterns in common. Where there are many
+  covers, this finds one in a millisecond.
+* Belief propagation: each item tells each of its patterns the odds that its other patterns leave just enough copies of
+  it. When these messages have settled, the pattern with the highest odds is used. Where there are few covers, the
+  messages often settle on the only one.
+
+The search is a heuristic: it may miss a cover that exists. It proves that none exists only if these are few patterns.
+
+Source: the choice of the scarcest item is that of Knuth, "Dancing links", 2000; the messages are those of the
+sum-product algorithm (Kschischang, Frey, Loeliger 2001), and using the likeliest one by one is decimation (Mezard,
+Parisi, Zecchina 2002).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nopad import random
+from nopad.planning.optimal.budget import Budget
+from nopad.planning.optimal.pricing import Pattern
+from nopad.planning.optimal.rounding import Packing
+
+if TYPE_CHECKING:
+    from nopad.planning.optimal import _cover_kernels
+
+__all__ = ["cover"]
+
+_STEP = 10  # operations of one step of the search
+_PATTERN_STEPS = 2_000  # operations for each pattern, to prepare the search
+_LEAST_PRIOR = 1e-12
+
+
+def cover(
+    patterns: Sequence[Pattern],
+    losses: NDArray[np.int64],
+    demand: NDArray[np.int64],
+    most_loss: int,
+    packs: int,
+    budget: Budget,
+    *,
+    turn: int = 0,
+) -> Packing | None:
+    """Return a packing that holds item i exactly ``demand[i]`` times, made of `patterns`; None if none is found.
+
+    A pack of pattern p loses ``losses[p]``, >= 0, int64 ``[patterns]``; all packs together lose at most `most_loss`. A
+    pattern holds no item more often than its demand, int64 ``[k]``, >= 1. `packs` is about how many packs there will
+    be. If nothing is found, the search takes about as many operations as the budget allows. Another `turn`, >= 0, makes
+    other random choices.
+
+    >>> patterns, losses = [(2, 0), (1, 1), (1, 0), (0,)], np.array([0, 0, 1, 4])
+    >>> sorted(cover(patterns, losses, np.array([1, 2, 1]), 2, 2, Budget(1)).items())
+    [((1, 1), 1), ((2, 0), 1)]
+    """
+    from nopad.planning.optimal import _cover_kernels
+
+    order = np.argsort(-losses, kind="stable")
+    ordered = [patterns[p] for p in order.tolist()]
+    loss = losses[order].astype(np.int64)
+    listed = _listed(ordered, loss, demand.size)
+    budget.charge(_PATTERN_STEPS * len(ordered))
+    state = _empty(listed, demand)
+    limit = max(0, budget.most) // _STEP
+    key = np.uint64(random.key(turn, random.STREAM_WITHIN_LENGTH))
+    found = _cover_kernels.cover(listed, state, demand, most_loss, _prior(loss, most_loss, packs), key, limit)
+    budget.charge(_STEP * int(state.at[_cover_kernels.STEPS]))
+    if found < 0:
+        return None
+    packing: Packing = Counter(ordered[p] for p in state.chosen[:found].tolist())
+    held: Counter[int] = Counter()
+    for pattern, count in packing.items():
+        for item in pattern:
+            held[item] += count
+    lost = int(loss[state.chosen[:found]].sum())
+    return packing if lost <= most_loss and held == Counter(dict(enumerate(demand.tolist()))) else None
+
+
+def _prior(loss: NDArray[np.int64], most_loss: int, packs: int) -> NDArray[np.float64]:
+    """Return the odds of each pattern by its loss alone; float64 ``[patterns]``.
+
+    If all ways to share `most_loss` between the packs were equally likely, a pack that loses l would leave ``(1 - l /
+    most_loss) ** (packs - 2)`` of them to the others.
+    """
+    kept = 1 - loss / (most_loss + 1)
+    prior = np.ones(loss.size)
+    for _ in range(packs - 2):  # a power may differ in its last bit from machine to machine
+        prior *= kept
+    return np.maximum(prior, _LEAST_PRIOR)
+
+
+def _listed(patterns: Sequence[Pattern], loss: NDArray[np.int64], k: int) -> _cover_kernels.Patterns:
+    """Return patterns of k items, in descending order of their `loss`, as arrays."""
+    from nopad.planning.optimal import _cover_kernels
+
+    amounts = [Counter(pattern) for pattern in patterns]
+    sizes = np.fromiter((len(held) for held in amounts), np.int64, len(amounts))
+    items = np.array([item for held in amounts for item in held], dtype=np.int64)
+    return _cover_kernels.Patterns(
+        starts=np.append(0, np.cumsum(sizes)),
+        items=items,
+        amounts=np.array([count for held in amounts for count in held.values()], dtype=np.int64),
+        pattern=np.repeat(np.arange(sizes.size), sizes),
+        first=np.append(0, np.cumsum(np.bincount(items, minlength=k))),
+        entries=np.argsort(items, kind="stable"),
+        loss=loss,
+    )
+
+
+def _empty(patterns: _cover_kernels.Patterns, demand: NDArray[np.int64]) -> _cover_kernels.State:
+    """Return the working memory of a search."""
+    from nopad.planning.optimal import _cover_kernels
+
+    k, m, n, entries = demand.size, patterns.loss.size, int(demand.sum()), patterns.items.size
+    most = int(np.diff(patterns.first).max(initial=0))
+    copies = min(int(demand.max()), _cover_kernels.MOST_LEFT)
+    return _cover_kernels.State(
+        left=np.zeros(k, dtype=np.int64),
+        degree=np.zeros(k, dtype=np.int64),
+        dead=np.zeros(m, dtype=bool),
+        trail=np.zeros(m, dtype=np.int64),
+        chosen=np.zeros(n, dtype=np.int64),
+        marks=np.zeros(n, dtype=np.int64),
+        gone=np.zeros(n, dtype=np.int64),
+        at=np.zeros(5, dtype=np.int64),
+        message=np.zeros(entries),
+        odds=np.zeros(entries),
+        ahead=np.zeros((most + 1, copies + 1)),
+        behind=np.zeros(copies + 1),
+    )
