@@ -13,7 +13,6 @@ stock cutting", 2006.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,10 +27,11 @@ from nopad.planning.optimal.pricing import Items, Pattern
 from nopad.planning.optimal.rounding import Packing, best_fit, dive
 from nopad.planning.optimal.search import relax
 
-__all__ = ["close", "close_by_waste", "pack_again", "patterns_above", "residuals"]
+__all__ = ["close", "close_full", "pack_again", "patterns_above", "residuals"]
 
 _MOST_PATTERNS = 20_000  # most patterns that are listed
 _MOST_ITEMS = 2**22  # most items in all listed patterns together
+_MOST_TABLE = 2**27  # most entries of the knapsack table, 8 bytes each
 _SEARCHED = 2 * 10**7  # most steps of listing patterns
 _SEARCH_STEP = 13  # operations of such a step
 _COVERING, _MOST_COVERING = 0.3, 2 * 10**9  # share of the budget for one search of a cover; its most operations
@@ -44,14 +44,11 @@ _WHOLE = 400  # a plan of at most this many packs is packed again as a whole, in
 def close(items: Items, target: int, budget: Budget, *, turn: int = 0) -> Packing | None:
     """Return a packing of all items into at most `target` packs; None if none was found.
 
-    `turn` is that of `cover`.
+    Another `turn`, >= 0, makes other random choices.
 
     Raises:
         SolverError: HiGHS gave up on a linear program.
     """
-    packing = close_by_waste(items, target, budget, turn=turn)
-    if packing is not None or budget.spent():
-        return packing
     master = Master(items)
     master.add(best_fit(items, items.demand))
     relaxed = relax(master, budget)
@@ -60,15 +57,24 @@ def close(items: Items, target: int, budget: Budget, *, turn: int = 0) -> Packin
     dived = dive(master, relaxed.times, target, budget)
     if dived.total() <= target or budget.spent():
         return dived if dived.total() <= target else None
-    return _covered(items, target, relaxed.values, relaxed.most, budget, turn)
+    by_value, by_size = (relaxed.values, relaxed.most), (items.sizes, items.capacity)
+    values, most = min(by_value, by_size, key=lambda of: _loss(items, target, *of) / of[1])
+    return _covered(items, target, values, most, budget, turn)
 
 
-def close_by_waste(items: Items, target: int, budget: Budget, *, turn: int = 0) -> Packing | None:
-    """Return what `close` does, but without a linear program: an item is worth its size.
+def close_full(items: Items, target: int, budget: Budget) -> Packing | None:
+    """Return what `close` does, but without a linear program, if packs would have less than one free token on average.
 
-    Where packs have to be nearly full, the patterns that waste little enough are few.
+    The few patterns that are as full as that are listed at once; dual values would hardly tell them apart.
     """
-    return _covered(items, target, items.sizes, items.capacity, budget, turn)
+    if items.steps() > budget.most * _COVERING or not 0 <= _loss(items, target, items.sizes, items.capacity) < target:
+        return None
+    return _covered(items, target, items.sizes, items.capacity, budget, turn=0)
+
+
+def _loss(items: Items, target: int, values: NDArray[np.int64], most: int) -> int:
+    """Return how much less all items are worth than ``target * most``; ``values[i]`` is the value of item i."""
+    return target * most - exact_dot(values, items.demand)
 
 
 def _covered(
@@ -78,8 +84,8 @@ def _covered(
 
     ``values[i]`` is the value of item i, int64 ``[k]``; no pattern is worth more than `most`.
     """
-    loss = target * most - exact_dot(values, items.demand)
-    patterns = patterns_above(items, values, most - loss, budget) if loss >= 0 else None
+    loss = _loss(items, target, values, most)
+    patterns = patterns_above(items, values, most - loss, budget)
     if not patterns:
         return None
     worth = np.fromiter((int(values[list(pattern)].sum()) for pattern in patterns), np.int64, len(patterns))
@@ -92,11 +98,14 @@ def patterns_above(items: Items, values: NDArray[np.int64], least: int, budget: 
 
     A pattern is a tuple of item numbers, worth the sum of their `values` (int64 ``[k]``). The result is None if there
     are more than 20,000 patterns, if they hold more than 2^22 items together, or if listing them takes too many
-    operations.
+    operations or too much memory.
     """
     from nopad.planning.optimal import _kernels
 
-    table = np.empty((2 if items.unlimited else items.depth + 1, items.capacity + 1), dtype=np.int64)
+    shape = (2 if items.unlimited else items.depth + 1, items.capacity + 1)
+    if shape[0] * shape[1] > _MOST_TABLE:
+        return None
+    table = np.empty(shape, dtype=np.int64)
     _kernels.knapsack(items.sizes, values, items.unlimited, table)
     flat = np.empty(min(_MOST_ITEMS, _MOST_PATTERNS * items.depth), dtype=np.int32)
     ends = np.empty(_MOST_PATTERNS + 1, dtype=np.int64)
@@ -122,22 +131,32 @@ def pack_again(packs: Listed, capacity: int, depth: int | None, bound: int, budg
     """
     if packs.packs > bound + NEAR:
         return None
-    whole = (packs, packs.take(np.empty(0, dtype=np.int64)))
-    first = [(bound, *whole)] if packs.packs <= _WHOLE else []
-    ways = ((inside.packs - 1, inside, outside) for inside, outside in residuals(packs, capacity))
-    for turn, (target, inside, outside) in enumerate(chain(first, ways)):
+    if packs.packs <= _WHOLE:
+        histogram, items = _items(packs, capacity, depth)
+        packing = close_full(items, bound, budget)
+        if packing is not None:
+            return _listed(packing, histogram)
+    for turn, (inside, outside) in enumerate(residuals(packs, capacity)):
         if budget.spent():
             break
-        histogram = Histogram.from_lengths(np.repeat(inside.lengths, np.repeat(inside.copies, inside.sizes)))
-        items = Items.of(histogram.lengths, histogram.counts, capacity, depth)
+        histogram, items = _items(inside, capacity, depth)
         budget.charge(_ROW_STEPS * packs.copies.size)
-        method = close_by_waste if first and turn == 0 else close
-        packing = method(items, target, budget, turn=turn)
+        packing = close(items, inside.packs - 1, budget, turn=turn)
         if packing is not None:
-            lengths = histogram.lengths.tolist()
-            closed = [(count, tuple(lengths[item] for item in pattern)) for pattern, count in packing.items()]
-            return Listed.joined([outside, Listed.of(closed)])
+            return Listed.joined([outside, _listed(packing, histogram)])
     return None
+
+
+def _items(packs: Listed, capacity: int, depth: int | None) -> tuple[Histogram, Items]:
+    """Return the sequences of `packs`, by length and as items."""
+    histogram = Histogram.from_lengths(np.repeat(packs.lengths, np.repeat(packs.copies, packs.sizes)))
+    return histogram, Items.of(histogram.lengths, histogram.counts, capacity, depth)
+
+
+def _listed(packing: Packing, histogram: Histogram) -> Listed:
+    """Return a packing of items, which are the distinct lengths of `histogram`, as packs of lengths."""
+    lengths = histogram.lengths.tolist()
+    return Listed.of([(count, tuple(lengths[item] for item in pattern)) for pattern, count in packing.items()])
 
 
 def residuals(packs: Listed, capacity: int) -> Iterator[tuple[Listed, Listed]]:
