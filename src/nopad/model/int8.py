@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from nopad.errors import UnsupportedModelError
 from nopad.model import _int8_kernels
+from nopad.model.linear import is_plain_layer
 
 __all__ = ["Int8Linear", "in_int8"]
 
@@ -114,7 +115,7 @@ def _check_products(weight: Tensor) -> None:
 def in_int8(model: Any) -> Any:
     """Replace a model's linear layers by `Int8Linear`, in place, and return the model; no parameter gets gradients.
 
-    Layers with fewer than 2 or more than 133,144 inputs stay as they are.
+    Layers with fewer than 2 or more than 133,144 inputs, and layers with hooks, stay as they are.
 
     Raises:
         UnsupportedModelError: PyTorch does not multiply 8-bit integers exactly here.
@@ -122,6 +123,6 @@ def in_int8(model: Any) -> Any:
     model.requires_grad_(False)
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
-            if type(child) is nn.Linear and FEWEST_INPUTS <= child.in_features <= MOST_INPUTS:
+            if is_plain_layer(child) and FEWEST_INPUTS <= child.in_features <= MOST_INPUTS:
                 setattr(module, name, Int8Linear(child))
     return model

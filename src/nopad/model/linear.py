@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["active", "fast_linear", "is_worth_it", "shared"]
+__all__ = ["active", "fast_linear", "is_hooked", "is_plain_layer", "is_worth_it", "shared"]
 
 log = logging.getLogger("nopad")
 
@@ -118,6 +118,17 @@ class _FastLinear(TorchFunctionMode):
         if known is None or known[0] != state:
             known = self._laid_out[id(weight)] = (state, _lay_out(weight))
         return known[1]
+
+
+def is_plain_layer(module: nn.Module) -> bool:
+    """Return whether a module is an ordinary `torch.nn.Linear`, which no hook watches or changes."""
+    return type(module) is nn.Linear and not is_hooked(module)
+
+
+def is_hooked(module: nn.Module) -> bool:
+    """Return whether a hook runs when `module` is called."""
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return any(getattr(module, name) for name in hooks)
 
 
 def _is_plain(weight: Any) -> bool:

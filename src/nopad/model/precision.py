@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 
 from nopad.errors import OptionError
+from nopad.model.bfloat16 import fused
 from nopad.model.int8 import in_int8
 from nopad.model.modes import evaluated
 from nopad.model.safety import is_packed
@@ -51,7 +52,8 @@ def lowered(model: Any, precision: Precision) -> Any:
     if precision == "bfloat16":
         if next(model.parameters()).device.type == "cpu" and not _multiplies_bfloat16():
             log.warning("this CPU has no instructions for bfloat16 (AMX, AVX-512 BF16): it may be slower than float32")
-        return copy.deepcopy(model).to(torch.bfloat16)
+        low = copy.deepcopy(model).to(torch.bfloat16)
+        return fused(low) if next(low.parameters()).device.type == "cpu" and _multiplies_bfloat16() else low
     if {parameter.device.type for parameter in model.parameters()} != {"cpu"}:
         raise OptionError("int8 is for CPUs, and this model is on another device; take bfloat16 there")
     if not any(type(module) is torch.nn.Linear for module in model.modules()):
