@@ -259,7 +259,7 @@ def fingerprint(model: CostModel, longest: int) -> str:
 
 
 def round_up(seq_lengths: ArrayLike, multiple: int) -> NDArray[np.int64]:
-    """Return each length rounded up to a multiple of `multiple`, as for sequences that are padded so; int64 ``[n]``.
+    """Return each length rounded up to a multiple of `multiple`, as if sequences were padded to it; int64 ``[n]``.
 
     Context parallelism over c ranks needs multiples of ``2 * c``.
 

@@ -113,7 +113,10 @@ def most_urgent(levels: NDArray[Any], n: int) -> NDArray[Any]:
 
 @njit(cache=True, nogil=True)
 def highest(levels: NDArray[Any], n: int) -> NDArray[Any]:
-    """Return the indices of the `n` highest levels, as `most_urgent` does, by one partition."""
+    """Return the indices of the `n` highest levels, ascending; of equal levels, the first ones.
+
+    They are found by one partition of all `levels`. Unlike in `most_urgent`, gaps are not left out.
+    """
     least = np.partition(levels, levels.size - n)[levels.size - n]
     left = n - np.sum(levels > least)
     chosen = np.empty(n, dtype=np.int64)
@@ -299,8 +302,9 @@ def decide(
 ) -> tuple[int, int, int]:
     """Choose the next batch, and take its requests out of the table; return (reason, number of requests, their tokens).
 
-    ``batch``, int64 ``[4, n]``, gets the number, length, row and start of each request, in order of arrival; it has
-    room for all that can leave. Three zeros mean that no batch leaves now.
+    `now` is the time in nanoseconds. `idle` is not 0 if the model is free, and `draining` is not 0 if requests are no
+    longer to wait for better batches. ``batch``, int64 ``[4, n]``, gets the number, length, row and start of each
+    request, in order of arrival; it has room for all that can leave. Three zeros mean that no batch leaves now.
     """
     waiting = waiting_of(state)
     if waiting == 0:

@@ -78,7 +78,7 @@ class _Original(Tensors):
         self._grid = grid
 
     def results_of(self, batch: PackedBatch) -> list[Any]:
-        """Return the hidden states of each request; see `Core.results_of`."""
+        """Return ``{"last_hidden_state": ...}``, ``[L, H]``, for each request of L tokens; see `Core.results_of`."""
         ids = torch.zeros(self._grid.rows, self._grid.capacity, dtype=torch.long)
         mask = torch.zeros_like(ids)
         mask[:, 0] = 1  # rows without a request
@@ -120,7 +120,7 @@ def real_rows(
         model: a pack-safe base model with at least `grid.capacity` positions.
         batches: how many batches the requests fill with one request per row, at most 100; None: 6 for BERT and 10 for
             DeBERTa.
-        say: called with the name of each way, and more, before it runs.
+        say: called with a line of text, which begins with the name of a way, before each run of that way.
 
     Raises:
         OptionError: `batches` is not from 1 to 100, or the model is not pack-safe.
@@ -160,7 +160,11 @@ def real_rows(
 def _all_waiting(
     runners: dict[str, PackRunner], requests: Sequence[Any], say: Callable[[str], None]
 ) -> tuple[dict[str, float], dict[str, list[Any]], dict[str, int]]:
-    """Run all requests at once in each way, by turns; return the least seconds, the hidden states and the batches."""
+    """Run all requests at once in each way, in turns.
+
+    Returns three dicts by way: the seconds of the fastest turn, the hidden states of each request, and the number of
+    batches.
+    """
     fastest, states, batches = dict.fromkeys(runners, math.inf), {}, {}
     for _ in range(TURNS):
         for way, runner in runners.items():
@@ -184,7 +188,10 @@ def _served(way: str, grid: Grid, model: Any) -> tuple[Any, Batching]:
 
 
 def _latencies(runner: PackRunner, requests: Sequence[Any], per_s: float) -> list[float]:
-    """Submit requests at random times, as many per second; return the seconds that each took until its answer."""
+    """Submit requests at random times, `per_s` per second on average.
+
+    Returns the seconds that each request took until its answer, in the order of the answers.
+    """
     taken: list[float] = []
     due = time.perf_counter()
     for number, request in enumerate(requests):

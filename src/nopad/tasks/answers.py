@@ -192,6 +192,7 @@ class Answers(Task):
 
         Raises:
             RecordError: a text is missing or empty, or an answer is not in its context.
+            LengthError: there is no record.
         """
         questions, contexts = [], []
         spans: list[tuple[int, int] | None] = []

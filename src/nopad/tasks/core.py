@@ -144,10 +144,11 @@ class Core(ABC):
 
 
 def by_length(lengths: Sequence[int], budget: int, most: int | None = None) -> Iterator[list[int]]:
-    """Yield the indices of sequences in flat batches, the shortest first; `most` sequences at most, None: any number.
+    """Yield, for each flat batch, the indices of its sequences; the shortest sequences come first.
 
-    A batch has at most `budget` tokens, or one longer sequence. Sequences of one length lie side by side, since
-    attention takes them in one call then (`nopad.model.backends.segments`).
+    A batch has at most `budget` tokens, or one longer sequence, and at most `most` sequences (None: any number).
+    Neighbours have equal or similar lengths; attention takes neighbours of one length in one call
+    (`nopad.model.backends.segments`).
 
     >>> list(by_length([2, 1, 5, 2], budget=4))
     [[1, 0], [3], [2]]

@@ -138,12 +138,13 @@ class Embedder(Core):
 
         The model's weights must not change while `encode` runs, since `nopad.model.fast_linear` works on copies of
         them. `tokenizer` is anything that `nopad.load_tokenizer` accepts. If `max_tokens` is None, a text may have as
-        many tokens as the model has positions. About `budget` tokens are run at a time.
-        If `precision` is "bfloat16" or "int8", a copy of the model computes in that precision (`nopad.model.lowered`).
+        many tokens as the model has positions. About `budget` tokens are run at a time. If `precision` is "bfloat16" or
+        "int8", a copy of the model computes in that precision (`nopad.model.lowered`).
 
         Raises:
-            OptionError: the pooling is unknown, there is no tokenizer, `max_tokens` exceeds the model's positions or
-                leaves no room, or the model's precision cannot be lowered.
+            OptionError: the pooling is unknown, there is no tokenizer, `texts` are not `Texts`, `max_tokens` exceeds
+                the model's positions or leaves no room, `budget` is not an integer of at least 1, or the model's
+                precision cannot be lowered.
             UnsupportedModelError: nopad refuses this model; the message gives the reason.
         """
         if pooling not in POOLINGS:
@@ -235,7 +236,7 @@ class Embedder(Core):
             prompt_name: name of one of the model's own prompts (``Embedder.texts.prompts``). Without `prompt` and
                 `prompt_name`, the default prompt of the model's folder is used, if it has one.
             over_long: what to do with texts above `max_tokens`: "error" refuses them, "truncate" cuts and counts them
-                (`truncated`); sentence-transformers cuts without a word.
+                (`truncated`). sentence-transformers cuts them, and neither warns nor counts.
             batch_size: most texts run at a time. None: as many as have about `budget` tokens, which is faster. The
                 vectors do not depend on it.
             normalize_embeddings: True: scale vectors to length 1, even if `normalize` of this embedder is False.
@@ -392,7 +393,16 @@ class Embedder(Core):
         most: int | None = None,
         done: Shown = lambda texts: None,
     ) -> NDArray[np.float32]:
-        """Return one vector per sequence, run at most `most` at a time; call `done` with the number of each batch's."""
+        """Return one vector per sequence of ids, in order; float32 ``[n, H]``.
+
+        At most `most` sequences are run at a time (None: as many as have about `budget` tokens). After each batch,
+        `done` is called with the number of its sequences. The first `skip` tokens of each sequence are not pooled.
+
+        Raises:
+            OptionError: `sequences` is not a list of lists of ids.
+            LengthError: a sequence has no token, or more than the model has positions.
+            RecordError: the model gives NaN for a sequence.
+        """
         if not hasattr(sequences, "__len__") or isinstance(sequences, str | bytes | Mapping | Set):
             raise OptionError(f"sequences are of type {type(sequences).__name__}; expected a list of lists of ids")
         limit = _positions(bare(self.model))
@@ -421,7 +431,7 @@ class Embedder(Core):
     def _vectors_of(
         self, sequences: list[Any], skip: int, normalize: bool, indices: list[int]
     ) -> Sequence[NDArray[np.float32]]:
-        """Return the vectors of some of these sequences."""
+        """Return the vectors of the sequences with these `indices`, run as one flat batch; float32 ``[H]`` each."""
         with torch.inference_mode():
             batch = PackedBatch.from_sequences([sequences[index] for index in indices])
             return list(self._embedded(batch.to(device_of(self.model)), skip, normalize))

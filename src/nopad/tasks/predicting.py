@@ -205,7 +205,7 @@ class Predictor(Core):
         A request is a record (a dict of columns), a text, or a tuple or list of texts, one per text column of the task.
 
         Raises:
-            OptionError: `how` has an option, or the task cannot answer a single record.
+            OptionError: an option is given in `how`, or the task cannot answer a single record.
             RecordError, LengthError: a request is not valid or too long; the message gives its number.
         """
         if how:
@@ -377,8 +377,7 @@ def predict(
 
     Returns:
         An iterator over one dict per record, or None where the record was left out: by the task, or since it cannot be
-        read (`open_records` with ``on_bad_record="skip"``); `Predictions.counts` says how
-        often, by reason.
+        read (`open_records` with ``on_bad_record="skip"``). `Predictions.counts` says how often, by reason.
 
     Raises:
         OptionError, UnsupportedModelError: as for `Predictor`.
@@ -400,11 +399,18 @@ def predict(
 
 
 class Chunk:
-    """Some consecutive records of an input, of which those that cannot be read and are to be skipped get no prediction.
+    """Some consecutive records of an input, which are encoded and predicted together.
+
+    A record that cannot be read, and is to be skipped, gets None as its prediction.
 
     Args:
-        items: the records; `nopad.corpus.runs.Bad` in place of one to be skipped.
-        first: number of the first record in the input, from 0.
+        items: the records, with a `nopad.corpus.runs.Bad` in place of each record that cannot be read.
+        first: number in the input, from 0, of the first of these records.
+
+    Attributes:
+        first: as given.
+        size: number of `items`.
+        records: the records that can be read, by their numbers in the input.
     """
 
     def __init__(self, items: Sequence[Mapping[str, Any] | Bad], first: int) -> None:
@@ -413,19 +419,22 @@ class Chunk:
         self._numbers = [*self.records]
 
     def encode(self, predictor: Predictor) -> Examples | None:
-        """Return the examples of the records; None: none can be read.
+        """Return the examples of the records that can be read; None: there is no such record.
 
         Raises:
-            RecordError, LengthError: as for `Predictor.encode`; messages have a record's number in the input.
+            RecordError, LengthError: as for `Predictor.encode`; messages give a record's number in the input.
         """
         with self._numbered():
             return predictor.encode([*self.records.values()]) if self.records else None
 
     def predicted(self, predictor: Predictor, examples: Examples | None) -> Predicted:
-        """Return the predictions for `examples`, with None for each record that cannot be read.
+        """Return a prediction for each of the chunk's records, None for those that cannot be read.
+
+        `examples` is the result of `encode`.
 
         Raises:
-            RecordError, LengthError, OptionError: as for `Predictor.forward`, numbered as in `encode`.
+            RecordError, LengthError, OptionError: as for `Predictor.forward`; messages give a record's number in the
+                input.
         """
         counts = {"bad_skipped": bad} if (bad := self.size - len(self.records)) else {}
         if examples is None:
@@ -438,7 +447,10 @@ class Chunk:
 
     @contextmanager
     def _numbered(self) -> Iterator[None]:
-        """In a ``with`` block, let messages have a record's number in the input, or the first number of the chunk."""
+        """In a ``with`` block, change the record number in an error's message to the record's number in the input.
+
+        A message without a record number gets the number of the chunk's first record instead.
+        """
         try:
             yield
         except (RecordError, LengthError) as error:
@@ -450,7 +462,11 @@ class Chunk:
 def _encoded(
     predictor: Predictor, records: Iterable[Mapping[str, Any]], size: int
 ) -> Generator[tuple[Chunk, Examples | None], None, None]:
-    """Encode records in chunks of `size`; yield each chunk with its examples."""
+    """Encode records in chunks of `size`; yield each chunk with its examples (None: none of its records can be read).
+
+    Raises:
+        RecordError, LengthError: as for `Chunk.encode`; for records of files, messages begin with file and line.
+    """
     items = records.each() if isinstance(records, RecordStream) else iter(records)
     first = 0
     while part := list(islice(items, size)):

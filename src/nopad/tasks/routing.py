@@ -26,7 +26,7 @@ COEFFICIENTS = ("router_aux_loss_coef", "aux_loss_coef")
 
 
 def coefficient_of(config: Any) -> float | None:
-    """Return by what a model's configuration multiplies the loss that balances experts; None: it does not say."""
+    """Return the coefficient of the loss that balances experts, from a model's configuration; None: it has none."""
     for one in (config, config.get_text_config()):
         for name in COEFFICIENTS:
             value = getattr(one, name, None)
@@ -36,7 +36,11 @@ def coefficient_of(config: Any) -> float | None:
 
 
 def learned_share(config: Any) -> float | None:
-    """Return the coefficient if a configuration asks for the logits of routers; None: nothing of them is learned."""
+    """Return the coefficient of the loss that balances experts, if training adds this loss; None: it does not.
+
+    It does if the model's configuration sets `output_router_logits`. The result is None too if the configuration has no
+    coefficient; then `auxiliary` raises an error.
+    """
     return coefficient_of(config) if routes(config) else None
 
 

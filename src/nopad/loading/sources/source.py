@@ -258,7 +258,9 @@ class TokenSource(ABC):
             file.prove()
 
     def _without_mask(self, found: Sequences, chosen: NDArray[np.int64]) -> Sequences:
-        """Refuse padding, and drop the mask that would mark it.
+        """Return the sequences without their ``attention_mask``, after checking that it marks no padding.
+
+        `chosen` are the numbers of these sequences, for the message.
 
         Raises:
             SourceError: the mask is not all 1.

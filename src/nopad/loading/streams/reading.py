@@ -306,7 +306,7 @@ class _Pass:
         return group, self._cursor
 
     def _next_pass(self, records: int) -> Cursor:
-        """Return the cursor after the last of the pass's `records`: the next pass, or the end of the stream.
+        """Return the cursor after a pass of so many `records`: at the next pass, or at the end of the stream.
 
         Raises:
             SourceError: the source has no record, or another number of records than in an earlier pass.

@@ -172,7 +172,8 @@ def study_learning(
 
     Args:
         prepared: the study to run, from `prepare`.
-        folder: where results are kept; runs with a result there are not run again. None: results are not kept.
+        folder: where results are kept; runs with a result there are not run again. If another process runs a study
+            in the folder, this waits until it ends. None: results are not kept.
         say: called with a line of text whenever a run or a recipe's fine-tuning is done.
 
     Raises:
@@ -231,7 +232,8 @@ def _header(size: Size, factor: float) -> dict[str, Any]:
 def _kept(folder: Path | None, size: Size, factor: float, seeds: int, recipes: Sequence[Recipe]) -> Learning:
     """Return the results in a folder that are of use to a study with this number of seeds, each result once.
 
-    If the folder has no results file, one with a header line is written.
+    If the folder has no results file, one with a header line is written. A last line that was not written to its end,
+    since the study was stopped, is removed from the file.
 
     Raises:
         FormatError: the folder is of another study, or one of `recipes` ran there with other settings.
