@@ -215,7 +215,7 @@ def deal_capped(
 
 @njit(cache=True, nogil=True)
 def _add_to_emptiest(loads: NDArray[Any], size: int, cap: int) -> bool:
-    """Add `size` to the least of `loads`, a heap with the least first; return False, unchanged, if above `cap`."""
+    """Add `size` to the least of `loads`, a heap with the least first; if that is above `cap`, only return False."""
     if size > cap - loads[0]:
         return False
     load, at, n = loads[0] + size, 0, loads.shape[0]
@@ -253,7 +253,7 @@ def _fits_sorted(sizes: NDArray[Any], loads: NDArray[Any], cap: int, spare: NDAr
 def _fit_as_they_come(sizes: NDArray[Any], parts: int, loads: NDArray[Any], cap: int) -> int:
     """Return how many units, from the first on, fit if placed in order, each of their parts in the emptiest bin.
 
-    Units and bins are as in `cut_capped`; `loads`, ``[bins]``, is working memory, and is overwritten.
+    `sizes`, `parts`, `cap` and bins are as in `cut_capped`; `loads`, ``[bins]``, is working memory, and is overwritten.
     """
     loads[:] = 0
     for at in range(sizes.shape[0]):

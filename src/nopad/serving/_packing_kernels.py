@@ -134,7 +134,7 @@ def levels_of(table: NDArray[Any], index: NDArray[Any], limits: NDArray[Any], no
     """Return the urgency of the requests whose rows in the table are `index`; int64, same shape.
 
     It is `LEVELS` once a request must leave. Before, it is `MIDDLE` + priority + 1 per `AGE_STEP` waited, and less than
-    `LEVELS`. Gaps have the level `GAP`. `index` is in order of arrival.
+    `LEVELS`. Gaps have the level `GAP`. `index` is in order of arrival, and `now` is the time in nanoseconds.
     """
     levels = np.empty(index.size, dtype=np.int64)
     waited, until = 0, -1  # those that arrived until then have waited so many steps, or more

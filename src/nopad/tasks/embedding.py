@@ -285,7 +285,11 @@ class Embedder(Core):
         return isinstance(given, str)
 
     def prepare(self, requests: Sequence[Any], **how: Any) -> tuple[list[Prepared], Mapping[str, int]]:
-        """Tokenise texts; see `Core.prepare`. `how` has `prompt`, `prompt_name` or `over_long`, as in `encode`."""
+        """Tokenise texts; see `Core.prepare`. `how` may have `prompt`, `prompt_name` and `over_long`, as in `encode`.
+
+        Raises:
+            OptionError, LengthError: `how` has another option; or as for `encode`.
+        """
         if odd := how.keys() - {"prompt", "prompt_name", "over_long"}:
             raise OptionError(f"there is no option {min(odd)!r} of a text; there are prompt, prompt_name and over_long")
         sequences, skip, cut = self._tokenised(requests, **how)
@@ -326,7 +330,13 @@ class Embedder(Core):
         prompt_name: str | None = None,
         over_long: OverLong = "error",
     ) -> tuple[list[NDArray[np.int64]], int, int]:
-        """Return each text's ids, how many first tokens of every text are not pooled, and how many texts were cut."""
+        """Return each text's ids, the number of first tokens of every text that are not pooled, and how many were cut.
+
+        The ids include those of the prompt and of special tokens. The number of texts cut is added to `truncated` too.
+
+        Raises:
+            OptionError, LengthError: as for `encode`.
+        """
         for number, text in enumerate(texts):
             if not isinstance(text, str):
                 raise OptionError(f"text {number} is of type {type(text).__name__}; expected a str")
@@ -373,7 +383,11 @@ class Embedder(Core):
         return self._vectors(sequences, 0, normalize=self.normalize)
 
     def _skipped(self, prompt: str) -> int:
-        """Return how many tokens at the beginning of each sequence are not pooled, since they belong to the prompt."""
+        """Return how many tokens at the beginning of each sequence are not pooled, since they belong to the prompt.
+
+        Raises:
+            OptionError: the prompt is not to be pooled, and the first token is the one that is pooled.
+        """
         if not prompt or self.texts.include_prompt or self.pooling == "last":
             return 0
         if self.pooling == "first":
@@ -445,7 +459,11 @@ class Embedder(Core):
 def _mean_behind(states: Tensor, placed: Placement, skipped: NDArray[np.int64]) -> Tensor:
     """Return the mean of each sequence's states without those of its first `skipped` tokens; ``[S, H]``.
 
-    `skipped` is one number for all sequences, or an array with a number for each sequence.
+    `states` are the last hidden states, and `placed` says where each sequence lies in them. `skipped` is one number for
+    all sequences, or an array with a number for each sequence.
+
+    Raises:
+        LengthError: a sequence has no token after the first `skipped`.
     """
     at = placed.layout
     left = at.seq_lengths - skipped

@@ -157,6 +157,8 @@ class TaskSource(Source):
     def _carried(self, part: list[Mapping[str, Any]], made: Examples, first: int) -> dict[str, pa.Array]:
         """Return the columns named by `carry`, with a value per sequence: that of the sequence's record.
 
+        `made` are the examples of the records `part`, and `first` is the number of the first of these in the input.
+
         Raises:
             RecordError: a record lacks such a column or has None there, or the values of a column have no common type.
         """

@@ -226,7 +226,10 @@ class Task(ABC):
     def loader(
         self, data: Examples | Iterable[Mapping[str, Any]], capacity: int | None = None, **options: Any
     ) -> PackedLoader:
-        """Return a `nopad.PackedLoader` over records with labels, or over examples; `options` are the loader's.
+        """Return a `nopad.PackedLoader` over `data`: records with labels, or examples that this task made of them.
+
+        `capacity` and `options` are those of the loader. It gets the task's `collate`, and keeps sequences together
+        that belong together (`Examples.group`), unless `options` say otherwise.
 
         Raises:
             LengthError: the task left every record out, or as for `encode` and `PackedLoader`.

@@ -315,7 +315,11 @@ def read_config(path: str | Path, overrides: Sequence[str] = (), *, init_from: s
 
 
 def _optional(name: str, made: Mapping[str, Mapping[str, Any]], document: Mapping[str, Any]) -> Any:
-    """Return an optional table as its dataclass; None if it was left out. Its field in `_CHOOSES` must be given."""
+    """Return an optional table as its dataclass; None if it was left out.
+
+    Raises:
+        OptionError: the table lacks the field that `_CHOOSES` names for it.
+    """
     if not made[name] and name not in document:
         return None
     if _CHOOSES[name] not in made[name]:
@@ -345,7 +349,13 @@ def _parsed(path: Path) -> dict[str, Any]:
 
 
 def _override(made: dict[str, dict[str, Any]], text: str) -> None:
-    """Put ``TABLE.FIELD=VALUE`` into the tables; ``TABLE.FIELD.KEY=VALUE`` sets one key of a field that is a table."""
+    """Put ``TABLE.FIELD=VALUE`` into the tables `made`, in place.
+
+    ``TABLE.FIELD.KEY=VALUE`` sets one key of a field that is a table itself.
+
+    Raises:
+        OptionError: `text` has another form, the table or field is unknown, or the value does not fit the field.
+    """
     name, equals, value = text.partition("=")
     names = [one.strip() for one in name.split(".")]
     with _of(f"--set {text}"):
@@ -374,7 +384,13 @@ def _toml_value(text: str) -> Any:
 
 
 def _table(name: str, given: Mapping[str, Any], path: str | None, task: str | None = None) -> dict[str, Any]:
-    """Return a table's fields, each converted to its type; refuse unknown fields, wrong types, and `_ELSEWHERE`."""
+    """Return the fields `given` of a table, each converted to its type.
+
+    `path` is the file they are from, for messages; `task` is the name of the task, if `given` does not have it.
+
+    Raises:
+        OptionError: a field is unknown, has a value of a wrong type, or is set in another place (`_ELSEWHERE`).
+    """
     made = {}
     for key, value in given.items():
         try:
@@ -412,7 +428,11 @@ def _task(made: dict[str, Any]) -> TaskTable:
 
 @cache
 def _trainer_fields() -> Mapping[str, Any]:
-    """Return the fields that ``[trainer]`` may have (of `transformers.TrainingArguments`), with their types."""
+    """Return the fields that ``[trainer]`` may have (of `transformers.TrainingArguments`), with their types.
+
+    Raises:
+        MissingExtraError: transformers is not installed.
+    """
     try:
         from transformers import TrainingArguments
     except ImportError as error:
@@ -423,7 +443,11 @@ def _trainer_fields() -> Mapping[str, Any]:
 
 @cache
 def _task_options(name: str) -> Mapping[str, Any]:
-    """Return the options of a task, with their types."""
+    """Return the options of a task, with their types.
+
+    Raises:
+        OptionError: there is no task called `name`.
+    """
     from nopad.tasks.registry import options_of, task_class
 
     found = options_of(task_class(name))

@@ -188,7 +188,11 @@ def _optimiser_line(optimizer: Optimizer, args: Any) -> str:
 
 
 def _check_longest(loader: PackedLoader | None, positions: int | None) -> None:
-    """Refuse sequences that are longer than the model has positions."""
+    """Refuse data with a sequence longer than the model's number of `positions` (None: unlimited).
+
+    Raises:
+        OptionError: there is such a sequence.
+    """
     summary = None if loader is None else loader.summary()
     if positions is not None and isinstance(summary, Summary) and summary.longest > positions:
         raise OptionError(

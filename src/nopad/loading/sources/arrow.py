@@ -44,7 +44,7 @@ class _Table:
 def dataset_tokens(dataset: Any, options: ReaderOptions, *, empty: str = "refuse") -> ArrowTokens:
     """Return the rows of a `datasets.Dataset` as a source, in the order that ``select`` or ``shuffle`` gave them.
 
-    The dataset and its format (``set_format``) are not changed.
+    `options` says which columns are read. The dataset and its format (``set_format``) are not changed.
 
     Raises:
         SourceError: the dataset has a transform, is an iterable dataset or a dict of splits, or has no columns that can
@@ -62,6 +62,8 @@ def dataset_tokens(dataset: Any, options: ReaderOptions, *, empty: str = "refuse
 
 def file_tokens(paths: Sequence[Path], options: ReaderOptions, *, empty: str = "refuse") -> ArrowTokens:
     """Return the rows of Arrow files or streams, one file after the other, as a source.
+
+    `options` says which columns are read.
 
     Raises:
         SourceError: a file is missing, damaged, or has other columns than the first; or there is another reason, as for

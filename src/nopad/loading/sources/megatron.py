@@ -105,7 +105,12 @@ class MegatronTokens(TokenSource):
         return np.dtype(_DTYPES[code]), n, bounds
 
     def _check(self) -> None:
-        """Refuse an index that contradicts itself or does not match the ``.bin``."""
+        """Refuse an index that contradicts itself or does not match the ``.bin``.
+
+        Raises:
+            FormatError: a length or place is impossible, or ``.bin`` is not as large as all sequences together; or as
+                in `_check_documents`, if documents are read.
+        """
         lengths, width = self._lengths_in.values, self._ids.dtype.itemsize
         total, held = int(lengths.sum(dtype=np.int64)) * width, self._ids.file.size
         if total != held:
@@ -133,7 +138,12 @@ class MegatronTokens(TokenSource):
         return ends
 
     def _check_documents(self) -> None:
-        """Refuse bounds that fall, and documents whose sequences do not follow one another."""
+        """Check the bounds of documents, and that the sequences of each document follow one another in the ``.bin``.
+
+        Raises:
+            FormatError: the bounds do not rise from 0 to the number of sequences, or a sequence does not follow the one
+                before it in its document.
+        """
         bounds, n = self._bounds.values, self._lengths_in.size
         if not bounds.size or bounds[0] != 0 or bounds[-1] != n or (np.diff(bounds) < 0).any():
             raise FormatError(f"{self._idx_path}: document bounds must rise from 0 to the {n:,} sequences; {_OTHER}")

@@ -322,6 +322,12 @@ def _content(found: Sequences) -> Iterator[bytes | memoryview]:
 
 
 def _check_ids(bits: int, dtype: np.dtype[Any], name: str) -> None:
-    """Refuse ids out of range; `bits` is the bitwise OR of all, as signed integers of the same width."""
+    """Refuse ids out of range.
+
+    `bits` is the bitwise OR of all ids, each taken as a signed integer of the same width; `dtype` is their own type.
+
+    Raises:
+        SourceError: an id is negative or above 2^31 - 1; the message names the source `name`.
+    """
     if bits > MAX_ID or (bits < 0 and (dtype.kind == "i" or dtype.itemsize > 2)):
         raise SourceError(f"{name}: holds an id that is negative or above {MAX_ID}; ids are integers from 0 to that")

@@ -24,7 +24,7 @@ class Flow:
     """The units (packs or single sequences) of one rank from a place on, in order."""
 
     def __init__(self, place: StreamPlace, reader: Reader, packing: Packing, shuffling: Shuffling) -> None:
-        """Begin at `place`.
+        """Begin at `place`, with what reads the source, and the settings by which sequences are packed and shuffled.
 
         Reading and tokenising start when `take` first needs more units; from then on, they run ahead of the training
         loop.

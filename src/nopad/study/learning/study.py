@@ -232,6 +232,8 @@ def _header(size: Size, factor: float) -> dict[str, Any]:
 def _kept(folder: Path | None, size: Size, factor: float, seeds: int, recipes: Sequence[Recipe]) -> Learning:
     """Return the results in a folder that are of use to a study with this number of seeds, each result once.
 
+    `size` and the packing `factor` tell the study from others. Without a `folder`, there are no results.
+
     If the folder has no results file, one with a header line is written. A last line that was not written to its end,
     since the study was stopped, is removed from the file.
 
