@@ -380,7 +380,8 @@ class PackedLoader:
 
         Raises:
             OptionError: the ranks have different data or options (checked once, if torch.distributed is in use), or
-                another iteration of this loader began meanwhile, or the loader was set to another place.
+                another iteration of this loader began meanwhile, or the loader was set to another place; or a stream
+                ended in the middle of a step, and `last` is "refuse".
             CorruptError, SourceError: the data changed since the loader was made, or a stream cannot be read.
             RecordError: a record of a stream is bad, too long or empty, and the options do not allow it.
         """

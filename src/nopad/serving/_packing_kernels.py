@@ -302,8 +302,8 @@ def decide(
 ) -> tuple[int, int, int]:
     """Choose the next batch, and take its requests out of the table; return (reason, number of requests, their tokens).
 
-    `now` is the time in nanoseconds. `idle` is not 0 if the model is free, and `draining` is not 0 if requests are no
-    longer to wait for better batches. ``batch``, int64 ``[4, n]``, gets the number, length, row and start of each
+    `now` is the time in nanoseconds. `idle` is 1 if the model has nothing to run, and `draining` is 1 if no more
+    requests will come; else they are 0. ``batch``, int64 ``[4, n]``, gets the number, length, row and start of each
     request, in order of arrival; it has room for all that can leave. Three zeros mean that no batch leaves now.
     """
     waiting = waiting_of(state)

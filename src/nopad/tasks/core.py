@@ -61,6 +61,10 @@ class Core(ABC):
         precision: the precision to which the constructor lowered the model (`nopad.model.lowered`); None: unchanged.
         lanes: runs the sequences of a flat batch, as several batches at the same time where that is faster.
         longest: most tokens of a sequence; None: unlimited.
+
+    Raises:
+        OptionError: `fast` is not True, False or None, or the model's precision cannot be lowered.
+        UnsupportedModelError: nopad refuses this model; the message gives the reason.
     """
 
     model: Any

@@ -82,7 +82,8 @@ class Predictor(Core):
     Args:
         task: the task.
         model: the model with the task's head (`Task.model`); it is made pack-safe and put into evaluation mode.
-        capacity: most tokens of a pack; None: 4,096 (or all positions, if fewer), raised for a longer sequence.
+        capacity: most tokens of a pack; None: 4,096 (or the model's positions, if fewer), or the length of the
+            longest sequence that is run, if that is more.
         rows: number of packs run at a time; None: 1 if the model cannot run several rows, for lack of a pad id; else as
             many as hold about 4,096 tokens.
         form: layout of a batch in memory, a `nopad.Rows` or `nopad.Flat`. None: one flat row without padding on a CPU
@@ -192,7 +193,7 @@ class Predictor(Core):
         )
 
     def _run_flat(self, sequences: Sequences, indices: list[int]) -> list[Any]:
-        """Return the results of some of these sequences, which are run as one flat batch."""
+        """Return the task's results for the sequences with these `indices`, which are run as one flat batch."""
         return self.run_batch(PackedBatch.from_columns(sequences.take(np.array(indices)), Flat()))
 
     def is_one(self, given: Any) -> bool:
@@ -313,6 +314,9 @@ class Predictions(Iterator["dict[str, Any] | None"]):
         counts: number of records truncated or left out so far, by reason, and the task's other counts.
         records, sequences, tokens: number of records, sequences and tokens predicted so far; these grow by a chunk of
             `batch_records` records at a time.
+
+    Raises:
+        OptionError: `batch_records` is not an integer of at least 1.
 
     >>> import nopad
     >>> from transformers import BertConfig, BertForSequenceClassification

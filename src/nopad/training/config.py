@@ -55,6 +55,9 @@ class Model:
         backend: how attention keeps sequences apart (`nopad.packed`).
         config: fields of the model's configuration to change, such as a dropout.
         lora: options of `peft.LoraConfig`; if there are any, only adapters are trained.
+
+    Raises:
+        OptionError: neither `name` nor `init_from` is given, or both `fresh` and `init_from`.
     """
 
     name: str | None = None
@@ -89,6 +92,10 @@ class Data:
             "file"; None: a line, or a paragraph for the task ``pretrain``.
         held_out: share of the training records, from 0 to below 1, that is used for evaluation instead of training;
             drawn with ``trainer.data_seed``, or ``trainer.seed`` without it.
+
+    Raises:
+        OptionError: `train` is missing, a name in `train` or `eval` is empty, `held_out` is out of range, or both
+            `held_out` and `eval` are given.
     """
 
     train: tuple[str, ...] | str = ()
@@ -139,6 +146,10 @@ class Packing:
         accumulation, last, balance, align, together, prefetch: as in `nopad.PackedLoader`.
         correction: how hyper-parameters that were tuned without packs are corrected by the packing factor
             (`nopad.training.scale_for_packing`): "accumulation", "betas" or "none".
+
+    Raises:
+        OptionError: two of `rows`, `tokens` and `sequences` are given, a number is below 1, there is no such algorithm,
+            or the algorithm does not have one of `options` or does not allow its value.
     """
 
     capacity: int | None = None
@@ -210,6 +221,9 @@ class Output:
 
     Attributes:
         folder: folder for checkpoints, metrics and the trained model: a new or empty one, or that of a resumed run.
+
+    Raises:
+        OptionError: `folder` is missing, or is a URL.
     """
 
     folder: str = ""
@@ -222,7 +236,12 @@ class Output:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """The configuration of a run. `read_config` reads one from a file."""
+    """The configuration of a run: one attribute for each table of the file. `read_config` reads one from a file.
+
+    Raises:
+        OptionError: two tables contradict each other: ``[optimizer]`` and ``trainer.optim``, LAMB and a weight decay of
+            0, or ``[schedule]`` and the Trainer's own schedule.
+    """
 
     model: Model
     data: Data

@@ -55,6 +55,7 @@ class MegatronTokens(TokenSource):
             read, their bounds do not rise, or the sequences of a document do not follow one another.
         SourceError: a file is missing or cannot be read.
         LengthError: a sequence or document has no token, and `empty` is "refuse".
+        OptionError: `unit` or `empty` has another value than those listed in `open_tokens`.
     """
 
     def __init__(self, prefix: Path, *, unit: str = "sequences", empty: str = "refuse") -> None:

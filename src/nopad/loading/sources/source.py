@@ -120,9 +120,12 @@ class TokenSource(ABC):
     def __init__(self, name: str, *, empty: str = "refuse", files: Sequence[MappedFile] = ()) -> None:
         """Take the lengths of all sequences, O(n); `files` are checked for changes at every `gather`.
 
+        `empty` says what to do with sequences that have no token: "refuse" or "skip".
+
         Raises:
             LengthError: a sequence has no token, and `empty` is "refuse".
             SourceError: no sequence has a token, or a file cannot be read.
+            OptionError: `empty` has another value.
         """
         self.name, self._files = name, tuple(files)
         EMPTY.check("empty", empty)
