@@ -1,4 +1,4 @@
-"""The command that makes a plan or a packed dataset again, with the options that this command has."""
+"""Write the command that makes a plan or a packed dataset again, with no option that the command does not have."""
 
 from __future__ import annotations
 

@@ -1,13 +1,15 @@
-"""PopRT's packed serving by real runs: its requests through a model of the demo's size, in its ways and in ours.
+"""Measure PopRT's packed serving by real runs: PopRT's requests, in its own ways and in nopad's.
 
 The requests have the lengths of PopRT's examples (`nopad.study.serving`): the first ones, as many as fill some batches
-with one request per row. Their tokens are random. First all requests wait from the beginning, as in PopRT's throughput
-test: requests per second (the ways take turns, twice, and the faster turn counts), and the largest difference of any
-hidden state from that of the original way. Then they arrive at random times, the same for all ways: 0.6 times as many
-per second as the original way answers. Latency is the time from when a request arrives until its answer is there.
+with one request per row. Their tokens are random, and the model has the size of the demo's. In a first run, all
+requests wait from the beginning, as in PopRT's throughput test. This run gives the requests per second (the ways take
+turns, twice, and the faster turn counts), and the largest difference of any hidden state from that of the original way.
+In a second run, the requests arrive at random times, the same for all ways: 0.6 times as many per second as the
+original way answers. This run gives the latency: the time from when a request arrives until its answer is there.
 
-The original way is the model as it is, on batches padded to the grid, one request per row. PopRT's ways are static
-grids of the same shape, so that their batches take about equally long; ours is flat batches without padding.
+The original way is the model as it is, on batches padded to a grid (a fixed number of rows and of tokens per row), one
+request per row. PopRT's ways fill static grids of the same shape, so that their batches take about equally long;
+nopad's way is flat batches without padding.
 
 BERT is all-MiniLM-L6-v2; DeBERTa is a DeBERTa-v2 of the same size with random weights. A runner needs no separators.
 """
@@ -70,7 +72,7 @@ class RealRow:
 
 
 class _Original(Tensors):
-    """The model as it is, on batches padded to a grid, one request per row."""
+    """The model as it is, on batches padded to a grid (fixed rows and tokens per row), one request per row."""
 
     def __init__(self, model: Any, grid: Grid) -> None:
         super().__init__(model)

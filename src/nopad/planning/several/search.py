@@ -167,8 +167,8 @@ class _Search:
     def _loose(self) -> NDArray[np.bool_]:
         """Return which sizes have no extra, so that any capacity may hold them at no loss; bool ``[k]``.
 
-        The extra of a size is its value in the linear program beyond ``rates . size`` (`PriceCertificate`).
-        Before a linear program was solved, all sizes count as such.
+        The extra of a size is its value in the linear program beyond ``rates . size`` (`PriceCertificate`). Before a
+        linear program was solved, all sizes count as having none.
         """
         if self.worth is None:
             return np.ones(self.task.counts.size, dtype=bool)
