@@ -164,7 +164,8 @@ class PackRunner:
 
         Raises:
             ServingError: a request was not answered; the others may have been.
-            InputError: as for `submit`; messages number the requests from 0.
+            InputError: `inputs` are neither a request nor an iterable of requests; or as for `submit`. Messages number
+                the requests from 0.
         """
         if self._core.is_one(inputs):
             return self.submit(inputs, **how).result()

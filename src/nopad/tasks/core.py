@@ -61,6 +61,10 @@ class Core(ABC):
         precision: the precision to which the constructor lowered the model (`nopad.model.lowered`); None: unchanged.
         lanes: runs the sequences of a flat batch, as several batches at the same time where that is faster.
         longest: most tokens of a sequence; None: unlimited.
+
+    Raises:
+        OptionError: `fast` is not True, False or None, or the model's precision cannot be lowered.
+        UnsupportedModelError: nopad refuses this model; the message gives the reason.
     """
 
     model: Any
@@ -144,10 +148,11 @@ class Core(ABC):
 
 
 def by_length(lengths: Sequence[int], budget: int, most: int | None = None) -> Iterator[list[int]]:
-    """Yield the indices of sequences in flat batches, the shortest first; `most` sequences at most, None: any number.
+    """Yield, for each flat batch, the indices of its sequences; the shortest sequences come first.
 
-    A batch has at most `budget` tokens, or one longer sequence. Sequences of one length lie side by side, since
-    attention takes them in one call then (`nopad.model.backends.segments`).
+    A batch has at most `budget` tokens, or one longer sequence, and at most `most` sequences (None: any number).
+    Neighbours have equal or similar lengths; attention takes neighbours of one length in one call
+    (`nopad.model.backends.segments`).
 
     >>> list(by_length([2, 1, 5, 2], budget=4))
     [[1, 0], [3], [2]]

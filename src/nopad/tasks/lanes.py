@@ -35,11 +35,11 @@ Work = Callable[[list[int]], Sequence[Any]]
 
 
 class Lanes:
-    """Runs the work of one model in one lane (a thread) or in several, whichever was faster.
+    """Runs the sequences of a batch in one lane or in several, whichever was faster for this model.
 
-    It takes one lane for models on another device than the CPU, for models with modules of the user's own (whose
-    forward may not be thread-safe), and where PyTorch has one thread, runs under autocast, or in a function or dispatch
-    mode of the user's.
+    A lane is a thread that runs some of the sequences as one batch. There is only one lane if the model is not on a
+    CPU; if it has modules that are not from nopad, torch or transformers, whose forward may not be thread-safe; if
+    PyTorch has one thread; under autocast; and in a `TorchFunctionMode` or `TorchDispatchMode` of the user.
 
     >>> from transformers import BertConfig, BertModel
     >>> from nopad.tasks.lanes import Lanes
@@ -50,7 +50,10 @@ class Lanes:
     """
 
     def __init__(self, model: Any, most: int | None = None) -> None:
-        """Start without any thread; `model` is a pack-safe model, `most` the largest number of lanes (None: any)."""
+        """Keep what is needed to choose lanes; threads are started by `run`.
+
+        `model` is a pack-safe model, and `most` the largest number of lanes; None: as many as PyTorch has threads.
+        """
         inner = bare(model)
         modules = [type(module).__module__.split(".")[0] for module in inner.modules()]
         self.most = 1 if device_of(inner).type != "cpu" or not set(modules) <= set(SAFE) else most
@@ -60,14 +63,15 @@ class Lanes:
         self._lock = threading.Lock()  # held while lanes run: two calls at once would get half of the cores each
 
     def run(self, lengths: Sequence[int], work: Work) -> list[Any]:
-        """Return a result for each sequence, in order.
+        """Return a result for each sequence, in the order of `lengths`, the numbers of tokens of the sequences.
 
-        `work` gets indices of sequences, those of the shortest first, runs them without gradients, and returns a result
-        for each. It is called once with all indices, or in several threads with some of them each. `lengths` are the
-        numbers of tokens. (Attention takes neighbours of one length in one call: `nopad.model.backends.segments`.)
+        `work` gets a list of indices into `lengths`, runs these sequences without gradients, and returns a result for
+        each. It is called once with all indices, or in several threads at the same time, each with some of them.
+        Shorter sequences come first in the list, since attention takes neighbours of one length in one call
+        (`nopad.model.backends.segments`).
 
         Raises:
-            Exception: `work` raised it; all other calls of it have ended by then.
+            Exception: `work` raised it; by then, all its calls in other threads have ended.
         """
         every = sorted(range(len(lengths)), key=lengths.__getitem__)
         tokens, threads = sum(lengths), torch.get_num_threads()
@@ -101,7 +105,7 @@ class Lanes:
 
 
 def _in_order(parts: Sequence[Sequence[int]], results: Sequence[Sequence[Any]]) -> list[Any]:
-    """Return the results of all parts by their indices: the result of sequence i at index i."""
+    """Return all results in one list, that of sequence i at index i; ``results[p]`` are those of ``parts[p]``."""
     found: list[Any] = [None] * sum(map(len, parts))
     for part, mine in zip(parts, results, strict=True):
         for index, result in zip(part, mine, strict=True):
@@ -110,9 +114,10 @@ def _in_order(parts: Sequence[Sequence[int]], results: Sequence[Sequence[Any]]) 
 
 
 def divided(costs: Sequence[float], parts: int) -> list[list[int]]:
-    """Return the indices of `costs` in this many parts of about equal cost, each in ascending order; none is empty.
+    """Divide the indices of `costs` into `parts` lists of about equal cost; return the lists, each ascending.
 
-    The dearest goes first, each to the part that costs least so far. `parts` is at most the number of costs.
+    The costliest index is given first, each to the list that costs least so far. `parts` must be at most the number of
+    costs; then no list is empty.
     """
     loads = [(0.0, part) for part in range(parts)]
     found: list[list[int]] = [[] for _ in range(parts)]
@@ -124,7 +129,10 @@ def divided(costs: Sequence[float], parts: int) -> list[list[int]]:
 
 
 class _Trial:
-    """Which number of lanes is the fastest for `threads` threads; known after a few batches in each way."""
+    """Finds the fastest number of lanes for `threads` threads of PyTorch, by timing a few batches with each number.
+
+    The numbers tried are 1, 2, 4, ... and `threads` itself.
+    """
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
@@ -133,14 +141,22 @@ class _Trial:
         self._best: int | None = None
 
     def lanes(self, most: int) -> int:
-        """Return the number of lanes for the next batch, at most `most`."""
+        """Return the number of lanes for the next batch, at most `most`, its largest possible number.
+
+        While the fastest number is not known, this is the number that was tried least often. Afterwards, it is the
+        fastest number, or 1 if that is above `most`.
+        """
         if self._best is None:
             ways = [lanes for lanes in self._times if lanes <= most]
             return min(ways, key=lambda lanes: len(self._times[lanes]))
         return self._best if self._best <= most else 1
 
     def note(self, lanes: int, most: int, spent: float) -> None:
-        """Note the seconds per token of a batch; they count if the batch was large enough for every way."""
+        """Record that a batch with this number of `lanes` took `spent` seconds per token.
+
+        The time is ignored if `most`, the batch's largest possible number of lanes, does not allow all numbers that are
+        tried. Once there are enough times for each number, the fastest is chosen, and logged.
+        """
         if self._best is not None or most < max(self._times):
             return
         self._times[lanes].append(spent)
@@ -153,7 +169,7 @@ class _Trial:
 
 
 class _Pool:
-    """Threads that run a lane each, with an equal share of PyTorch's threads."""
+    """Threads that run one lane each; every lane may use an equal share of PyTorch's threads."""
 
     def __init__(self, lanes: int, threads: int) -> None:
         self._executor = ThreadPoolExecutor(lanes, "nopad-lane", _take, (threads // lanes,))
@@ -168,18 +184,24 @@ class _Pool:
 
 
 def _take(threads: int) -> None:
-    """Let this thread's operations use this many threads."""
+    """Let PyTorch use this many threads for operations called from the current thread."""
     torch.get_num_threads()  # PyTorch sets the default when it is first asked in a thread: before, not after
     torch.set_num_threads(threads)
 
 
 def _in_lane(work: Work, part: list[int], mode: Any) -> Sequence[Any]:
-    """Call `work` in the caller's `fast_linear` mode: PyTorch's modes are those of a thread."""
+    """Return ``work(part)``, called in the `fast_linear` mode of the caller of `Lanes.run` (None: no mode).
+
+    This must be done again in each lane, since a mode of PyTorch holds only in the thread that entered it.
+    """
     with shared(mode):
         return work(part)
 
 
 def _is_plain() -> bool:
-    """Return whether the thread is in no mode of PyTorch that a lane would not be in, besides `fast_linear`."""
+    """Return whether the thread is in no mode of PyTorch (autocast, `TorchFunctionMode`, `TorchDispatchMode`).
+
+    `fast_linear` does not count, since lanes run in it too.
+    """
     functions, dispatched = torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()
     return not torch.is_autocast_enabled("cpu") and functions == (active() is not None) and not dispatched

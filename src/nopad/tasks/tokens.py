@@ -248,7 +248,9 @@ class TokenClassification(Task):
         return touched[0], touched[-1] + 1, label
 
     def _tags_of(self, label: str, count: int, where: str) -> list[int]:
-        """Return the tag numbers of a span's `count` words; the tags' names say if they are BIO, IO, BIOES or plain.
+        """Return the tag numbers of a span's `count` words.
+
+        The names of the task's tags decide their scheme: BIO, IO, BIOES, or the label itself without a prefix.
 
         Raises:
             RecordError: no tag is for `label`; the message begins with `where`.

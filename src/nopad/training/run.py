@@ -188,7 +188,11 @@ def _optimiser_line(optimizer: Optimizer, args: Any) -> str:
 
 
 def _check_longest(loader: PackedLoader | None, positions: int | None) -> None:
-    """Refuse sequences that are longer than the model has positions."""
+    """Refuse data with a sequence longer than the model's number of `positions` (None: unlimited).
+
+    Raises:
+        OptionError: there is such a sequence.
+    """
     summary = None if loader is None else loader.summary()
     if positions is not None and isinstance(summary, Summary) and summary.longest > positions:
         raise OptionError(
@@ -244,7 +248,13 @@ def _tokenizer(config: TrainConfig, *, needed: bool) -> Any:
 
 
 def _task(config: TrainConfig, kind: type[Task], tokenizer: Any, *, given: bool = True) -> Task:
-    """Return the task; with `given` False, without its `over_long`, whose `max_length` is not known yet."""
+    """Return a task of the class `kind` with the options of the configuration.
+
+    With `given` False, the option `over_long` is left out, since it needs a `max_length`, which is not known yet.
+
+    Raises:
+        OptionError: the task refuses an option, lacks one that it needs, or has no choice about ``data.empty``.
+    """
     options = {name: one for name, one in config.task.options.items() if given or name != "over_long"}
     empty = config.data.empty
     if empty is not None and "empty" in options_of(kind):
@@ -260,7 +270,7 @@ def _task(config: TrainConfig, kind: type[Task], tokenizer: Any, *, given: bool 
 
 
 def _has_length(config: TrainConfig, kind: type[Task]) -> bool:
-    """Return whether a `max_length` is given, or is the task's own default."""
+    """Return whether the task has a `max_length`: in the configuration, or as the default of the class `kind`."""
     return config.task.options.get("max_length", options_of(kind)["max_length"].default) is not None
 
 
