@@ -200,10 +200,10 @@ def _micros(batches: Sequence[Any], given: Sequence[Any], accumulation: int) -> 
 
 
 def _told(batch: Mapping[str, Any]) -> list[Example]:
-    """Return the sequences of a batch, found by its own layout (`told`).
+    """Return the sequences of a batch, where `told` finds them: by cu_seq_lens_q, position_ids, and the like.
 
     Raises:
-        OptionError: the batch has images, and is no `PackedBatch`, which knows whose they are.
+        OptionError: the batch has images and is not a `PackedBatch`, so it does not say which sequence an image is of.
     """
     shape = tuple(batch["input_ids"].shape)
     parts = told(batch)
