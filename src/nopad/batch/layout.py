@@ -32,7 +32,7 @@ class Layout:
         seq_lengths: length of each sequence in tokens, in the order given; int32 ``[S]``.
         starts: where each sequence begins in the concatenated rows, in the order given; its tokens are contiguous
             there, even if the sequence goes on in the next row; int64 ``[S]``.
-        order: the sequences in stream order, each by its number in the order given; int64 ``[S]``.
+        order: the sequences in stream order (row after row), each by its index in the order given; int64 ``[S]``.
         crossing: whether a sequence may go on in the next row ("end to end": PopRT's fixed grid without gaps).
         causal: whether the batch was made for a causal language model: labels of first tokens, if there are labels,
             are -100, since such a model does not predict them.

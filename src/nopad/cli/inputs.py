@@ -63,7 +63,7 @@ def open_inputs(
 def passed_over(names: Sequence[str]) -> str:
     """Return as text how many files in folders were not read, and some of their suffixes or reasons; "" if none.
 
-    A name that ends in brackets gives the reason in them, and is shown whole.
+    A name may end with a reason in parentheses; such names are shown whole.
 
     >>> passed_over(["a/y.pdf", "z.pdf", "Makefile"])
     '3 files passed over, of other kinds: .pdf, Makefile'

@@ -105,8 +105,8 @@ class TextPairs(Encoder):
         first, second: names of the two text fields.
         capacity: number of tokens above which a pair is over-long.
         over_long: what to do with over-long pairs. "truncate" removes tokens here, one by one from the text that is
-            longer at that moment, at the side that the tokenizer's `truncation_side` says (by default the end). Other
-            policies are left to the job.
+            longer at that moment, at the tokenizer's `truncation_side`, by default the end. Other policies are applied
+            later, by the packing job.
 
     Raises:
         OptionError: `over_long` is "split".
@@ -164,8 +164,8 @@ class Chats(Encoder):
     Args:
         tokenizer: a tokenizer from transformers, with a chat template if there are chats.
         capacity: number of tokens above which a chat is over-long.
-        over_long: what to do with over-long chats. "truncate" cuts off the end, which is left to the job; but a
-            sequence in which no token to learn would be left is made empty here.
+        over_long: what to do with over-long chats; the packing job does it later. But with "truncate", a sequence that
+            would have no token to learn after its end is cut off is made empty here.
         options: options of `nopad.tasks.Chat` by name; `CHAT_OPTIONS` lists those allowed. None: their defaults.
 
     Raises:

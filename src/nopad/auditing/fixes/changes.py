@@ -109,7 +109,10 @@ def nopads_own(causal: bool, safe: bool = False) -> Change:
 
 
 def without_first_labels(layout: Layout) -> Change:
-    """Return the change that sets the label of each sequence's first token to -100 (no label)."""
+    """Return the change that sets the label of each sequence's first token to -100 (no label).
+
+    `layout` has the lines of code that find these tokens.
+    """
     return Change(
         "labels of first tokens",
         "the last token of a sequence predicts the first of the next one",

@@ -72,7 +72,7 @@ class Fix:
 
     @property
     def code(self) -> str:
-        """The lines of code of all changes, in the order in which they run; "" without changes."""
+        """The lines of code of all changes, in the order of `changes`; "" without changes."""
         return "\n".join(change.code for change in self.changes)
 
     def to_dict(self) -> dict[str, Any]:

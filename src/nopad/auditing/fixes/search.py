@@ -31,11 +31,12 @@ class Search:
     Attributes:
         audited: function that audits the step with changes, and returns the verdict.
         before: the verdict without changes; it did not pass.
-        groups: the changes; of each group, at most one is made at a time. They run in the order of the groups.
+        groups: the changes; of each group, at most one is made at a time. Those of the collator run in the order of the
+            groups.
         last: sets that are tried last.
         monitor: is told which set is tried.
         seen: the verdict for each set that was tried; None: these changes cannot be made in this step.
-        most: how many single changes and pairs there are, with the sets of `last`.
+        most: number of single changes, pairs, and sets of `last`; the monitor shows it as the number of sets to try.
     """
 
     def __init__(
@@ -158,7 +159,7 @@ class Search:
 
 
 def _in_loss(verdict: StepVerdict) -> bool:
-    """Return whether no finding is about the model's outputs, so that what is wrong must be the labels or the loss."""
+    """Return whether only labels or the loss can be wrong: no finding is one of `HIDES`."""
     return not set(_kinds(verdict)) & set(HIDES)
 
 

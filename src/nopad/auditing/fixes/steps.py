@@ -126,7 +126,7 @@ class _Step:
     def groups(self) -> list[list[Change]]:
         """Return the changes that may help, in groups; of each group, at most one change is made at a time.
 
-        The groups are in the order in which their changes run.
+        Changes of the collator run in the order of their groups.
         """
         sample, model = self._sample(), self._model()
         groups: list[list[Change]] = []

@@ -133,7 +133,7 @@ def merged(model: Any, examples: Sequence[Example], ends: frozenset[int] = froze
 
     This is so if an id that ends a text (the configuration's ``eos_token_id``, or one of `ends`) has other tokens
     before and after it. Texts in one example see each other, and an audit that takes each example as one sequence
-    cannot show it. The id at the beginning of an example does not count, since some models begin texts with it.
+    cannot show it.
     """
     told = getattr(getattr(_named(model), "config", None), "eos_token_id", None)
     found = ends.union(told if isinstance(told, list) else [] if told is None else [told])

@@ -188,7 +188,11 @@ def _stepped(
 
 
 def _own_dtype(plan: Plan, wanted: list[Example], truth: Truth, found: list[Finding]) -> None:
-    """Compare in the model's own dtype too; a difference becomes a finding."""
+    """Compare the step with its sequences alone in the model's own dtype too; a difference is added to `found`.
+
+    If the sequences alone do not run in this dtype, only a note is added to the plan. If the model's dtype is float64,
+    nothing is done.
+    """
     dtype = next(plan.model.parameters()).dtype
     if dtype == torch.float64:
         return

@@ -26,8 +26,8 @@ class Trace:
     """How much each token's values change, module by module, when one token of the batch is poisoned.
 
     To poison a token is to replace it by another one. This may change the values of its own sequence; if it changes
-    those of another sequence, it leaks. P is the number of poisoned tokens, M the number of module outputs, T the
-    number of tokens in the batch (columns).
+    those of another sequence by more than `limit`, this is a leak. P is the number of poisoned tokens, M the number of
+    module outputs, and T the number of tokens in the batch; each of these tokens is a column.
 
     Attributes:
         model: class name of the model.
@@ -41,10 +41,11 @@ class Trace:
         source: number of columns that are tokens of the sequences; the later ones are tokens of their targets, which
             the decoder of an encoder–decoder reads.
         poisoned: the column of each poisoned token; int64 ``[P]``.
-        limit: largest change of another sequence that is not a leak, relative as in `influence`: 0 on a CPU (unless the
-            poisoned token changes which tokens are computed together, as in a mixture of experts), else a few
-        roundings. drawn: indices in `modules` of those that pictures show: embeddings, layers, the first module that
-            leaks, and outputs; int64.
+        limit: largest change of another sequence that is not a leak, relative as in `influence`: 0 on a CPU, else a few
+            roundings. On any device, it is a few roundings per layer if the poisoned token changes which tokens are
+            computed together, as in a mixture of experts.
+        drawn: indices in `modules` of those that pictures show: embeddings, layers, the first module that leaks, and
+            outputs; int64.
         outputs: number of the model's outputs, which come last in `modules`.
 
     >>> import nopad.auditing

@@ -204,10 +204,11 @@ class _Traced:
             if asked == "each":
                 return [(number, tokens) for number, (tokens, _) in found.items() if tokens]
             usual = self._poisoned(None).victim
-            worst = max([usual, *found], key=lambda number: found[number][1] > 0)  # the first of equal ones
+            # The first of equal ones; one without tokens, of which none may be poisoned, comes last
+            worst = max([usual, *found], key=lambda number: (bool(found[number][0]), found[number][1] > 0))
             return [(worst, found[worst][0])]
         pairs = list(asked) if isinstance(asked, Sequence) and not isinstance(asked, str) else []
-        if not pairs or not all(isinstance(one, Sequence) and len(one) == 2 for one in pairs):
+        if not pairs or not all(_is_pair(one) for one in pairs):
             raise OptionError(f'poisoned is {asked!r}; give "each", or pairs of a sequence and its token, as [(2, 0)]')
         for sequence, token in pairs:
             if not 0 <= sequence < len(lengths):
@@ -335,6 +336,11 @@ class _Traced:
         where = {key: at for at, key in enumerate(zip(side, other.sequences, other.positions, strict=True))}
         keys = zip(side, clean.sequences, clean.positions, strict=True)
         return np.array([where[key] for key in keys], dtype=np.int64)
+
+
+def _is_pair(given: Any) -> bool:
+    """Return whether this is a sequence of two integers."""
+    return isinstance(given, Sequence) and len(given) == 2 and all(isinstance(one, int | np.integer) for one in given)
 
 
 def _equal(mine: Any, other: Any) -> bool:
