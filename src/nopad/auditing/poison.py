@@ -79,7 +79,7 @@ def unseen(alone: Alone, dtype: torch.dtype) -> bool:
 
 
 class Poisoned:
-    """A trial in which one sequence, or one token of it, is changed.
+    """A trial in which one sequence, or some of its tokens, are changed.
 
     Attributes:
         form: the layout of the batch, such as "rows" or "flat".

@@ -320,7 +320,7 @@ def _compared(alone: Alone, dtype: torch.dtype, truth: Truth | None = None) -> F
 
 
 def _poisoned(found: Found, alone: Alone, dtype: torch.dtype) -> None:
-    """Run the poison checks and add them to `found`.
+    """Run the checks of `poison`, which change one sequence and look at the others, and add them to `found`.
 
     If `found.unseen` is True and one of them fails, or none can be run, it becomes False.
     """

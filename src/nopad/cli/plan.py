@@ -263,7 +263,7 @@ class Wanted:
 
     @property
     def depths(self) -> list[int | None]:
-        """The depths to plan for."""
+        """The depths to plan for; None: unlimited."""
         return [parse_depth(text) for text in self.depth] if self.depth else list(DEPTHS)
 
     @property
