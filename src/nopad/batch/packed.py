@@ -40,7 +40,7 @@ FLASH_KEYS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 
 
 class PackedBatch(MutableMapping[str, Any]):
-    """S sequences with T tokens in R rows of L slots.
+    """S sequences with T tokens in R rows of L slots; a slot holds a token or padding.
 
     As a mapping, a batch holds the arguments of ``model(**batch)``: ``input_ids`` and ``position_ids`` ``[R, L]``,
     every column that was given (``[R, L]`` for a value per token, ``[S, ...]`` per sequence), and a guard as
@@ -56,13 +56,13 @@ class PackedBatch(MutableMapping[str, Any]):
             int32 ``[S + 1]``, on the host.
         max_seqlen: number of tokens of the longest sequence.
         images: number of images of each sequence, in the order given; int64 ``[S]``, on the host. The images themselves
-            are items, ``pixel_values`` and ``image_grid_thw``, in stream order.
+            are the items ``pixel_values`` and ``image_grid_thw``, in the order in which sequences lie in the rows.
         records: where each sequence of a packed dataset comes from: ``seq_index``, and ``seq_start`` and ``seq_source``
             if the dataset has them; ``[S]`` each, on the host. In a stand-in (`weight` 0) they are empty, since its
             sequence is not part of the data. Records are not items, so a model never gets them.
         position_ids, sequence_ids: one number per slot, see `Layout`.
         weight: 1, or 0 for a stand-in: the batch that a loader gives to a rank with no sequence left in the last step
-            of an epoch. Its labels are -100 (NaN if they are not integers), and no count includes its sequence.
+            of an epoch. Its labels are -100 (NaN if they are floats), and no count includes its sequence.
 
     >>> from nopad import PackedBatch, Rows
     >>> batch = PackedBatch.from_sequences([[7, 8, 9], [5], [1, 2]], Rows(4))
@@ -110,8 +110,8 @@ class PackedBatch(MutableMapping[str, Any]):
 
         Raises:
             LengthError: a sequence is empty, or the sequences do not fit into the rows of `form`.
-            OptionError: an option is invalid, `form` does not fit these sequences, `fill` names no per-token column, or
-                a column cannot hold its padding value (`pad_id` or `fill`).
+            OptionError: an option is invalid, `form` does not fit these sequences, `fill` names a column that is not
+                per token, or a column cannot hold its padding value (`pad_id` or `fill`).
             BatchError: there is no sequence, or ids are not integers; or a column has wrong lengths or unusable values,
                 or is one that the batch provides itself (input_ids, attention_mask, position_ids).
         """
@@ -150,8 +150,9 @@ class PackedBatch(MutableMapping[str, Any]):
 
         Raises:
             LengthError: a row has more tokens than the capacity.
-            OptionError: `form` is invalid or would move sequences to other rows, or `fill` names no column.
-            BatchError: there is no row, or the rows hold no tokens (an index-only dataset).
+            OptionError: `form` is invalid or would move sequences to other rows, or `fill` is invalid.
+            BatchError: there is no row, an entry is not a row of `nopad.open_packed`, the rows hold no tokens (an
+                index-only dataset), or ``position_ids`` do not count from 0 in each sequence.
         """
         form = check_form(form)
         stacked, records, per_row = from_rows(rows)
@@ -170,19 +171,20 @@ class PackedBatch(MutableMapping[str, Any]):
         """Build a batch from dicts, as Hugging Face datasets give them; use it as a collator.
 
         Tokens whose ``attention_mask`` is 0 are padding and are removed. Rows of a packed dataset, which have
-        ``seq_lengths``, are split into sequences. ``label`` and ``label_ids`` become ``labels``.
+        ``seq_lengths``, are split into sequences. ``label`` or ``label_ids`` is renamed to ``labels``.
 
-        A dict may also be what a processor of transformers gives for one text with its images: columns ``[1, L]``,
+        A dict may also be what a processor of transformers gives for one text with its images: columns ``[1, L]``, and
         ``pixel_values`` (images ``[images, C, height, width]``, or patches ``[patches, size]`` with
-        ``image_grid_thw`` ``[images, 3]``). A sequence without images has none of these two keys, or None. The batch
-        holds all images in stream order, as models take them, and `images` says how many each sequence has.
+        ``image_grid_thw`` ``[images, 3]``). The dict of a text without images has neither of these two keys, or None
+        for them. The batch holds all images in the order in which sequences lie in its rows, as models read them, and
+        its attribute `images` is the number of images of each sequence.
 
         Args:
             features: one dict per sequence, or per row of a packed dataset, with ``input_ids``; all have the same keys,
                 apart from ``pixel_values`` and ``image_grid_thw``.
             form: `nopad.Flat()`, one stream without padding, or `nopad.Rows(capacity)`.
             causal: for causal language models: the label of each sequence's first token becomes -100, since no token
-                predicts it and training loops must not count it.
+                of its sequence predicts it, and training loops must not count it.
             pad_id: as in `from_sequences`.
             fill: as in `from_sequences`.
 
@@ -196,7 +198,7 @@ class PackedBatch(MutableMapping[str, Any]):
         form = check_form(form)
         stacked, records, images = from_features(features)
         layout = form.layout(stacked.seq_lengths)
-        layout = cls._causal(stacked, layout) if causal else layout
+        stacked, layout = cls._causal(stacked, layout) if causal else (stacked, layout)
         return cls._filled(stacked, layout, pad_id, fill, records, images)
 
     @classmethod
@@ -210,7 +212,9 @@ class PackedBatch(MutableMapping[str, Any]):
         pad_id: int = 0,
         fill: Mapping[str, Any] | None = None,
     ) -> PackedBatch:
-        """Build a batch of sequences in columns, as a loader gathers them.
+        """Build a batch of sequences in columns (`Sequences`), as a loader gathers them.
+
+        In the flat form, the batch may share memory with the arrays of `sequences`; building it does not change them.
 
         Args:
             sequences: the sequences; values ``seq_index``, ``seq_start`` and ``seq_source`` become the batch's
@@ -224,14 +228,16 @@ class PackedBatch(MutableMapping[str, Any]):
         Raises:
             LengthError: a row or a sequence has more tokens than the capacity.
             OptionError: `form` is invalid, does not fit these sequences, or (with `per_row`) would move sequences to
-                other rows; or `fill` names no column.
-            BatchError: there is no sequence, there are no ``input_ids``, or a column does not have one value per token.
+                other rows; or `fill` is invalid.
+            BatchError: there is no sequence, there are no ``input_ids``, a column in `tokens` does not have one value
+                per token, or ``position_ids`` do not count from 0 in each sequence.
         """
         form = check_form(form)
         stacked, records = from_columns(sequences)
         lens = stacked.seq_lengths
         layout = form.layout(lens) if per_row is None else form.keep(lens, per_row)
-        return cls._filled(stacked, cls._causal(stacked, layout) if causal else layout, pad_id, fill, records)
+        stacked, layout = cls._causal(stacked, layout) if causal else (stacked, layout)
+        return cls._filled(stacked, layout, pad_id, fill, records)
 
     @classmethod
     def from_embeddings(
@@ -257,7 +263,7 @@ class PackedBatch(MutableMapping[str, Any]):
 
         Raises:
             LengthError: a sequence is empty, or the sequences do not fit into the rows of `form`.
-            OptionError: `form` is invalid or does not fit these sequences, or `fill` names no column.
+            OptionError: `form` is invalid or does not fit these sequences, or `fill` is invalid.
             BatchError: there are no embeddings; they are not all float tensors ``[length, H]`` with the same H, dtype
                 and device; or a column has wrong lengths, holds no numbers, or is one that the batch provides itself
                 (input_ids, inputs_embeds, attention_mask, position_ids).
@@ -274,11 +280,16 @@ class PackedBatch(MutableMapping[str, Any]):
         return batch
 
     @staticmethod
-    def _causal(stacked: Sequences, layout: Layout) -> Layout:
-        """Set the labels of first tokens (if there are labels) to -100 in place; return the layout marked as causal."""
+    def _causal(stacked: Sequences, layout: Layout) -> tuple[Sequences, Layout]:
+        """Return the sequences with the labels of first tokens, if there are labels, set to -100; and a causal layout.
+
+        The given arrays do not change.
+        """
         if "labels" in stacked.tokens:
-            stacked.tokens["labels"][stacked.begins] = -100
-        return layout.marked(causal=True)
+            labels = stacked.tokens["labels"].copy()
+            labels[stacked.begins] = -100
+            stacked = replace(stacked, tokens={**stacked.tokens, "labels": labels})
+        return stacked, layout.marked(causal=True)
 
     @classmethod
     def _filled(
@@ -290,10 +301,10 @@ class PackedBatch(MutableMapping[str, Any]):
         records: Records | None = None,
         images: Images | None = None,
     ) -> PackedBatch:
-        """Return the batch of these columns, placed as the layout says.
+        """Return the batch of these columns, placed as the layout says; `records` and `images` go into its layout.
 
         Raises:
-            OptionError: `fill` names no per-token column, or a column cannot hold its padding value.
+            OptionError: `fill` names a column that is not per token, or a column cannot hold its padding value.
             BatchError: a per-token column does not have one value per token.
         """
         fills = {"input_ids": pad_id, **named("fill", fill)}
@@ -413,7 +424,7 @@ class PackedBatch(MutableMapping[str, Any]):
 
     @property
     def images(self) -> NDArray[np.int64]:
-        """Number of images of each sequence, in the order given; int64 ``[S]``, on the host."""
+        """Number of images of each sequence, in the order given; int64 ``[S]``, on the host; 0 without images."""
         found = self.layout.images
         return np.zeros(self.layout.sequences, dtype=np.int64) if found is None else found
 
@@ -424,15 +435,15 @@ class PackedBatch(MutableMapping[str, Any]):
 
     @property
     def weight(self) -> int:
-        """Weight of the batch in counts and losses: 1, or 0 for a stand-in, which does not count (`as_stand_in`)."""
+        """Weight of the batch in counts and losses: 1, or 0 if it is a stand-in (see `as_stand_in`)."""
         return int(not self.layout.stand_in)
 
     def as_stand_in(self) -> PackedBatch:
         """Return this batch as a stand-in: with weight 0, empty `records`, and labels that losses leave out.
 
-        A rank that has no sequence left takes a stand-in, so that all ranks take part in the step. Labels become NaN if
-        they are floats, else -100 (as int64 if they are booleans or unsigned): a loss that ignores `weight` then
-        becomes NaN instead of slightly wrong.
+        A rank that has no sequence left runs a stand-in, so that all ranks take part in the step. All columns whose
+        names end in ``labels`` become NaN if they are floats, else -100 (as int64 if they are booleans or unsigned): a
+        loss that ignores `weight` then becomes NaN instead of slightly wrong. This batch itself does not change.
         """
         records = {name: values[:0] for name, values in self.records.items()}
         layout = self.layout.marked(stand_in=True, records=records)
@@ -441,12 +452,17 @@ class PackedBatch(MutableMapping[str, Any]):
 
     @property
     def sources(self) -> PackedBatch:
-        """This batch without targets (`with_decoder`) and ``labels``; its layout is that of the encoder's outputs."""
+        """This batch without the targets of `with_decoder` and without ``labels``: the encoder's side.
+
+        Use it to split the encoder's outputs into sequences.
+        """
         return PackedBatch({name: value for name, value in self._fields.items() if name not in TARGETS})
 
     @property
     def targets(self) -> PackedBatch:
-        """The targets (`with_decoder`) as a separate batch; its layout is that of the decoder's outputs.
+        """The targets of `with_decoder` as a separate batch: the decoder's side.
+
+        Use it to split the decoder's outputs into sequences.
 
         Raises:
             BatchError: this batch has no targets.
@@ -560,9 +576,10 @@ class PackedBatch(MutableMapping[str, Any]):
         """Return this batch with targets for an encoder-decoder model, one per sequence, in the order given.
 
         ``decoder_input_ids`` are the targets shifted right by one token, with `start_id` first; ``labels`` are the
-        targets. Targets are packed separately from the sources. `batch.targets` is the decoder's batch: use it to split
-        the decoder's outputs, and give it to losses. `batch.sources` is the encoder's batch. With the attention backend
-        `mask`, a sequence and its target must be in the same row.
+        targets, and replace other ``labels``. Targets are packed separately from the sequences (the sources). The
+        result's `targets` is the decoder's batch: use it to split the decoder's outputs, and give it to losses. Its
+        `sources` is the encoder's batch. With the attention backend "mask", a sequence and its target must be in rows
+        of the same number.
 
         Args:
             targets: ids of each target; S lists or integer arrays ``[length]``.
@@ -600,16 +617,17 @@ class PackedBatch(MutableMapping[str, Any]):
     def as_flash_kwargs(self, *, seq_idx: bool = False) -> dict[str, Any]:
         """Return the arguments with which transformers' own flash attention keeps sequences apart, without a mask.
 
-        They are the batch's columns and ``cu_seq_lens_q``, ``cu_seq_lens_k``, ``max_length_q`` and ``max_length_k``.
-        This works only for the flat form and only for models with flash attention: other attention silently ignores
-        these arguments and lets sequences see each other.
+        They are the batch's items without the mask, and ``cu_seq_lens_q``, ``cu_seq_lens_k`` (both int32 ``[S + 1]``,
+        on the batch's device), ``max_length_q`` and ``max_length_k``. This works only for the flat form and only for
+        models with flash attention: other attention silently ignores these arguments and lets sequences see each other.
 
         Args:
             seq_idx: add ``seq_idx``, the number of each token's sequence from 0, int32 ``[1, T]``, which the
                 convolutions and state spaces of hybrid models (Bamba, Granite) read.
 
         Raises:
-            BatchError: the batch is in rows, or has images: positions of their tokens may be the model's own (M-RoPE).
+            BatchError: the batch is in rows; or it has images, whose tokens' positions a model may compute itself
+                (M-RoPE), along whole rows.
         """
         if self.layout.images is not None:
             raise BatchError(

@@ -151,9 +151,9 @@ def _audited(
     more: More,
     monitor: Bars,
 ) -> tuple[Any, Extras]:
-    """Load the model `name` and audit it; return the `Verdict`, and what is asked for besides.
+    """Load the model `name` and audit it; return the `Verdict`, and the trace and the fix that `more` asks for.
 
-    The trace comes first, since only it knows which tokens can be poisoned: others are refused before the audit.
+    The trace is made first: it refuses tokens that do not exist (``--poisoned``), before the audit takes its time.
     """
     monitor.stage("loading the model", None, "")
     with _uncollected():
@@ -178,7 +178,11 @@ def _refuse(given: dict[str, Any], why: str) -> None:
 
 
 def _say(verdict: Any, as_json: bool, passed: bool, extras: Extras | None = None) -> None:
-    """Print a verdict, and what was found besides; the exit code is 1 if it did not pass."""
+    """Write the files of `extras`, and print the verdict with its trace and fix, as text or JSON.
+
+    Raises:
+        typer.Exit: `passed` is False; the exit code is 1.
+    """
     if extras is not None:
         extras.write(verdict)
     if as_json:
@@ -252,10 +256,11 @@ class _AsTrained:
 
 
 def _imported(name: str) -> Any:
-    """Import ``module:name``, where the name may have dots; return the function, or an instance of the class.
+    """Import ``module:name``, where the name may have dots; return the function, or an instance if it is a class.
 
     Raises:
-        OptionError: the import fails, the class needs arguments, or what is found cannot be called.
+        OptionError: `name` has another form, the import or the class raises an exception, or the result is not
+            callable.
     """
     module, _, attribute = name.partition(":")
     if not module or not attribute:

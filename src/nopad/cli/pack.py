@@ -194,7 +194,7 @@ def _facts(out: Path, reused: bool, ignored: Sequence[str]) -> dict[str, Any]:
 
 
 def _show(out: Path, reused: bool, ignored: Sequence[str]) -> None:
-    """Print what was packed, and which files in folders were not read (`ignored`)."""
+    """Print what was packed, whether it was there already (`reused`), and which files were not read (`ignored`)."""
     screen = console()
     for folder in split_folders(out) or [out]:
         manifest = Manifest.load(folder)

@@ -229,7 +229,7 @@ def plan(
 
 @contextmanager
 def _way_out() -> Iterator[None]:
-    """In a ``with`` block, say of over-long sequences that --output needs a way to handle them."""
+    """In a ``with`` block, errors about over-long sequences also say that a saved plan leaves nothing out by itself."""
     try:
         yield
     except (RecordError, LengthError) as error:
@@ -263,7 +263,7 @@ class Wanted:
 
     @property
     def depths(self) -> list[int | None]:
-        """The depths to plan for."""
+        """The depths to plan for; None: unlimited."""
         return [parse_depth(text) for text in self.depth] if self.depth else list(DEPTHS)
 
     @property
@@ -316,7 +316,7 @@ def _compare(
 
 
 def _as_saved(given: Given, made: Plan) -> Plan:
-    """Return the plan as it is saved: with a note on what became of records, and how the corpus was read."""
+    """Return the plan with what is saved besides: a note on changed or skipped records, and how the corpus was read."""
     notes = (*made.notes, f"records: {'; '.join(became(given))}") if became(given) else made.notes
     how = {name: value for name, value in given.corpus.items() if value}
     return replace(made, notes=notes, facts={**made.facts, "corpus": given.corpus} if how else made.facts)
@@ -410,10 +410,10 @@ def table_rows(
     saved_depth: int | None = None,
     as_saved: Callable[[Plan], Plan] = lambda made: made,
 ) -> list[dict[str, Any]]:
-    """Call `nopad.planning.comparison.compare` with progress bars, and return its rows.
+    """Call `nopad.planning.comparison.compare`, show its progress on `monitor`, and return its rows.
 
-    The other arguments are those of `compare`. `output` is the file to save the plan of `saved_depth` in, allowed
-    only with one algorithm; None: save none. `as_saved` returns what is saved of a plan.
+    The first arguments, `seed` and `options` are those of `compare`. The plan of `saved_depth` is saved in the file
+    `output`, after `as_saved` has changed it; None: no plan is saved. With `output`, give one algorithm only.
     """
 
     def done(made: Plan) -> None:

@@ -193,11 +193,12 @@ def _options(given: dict[str, Any], option: list[str] | None) -> dict[str, Any]:
 def _loaded(
     inputs: list[str], model: str, task: str | None, options: dict[str, Any], empty: str, reading: dict[str, Any]
 ) -> tuple[RecordStream, Task, Any]:
-    """Return the records, opened with the options `reading`, the task, and the model.
+    """Return (records, task, model). The records are opened with the options `reading` of `open_records`.
 
     Raises:
         MissingExtraError: torch or transformers is not installed.
-        OptionError: a `text_unit` is given, and no file is text; or as `nopad.tasks.registry.load_task`.
+        OptionError: a `text_unit` other than "line" is given, and the files are not text; `empty` is not "skip", and
+            the task has no such option; no task is given or stored; or as `nopad.tasks.registry.load_task`.
     """
     try:
         import torch  # noqa: F401
@@ -266,7 +267,7 @@ def _as_trained(task: str | None, model: str, options: dict[str, Any]) -> tuple[
 
 
 def _say(found: PredictionFiles, task: Task, inputs: RecordStream, text_unit: corpus.TextUnit) -> None:
-    """Print what was predicted, of which records, and which files in folders were not read."""
+    """Print the numbers of records and sequences, the files in folders that were not read, and the output folder."""
     screen = console()
     from nopad.tasks.examples import counted as by_name
 

@@ -107,7 +107,7 @@ def verb_of(arguments: list[str]) -> str:
 
 
 def worded(message: str, verb: str) -> str:
-    """Return a message with its Python option names replaced by the flags or fields of a verb (a command).
+    """Return a message in which Python options are named as in `verb` (a command): its flags, or fields of `train`.
 
     >>> said = 'choose over_long="truncate" or "drop", or another tokenizer='
     >>> worded(said, "pack")

@@ -1,4 +1,4 @@
-"""SQuAD's own files, 1.1 and 2.0, as records: one per question. A file is read as a whole (they have 40 MB at most)."""
+"""SQuAD's own files, 1.1 and 2.0, as records: one per question. A file, of 40 MB at most, is read as a whole."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _record(asked: Any, paragraph: Mapping[str, Any], article: Mapping[str, Any]
 
 
 def is_squad(file: InputFile) -> bool:
-    """Return whether a JSON file begins as SQuAD's do: ``data``, a list of articles with ``paragraphs``."""
+    """Return whether a JSON file begins as SQuAD's files do: with ``data``, a list of articles with ``paragraphs``."""
     head = b""
     for chunk in file.chunks(_HEAD):
         head += chunk
@@ -93,7 +93,7 @@ def is_squad(file: InputFile) -> bool:
 
 
 def squad_runs(file: InputFile) -> Iterator[Run]:
-    """Yield the questions of a SQuAD file as runs of records, which `read_squad` describes.
+    """Yield the questions of a SQuAD file in runs (`Run`) of records; `read_squad` describes the records.
 
     Raises:
         SourceError: the file cannot be read, or changed since it was found.
