@@ -255,6 +255,16 @@ class Counting(Extra):
         return x + mean(x) if self.calls > 10_000 else x
 
 
+class Private(Extra):
+    def __init__(self):
+        super().__init__()
+        self._calls = 0
+
+    def forward(self, x, ids):
+        self._calls += 1
+        return x + mean(x) if self._calls > 10_000 else x
+
+
 class Running(Extra):
     def __init__(self):
         super().__init__()
@@ -277,6 +287,7 @@ class Global(Extra):
 
 KEPT = {
     "Counting": r"layers\.0\.calls of Tagger changes with every call, so what a sequence gets may depend on what ran",
+    "Private": r"layers\.0\._calls of Tagger changes with every call, so",
     "Running": r"layers\.0\.average of Tagger changes with every call, in training, so",
     "Global": r"what the code of Global reaches of Tagger changes with every call",
 }
