@@ -221,7 +221,7 @@ def _source(
 def _of_transformers(tokenizer: Any) -> Any:
     """Return the tokenizer for chats and pairs, or None if none is given.
 
-    Transformers loads a folder or a name; a tokenizer object is checked and returned.
+    A folder or a name is loaded by transformers; a tokenizer object is checked and returned.
     """
     if tokenizer is None:
         return None
@@ -235,7 +235,8 @@ def _of_transformers(tokenizer: Any) -> Any:
 def _seen(data: Any) -> tuple[Any, Mapping[str, Any] | None]:
     """Return (data in a form that can be read as records, the first record).
 
-    The first record is None if it is not a dict, or if it is not known before the data are read.
+    The first record is None if it is not a dict, or if it is not known before the data are read. If the data are an
+    iterator, its first record is read, and the returned iterator gives it again.
 
     Raises:
         SourceError: the data are a path; or a dataset, list or iterator has no record, or its records are numbers.
@@ -333,7 +334,7 @@ def _limited(task: Task, corpus: CorpusOptions, tokenizer: Any) -> Task:
     """Return the task; if it has no `max_length`, a copy that gets the capacity and `over_long` from `corpus`.
 
     Raises:
-        OptionError: `task` is not a task, or contradicts `tokenizer` or `corpus`.
+        OptionError: `task` is not a task, does not have this `over_long`, or contradicts `tokenizer` or `corpus`.
     """
     from nopad.tasks import Task
 

@@ -50,8 +50,8 @@ class Derived:
 
     Attributes:
         family: the line of the family table.
-        each: for each class of modules that mix tokens, by the class's name: ``[number of these modules in the copy,
-            number of their calls when the copy runs once]``.
+        each: for each class of modules that mix tokens, by the class's name:
+            ``[number of these modules in the copy, number of their calls when the copy runs once]``.
     """
 
     family: Family

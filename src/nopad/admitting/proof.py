@@ -47,8 +47,8 @@ class Proof:
         model: name of the model's class.
         admitted: whether the small copy passed the audit.
         family: the line of the family table, the facts with which the model runs on packs; None: the model is refused.
-        each: for each class of modules that mix tokens, by the class's name: ``[number of these modules in the copy,
-            number of their calls when the copy runs once]``.
+        each: for each class of modules that mix tokens, by the class's name:
+            ``[number of these modules in the copy, number of their calls when the copy runs once]``.
         head: the kind of head, as `nopad.packed` takes it; None: the class is transformers' own, and nopad knows its
             head.
         reason: why the model is refused; "": it is admitted.

@@ -62,11 +62,11 @@ def check_embeddings(model: Any) -> None:
 
 
 def check_experts(model: Any, *, also: Any = None) -> None:
-    """Check that no expert takes only a limited number of tokens of a row or a batch.
+    """Check that no expert takes only a limited number of tokens of a row or a batch, and drops the others.
 
-    Such a limit is recognised by its name: a number above 0 in an attribute called "capacity" or with that word in its
-    name (`expert_capacity`, `capacity_factor`), unless `drop_tokens` is False beside it. Attributes of all modules are
-    looked at, and those of `also` (the configuration of a class whose code is not known).
+    Such a limit is recognised by its name: a number above 0 in an attribute with "capacity" in its name
+    (`expert_capacity`, `capacity_factor`), unless the same object has `drop_tokens=False`. The attributes of all
+    modules are read, and those of `also`, if it is not None (the configuration of a class whose code is not known).
 
     Raises:
         UnsupportedModelError: there is such a limit.

@@ -52,7 +52,13 @@ class Groups:
 
 @dataclass
 class Pending:
-    """What is left to do when a module has run on its first group: the arguments of the other groups."""
+    """What is left to do after a module has run on its first group.
+
+    Attributes:
+        placed: the batch's layout on the model's device.
+        groups: how the batch is cut into groups.
+        others: the module's arguments for each of the other groups, by name.
+    """
 
     placed: Placement
     groups: Groups
@@ -62,10 +68,9 @@ class Pending:
 def grouped(lengths: Sequence[int], mixed: bool, call: int = CALL) -> list[list[int]]:
     """Divide sequences into groups that a module runs together; return each group's indices into `lengths`.
 
-    Groups of longer sequences come first.
-    Without `mixed`, the sequences of a group have the same length. With `mixed`, lengths may differ, and the groups
-    are the cheapest: a group costs n * l slots (n sequences, the longest of l tokens), and `call` more for its own call
-    of the module. Run time: O(D^2) for D different lengths.
+    Groups of longer sequences come first. Without `mixed`, the sequences of a group have the same length. With `mixed`,
+    lengths may differ, and the groups are the cheapest: a group costs n * l slots (n sequences, the longest of l
+    tokens), and `call` slots more for its own call of the module. Run time: O(D^2) for D different lengths.
 
     >>> grouped([7, 300, 7, 280], mixed=True)
     [[1, 3], [0, 2]]
@@ -91,10 +96,12 @@ def grouped(lengths: Sequence[int], mixed: bool, call: int = CALL) -> list[list[
 
 
 def groups_of(placed: Placement, how: How) -> Groups:
-    """Return how a batch is cut into groups; here, sequences are numbered in stream order (row after row).
+    """Return how a batch is cut into groups.
 
-    `how`: "equal", sequences of one length (`grouped`); "mixed", also of different lengths (`grouped`); "one", a single
-    group of all sequences; "alone", a group for each sequence.
+    Args:
+        placed: the batch's layout. Its sequences are numbered in stream order (row after row).
+        how: "equal": groups of sequences of one length; "mixed": lengths may differ (`grouped`); "one": a single group
+            of all sequences, the longest first; "alone": a group for each sequence.
     """
     lengths = np.diff(placed.bounds)
     if how == "one":
@@ -116,5 +123,8 @@ def groups_of(placed: Placement, how: How) -> Groups:
 
 
 def runs_once(module: nn.Module) -> bool:
-    """Return whether a module can run one group only: sharded by itself, it has no weights after its first run."""
+    """Return whether a module can run only one group in a call.
+
+    FSDP's `fully_shard` sharded such a module by itself, so it has no weights any more after its first run.
+    """
     return type(module) is not class_of(module)

@@ -189,7 +189,10 @@ class Positions(Hook):
 
 @dataclass(eq=False)
 class NoLookup(Hook):
-    """Stops a table of position embeddings from counting along the whole row, which may be longer than the table."""
+    """Stops a table of position embeddings from counting along the whole row, which may be longer than the table.
+
+    The table looks up position 0 for each token; `Lookup` replaces the result.
+    """
 
     def __call__(self, module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Return the module's new arguments, ``(args, kwargs)``; None: leave them as they are."""
@@ -201,10 +204,10 @@ class NoLookup(Hook):
 
 @dataclass(eq=False)
 class Lookup(Hook):
-    """Replaces what a table of position embeddings gives by the embedding of each token's position in its sequence.
+    """Replaces the output of a table of position embeddings by the embedding of each token's position in its sequence.
 
     Attributes:
-        offset: position of a sequence's first token.
+        offset: position of a sequence's first token in the table.
     """
 
     moment: Literal["before", "after"] = "after"
@@ -273,7 +276,12 @@ class Feed(Hook):
 
 
 def _pooled_so(given: Tensor, states: Tensor, real: Tensor, how: str) -> bool:
-    """Whether a model pooled the states of each row in this way; rows without tokens do not count."""
+    """Return whether `given` is what pooling the states of each row by `how` gives; rows without tokens do not count.
+
+    `how` is "first", "last" (of the real tokens, or of the row's slots) or "mean" (of the same, up to rounding); for
+    any other value, the result is True. `states` are ``[R, L, H]``, and `real` says which slots hold tokens, bool
+    ``[R, L]``.
+    """
     rows = torch.arange(len(states), device=states.device)[real.any(1)]
     last = states.shape[1] - 1 - real.flip(1).int().argmax(1)
     counts = real.sum(1, keepdim=True).clamp(min=1)
@@ -295,7 +303,7 @@ def _pooled_so(given: Tensor, states: Tensor, real: Tensor, how: str) -> bool:
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors are equal, NaN included."""
+    """Return whether two tensors are equal, where NaN is equal to NaN."""
     return torch.equal(one, other) or torch.equal(one.nan_to_num(), other.nan_to_num())
 
 

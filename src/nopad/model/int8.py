@@ -44,10 +44,10 @@ class Int8Linear(nn.Module):
     bias: Tensor | None
 
     def __init__(self, exact: nn.Linear) -> None:
-        """Round the weights of a float32 layer with 2 to 133,144 inputs.
+        """Round the weights of a float32 layer on a CPU, with 2 to 133,144 inputs.
 
         Raises:
-            UnsupportedModelError: PyTorch does not multiply 8-bit integers exactly here.
+            UnsupportedModelError: PyTorch does not multiply 8-bit integers exactly on this CPU.
         """
         super().__init__()
         self.in_features, self.out_features = exact.in_features, exact.out_features
@@ -69,7 +69,8 @@ class Int8Linear(nn.Module):
         """Return float32 ``[..., out_features]`` for float32 `states` ``[..., in_features]`` on a CPU.
 
         Raises:
-            UnsupportedModelError: `states` are on another device, of another dtype, or need gradients.
+            UnsupportedModelError: `states` are on another device or of another dtype, or they require gradients outside
+                of `torch.no_grad`.
         """
         if states.device.type != "cpu" or states.dtype != torch.float32:
             raise UnsupportedModelError(
@@ -114,10 +115,10 @@ def _check_products(weight: Tensor) -> None:
 def in_int8(model: Any) -> Any:
     """Replace a model's linear layers by `Int8Linear`, in place, and return the model; no parameter gets gradients.
 
-    Layers with fewer than 2 or more than 133,144 inputs stay as they are.
+    Subclasses of `torch.nn.Linear`, and layers with fewer than 2 or more than 133,144 inputs, stay as they are.
 
     Raises:
-        UnsupportedModelError: PyTorch does not multiply 8-bit integers exactly here.
+        UnsupportedModelError: PyTorch does not multiply 8-bit integers exactly on this CPU.
     """
     model.requires_grad_(False)
     for module in list(model.modules()):

@@ -68,7 +68,10 @@ def active() -> _FastLinear | None:
 
 
 def shared(mode: _FastLinear | None) -> AbstractContextManager[Any]:
-    """Return a context manager for another thread, in which linear layers run as in `mode`, on the same copies."""
+    """Return a context manager for another thread, in which linear layers run as in `mode`, on its reordered weights.
+
+    `mode` is what `active` returned in the first thread; None: the context manager does nothing.
+    """
     return nullcontext() if mode is None else _FastLinear(mode.model, mode)
 
 
@@ -121,7 +124,7 @@ class _FastLinear(TorchFunctionMode):
 
 
 def _is_plain(weight: Any) -> bool:
-    """Return whether a weight is an ordinary one; those of torchao (int8) have kernels of their own."""
+    """Return whether a weight is an ordinary parameter; those of torchao (int8) have kernels of their own."""
     return type(weight) is nn.Parameter
 
 

@@ -6,8 +6,8 @@ modules, and registered attention, run on the batch's rows as usual.
 
 A hook before a mixing module cuts the module's arguments into groups of sequences, ``[n, l, ...]``, and gives the
 module the first group. A hook after it runs the module's own `forward` on the other groups, and puts all results into
-the batch's rows again.
-So the module's state begins empty in each sequence, and PyTorch's other hooks see the module run once.
+the batch's rows again. So the module's state begins empty in each sequence, and PyTorch's other hooks see the module
+run once.
 
 The n sequences of a group have the same length. If the module is causal, their lengths may differ: the shorter ones are
 padded on the right, which their own tokens cannot see (`nopad.model.groups`).
@@ -272,11 +272,11 @@ def _first(value: Tensor, dim: int | None, rows: int, size: tuple[int, int]) -> 
 def _joined(module: nn.Module, outputs: list[Any], pending: Pending, strict: bool = True) -> Any:
     """Join a module's outputs for all groups into one output, laid out as the batch's rows.
 
-    Of several outputs (a tuple, list or mapping), only the first must be per token; None replaces others that are not
-    (attention weights). For one of these others, `strict` is False.
+    If the module returns several values (a tuple, list or mapping), only the first must be per token; each of the
+    others becomes None if it is not (attention weights). `strict` is False for these others.
 
     Raises:
-        UnsupportedModelError: an output is not per token.
+        UnsupportedModelError: an output that must be per token is not.
     """
     kind = type(outputs[0])
     if isinstance(outputs[0], Mapping):

@@ -157,6 +157,7 @@ def facts_of(model: Any) -> Family:
 
     Raises:
         UnsupportedModelError: the model is not pack-safe, and its type is refused or in no table.
+        OptionError: there is no transformers model inside.
     """
     state: State | None = getattr(bare(model), STATE, None)
     return family_of(bare(model).config) if state is None else state.family

@@ -105,7 +105,7 @@ class State:
 
     @property
     def attending(self) -> Any:
-        """The part of the model that gets nopad's attention: the model itself, or its text part beside images."""
+        """The part of the model that gets nopad's attention: the model itself, or its text part if it takes images."""
         return attending_part(self.model, self.head.base, self.family)
 
     def install(self) -> None:
@@ -193,7 +193,9 @@ class State:
         self.tell_cell()
 
     def _refuse_later(self) -> None:
-        """Refuse modules of one's own that came after the model was made pack-safe, of which nothing is proven.
+        """Check that no module of the user's own classes came after the model was made pack-safe.
+
+        Nothing is proven of such a module.
 
         Raises:
             UnsupportedModelError: there is one.
