@@ -47,7 +47,8 @@ def pack(
         capacity: most tokens a pack may hold.
         depth: most sequences a pack may hold; None: unlimited.
         algorithm: one of `nopad.ALGORITHMS`.
-        seed: random seed; with order "random" it decides which sequences share packs, and the order of the packs.
+        seed: random seed. With order "random" it decides the order of the packs and, unless `algorithm` packs in order
+            of arrival, which sequences share packs.
         order: "random" (by `seed`) or "source" (close to arrival order).
         options: options of the algorithm, and conditions on packs; see `nopad.plan`.
 

@@ -236,4 +236,4 @@ class InterruptedJobError(NopadError):
 
 
 class MissingExtraError(NopadError, ImportError):
-    """An optional package is not installed; the message says which one, and mostly the command that installs it."""
+    """An optional package is not installed; the message says which one, and usually the command that installs it."""

@@ -68,7 +68,7 @@ class Histogram:
 
     @classmethod
     def from_lengths(cls, lengths: ArrayLike) -> Histogram:
-        """Count the lengths in an integer array ``[n]`` of any int dtype, which may be memory-mapped.
+        """Return the histogram of the lengths in an integer array ``[n]`` of any int dtype, which may be memory-mapped.
 
         Raises:
             LengthError: a length is < 1, not an integer, masked, or above 2^31 - 1; or the array is not
@@ -78,7 +78,7 @@ class Histogram:
 
     @classmethod
     def from_chunks(cls, chunks: Iterable[ArrayLike]) -> Histogram:
-        """Count the lengths in an iterable of integer arrays, each one-dimensional, in bounded memory.
+        """Return the histogram of all lengths in an iterable of integer arrays ``[n]``, counted in bounded memory.
 
         Raises:
             LengthError: a length is < 1, not an integer, masked, or above 2^31 - 1; or an array is not one-dimensional.
@@ -284,7 +284,7 @@ def integers(lengths: ArrayLike, name: str = "lengths") -> NDArray[Any]:
 
 
 def as_lengths(lengths: ArrayLike, capacity: int | None = None) -> NDArray[np.int32]:
-    """Return validated lengths as int32 ``[n]``.
+    """Return lengths as a contiguous int32 array ``[n]``, after checking them.
 
     Raises:
         LengthError: a length is < 1, not an integer, masked, or above `capacity` (None: 2^31 - 1), or the array is not

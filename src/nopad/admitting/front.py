@@ -43,8 +43,9 @@ def packed(
 
     Args:
         model: a transformers model, bare or with a head, also inside PEFT.
-        backend: how attention keeps sequences apart: "flex", "mask", "repack", "segments" or "varlen"
-            (`nopad.model.backends` explains them); or "auto": `segments` on a CPU; on other devices `varlen` for flat
+        backend: how attention keeps sequences apart. "segments": one SDPA call per sequence; "varlen": PyTorch's
+            variable-length flash kernel; "mask": a dense mask over whole rows; "repack": one padded row per sequence;
+            "flex": FlexAttention with a block mask; "auto": `segments` on a CPU; on other devices `varlen` for flat
             batches in half precision on a CUDA GPU, `repack` if sequences may go on in the next row (rows filled end to
             end), else `mask`.
         max_sequences: the most sequences that a batch may have; a batch with more is refused. None: unlimited. With

@@ -91,7 +91,10 @@ def unpack_first(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def _pieces(named: dict[str, Any], placed: Placement, groups: Groups, around: _Around) -> list[dict[str, Any]]:
-    """Return an attention module's arguments for each group of sequences."""
+    """Return an attention module's arguments, by name, for each group of sequences.
+
+    Each group gets its own states, mask, and relative positions or position bias.
+    """
     method, bias = around.family.bias
     found = []
     parts = groups.cut(placed.stream(named["hidden_states"]))

@@ -1,7 +1,7 @@
-"""Divide the sequences of a batch into groups that one module runs together, ``[n, l, ...]``.
+"""Divide the sequences of a batch into groups; a module runs on one group at a time, ``[n, l, ...]``.
 
-The n sequences of a group have one length, or the shorter ones are padded on the right where their own tokens cannot
-see it. `grouped` weighs this padding against the cost of one more call of the module.
+The n sequences of a group have one length l; or, in causal modules, shorter ones are padded on the right, where their
+tokens cannot see the padding. `grouped` weighs this padding against the cost of one more call of the module.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ class Groups:
 
     Attributes:
         sizes: for each group, its number of sequences and their length with padding: n and l.
-        lengths: for each group, the lengths of its sequences; int64 ``[n]``.
-        index: where each token of the stream lies in the concatenated groups; int64 ``[T]``.
+        lengths: for each group, the lengths of its sequences without padding; int64 ``[n]``.
+        index: where each token of the stream (the T tokens of the batch, without padding) lies in the concatenated
+            groups; int64 ``[T]``.
     """
 
     sizes: tuple[tuple[int, int], ...]

@@ -141,7 +141,10 @@ class Count(Hook):
 
 @dataclass(eq=False)
 class UnpackFirst(Hook):
-    """Gives one sequence per row to an attention module that does not use transformers' registry."""
+    """Gives one sequence per row to an attention module that does not use transformers' registry.
+
+    These are the sequences of the first group (`nopad.model.encoders`).
+    """
 
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
         """Return the module's new arguments, ``(args, kwargs)``; None: leave them as they are."""
@@ -150,7 +153,7 @@ class UnpackFirst(Hook):
 
 @dataclass(eq=False)
 class PackAgain(Hook):
-    """Packs the output of an attention module that got one sequence per row (`UnpackFirst`)."""
+    """Runs an attention module on the other groups of sequences, and packs its output into the batch's rows again."""
 
     moment: Literal["before", "after"] = "after"
 
@@ -230,7 +233,7 @@ class Feed(Hook):
         dims: number of dimensions of the module's input: 2 for ``[S, H]``, or 3 for ``[S, 1, H]`` if the module itself
             takes the first token.
         stock: whether the model is one of transformers' own classes. If not, and `dims` is 2, the input that the model
-            gives to the module is checked: it must be the first token's states of each row.
+            gives to the module is checked: it must be each row's states, pooled as the head pools (`Head.pooling`).
     """
 
     dims: int = 3
@@ -255,7 +258,7 @@ class Feed(Hook):
 
         Raises:
             UnsupportedModelError: there are no such states; or, in a class that is not transformers' own, a module with
-                the input ``[S, H]`` (`dims` 2) gets anything but the first token's states of each row.
+                the input ``[S, H]`` (`dims` 2) gets anything but each row's states, pooled as the head pools.
         """
         given: Tensor | None = args[0] if args and isinstance(args[0], Tensor) else None
         states: Tensor | None = given if self.dims == 3 else call.seen.get("hidden")

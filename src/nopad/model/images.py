@@ -45,7 +45,7 @@ OTHERS = {
 
 @dataclass(eq=False)
 class Ran(Hook):
-    """Counts how often a module runs in a packed call."""
+    """Counts in `Call.ran` how often its module runs in a packed call."""
 
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         """Count the run, and leave the arguments as they are."""
@@ -76,7 +76,7 @@ def attending_part(model: Any, base: Any, family: Family) -> Any:
 
 
 def ordinary_arguments(takes: tuple[str, ...], family: Family) -> tuple[str, ...]:
-    """Return the names in `takes` without those of images, which are neither per token nor per sequence."""
+    """Return the names in `takes` without those of images, whose values are neither per token nor per sequence."""
     return takes if family.images is None else tuple(name for name in takes if name not in (PIXELS, GRIDS))
 
 

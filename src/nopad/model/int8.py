@@ -1,9 +1,9 @@
 """`Int8Linear`: a linear layer with 8-bit weights and activations, for inference on CPUs.
 
-Weights have one scale per output. Activations get one scale per token when the layer runs, so that a token's result
-depends on nothing but the token. PyTorch multiplies the 8-bit matrices (oneDNN, with VNNI or AMX where the CPU has
-them); rounding before and scaling after it are one compiled pass each. In eager PyTorch they would be about eight
-passes, and take longer than the multiplication in float32.
+Weights have one scale per output feature. Activations get one scale per token when the layer runs, so that a token's
+result depends on nothing but the token. PyTorch multiplies the 8-bit matrices (by oneDNN, with the instructions VNNI or
+AMX if the CPU has them). Rounding before it and scaling after it are one compiled pass each. In eager PyTorch they
+would be about eight passes, and take longer than the multiplication in float32.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Int8Linear(nn.Module):
     Attributes:
         in_features, out_features: as in `torch.nn.Linear`.
         weight: int8 ``[out_features, in_features]``.
-        weight_scale: what a weight of 1 stands for, for each output; float32 ``[out_features]``.
+        weight_scale: for each output feature, the value of an int8 weight of 1; float32 ``[out_features]``.
         bias: float32 ``[out_features]``, or None.
 
     >>> import torch
@@ -98,7 +98,9 @@ class Int8Linear(nn.Module):
 
 
 def _check_products(weight: Tensor) -> None:
-    """Check that PyTorch multiplies by int8 `weight` exactly, the largest sums included, which some kernels saturate.
+    """Check that PyTorch multiplies int8 matrices exactly by `weight`, up to the largest possible sums.
+
+    In some kernels, large sums saturate.
 
     Raises:
         UnsupportedModelError: it does not.

@@ -63,7 +63,10 @@ def fast_linear(model: nn.Module) -> Iterator[None]:
 
 
 def active() -> _FastLinear | None:
-    """Return the mode of the innermost `fast_linear` that this thread is in; None: it is in none."""
+    """Return what `shared` needs to continue this thread's innermost `fast_linear` block in another thread.
+
+    None: this thread is in no such block.
+    """
     return _active.get()
 
 

@@ -74,7 +74,10 @@ class Carried:
 
 @dataclass(eq=False)
 class Cut(Hook):
-    """Gives a mixing module the first group of sequences (`nopad.model.groups`) in place of the batch's rows."""
+    """Gives a mixing module the first group of sequences (`nopad.model.groups`) in place of the batch's rows.
+
+    `Join` runs the module on the other groups.
+    """
 
     family: Family | None = None
 
@@ -163,7 +166,7 @@ def release(modules: Iterable[nn.Module]) -> None:
 
 
 def refuse_compiled(model: Any, family: Family) -> None:
-    """Refuse a compiled or static call of a model with mixing modules or tables of positions.
+    """Refuse a compiled call, or one with static shapes, of a model with mixing modules or tables of positions.
 
     The groups in which mixing modules run differ from batch to batch.
 
@@ -186,15 +189,16 @@ def refuse_compiled(model: Any, family: Family) -> None:
 def _pieces(
     module: nn.Module, named: Mapping[str, Any], placed: Placement, groups: Groups, family: Family
 ) -> list[dict[str, Any]]:
-    """Return a mixing module's arguments for each group.
+    """Return a mixing module's arguments, by name, for each group.
 
-    Tensors with one entry per token are cut. A 4-D mask becomes None, a causal mask for a decoder's own attention, or
-    one that hides nothing; no real token sees the padding of its group. Of arguments with one entry per position in a
-    row (`Family.places`), a group gets the first l entries. Scalars and other objects stay as they are.
+    Tensors with one entry per token are cut. A 4-D mask becomes a causal mask if the module is a decoder's own
+    attention; one that hides nothing if the model makes its own mask (`Family.masked` is False); else None. In each
+    case, no real token sees the padding of its group. Of arguments with one entry per position in a row
+    (`Family.places`), a group gets the first l entries. Scalars and other objects stay as they are.
 
     Raises:
-        UnsupportedModelError: the module is given a cache of earlier tokens, a tensor that is not per token, or no
-            mask although it needs one.
+        UnsupportedModelError: the module is given a cache of earlier tokens, a tensor that is not per token, or no mask
+            although it needs one.
         BatchError: a sequence that goes on in the next row is longer than an argument with one entry per position.
     """
     places = {name: [dim for other, dim in family.places if other == name] for name, _ in family.places}

@@ -397,7 +397,11 @@ class State:
     def _fit(self, named: dict[str, Any], call: Call, axes: torch.Tensor | None) -> None:
         """Replace the batch's items in `named` by the arguments that the model takes.
 
-        `axes` are positions with three axes, ``[3, R, L]``, in place of ordinary ones; None: there are none.
+        `axes` are positions with three axes, ``[3, R, L]``, in place of ordinary ones; None: there are none. Also sets
+        `positions` and `as_tuple` of `call`, and, for a model with a front end, the states in `call.seen`.
+
+        Raises:
+            BatchError: a column of the batch does not fit the model (`leave_columns`).
         """
         takes = self.takes
         placed = call.placed
@@ -467,7 +471,12 @@ def _walk(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def _refuse_ambiguous(head: Head, layout: Any) -> None:
-    """Refuse batches in which an unknown class's results per row would look like results per sequence."""
+    """Refuse batches in which an unknown class's results per row would look like results per sequence.
+
+    Raises:
+        BatchError: the class gives results per sequence, and the batch has as many rows as sequences, but not one
+            sequence in each row.
+    """
     rows = layout.shape[0]
     alone = layout.depth == 1 and not layout.crossing
     if head.gives == "sequence" and rows == layout.sequences and not alone:

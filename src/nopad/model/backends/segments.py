@@ -1,8 +1,8 @@
 """One SDPA call per sequence: nothing is computed for padding or across sequences.
 
-The cost is O(sum of l^2) for lengths l, plus about 15 microseconds per call and layer. Sequences of one length that
-follow one another in the stream share a call, in which each is a row of its own. This is the fastest backend on a CPU;
-on a GPU the calls cost more than they save. A sequence never reads another sequence's values, not even NaN.
+The cost is O(sum of l^2) for lengths l, plus about 15 microseconds per call and layer. Consecutive sequences of equal
+length share a call, in which each is a row of its own. This is the fastest backend on a CPU; on a GPU the calls cost
+more than they save. A sequence never reads another sequence's values, not even NaN.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ def segments(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cros
 
 
 def _runs(placed: Placement) -> list[tuple[int, int]]:
-    """Return runs of sequences of one length in stream order, as (number of sequences, their length)."""
+    """Return runs of consecutive sequences of equal length, as (number of sequences, their length)."""
     lengths = (end - begin for begin, end in pairwise(placed.bounds))
     return [(len(list(run)), length) for length, run in groupby(lengths)]
 
 
 def _alone(placed: Placement) -> list[tuple[int, int]]:
-    """Return every sequence as a run of its own, in stream order."""
+    """Return every sequence as a run of its own: (1, its length)."""
     return [(1, end - begin) for begin, end in pairwise(placed.bounds)]
 
 
 def _split(states: Tensor, placed: Placement, runs: list[tuple[int, int]]) -> list[Tensor]:
-    """Split states ``[R, H, L, D]`` into one ``[n, H, length, D]`` per run of n sequences, in stream order."""
+    """Split states ``[R, H, L, D]`` into one ``[n, H, length, D]`` per run of n sequences, without padding."""
     if placed.index is not None:
         states = placed.stream(states.transpose(1, 2)).transpose(0, 1)[None]
     parts = torch.split(states, [n * length for n, length in runs], dim=2)
