@@ -115,8 +115,8 @@ def varying(run: Run, mixes: bool, whole: bool = False, brief: bool = False) -> 
 
     The words are "" if nothing changes. An error on some size counts as a change, except that a `whole` model may raise
     one on long rows. A module that `mixes` tokens may compute something else for longer rows, so only more rows are
-    tried. With `brief`, fewer sizes are tried, and only in evaluation mode. Sizes that would need too much memory are
-    left out.
+    tried. With `brief`, fewer sizes are tried, and only in evaluation mode. Left out are sizes that would need too much
+    memory, several rows of a length that even one row may not have, and a mode in which the module is random.
     """
     said, by_rows = "", False
     for training in (False,) if brief else (False, True):
@@ -125,8 +125,10 @@ def varying(run: Run, mixes: bool, whole: bool = False, brief: bool = False) -> 
             if not _alike(run, made, run.at(1, run.length)[1], 1, run.length):
                 continue  # random in training, as dropout is: there is nothing to compare
             for rows, wide in (*((rows, run.length) for rows in MANY[training + 2 * brief :]), MUCH):
-                if run.fits(rows, wide) and not by_rows:
-                    alone = (names, made) if wide == run.length else run.at(1, wide)[:2]
+                if by_rows or not run.fits(rows, wide):
+                    continue
+                alone = (names, made) if wide == run.length else _one_row(run, wide)
+                if alone is not None:
                     why, _ = _differs(run, *alone, rows, wide, wide)
                     said, by_rows = said or why, bool(why)
             before = run.length
@@ -139,6 +141,17 @@ def varying(run: Run, mixes: bool, whole: bool = False, brief: bool = False) -> 
                     break
                 before, most = (wide, found) if wide > before else (before, most)
     return said, by_rows
+
+
+def _one_row(run: Run, wide: int) -> tuple[list[str], Any] | None:
+    """Return the functions that a module calls on one row of `wide` tokens, and its output; None: it raises an error.
+
+    A module may have tables or masks for fewer positions.
+    """
+    try:
+        return run.at(1, wide)[:2]
+    except Exception:  # a module's code may raise anything
+        return None
 
 
 def _differs(run: Run, names: list[str], made: Any, rows: int, wide: int, base: int) -> tuple[str, int]:

@@ -31,7 +31,7 @@ __all__ = ["CLOSE", "Probed", "Seen", "beside", "length_for", "moved", "probe", 
 NAME = "nopad_probe"
 LENGTHS = (11, 13, 17, 19, 23, 29, 31, 37)
 FACTORS = (-30.0, 1e3, -1e3)  # by which a token's values are multiplied
-OFTEN = 3  # modules of a class of one's own that are tried on all sizes; later layers on fewer
+OFTEN = 3  # modules of one of the user's own classes that are tried on all sizes; later ones on fewer
 CLOSE = 1e-9  # relative to the largest value: more than rounding in float64 does
 
 

@@ -25,7 +25,7 @@ __all__ = ["LAYER_COUNTS", "deep_copy", "own_parts", "ran", "small_copy", "uncac
 
 VOCABULARY, POSITIONS = 97, 600
 MOST_LAYERS = 10  # of a copy
-MOST_OWN_LAYERS = 32  # of a narrow copy in which code of one's own is looked into
+MOST_OWN_LAYERS = 32  # of a narrow copy in which the user's own code is looked into
 # What libraries put in place of layers or around them, and modules that give each token what depends on it alone.
 ADDED = ("peft.", "bitsandbytes.", "torchao.", "torch.nn.utils.parametrize")
 LOCAL = (nn.Linear, nn.Identity, nn.Dropout, nn.LayerNorm, nn.Embedding)

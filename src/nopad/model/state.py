@@ -79,7 +79,7 @@ class State:
         cell: the state that the hooks share.
         modules: the modules that the model had when hooks were last attached; if it has others at a call, hooks are
             attached again.
-        own: classes of one's own among the modules that it had when it was made pack-safe.
+        own: the user's own classes among its modules when it was made pack-safe, by qualified name.
         roles: roles of the hooks that must run once in a call.
     """
 
