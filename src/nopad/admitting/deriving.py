@@ -1,8 +1,8 @@
 """`derive`: find out by probing a small copy how a model of an unknown type could be run on packs.
 
 The answer is a `Family`, the facts about one model type; `nopad.model.families` has a table of them, one line per type.
-Nothing here is a proof. Where probing cannot decide, `derive` yields several lines, the likeliest first, and the audit
-judges them (`nopad.admitting.proof`).
+A module *mixes* tokens if it moves information between them. Nothing here is a proof. Where probing cannot decide,
+`derive` yields several lines, the likeliest first, and the audit judges them (`nopad.admitting.proof`).
 """
 
 from __future__ import annotations
@@ -256,8 +256,8 @@ def _layers(config: Any) -> int:
 def _places(model: Any, probed: Probed) -> Iterator[tuple[str, int | None]]:
     """Yield (name, dimension) of each argument of mixing modules that has an entry per position, for `Family.places`.
 
-    Tensors ``[1, L, ...]``, which are states, and masks of four dimensions are left out. Of other tensors, the
-    dimension is None if none has L entries.
+    Tensors ``[1, L, ...]``, which are states, and masks of four dimensions are left out. If no dimension of a tensor
+    has L entries, None is yielded for its dimension.
     """
     length = len(probed.tokens)
     found: dict[tuple[str, int | None], None] = {}

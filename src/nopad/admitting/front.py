@@ -64,7 +64,7 @@ def packed(
             reason, such as the first layer that differs.
         OptionError: `backend`, `head` or `prove` has an unknown value; the class is known to have another head;
             `max_sequences` is not an integer of at least 1; the model is already pack-safe, or is not a transformers
-            model; or its own attention has no such backend.
+            model; or it has attention of its own, which cannot use this backend.
 
     >>> import nopad, torch
     >>> from transformers import BertConfig, BertModel

@@ -52,7 +52,8 @@ def _by_loss(model: Any, tokens: list[int], logits: Tensor, causal: bool) -> str
     """Return "causal" if the model's loss shifts labels, "tokens" if it does not; without a loss, `causal` decides.
 
     Raises:
-        UnsupportedModelError: the model does not run with labels per token, or its loss is another.
+        UnsupportedModelError: the model does not run with labels per token, or its loss is not the mean cross entropy
+            of these labels.
     """
     labels = torch.arange(len(tokens))[None] % max(logits.shape[-1] - 1, 1)
     try:

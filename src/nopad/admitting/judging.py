@@ -1,4 +1,4 @@
-"""`Judge`: run packs with a line of the family table, and compare them with each sequence alone in the stock model.
+"""`Judge`: run packs with a line of the family table (a `Family`), and compare them with the stock model alone.
 
 The stock model is the model before `packed`. The audit, which follows, compares a pack-safe model only with itself.
 Here evaluation mode and training mode (without dropout) are both compared, since a model may compute something else in

@@ -291,7 +291,10 @@ class _Track(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.reads = False
 
     def of(self, tensor: Tensor) -> int:
-        """Return what a tensor holds: 0, `TOKEN` or `ROW`; tensors that share memory hold the same."""
+        """Return what a tensor holds: 0, `TOKEN` or `ROW`.
+
+        A tensor that was not seen before holds what those hold that share memory with it.
+        """
         known = self.states.get(id(tensor))
         if known is not None:
             return known.holds

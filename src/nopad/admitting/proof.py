@@ -1,4 +1,7 @@
-"""`prove`: derive how a model of an unknown type can be run on packs, and audit this on a small copy."""
+"""`prove`: derive how a model of an unknown type can be run on packs, and audit this on a small copy.
+
+What is derived is a line of the family table: a `Family`, the facts about one model type (`nopad.model.families`).
+"""
 
 from __future__ import annotations
 

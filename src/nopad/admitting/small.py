@@ -215,9 +215,9 @@ def _of_transformers(hook: Any) -> bool:
 
 
 def _attempts(config: Any) -> Iterator[tuple[str, Callable[[type], Any]]]:
-    """Yield ways to make a configuration small, the smallest first: how, in words, and a function.
+    """Yield (words, function) for each way to make a configuration small, the smallest first.
 
-    The function takes the model's class and returns the configuration.
+    The function takes the model's class and returns the configuration; the words say how it was made.
     """
     wide = next(
         (getattr(config, name) for name in ("hidden_size", "d_model", "n_embd", "dim") if hasattr(config, name)), 0
@@ -244,8 +244,7 @@ def _attempts(config: Any) -> Iterator[tuple[str, Callable[[type], Any]]]:
 def _shares(config: Any, share: int) -> dict[str, int]:
     """Return the widths of a configuration divided by `share`, so that their ratios stay.
 
-    A width that cannot be divided becomes that of `WIDTHS`, unless it is smaller. Sizes of heads and states are left
-    out.
+    A width that cannot be divided is cut to that of `WIDTHS` if it is larger. Sizes of heads and states are left out.
     """
     widths = {name: value for name, value in _values(config).items() if name in WIDTHS and type(value) is int}
     return {
@@ -371,7 +370,7 @@ def _changed(config: Any, changes: dict[str, Any], again: bool) -> Any:
 def _layers_of(kind: type, config: Any) -> list[int]:
     """Return the numbers of the layers that a small copy keeps: few, but each kind of layer.
 
-    At most `MOST_LAYERS` are kept, so of more kinds, some are missing.
+    At most `MOST_LAYERS` are kept: if there are more kinds of layers, some are missing.
     """
     there = _count(config)
     if there <= 2:
