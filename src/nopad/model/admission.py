@@ -94,7 +94,7 @@ def refuse_attentions(model: Any, named: Mapping[str, Any]) -> None:
 
 
 def leave_columns(model: Any, takes: Sequence[str], named: dict[str, Any]) -> None:
-    """Remove from `named` the columns of the batch that the model does not accept, and warn once about them.
+    """Remove from `named` the columns of the batch that the model does not accept, and log one warning about them.
 
     `takes` has the names of the arguments that the model accepts.
 

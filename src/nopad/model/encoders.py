@@ -1,4 +1,4 @@
-"""Hooks for models that do not use transformers' registered attention (DeBERTa, MPNet), around their own attention.
+"""Hooks around the attention of models that do not use transformers' registered attention (DeBERTa, MPNet).
 
 With the backend `mask`, the encoder gets a dense block mask. With `repack`, each attention module gets one sequence per
 row: the states are unpacked before the module, its own attention runs on ``[S, longest]``, and its output is packed

@@ -1,7 +1,7 @@
 """Divide the sequences of a batch into groups; a module runs on one group at a time, ``[n, l, ...]``.
 
-The n sequences of a group have one length l; or, in causal modules, shorter ones are padded on the right, where their
-tokens cannot see the padding. `grouped` weighs this padding against the cost of one more call of the module.
+The n sequences of a group have one length l; or shorter ones are padded on the right, where their own tokens do not see
+the padding. `grouped` weighs this padding against the cost of one more call of the module.
 """
 
 from __future__ import annotations

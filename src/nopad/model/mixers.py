@@ -9,8 +9,9 @@ module the first group. A hook after it runs the module's own `forward` on the o
 the batch's rows again. So the module's state begins empty in each sequence, and PyTorch's other hooks see the module
 run once.
 
-The n sequences of a group have the same length. If the module is causal, their lengths may differ: the shorter ones are
-padded on the right, which their own tokens cannot see (`nopad.model.groups`).
+The n sequences of a group have the same length. In a decoder, their lengths may differ: the shorter ones are padded on
+the right, which their own tokens cannot see (`nopad.model.groups`). Modules in `Family.alone` get one sequence at a
+time.
 
 Gradient checkpointing computes a layer again after the call has ended. So `Carried` wraps the function with which
 transformers checkpoints a layer, and keeps the layout for it.
@@ -85,8 +86,9 @@ class Cut(Hook):
         """Return the module's new arguments, ``(args, kwargs)``; None: leave them as they are.
 
         Raises:
-            UnsupportedModelError, BatchError: as for `_pieces`; or the module gets no tensor that could carry the other
-                groups.
+            UnsupportedModelError: as for `_pieces`; or the module gets no tensor that could carry the other groups, or
+                needs several groups although `fully_shard` sharded it by itself.
+            BatchError: as for `_pieces`.
         """
         self.cell.refuse_compiling()
         if torch.compiler.is_compiling():
