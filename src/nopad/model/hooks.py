@@ -118,11 +118,15 @@ class Swap(Hook):
 class Count(Hook):
     """Passes the batch's positions to the base model, in case the class around it does not pass them on.
 
-    Other positions raise an error. If the base model takes `use_cache` and it is not given, it becomes False.
+    If the base model takes `use_cache` and it is not given, it becomes False.
     """
 
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Return the module's new arguments, ``(args, kwargs)``; None: leave them as they are."""
+        """Return the module's new arguments, ``(args, kwargs)``; None: leave them as they are.
+
+        Raises:
+            UnsupportedModelError: the module is given other positions than the batch's.
+        """
         call = self.cell.call
         if call is None:
             return None

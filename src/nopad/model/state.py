@@ -109,7 +109,11 @@ class State:
         return attending_part(self.model, self.head.base, self.family)
 
     def install(self) -> None:
-        """Register nopad's attention, and attach all hooks; raise `UnsupportedModelError` if the model refuses one."""
+        """Register nopad's attention, and attach all hooks.
+
+        Raises:
+            UnsupportedModelError: the model cannot be hooked, or does not take nopad's attention.
+        """
         attention.register()
         model = self.model
         self.own = foreign(model)
@@ -258,8 +262,13 @@ class State:
         """Begin a call: check that batch and model fit, and turn the batch into the model's own arguments.
 
         Returns the new ``(args, kwargs)``, or None for a call that goes on unchanged: a call with static shapes
-        (`nopad.model.static_inputs`), or an ordinary call. An ordinary call with tensors of a packed batch is refused,
-        unless it runs inside another packed call. `frame` is the frame that calls the module; None while compiling.
+        (`nopad.model.static_inputs`), or an ordinary call. `frame` is the frame that calls the module; None while
+        compiling.
+
+        Raises:
+            BatchError: the batch does not fit the model; or an ordinary call, which does not run inside another packed
+                call, has tensors of a packed batch.
+            UnsupportedModelError: the model cannot run this batch, or was changed after it was made pack-safe.
         """
         if torch.compiler.is_compiling():
             arguments = bound(module, args, kwargs)
@@ -322,6 +331,10 @@ class State:
 
         `leave_static` ends a call with static shapes. The output of an ordinary call, or of a call that raised, does
         not change.
+
+        Raises:
+            UnsupportedModelError, BatchError: a check at the end fails (`nopad.model.postconditions`,
+                `nopad.model.routers`).
         """
         if is_static(bound(module, args, kwargs).get("attention_mask")):
             return leave_static(module, self.cell, self.head, output)
@@ -346,7 +359,13 @@ class State:
         return output.to_tuple() if call.as_tuple and hasattr(output, "to_tuple") else output
 
     def _opened(self, guard: PackedMask, named: Mapping[str, Any], module: nn.Module) -> Call:
-        """Return the `Call` for the batch whose `attention_mask` is `guard`; raise `BatchError` if it does not fit."""
+        """Return the `Call` for the batch whose `attention_mask` is `guard`.
+
+        Raises:
+            BatchError: targets are missing or not wanted, or the batch's layout does not suit compiled layers or the
+                head.
+            UnsupportedModelError: layers are compiled, and this model does not allow that.
+        """
         compiled = any(one._compiled_call_impl is not None or "_orig_mod" in one._modules for one in self.modules)
         if compiled:
             refuse_compiled(module, self.family)
