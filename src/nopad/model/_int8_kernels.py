@@ -19,10 +19,11 @@ _WHOLE = np.float32(12_582_912.0)  # 1.5 * 2^23: adding it rounds a small float3
 def quantise(
     values: NDArray[np.float32], bits: NDArray[np.uint32], out: NDArray[np.int8], scales: NDArray[np.float32]
 ) -> Any:
-    """Write ``[T, K]`` `values` as int8 to `out`, and the scale of each row to `scales`: values are about out * scale.
+    """Write `values` ``[T, K]`` as int8 to `out`, and the scale of each row to `scales` ``[T]``.
 
-    The largest magnitude of a row becomes 127. `bits` is the same memory as `values`. A row with NaN or infinity gets
-    the scale NaN, so that all products of the row are NaN.
+    A value is about its int8 number times the scale of its row; the largest magnitude of a row becomes 127. `bits` is
+    the memory of `values`, read as uint32. A row with NaN or infinity gets the scale NaN, so that all products of the
+    row are NaN.
     """
     for row in range(values.shape[0]):
         largest = np.uint32(0)
@@ -50,7 +51,10 @@ def dequantise(
     bias: NDArray[np.float32],
     out: NDArray[np.float32],
 ) -> Any:
-    """Write products * scales[row] * weight_scales[column] + bias[column] to `out`, float32 ``[T, N]``."""
+    """Write products * scales[row] * weight_scales[column] + bias[column] to `out`, float32 ``[T, N]``.
+
+    `products` is int32 ``[T, N]``, `scales` ``[T]``, `weight_scales` and `bias` ``[N]``.
+    """
     for row in range(products.shape[0]):
         scale = scales[row]
         for column in range(products.shape[1]):

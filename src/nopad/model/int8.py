@@ -1,9 +1,9 @@
 """`Int8Linear`: a linear layer with 8-bit weights and activations, for inference on CPUs.
 
-Weights have one scale per output. Activations get one scale per token when the layer runs, so that a token's result
-depends on nothing but the token. PyTorch multiplies the 8-bit matrices (oneDNN, with VNNI or AMX where the CPU has
-them); rounding before and scaling after it are one compiled pass each. In eager PyTorch they would be about eight
-passes, and take longer than the multiplication in float32.
+Weights have one scale per output feature. Activations get one scale per token when the layer runs, so that a token's
+result depends on nothing but the token. PyTorch multiplies the 8-bit matrices (by oneDNN, with the instructions VNNI or
+AMX if the CPU has them). Rounding before it and scaling after it are one compiled pass each. In eager PyTorch they
+would be about eight passes, and take longer than the multiplication in float32.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Int8Linear(nn.Module):
     Attributes:
         in_features, out_features: as in `torch.nn.Linear`.
         weight: int8 ``[out_features, in_features]``.
-        weight_scale: what a weight of 1 stands for, for each output; float32 ``[out_features]``.
+        weight_scale: for each output feature, the value of an int8 weight of 1; float32 ``[out_features]``.
         bias: float32 ``[out_features]``, or None.
 
     >>> import torch
@@ -45,10 +45,10 @@ class Int8Linear(nn.Module):
     bias: Tensor | None
 
     def __init__(self, exact: nn.Linear) -> None:
-        """Round the weights of a float32 layer with 2 to 133,144 inputs.
+        """Round the weights of a float32 layer on a CPU, with 2 to 133,144 inputs.
 
         Raises:
-            UnsupportedModelError: PyTorch does not multiply 8-bit integers exactly here.
+            UnsupportedModelError: PyTorch does not multiply 8-bit integers exactly on this CPU.
         """
         super().__init__()
         self.in_features, self.out_features = exact.in_features, exact.out_features
@@ -70,7 +70,8 @@ class Int8Linear(nn.Module):
         """Return float32 ``[..., out_features]`` for float32 `states` ``[..., in_features]`` on a CPU.
 
         Raises:
-            UnsupportedModelError: `states` are on another device, of another dtype, or need gradients.
+            UnsupportedModelError: `states` are on another device or of another dtype, or they require gradients outside
+                of `torch.no_grad`.
         """
         if states.device.type != "cpu" or states.dtype != torch.float32:
             raise UnsupportedModelError(
@@ -98,7 +99,9 @@ class Int8Linear(nn.Module):
 
 
 def _check_products(weight: Tensor) -> None:
-    """Check that PyTorch multiplies by int8 `weight` exactly, the largest sums included, which some kernels saturate.
+    """Check that PyTorch multiplies int8 matrices exactly by `weight`, up to the largest possible sums.
+
+    In some kernels, large sums saturate.
 
     Raises:
         UnsupportedModelError: it does not.
@@ -115,10 +118,11 @@ def _check_products(weight: Tensor) -> None:
 def in_int8(model: Any) -> Any:
     """Replace a model's linear layers by `Int8Linear`, in place, and return the model; no parameter gets gradients.
 
-    Layers with fewer than 2 or more than 133,144 inputs, and layers with hooks, stay as they are.
+    Subclasses of `torch.nn.Linear`, layers with hooks, and layers with fewer than 2 or more than 133,144 inputs, stay as
+    they are.
 
     Raises:
-        UnsupportedModelError: PyTorch does not multiply 8-bit integers exactly here.
+        UnsupportedModelError: PyTorch does not multiply 8-bit integers exactly on this CPU.
     """
     model.requires_grad_(False)
     for module in list(model.modules()):

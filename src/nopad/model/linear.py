@@ -63,12 +63,18 @@ def fast_linear(model: nn.Module) -> Iterator[None]:
 
 
 def active() -> _FastLinear | None:
-    """Return the mode of the innermost `fast_linear` that this thread is in; None: it is in none."""
+    """Return what `shared` needs to continue this thread's innermost `fast_linear` block in another thread.
+
+    None: this thread is in no such block.
+    """
     return _active.get()
 
 
 def shared(mode: _FastLinear | None) -> AbstractContextManager[Any]:
-    """Return a context manager for another thread, in which linear layers run as in `mode`, on the same copies."""
+    """Return a context manager for another thread, in which linear layers run as in `mode`, on its reordered weights.
+
+    `mode` is what `active` returned in the first thread; None: the context manager does nothing.
+    """
     return nullcontext() if mode is None else _FastLinear(mode.model, mode)
 
 
@@ -132,7 +138,7 @@ def is_hooked(module: nn.Module) -> bool:
 
 
 def _is_plain(weight: Any) -> bool:
-    """Return whether a weight is an ordinary one; those of torchao (int8) have kernels of their own."""
+    """Return whether a weight is an ordinary parameter; those of torchao (int8) have kernels of their own."""
     return type(weight) is nn.Parameter
 
 

@@ -1,4 +1,4 @@
-"""Which classes are of one's own: code that no release of a library fixes, and that may do anything."""
+"""The user's own classes: those of none of the libraries that nopad knows, whose code may do anything."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ LIBRARIES = (
 
 
 def is_own(kind: type) -> bool:
-    """Return whether a class is of one's own, and of none of the libraries that nopad knows."""
+    """Return whether a class is the user's own: defined in none of the libraries that nopad knows."""
     return kind.__module__.partition(".")[0] not in LIBRARIES
 
 
 def own_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the modules of a model, itself included, whose classes are of one's own, each with its name."""
+    """Yield (name, module) of a model's modules, itself included, whose classes are the user's own."""
     for name, module in model.named_modules():
         if is_own(class_of(module)):
             yield name, module
 
 
 def foreign(model: Any) -> dict[str, type]:
-    """Return the classes of one's own among a model's modules, itself included, by their names."""
+    """Return the user's own classes among a model's modules, itself included: ``{qualified name: class}``."""
     return {f"{kind.__module__}.{kind.__qualname__}": kind for kind in {class_of(one) for _, one in own_modules(model)}}

@@ -79,7 +79,7 @@ class State:
         cell: the state that the hooks share.
         modules: the modules that the model had when hooks were last attached; if it has others at a call, hooks are
             attached again.
-        own: classes of one's own among the modules that it had when it was made pack-safe.
+        own: the user's own classes among its modules when it was made pack-safe, by qualified name.
         roles: roles of the hooks that must run once in a call.
     """
 
@@ -105,11 +105,15 @@ class State:
 
     @property
     def attending(self) -> Any:
-        """The part of the model that gets nopad's attention: the model itself, or its text part beside images."""
+        """The part of the model that gets nopad's attention: the model itself, or its text part if it takes images."""
         return attending_part(self.model, self.head.base, self.family)
 
     def install(self) -> None:
-        """Register nopad's attention, and attach all hooks; raise `UnsupportedModelError` if the model refuses one."""
+        """Register nopad's attention, and attach all hooks.
+
+        Raises:
+            UnsupportedModelError: the model cannot be hooked, or does not take nopad's attention.
+        """
         attention.register()
         model = self.model
         self.own = foreign(model)
@@ -193,7 +197,9 @@ class State:
         self.tell_cell()
 
     def _refuse_later(self) -> None:
-        """Refuse modules of one's own that came after the model was made pack-safe, of which nothing is proven.
+        """Check that no module of the user's own classes came after the model was made pack-safe.
+
+        Nothing is proven of such a module.
 
         Raises:
             UnsupportedModelError: there is one.
@@ -256,8 +262,13 @@ class State:
         """Begin a call: check that batch and model fit, and turn the batch into the model's own arguments.
 
         Returns the new ``(args, kwargs)``, or None for a call that goes on unchanged: a call with static shapes
-        (`nopad.model.static_inputs`), or an ordinary call. An ordinary call with tensors of a packed batch is refused,
-        unless it runs inside another packed call. `frame` is the frame that calls the module; None while compiling.
+        (`nopad.model.static_inputs`), or an ordinary call. `frame` is the frame that calls the module; None while
+        compiling.
+
+        Raises:
+            BatchError: the batch does not fit the model; or an ordinary call, which does not run inside another packed
+                call, has tensors of a packed batch.
+            UnsupportedModelError: the model cannot run this batch, or was changed after it was made pack-safe.
         """
         if torch.compiler.is_compiling():
             arguments = bound(module, args, kwargs)
@@ -320,6 +331,10 @@ class State:
 
         `leave_static` ends a call with static shapes. The output of an ordinary call, or of a call that raised, does
         not change.
+
+        Raises:
+            UnsupportedModelError, BatchError: a check at the end fails (`nopad.model.postconditions`,
+                `nopad.model.routers`).
         """
         if is_static(bound(module, args, kwargs).get("attention_mask")):
             return leave_static(module, self.cell, self.head, output)
@@ -344,7 +359,13 @@ class State:
         return output.to_tuple() if call.as_tuple and hasattr(output, "to_tuple") else output
 
     def _opened(self, guard: PackedMask, named: Mapping[str, Any], module: nn.Module) -> Call:
-        """Return the `Call` for the batch whose `attention_mask` is `guard`; raise `BatchError` if it does not fit."""
+        """Return the `Call` for the batch whose `attention_mask` is `guard`.
+
+        Raises:
+            BatchError: targets are missing or not wanted, or the batch's layout does not suit compiled layers or the
+                head.
+            UnsupportedModelError: layers are compiled, and this model does not allow that.
+        """
         compiled = any(one._compiled_call_impl is not None or "_orig_mod" in one._modules for one in self.modules)
         if compiled:
             refuse_compiled(module, self.family)
@@ -395,7 +416,11 @@ class State:
     def _fit(self, named: dict[str, Any], call: Call, axes: torch.Tensor | None) -> None:
         """Replace the batch's items in `named` by the arguments that the model takes.
 
-        `axes` are positions with three axes, ``[3, R, L]``, in place of ordinary ones; None: there are none.
+        `axes` are positions with three axes, ``[3, R, L]``, in place of ordinary ones; None: there are none. Also sets
+        `positions` and `as_tuple` of `call`, and, for a model with a front end, the states in `call.seen`.
+
+        Raises:
+            BatchError: a column of the batch does not fit the model (`leave_columns`).
         """
         takes = self.takes
         placed = call.placed
@@ -465,7 +490,12 @@ def _walk(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def _refuse_ambiguous(head: Head, layout: Any) -> None:
-    """Refuse batches in which an unknown class's results per row would look like results per sequence."""
+    """Refuse batches in which an unknown class's results per row would look like results per sequence.
+
+    Raises:
+        BatchError: the class gives results per sequence, and the batch has as many rows as sequences, but not one
+            sequence in each row.
+    """
     rows = layout.shape[0]
     alone = layout.depth == 1 and not layout.crossing
     if head.gives == "sequence" and rows == layout.sequences and not alone:

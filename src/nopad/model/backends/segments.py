@@ -1,8 +1,8 @@
 """One SDPA call per sequence: nothing is computed for padding or across sequences.
 
-The cost is O(sum of l^2) for lengths l, plus about 15 microseconds per call and layer. Sequences of one length that
-follow one another in the stream share a call, in which each is a row of its own. This is the fastest backend on a CPU;
-on a GPU the calls cost more than they save. A sequence never reads another sequence's values, not even NaN.
+The cost is O(sum of l^2) for lengths l, plus about 15 microseconds per call and layer. Consecutive sequences of equal
+length share a call, in which each is a row of its own. This is the fastest backend on a CPU; on a GPU the calls cost
+more than they save. A sequence never reads another sequence's values, not even NaN.
 """
 
 from __future__ import annotations
