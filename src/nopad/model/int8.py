@@ -118,8 +118,8 @@ def _check_products(weight: Tensor) -> None:
 def in_int8(model: Any) -> Any:
     """Replace a model's linear layers by `Int8Linear`, in place, and return the model; no parameter gets gradients.
 
-    Subclasses of `torch.nn.Linear`, layers with hooks, and layers with fewer than 2 or more than 133,144 inputs, stay as
-    they are.
+    Subclasses of `torch.nn.Linear`, layers with hooks, and layers with fewer than 2 or more than 133,144 inputs, stay
+    as they are.
 
     Raises:
         UnsupportedModelError: PyTorch does not multiply 8-bit integers exactly on this CPU.
