@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from nopad.assignment import Order
-from nopad.cli.content import Chat, ChatOptions, Suffixes, TextFields, TextPair, content_of, encoder_for, from_stdin
+from nopad.cli.content import Chat, ChatOptions, Suffixes, TextFields, TextPair, content_of, encoder_for
 from nopad.cli.inputs import open_inputs, passed_over
 from nopad.cli.monitor import Bars
 from nopad.cli.options import (
@@ -39,6 +39,7 @@ from nopad.cli.options import (
 )
 from nopad.cli.pretrain import Pretrain, PretrainOptions, parse_pretrain
 from nopad.cli.render import console, outcome
+from nopad.cli.standard_input import StdinFormat, from_stdin
 from nopad.cli.starting_over import way_out
 from nopad.corpus import CorpusOptions, LengthsFile, load_tokenizer
 from nopad.planning import ALGORITHMS, Plan
@@ -96,6 +97,7 @@ def pack(
     chat: Chat = None,
     chat_option: ChatOptions = None,
     suffix: Suffixes = None,
+    stdin_format: StdinFormat = None,
     ids_field: IdsField = None,
     carry: Carry = None,
     mask_field: MaskField = None,
@@ -134,7 +136,7 @@ def pack(
         text_unit, content.field, ids_field, carry, mask_field, pad_id, suffix, find_labels=pretrain is None
     )
     as_pairs = parse_pretrain(pretrain, pretrain_option, tokenizer, policies, seed)
-    inputs = from_stdin(inputs)
+    inputs = from_stdin(inputs, stdin_format)
     source = open_inputs(inputs, reader, policies, encoder_for(content, inputs, capacity, policies, tokenizer))
     source = source if as_pairs is None else as_pairs(source, capacity)
     needs_tokenizer = not isinstance(source, LengthsFile) and source.kind != "ids"

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from nopad.cli.answer import advice, answer, became, chosen, facts, left_out
 from nopad.cli.capacities import planner_of, refuse_with_several, show_capacities
-from nopad.cli.content import Chat, ChatOptions, Suffixes, TextFields, TextPair, content_of, from_stdin
+from nopad.cli.content import Chat, ChatOptions, Suffixes, TextFields, TextPair, content_of
 from nopad.cli.inputs import passed_over
 from nopad.cli.ladder import parse_ladder, refuse_beside, show_ladder
 from nopad.cli.lengths import Given, read_given, read_pairs
@@ -44,6 +44,7 @@ from nopad.cli.options import (
 )
 from nopad.cli.pretrain import Pretrain, PretrainOptions, parse_pretrain
 from nopad.cli.render import console, describe_bound, plan_table
+from nopad.cli.standard_input import StdinFormat, from_stdin
 from nopad.errors import LengthError, OptionError, RecordError
 from nopad.histogram import Histogram
 from nopad.options import check_sizes
@@ -148,6 +149,7 @@ def plan(
     chat: Chat = None,
     chat_option: ChatOptions = None,
     suffix: Suffixes = None,
+    stdin_format: StdinFormat = None,
     ids_field: IdsField = None,
     carry: Carry = None,
     mask_field: MaskField = None,
@@ -189,7 +191,7 @@ def plan(
     policies = parse_policies(special_tokens, over_long or "error", empty, on_bad_record, vocab_size)
     read = partial(
         read_given,
-        from_stdin(inputs),
+        from_stdin(inputs, stdin_format),
         content=content,
         tokenizer=tokenizer,
         policies=policies,
