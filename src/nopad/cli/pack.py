@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -47,7 +46,7 @@ from nopad.store import Manifest, PackOptions, pack_corpus
 from nopad.store.choice import check_divisible
 from nopad.store.manifest import MANIFEST, PLAN, split_folders
 from nopad.store.shards import SHARD_TOKENS
-from nopad.store.starting_over import DATASET, replacement
+from nopad.store.starting_over import DATASET, replaced
 from nopad.store.workspace import check_outside
 
 __all__ = ["pack"]
@@ -154,16 +153,12 @@ def pack(
     check_outside(source.folders, out)
     loaded = load_tokenizer(tokenizer) if needs_tokenizer else None
     reused = not force and ((out / MANIFEST).exists() or bool(split_folders(out)))
-    with replacement(out, DATASET) if force else nullcontext(out) as place, Bars() as monitor, way_out(out, DATASET):
-        pack_corpus(
-            source,
-            place,
-            options,
-            tokenizer=loaded,
-            packing=packing,
-            index_only=index_only,
-            monitor=monitor,
-        )
+    with Bars() as monitor, way_out(out, DATASET):
+        job: Any = {"tokenizer": loaded, "packing": packing, "index_only": index_only, "monitor": monitor}
+        if force:
+            replaced(out, DATASET, lambda place: pack_corpus(source, place, options, **job))
+        else:
+            pack_corpus(source, out, options, **job)
     if as_json:
         print(json.dumps(_facts(out, reused, source.ignored), indent=1))
     else:

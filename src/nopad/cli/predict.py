@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +17,7 @@ from nopad.cli.standard_input import StdinFormat, from_stdin
 from nopad.cli.starting_over import way_out
 from nopad.corpus import options as corpus
 from nopad.errors import MissingExtraError, OptionError, install
-from nopad.store.starting_over import PREDICTIONS, replacement
+from nopad.store.starting_over import PREDICTIONS, replaced
 from nopad.wording import counted
 
 if TYPE_CHECKING:
@@ -170,8 +170,9 @@ def predict(
             kept.setdefault("path", "path")
         from nopad.tasks import predict_files
 
-        with replacement(out, PREDICTIONS) if force else nullcontext(out) as place, way_out(out, PREDICTIONS):
-            found = predict_files(made, loaded, records, place, keep=kept, monitor=monitor, **sizes)
+        with way_out(out, PREDICTIONS):
+            files = partial(predict_files, made, loaded, records, keep=kept, monitor=monitor, **sizes)
+            found = replaced(out, PREDICTIONS, files) if force else files(out)
     _say(replace(found, folder=out), made, records, text_unit)
     if alike is not None:
         told = f"outputs of random tokens have a cosine of at least {alike:.5f} with those before"
