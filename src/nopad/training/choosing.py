@@ -33,11 +33,13 @@ class Chosen:
     Attributes:
         config: the configuration, with what has been chosen so far.
         lines: what has been chosen, and why; one line of text each.
+        usual_sequences: number of sequences that the chosen rows were to hold; None: rows were not chosen.
     """
 
     def __init__(self, config: TrainConfig) -> None:
         self.config = config
         self.lines: list[str] = []
+        self.usual_sequences: int | None = None
 
     def labels(self, kind: type[Task], records: Any, model_config: Any) -> None:
         """Choose ``task.labels``, if the task has classes and none are given: those in the training records.
@@ -111,6 +113,7 @@ class Chosen:
             each = examples.tokens / (len(examples) / examples.group)
             rows = max(math.ceil(SEQUENCES * each / packing.capacity), 1)
             what = "sequences" if examples.group == 1 else "records"
+            self.usual_sequences = SEQUENCES * examples.group
             enough = f"enough for {SEQUENCES} {what} per rank and micro-step"
             self._say("packing.rows", rows, f"{enough}, which have {each:,.0f} tokens on average")
         else:

@@ -62,6 +62,8 @@ class Prepared:
         memory: estimate of the memory that training needs.
         notes: lines of text on how many sequences the records gave, and how many were cut or left out.
         chosen: lines of text on what was chosen because the configuration leaves it out; "" if there is nothing.
+        usual: number of sequences per rank and micro-step for which rows were chosen; None: the configuration gives
+            rows.
     """
 
     config: TrainConfig
@@ -76,6 +78,7 @@ class Prepared:
     memory: Estimate
     notes: tuple[str, ...]
     chosen: str = ""
+    usual: int | None = None
     scaled: Scaled | None = None
     total: int | None = None
 
@@ -93,7 +96,8 @@ class Prepared:
         summary = self.train.summary()
         if isinstance(summary, Summary):
             routers = learned_share(self.model_config) if "causal" in self.objective.heads else None
-            lines.append(effects(summary, self.args, self.config.schedule, self.total, self.scaled, routers))
+            told = (self.config.schedule, self.total, self.scaled, routers, self.usual)
+            lines.append(effects(summary, self.args, *told))
             if summary.steps and self.args.max_steps <= 0:
                 steps = round(summary.steps * self.args.num_train_epochs)
                 epochs = f"{self.args.num_train_epochs:g} epoch{'s' * (self.args.num_train_epochs != 1)}"
@@ -171,6 +175,7 @@ def prepare(config: TrainConfig, cache: Path) -> Prepared:
         memory=memory,
         notes=tuple(made.notes),
         chosen=str(chosen),
+        usual=chosen.usual_sequences,
         scaled=scaled,
         total=None if config.schedule is None else length_of(config.schedule, train, args),
     )
