@@ -176,6 +176,9 @@ def test_what_is_chosen_is_what_the_same_file_with_these_fields_says(folder, dry
     write_documented(folder)
     tables = '[data]\ntrain = "pairs.csv"\n[task]\nname = "classify"\ntext = "first"\npair = "second"\n'
     said = dry(tables, "--set", "packing.capacity=none")
+    assert re.search(
+        r"rate     5e-05 stays as it is, and an optimiser step averages over \d+ sequences instead of 8\n", said
+    )
     fields = [line[9:].split(": ")[0] for line in said.splitlines() if re.match(r"(chosen  |        ) \w+\.", line)]
     every = [one.replace(" = ", "=") for line in fields for one in re.split(r", (?=\w+\.)", line)]
     assert [one.split("=")[0] for one in every] == [
@@ -191,9 +194,8 @@ def test_what_is_chosen_is_what_the_same_file_with_these_fields_says(folder, dry
     sets = [part for one in every for part in ("--set", one)]
     again = dry(tables, *sets)
     assert "chosen" not in again
-    assert [line for line in said.splitlines() if line not in again.splitlines()] == [
-        line for line in said.splitlines() if line[9:].split(": ")[0] in fields
-    ]
+    gone = [line[9:].split(": ")[0] for line in said.splitlines() if line not in again.splitlines()]
+    assert [one for one in gone if not one.startswith("5e-05 stays as it is")] == fields  # rate: beside 1 row, not 8
 
 
 def test_a_share_that_holds_out_nothing_is_refused(folder, dry):
