@@ -151,7 +151,7 @@ CHOSEN = {
 
 @pytest.mark.parametrize("task", list(CHOSEN))
 def test_the_documented_files_train(folder, call, monkeypatch, task):
-    """Each is complete, has at most 10 lines, says what it leaves out, and trains a model that predicts."""
+    """Each is complete, has at most 10 lines, says what it leaves out, and trains."""
     write_documented(folder)
     monkeypatch.chdir(folder)
     assert set(blocks()) == set(CHOSEN)
@@ -170,6 +170,25 @@ def test_the_documented_files_train(folder, call, monkeypatch, task):
     assert re.search(r"^result   .*loss [\d.]+", ran, re.MULTILINE)
     folder_of = tomllib.loads(text)["output"]["folder"]
     assert (folder / folder_of / "model.safetensors").is_file()
+
+
+def test_a_run_of_chosen_fields_goes_on_and_predicts(folder, call, monkeypatch):
+    import pyarrow.parquet as pq
+
+    write_documented(folder)
+    monkeypatch.chdir(folder)
+    (folder / "c.toml").write_text(blocks()["classify"])
+    few = ["--set", "model.name=model", "--set", "trainer.use_cpu=true", "--set", "trainer.save_steps=1"]
+    assert call("train", "c.toml", *few, "--set", "trainer.max_steps=1").code == 0
+    ran = call("train", "c.toml", *few, "--set", "trainer.max_steps=2", "--resume")
+    assert (ran.code, ran.err) == (0, "")
+    assert "step 2/2" in ran
+    assert call("predict", "pairs.csv", "-o", "found", "--model", "runs/pairs").code == 0
+    assert set(pq.read_table("found").column("label").to_pylist()) <= {"related", "unrelated"}
+    pairs = (folder / "pairs.csv").read_text()
+    (folder / "pairs.csv").write_text(pairs + "why,yes,other\n")  # another class
+    ran = call("train", "c.toml", *few, "--set", "trainer.max_steps=3", "--resume")
+    assert ran.code == 2
 
 
 def test_what_is_chosen_is_what_the_same_file_with_these_fields_says(folder, dry, call):
