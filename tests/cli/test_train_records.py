@@ -121,6 +121,16 @@ def blocks():
     return found
 
 
+def test_every_file_of_the_page_is_a_configuration(tmp_path):
+    from nopad.training.config import read_config
+
+    files = re.findall(r"```toml\n(.*?)```", DOCS.read_text(), re.DOTALL)
+    assert len(files) == len(CHOSEN) + 1
+    for text in files:
+        (tmp_path / "c.toml").write_text(text)
+        assert read_config(tmp_path / "c.toml").document()["task"] == tomllib.loads(text)["task"]
+
+
 def write_documented(folder):
     """Write the data that the page's files name, and the models: a BERT, and a Llama with a chat template."""
     texts(folder)
