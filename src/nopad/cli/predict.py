@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -171,7 +170,11 @@ def predict(
         from nopad.tasks import predict_files
 
         with way_out(out, PREDICTIONS):
-            files = partial(predict_files, made, loaded, records, keep=kept, monitor=monitor, **sizes)
+            job: dict[str, Any] = {"keep": kept, "monitor": monitor, **sizes}
+
+            def files(place: Path) -> PredictionFiles:
+                return predict_files(made, loaded, records, place, **job)
+
             found = replaced(out, PREDICTIONS, files) if force else files(out)
     _say(replace(found, folder=out), made, records, text_unit)
     if alike is not None:
