@@ -10,19 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nopad.batch.columns import Records, from_columns, from_features, from_rows, from_sequences, per_sequence
+from nopad.batch.columns import from_columns, from_features, from_rows, from_sequences, per_sequence
+from nopad.batch.decoder import shifted
+from nopad.batch.filling import MASK, filled, without_first
 from nopad.batch.form import Flat, Form, check_form
 from nopad.batch.guard import PackedMask, layout_of, mark
-from nopad.batch.images import Images
-from nopad.batch.layout import Layout
 from nopad.batch.names import grain_arrays
-from nopad.batch.values import check_embeddings, check_fill, ignored, index_like, joined, named, shape_of
+from nopad.batch.splitting import laid_out, split
+from nopad.batch.values import check_embeddings, ignored, named, shape_of
 from nopad.errors import BatchError, OptionError
 from nopad.sequences import Sequences
 
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 __all__ = ["PackedBatch"]
 
 FLAT = Flat()
-MASK = "attention_mask"
 TARGETS = ("decoder_input_ids", "labels", f"decoder_{MASK}")
 # Tensors that a model must not get without the mask
 MARKED = ("input_ids", "inputs_embeds", "position_ids", "decoder_input_ids")
@@ -129,7 +128,7 @@ class PackedBatch(MutableMapping[str, Any]):
         if sequence_columns:
             arrays = {name: per_sequence(name, given, len(stacked)) for name, given in sequence_columns.items()}
             stacked = replace(stacked, values={**stacked.values, **arrays})
-        return cls._filled(stacked, form.layout(stacked.seq_lengths), pad_id, fill)
+        return cls(filled(stacked, form.layout(stacked.seq_lengths), pad_id, fill))
 
     @classmethod
     def from_rows(
@@ -156,7 +155,7 @@ class PackedBatch(MutableMapping[str, Any]):
         """
         form = check_form(form)
         stacked, records, per_row = from_rows(rows)
-        return cls._filled(stacked, form.keep(stacked.seq_lengths, per_row), pad_id, fill, records)
+        return cls(filled(stacked, form.keep(stacked.seq_lengths, per_row), pad_id, fill, records))
 
     @classmethod
     def from_features(
@@ -198,8 +197,8 @@ class PackedBatch(MutableMapping[str, Any]):
         form = check_form(form)
         stacked, records, images = from_features(features)
         layout = form.layout(stacked.seq_lengths)
-        stacked, layout = cls._causal(stacked, layout) if causal else (stacked, layout)
-        return cls._filled(stacked, layout, pad_id, fill, records, images)
+        stacked, layout = without_first(stacked, layout) if causal else (stacked, layout)
+        return cls(filled(stacked, layout, pad_id, fill, records, images))
 
     @classmethod
     def from_columns(
@@ -236,8 +235,8 @@ class PackedBatch(MutableMapping[str, Any]):
         stacked, records = from_columns(sequences)
         lens = stacked.seq_lengths
         layout = form.layout(lens) if per_row is None else form.keep(lens, per_row)
-        stacked, layout = cls._causal(stacked, layout) if causal else (stacked, layout)
-        return cls._filled(stacked, layout, pad_id, fill, records)
+        stacked, layout = without_first(stacked, layout) if causal else (stacked, layout)
+        return cls(filled(stacked, layout, pad_id, fill, records))
 
     @classmethod
     def from_embeddings(
@@ -278,57 +277,6 @@ class PackedBatch(MutableMapping[str, Any]):
         batch = batch.to(embeddings[0].device)
         batch["inputs_embeds"] = batch.pack_tokens(embeddings)
         return batch
-
-    @staticmethod
-    def _causal(stacked: Sequences, layout: Layout) -> tuple[Sequences, Layout]:
-        """Return the sequences with the labels of first tokens, if there are labels, set to -100; and a causal layout.
-
-        The given arrays do not change.
-        """
-        if "labels" in stacked.tokens:
-            labels = stacked.tokens["labels"].copy()
-            labels[stacked.begins] = -100
-            stacked = replace(stacked, tokens={**stacked.tokens, "labels": labels})
-        return stacked, layout.marked(causal=True)
-
-    @classmethod
-    def _filled(
-        cls,
-        stacked: Sequences,
-        layout: Layout,
-        pad_id: int,
-        fill: Mapping[str, Any] | None,
-        records: Records | None = None,
-        images: Images | None = None,
-    ) -> PackedBatch:
-        """Return the batch of these columns, placed as the layout says; `records` and `images` go into its layout.
-
-        Raises:
-            OptionError: `fill` names a column that is not per token, or a column cannot hold its padding value.
-            BatchError: a per-token column does not have one value per token.
-        """
-        fills = {"input_ids": pad_id, **named("fill", fill)}
-        for name, value in fills.items():
-            if name not in stacked.tokens:
-                per_token = ", ".join(stacked.tokens)
-                raise OptionError(f"fill names {name!r}; columns with a value per token are {per_token}")
-            check_fill(name, value, stacked.tokens[name].dtype)
-        for name, column in stacked.tokens.items():
-            if column.shape != (layout.tokens,):
-                raise BatchError(
-                    f"column {name!r} is {list(column.shape)}, and the sequences have {layout.tokens} tokens"
-                )
-        fields: dict[str, Any] = {
-            name: layout.scatter(column, fills.get(name, -100 if name.endswith("labels") else 0))
-            for name, column in stacked.tokens.items()
-        }
-        layout = layout.marked(records=records) if records else layout
-        fields["position_ids"] = layout.position_ids
-        fields |= stacked.values
-        if images is not None:
-            layout = layout.marked(images=images.counts)
-            fields |= images.fields(layout.order)
-        return cls({**fields, MASK: PackedMask(layout)})
 
     def __getitem__(self, name: str) -> Any:
         """Return an item as the model gets it: a column of numbers is a torch tensor."""
@@ -511,25 +459,8 @@ class PackedBatch(MutableMapping[str, Any]):
             BatchError: `values` is not an array; its shape does not begin with ``[R, L]``; or it has the shape of the
                 batch's targets, which lie elsewhere: call `unpack_tokens` of `targets` or of `sources`.
         """
-        at = self.layout
-        given, target = tuple(shape_of(values)[:2]), self._fields.get(f"decoder_{MASK}")
-        aimed = None if target is None or given != layout_of(target).shape else layout_of(target)
-        if aimed is not None and not (given == at.shape and at.same_places(aimed)):
-            raise BatchError(
-                "these values have the shape of the targets; give them to batch.targets.unpack_tokens, or to "
-                "batch.sources.unpack_tokens if they are the encoder's"
-            )
-        if given != at.shape:
-            raise BatchError(
-                f"values per token have the shape {list(values.shape)}; expected [{at.shape[0]}, {at.shape[1]}, ...]"
-            )
-        stream = values.reshape(at.slots, *values.shape[2:])
-        if at.form != "flat":
-            stream = stream[index_like(stream, at.index)]
-        out: list[Any] = [None] * at.sequences
-        for number, (begin, end) in zip(at.order.tolist(), pairwise(at.cu_seqlens.tolist()), strict=True):
-            out[number] = stream[begin:end]
-        return out
+        target = self._fields.get(f"decoder_{MASK}")
+        return split(values, self.layout, None if target is None else layout_of(target))
 
     def pack_tokens(self, values: Sequence[Any]) -> Any:
         """Lay out one array per sequence as this batch's tokens lie; the inverse of `unpack_tokens`.
@@ -545,17 +476,7 @@ class PackedBatch(MutableMapping[str, Any]):
             BatchError: there is not one array for each sequence, an array is not as long as its sequence, or the
                 arrays differ in type or in the dimensions after the first.
         """
-        at = self.layout
-        stream = joined(values, at)
-        shape = (*at.shape, *stream.shape[1:])
-        if at.form == "flat":
-            return stream.reshape(shape)
-        index = index_like(stream, at.index)
-        if isinstance(stream, np.ndarray):
-            rows = np.zeros((at.slots, *stream.shape[1:]), dtype=stream.dtype)
-            rows[index] = stream
-            return rows.reshape(shape)
-        return stream.new_zeros(at.slots, *stream.shape[1:]).index_copy(0, index, stream).reshape(shape)
+        return laid_out(values, self.layout)
 
     def unpack_sequences(self, values: Any) -> list[Any]:
         """Split values per sequence into a list, in the order in which the sequences were given.
@@ -592,27 +513,10 @@ class PackedBatch(MutableMapping[str, Any]):
             LengthError: a target is empty, or the targets do not fit into the rows of `form`.
             OptionError: `start_id` is not a token id, or `form` is invalid or does not fit these targets.
         """
-        stacked = from_sequences(targets, {}, name="targets")
-        lens = stacked.seq_lengths
-        if lens.size != self.layout.sequences:
-            raise BatchError(f"{lens.size} targets for {self.layout.sequences} sequences; expected one per sequence")
-        labels = stacked.tokens["input_ids"]
-        if labels.min() < 0:
-            at = int(labels.argmin())
-            number = int(np.searchsorted(np.cumsum(lens), at, side="right"))
-            raise BatchError(
-                f"target {number} holds {labels[at]}, which is no token: give targets without padding, and set "
-                "batch['labels'] to -100 afterwards where nothing is to be learnt"
-            )
-        if isinstance(start_id, bool) or not isinstance(start_id, int | np.integer) or not 0 <= start_id < 2**31:
-            raise OptionError(f"start_id is {start_id!r}; it is a token, mostly model.config.decoder_start_token_id")
-        # One roll shifts all targets; each first token, which came from the target before, is then replaced.
-        shifted = np.roll(labels, 1)
-        shifted[stacked.begins] = start_id
-        both = replace(stacked, tokens={"input_ids": shifted, "labels": labels})
-        decoder = PackedBatch._filled(both, check_form(form).layout(lens), pad_id, None)
+        stacked = shifted(targets, self.layout.sequences, start_id)
+        decoder = PackedBatch(filled(stacked, check_form(form).layout(stacked.seq_lengths), pad_id, None))
         added = {"decoder_input_ids": decoder["input_ids"], "labels": decoder["labels"]}
-        return PackedBatch({**self._fields, **added, "decoder_attention_mask": decoder._fields[MASK]})
+        return PackedBatch({**self._fields, **added, f"decoder_{MASK}": decoder._fields[MASK]})
 
     def as_flash_kwargs(self, *, seq_idx: bool = False) -> dict[str, Any]:
         """Return the arguments with which transformers' own flash attention keeps sequences apart, without a mask.

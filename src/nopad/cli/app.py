@@ -19,13 +19,13 @@ import nopad
 from nopad.cli import INTERRUPTED
 from nopad.cli.audit import audit
 from nopad.cli.config import CONFIG, read_config
-from nopad.cli.content import remove_spooled
 from nopad.cli.demo import demo
 from nopad.cli.helping import HelpedGroup
 from nopad.cli.pack import pack
 from nopad.cli.plan import plan
 from nopad.cli.predict import predict
 from nopad.cli.report import report
+from nopad.cli.standard_input import remove_spooled
 from nopad.cli.strict import make_strict, sturdy_streams
 from nopad.cli.study import study
 from nopad.cli.train import train

@@ -57,7 +57,7 @@ FLAGS = {
     "study pretraining": ("text_field", "text_unit", "tokenizer"),
 }
 
-_COLUMNS = ("anchor", "context", "positive", "question", "spans", "tags", "words")
+_COLUMNS = ("anchor", "context", "label", "positive", "question", "spans", "tags", "words")
 _TASK = ("end_of_turn", "labels_as", "last_only", "negative", "prompt", "rewriting", "roles", "template", *_COLUMNS)
 SETTABLE = {"predict": _TASK}  # by `--set NAME=VALUE`
 

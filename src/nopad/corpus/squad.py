@@ -14,7 +14,7 @@ from nopad.corpus.inputs import InputFile
 from nopad.corpus.runs import Run, object_runs
 from nopad.errors import FormatError, SourceError
 
-__all__ = ["is_squad", "read_squad", "squad_runs"]
+__all__ = ["begins_as_squad", "is_squad", "read_squad", "squad_runs"]
 
 _HEAD = 1 << 16  # bytes, in which a file shows what it is
 _SCALAR = rb'"[^"\\]*"\s*:\s*(?:"(?:[^"\\]|\\.)*"|[-0-9.]+|null)\s*,\s*'  # a member that may come before
@@ -89,6 +89,11 @@ def is_squad(file: InputFile) -> bool:
         head += chunk
         if len(head) >= _HEAD:
             break
+    return begins_as_squad(head)
+
+
+def begins_as_squad(head: bytes) -> bool:
+    """Return whether `head` begins as a JSON file of SQuAD does."""
     return _SQUAD.match(head.removeprefix(b"\xef\xbb\xbf")) is not None
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from nopad.batch import PackedBatch
 from nopad.batch.device import place
-from nopad.batch.packed import MASK
+from nopad.batch.filling import MASK
 from nopad.corpus.tokenizer import load_tokenizer
 from nopad.errors import BatchError, FormatError, LengthError, OptionError, RecordError, RequestError
 from nopad.losses.checks import check_batch

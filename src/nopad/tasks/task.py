@@ -188,6 +188,17 @@ class Task(ABC):
         return getattr(transformers, self.auto).from_pretrained(name, **{**self.model_options(), **options})
 
     @classmethod
+    def labels_in(cls, record: Mapping[str, Any], number: int, options: Mapping[str, Any]) -> Sequence[Any]:
+        """Return the labels in record `number`: names or numbers of classes; () for a task without classes.
+
+        `options` are all options of the task, with which no task has to be made.
+
+        Raises:
+            RecordError: the record has no label, or its labels are not in the form that the task reads.
+        """
+        return ()
+
+    @classmethod
     def found_options(cls, folder: Path) -> dict[str, Any]:
         """Return options of this task that a model's folder states outside ``config.json``; {} unless overridden."""
         return {}

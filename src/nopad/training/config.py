@@ -137,9 +137,10 @@ class Packing:
     """``[packing]``: options of `nopad.PackedLoader`.
 
     Attributes:
-        capacity: most tokens of a pack; None: the rows of a packed dataset are used unchanged.
+        capacity: most tokens of a pack; None: for records in rows, the model's positions, but at most 2,048 unless
+            ``task.max_length`` is longer; the rows of a packed dataset are used unchanged.
         rows, tokens, sequences: number of rows, tokens or sequences that a rank takes per micro-step; give at most one
-            of them. Without any: one row.
+            of them. Without any: rows that hold about 8 sequences, or one row of stored tokens.
         token_cap: with `sequences`, most tokens that a rank takes per micro-step.
         depth, algorithm, options: how packs are planned, as in `nopad.plan`.
         cost: the cost model by which ranks are balanced: "tokens", or "attention:HIDDEN_SIZE".
@@ -173,8 +174,6 @@ class Packing:
         given = [name for name in ("rows", "tokens", "sequences") if getattr(self, name) is not None]
         if len(given) > 1:
             raise OptionError(f"packing.{given[0]} and packing.{given[1]} both say what a micro-step is; give one")
-        if not given:
-            object.__setattr__(self, "rows", 1)
         for name in ("capacity", "rows", "tokens", "sequences", "token_cap", "accumulation", "align", "depth"):
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -160,7 +160,10 @@ def _write(task: Task, records: Stored, of: Part, place: Path, at_once: int) -> 
         counts.update(bad)
         if not ends:
             said = f"nothing is left of {seen:,} records{counted(counts)}; look at over_long, or give other records"
-            raise LengthError(said if seen or bad else "there is no record, so nothing to train on")
+            none = "there is no record, so nothing to train on"
+            if of.held_out:
+                none = f"no record was drawn at a share of {of.share}; hold out more, or give others as data.eval"
+            raise LengthError(said if seen or bad else none)
         facts = {name: column.size for name, column in columns.items()}
     return {"records": seen, "group": group, "counts": dict(counts), "tokens": tokens, "columns": facts}
 
