@@ -167,9 +167,8 @@ class CompiledRows(nn.Module):
             BatchError: as for `static_inputs`.
         """
         packed = PackedBatch(batch)
-        inputs = static_inputs(self._orig_mod, packed)
-        if self._types and TYPES not in inputs:
-            inputs[TYPES] = torch.zeros_like(packed["position_ids"])
+        # Copies, since a graph is for tensors made in inference mode, or for others: a batch has some of both.
+        inputs = {n: one.clone() if isinstance(one, Tensor) else one for n, one in self._inputs(packed).items()}
         if not self._replays:
             return self._of_sequences(packed, self._orig_mod(**inputs))
         # A call may be two CUDA graphs, the second of which reads what the first one wrote (heads that read single
@@ -179,6 +178,10 @@ class CompiledRows(nn.Module):
             torch.compiler.cudagraph_mark_step_begin()
             output = self._orig_mod(**inputs)
         return self._of_sequences(packed, output)
+
+    def _inputs(self, batch: PackedBatch) -> dict[str, Any]:
+        found = static_inputs(self._orig_mod, batch)
+        return found if not self._types else {TYPES: torch.zeros_like(batch["position_ids"]), **found}
 
     def _of_sequences(self, batch: PackedBatch, output: Mapping[str, Any]) -> Any:
         """Return the output with results per sequence of the batch's own sequences only; views of the output."""

@@ -144,7 +144,9 @@ class PackRunner:
             self.widths = _FIXED.check("widths", widths)
         if isinstance(model, Core) and (fast is not None or widths != "own"):
             raise OptionError(f"fast and widths are for models, and a {type(model).__name__} is given; leave them out")
-        self._core = model if isinstance(model, Core) else Tensors(model, self.widths, fast if compile is False else False)
+        self._core = (
+            model if isinstance(model, Core) else Tensors(model, self.widths, fast if compile is False else False)
+        )
         self._core.model.eval()
         capacity, rows = self._core.shape
         self.batching = Batching(capacity=capacity, rows=rows) if batching is None else batching
