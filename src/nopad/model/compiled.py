@@ -6,7 +6,6 @@ returns what the model would return uncompiled.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from threading import Lock
 from typing import Any
 
@@ -175,7 +174,7 @@ class CompiledRows(nn.Module):
         # tokens). PyTorch frees the memory of a step when the next one begins, and counts steps of all threads
         # together: so a step is told when it begins, and no other thread begins one meanwhile.
         with _step:
-            torch.compiler.cudagraph_mark_step_begin()
+            torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
             output = self._orig_mod(**inputs)
         return self._of_sequences(packed, output)
 
@@ -183,7 +182,7 @@ class CompiledRows(nn.Module):
         found = static_inputs(self._orig_mod, batch)
         return found if not self._types else {TYPES: torch.zeros_like(batch["position_ids"]), **found}
 
-    def _of_sequences(self, batch: PackedBatch, output: Mapping[str, Any]) -> Any:
+    def _of_sequences(self, batch: PackedBatch, output: Any) -> Any:
         """Return the output with results per sequence of the batch's own sequences only; views of the output."""
         head, layout = state_of(self._orig_mod).head, batch.layout
         found = type(output)()
