@@ -6,6 +6,7 @@ returns what the model would return uncompiled.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from threading import Lock
 from typing import Any
 
@@ -168,13 +169,10 @@ class CompiledRows(nn.Module):
         packed = PackedBatch(batch)
         # Copies, since a graph is for tensors made in inference mode, or for others: a batch has some of both.
         inputs = {n: one.clone() if isinstance(one, Tensor) else one for n, one in self._inputs(packed).items()}
-        if not self._replays:
-            return self._of_sequences(packed, self._orig_mod(**inputs))
         # A call may be two CUDA graphs, the second of which reads what the first one wrote (heads that read single
-        # tokens). PyTorch frees the memory of a step when the next one begins, and counts steps of all threads
-        # together: so a step is told when it begins, and no other thread begins one meanwhile.
-        with _step:
-            torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
+        # tokens). PyTorch frees what a step wrote when the next one begins, and counts the steps of all threads
+        # together, so no other thread may begin one between the two.
+        with _step if self._replays else nullcontext():
             output = self._orig_mod(**inputs)
         return self._of_sequences(packed, output)
 
