@@ -22,7 +22,8 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from contextvars import copy_context
 from dataclasses import replace
 from functools import partial
 from itertools import chain, islice, repeat
@@ -31,12 +32,13 @@ from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 from nopad.batch import PackedBatch
-from nopad.errors import InputError, OptionError, RequestError
+from nopad.errors import InputError, OptionError, RequestError, UnsupportedModelError
 from nopad.model.safety import bare
 from nopad.options import MAX_LENGTH, Option, check_choice
 from nopad.serving.answer import Answer
 from nopad.serving.batching import LONGEST_S, Batching, in_ns
-from nopad.serving.forward import Placed, Tensors, Widths, answers, batch_of, check_batching
+from nopad.serving.compiling import WARM_RUNS, Mode, compiled_rows, unfit
+from nopad.serving.forward import Placed, Tensors, Widths, answers, batch_of, check_batching, form_of
 from nopad.serving.packer import OnlineBatch, OnlinePacker
 from nopad.serving.queue import Part, RequestQueue, RunnerStatistics, Waiting, WhenFull
 from nopad.tasks.core import Core, of_length
@@ -89,13 +91,20 @@ class PackRunner:
             in the same way.
         fast: on CPUs, run a model's float32 linear layers with a faster kernel (`nopad.model.fast_linear`), which takes
             as much memory again as their weights; None: measure, and do so only if it is faster. Not allowed
-            with an Embedder, which always measures, or a Predictor, which has its own `fast`.
+            with an Embedder, which always measures, or a Predictor, which has its own `fast`; nor with a compiled
+            model.
+        compile: compile the model with torch.compile, so that every batch runs as rows of one shape, by one graph;
+            needs `Batching.rows`. True, or torch.compile's mode: "default", "reduce-overhead" or "max-autotune" (both
+            use CUDA graphs on a GPU), or "max-autotune-no-cudagraphs". False: the model runs as it is, as it also does
+            if you have compiled it yourself. Heads with a result per sequence need ``nopad.packed(model,
+            max_sequences=...)``. With "end_to_end", rows become one row of all slots, whose attention takes longer.
         warm_up: run some batches before the constructor returns; `submit` can check `out` only if this is done.
         clock: function that returns the current time as an integer in nanoseconds, and never goes back.
 
     Raises:
         OptionError: the model is not pack-safe or cannot run batches as `batching` describes them, or an option is
             invalid.
+        UnsupportedModelError: the model cannot be compiled.
         RunnerClosedError: the worker died while it started.
 
     >>> import nopad
@@ -124,6 +133,7 @@ class PackRunner:
         when_full: WhenFull = "block",
         widths: Widths | int = "own",
         fast: bool | None = None,
+        compile: bool | Mode = False,
         warm_up: bool = True,
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
@@ -134,19 +144,28 @@ class PackRunner:
             self.widths = _FIXED.check("widths", widths)
         if isinstance(model, Core) and (fast is not None or widths != "own"):
             raise OptionError(f"fast and widths are for models, and a {type(model).__name__} is given; leave them out")
-        self._core = model if isinstance(model, Core) else Tensors(model, self.widths, fast)
+        self._core = (
+            model if isinstance(model, Core) else Tensors(model, self.widths, fast if compile is False else False)
+        )
         self._core.model.eval()
         capacity, rows = self._core.shape
         self.batching = Batching(capacity=capacity, rows=rows) if batching is None else batching
         if not isinstance(self.batching, Batching):
             raise OptionError(f"batching is of type {type(batching).__name__}; expected nopad.serving.Batching")
         check_batching(self._core, self.batching)
+        self._compiled = compiled_rows(self._core, self.batching, compile)
+        if fast and self._compiled is not None:
+            raise OptionError("fast is a kernel for models that are not compiled; leave fast or compile out")
+        self._form = form_of(self.batching, self._compiled is not None)
+        self._unfit: UnsupportedModelError | None = None
         self._turn = _turn_of(self._core.model)
         self._clock = clock
         self._queue = RequestQueue(self.batching, self.when_full, clock, self._is_worker)
         self._process = os.getpid()
         self._ready = threading.Event()
-        self._worker = threading.Thread(target=self._work, args=(warm_up,), name="nopad-runner", daemon=True)
+        # In the caller's context, which has the settings of torch.compile (torch._inductor.config) that it made
+        work = partial(copy_context().run, self._work, warm_up)
+        self._worker = threading.Thread(target=work, name="nopad-runner", daemon=True)
         self._worker.start()
         _open.add(self)
         try:
@@ -154,6 +173,8 @@ class PackRunner:
         except BaseException:  # such as KeyboardInterrupt: nobody waits for the runner any more
             self.close(drain=False)
             raise
+        if self._unfit is not None:
+            raise self._unfit
         self._queue.check_open()
 
     def __call__(self, inputs: Any, **how: Any) -> Any:
@@ -294,15 +315,18 @@ class PackRunner:
     def _work(self, warm_up: bool) -> None:
         died = None
         try:
-            with self._core.kernels():
+            with self._core.kernels() if self._compiled is None else nullcontext():
                 if warm_up:
                     self._warm_up()
                 self._ready.set()
                 while (batch := self._queue.take()) is not None:
                     self._run(batch)
         except BaseException as error:  # whatever it is, nobody may wait for ever
-            died = f"{type(error).__name__}: {error}"
-            _log.exception("the worker of a PackRunner died")
+            if isinstance(error, UnsupportedModelError) and not self._ready.is_set():
+                self._unfit = error  # the constructor raises it
+            else:
+                died = f"{type(error).__name__}: {error}"
+                _log.exception("the worker of a PackRunner died")
         finally:
             self._queue.die(died)
             self._ready.set()
@@ -310,24 +334,31 @@ class PackRunner:
     def _warm_up(self) -> None:
         """Run batches of different sizes, which a packer makes as for requests.
 
-        An error here is only logged: requests may still run, only the first ones more slowly.
+        An error here is only logged: requests may still run, only the first ones more slowly. But no request runs if a
+        compiled model does not.
+
+        Raises:
+            UnsupportedModelError: the compiled model does not run.
         """
         longest = min(_WARM_LENGTH, self._core.longest or _WARM_LENGTH, self.batching.longest)
         slots = self.batching.slots
+        sizes = {min(tokens, slots) for tokens in (*_WARM_TOKENS, slots)}
         packer = OnlinePacker(replace(self.batching, max_waiting_tokens=2 * slots + _WARM_LENGTH))
         try:
-            for tokens in sorted({min(tokens, slots) for tokens in (*_WARM_TOKENS, slots)}):
+            for tokens in sorted(sizes) if self._compiled is None else [slots] * WARM_RUNS:
                 lengths = [longest] * (tokens // longest) or [tokens]
                 packer.add_all(lengths, 0)
                 with self._turn:
                     while (batch := packer.poll(0, draining=True).batch) is not None:
-                        self._core.try_batch(self._warming(batch))
+                        self._core.try_batch(self._warming(batch), self._compiled)
         except Exception as error:
+            if self._compiled is not None:
+                raise unfit(self._core, error) from error
             _log.warning(f"a PackRunner could not warm up, so its first requests take longer: {error}")
 
     def _warming(self, batch: OnlineBatch) -> PackedBatch:
         placed = sorted(zip(batch.rows.tolist(), batch.lengths.tolist(), strict=True))
-        return batch_of([(row, of_length([length])) for row, length in placed], self._core, self.batching)
+        return batch_of([(row, of_length([length])) for row, length in placed], self._core, self._form)
 
     def _run(self, batch: list[Part]) -> None:
         placed: list[Placed] = [(part.row, part.sequence) for part in batch]
@@ -342,7 +373,8 @@ class PackRunner:
 
     def _run_placed(self, placed: Any) -> list[Any]:
         def work(indices: list[int]) -> list[Any]:
-            return self._core.run_batch(batch_of([placed[index] for index in indices], self._core, self.batching))
+            batch = batch_of([placed[index] for index in indices], self._core, self._form)
+            return self._core.run_batch(batch, self._compiled)
 
         if self.batching.rows is not None:
             return work(list(range(len(placed))))

@@ -79,7 +79,7 @@ class _Original(Tensors):
         self.lanes = Lanes(self.model, most=1)  # each part would be a whole grid
         self._grid = grid
 
-    def results_of(self, batch: PackedBatch) -> list[Any]:
+    def results_of(self, batch: PackedBatch, model: Any) -> list[Any]:
         """Return ``{"last_hidden_state": ...}``, ``[L, H]``, for each request of L tokens; see `Core.results_of`."""
         ids = torch.zeros(self._grid.rows, self._grid.capacity, dtype=torch.long)
         mask = torch.zeros_like(ids)
@@ -87,7 +87,7 @@ class _Original(Tensors):
         parts = batch.unpack_tokens(batch[_IDS])
         for row, part in enumerate(parts):
             ids[row, : len(part)], mask[row, : len(part)] = part, 1
-        states = self.model(input_ids=ids, attention_mask=mask).last_hidden_state
+        states = model(input_ids=ids, attention_mask=mask).last_hidden_state
         return [{"last_hidden_state": one[: len(part)].clone()} for one, part in zip(states, parts, strict=False)]
 
 

@@ -300,10 +300,10 @@ class Embedder(Core):
         ]
         return [Prepared(one) for one in made], {"truncated": cut} if cut else {}
 
-    def results_of(self, batch: PackedBatch) -> list[Any]:
+    def results_of(self, batch: PackedBatch, model: Any) -> list[Any]:
         """Return the vector of each sequence, float32 ``[H]``, or a RequestError; see `Core.results_of`."""
         skip = batch.pop(SKIP).cpu().numpy() if SKIP in batch else 0
-        vectors = self._embedded(batch, skip, self.normalize)
+        vectors = self._embedded(model, batch, skip, self.normalize)
         found: list[Any] = [vector.copy() for vector in vectors]
         for at in odd_rows(vectors):
             found[at] = RequestError("the model gives NaN for this text")
@@ -448,10 +448,12 @@ class Embedder(Core):
         """Return the vectors of the sequences with these `indices`, run as one flat batch; float32 ``[H]`` each."""
         with torch.inference_mode():
             batch = PackedBatch.from_sequences([sequences[index] for index in indices])
-            return list(self._embedded(batch.to(device_of(self.model)), skip, normalize))
+            return list(self._embedded(self.model, batch.to(device_of(self.model)), skip, normalize))
 
-    def _embedded(self, batch: PackedBatch, skip: int | NDArray[np.int64], normalize: bool) -> NDArray[np.float32]:
-        vectors = embed(self.model, batch, pooling=self.pooling, normalize=normalize, skip=skip)
+    def _embedded(
+        self, model: Any, batch: PackedBatch, skip: int | NDArray[np.int64], normalize: bool
+    ) -> NDArray[np.float32]:
+        vectors = embed(model, batch, pooling=self.pooling, normalize=normalize, skip=skip)
         found: NDArray[np.float32] = vectors.float().cpu().numpy()
         return found
 

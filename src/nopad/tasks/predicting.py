@@ -217,9 +217,9 @@ class Predictor(Core):
         self._check_lengths(examples)
         return [Prepared(one.sequences, one) for one in examples.of_each_record()], examples.counts
 
-    def results_of(self, batch: PackedBatch) -> list[Any]:
+    def results_of(self, batch: PackedBatch, model: Any) -> list[Any]:
         """Return the task's result for each sequence; see `Core.results_of`."""
-        outputs = self.task.objective.outputs(self.model, batch)
+        outputs = self.task.objective.outputs(model, batch)
         odd = self._odd(outputs, batch)
         if len(odd) == batch.layout.sequences:
             return list(odd.values())
