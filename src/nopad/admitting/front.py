@@ -7,6 +7,7 @@ from typing import Any, Literal, TypeVar
 
 from transformers import PreTrainedModel
 
+from nopad.admitting.changed import check_changes
 from nopad.admitting.memory import recall, remember
 from nopad.admitting.proof import Proof, prove
 from nopad.errors import OptionError, UnsupportedModelError
@@ -78,7 +79,10 @@ def packed(
         raise OptionError(f"unknown head {head!r}; there are {', '.join(NAMES)}")
     inner = bare(model)
     if is_packed(model) or _in_tables(inner, prove):
-        return safety.packed(model, backend=backend, max_sequences=max_sequences, head=head)
+        safety.packed(model, backend=backend, max_sequences=max_sequences, head=head)
+        if prove != "never":
+            check_changes(inner)
+        return model
     proof = proof_of(inner, head, again=prove == "always")
     if not proof.admitted:
         raise UnsupportedModelError(
@@ -86,7 +90,9 @@ def packed(
             f"kept apart failed: {proof.reason}"
         )
     named = None if is_stock(class_of(inner)) else proof.head
-    return safety.packed(model, backend=backend, max_sequences=max_sequences, head=named, family=proof.of(inner))
+    safety.packed(model, backend=backend, max_sequences=max_sequences, head=named, family=proof.of(inner))
+    check_changes(inner)
+    return model
 
 
 def proof_of(model: Any, head: str | None = None, again: bool = False) -> Proof:
