@@ -55,7 +55,8 @@ def packed(
             error.
         prove: "cached": models that no table knows are proven, and the verdict is remembered. "always": the proof is
             done again now, also for model types that nopad's tables refuse. "never": models that no table knows are
-            refused; of a class of your own around a base model of the tables, `head` is taken at its word.
+            refused; of a class of your own around a base model of the tables, `head` is taken at its word. Otherwise, a
+            model with hooks or methods of your own is tried: it runs on a few sequences, alone and in packs.
 
     Raises:
         UnsupportedModelError: sequences of this model cannot be kept apart, or the proof failed; the message names the
