@@ -256,6 +256,20 @@ def test_variants_that_are_refused(kind):
         nopad.packed(build(tiny(kind, **REFUSED[kind]), "base"))
 
 
+@pytest.mark.parametrize("kind", ["bert", "convbert", "megatron-bert", "rembert"])
+def test_rows_that_are_wider_than_the_table_of_token_types(kind):
+    stock = build(tiny(kind), "base")
+    model = nopad.packed(copy.deepcopy(stock))
+    sequences = [[5 + n] * 30 for n in range(9)]
+    batch = nopad.PackedBatch.from_sequences(sequences)
+    assert batch.layout.shape[1] > 2 * model.config.max_position_embeddings
+    with torch.no_grad():
+        found = batch.unpack_tokens(model(**batch).last_hidden_state)
+        for ids, one in zip(sequences, found, strict=True):
+            alone = stock(torch.tensor([ids])).last_hidden_state[0]
+            torch.testing.assert_close(one, alone, rtol=0, atol=1e-12)
+
+
 def test_rows_that_are_narrower_than_a_sequence():
     model = nopad.packed(made("roformer"))
     with pytest.raises(BatchError, match="a sequence of 12 tokens crosses rows of 10, and this model counts positions"):

@@ -64,6 +64,8 @@ __all__ = ["State", "part_of"]
 
 log = logging.getLogger("nopad")
 
+TYPES = "token_type_ids"
+
 
 @dataclass(eq=False)
 class State:
@@ -401,6 +403,11 @@ class State:
         _say_once(f"{type(module).__name__} on {device.type}: attention backend {chosen!r} for {layout.form} batches")
         return chosen
 
+    def _types_are_narrow(self, width: int) -> bool:
+        """Return whether the table of zeros that stands for token types left out is narrower than rows (ConvBERT's)."""
+        table = getattr(getattr(self.head.base, "embeddings", None), TYPES, None)
+        return isinstance(table, torch.Tensor) and table.dim() == 2 and table.shape[1] < width
+
     def _fit(self, named: dict[str, Any], call: Call, axes: torch.Tensor | None) -> None:
         """Replace the batch's items in `named` by the arguments that the model takes.
 
@@ -428,6 +435,8 @@ class State:
         if asked is not None or (call.as_tuple and (self.head.stock or "return_dict" in takes)):
             named["return_dict"] = True
         leave_columns(self.model, takes, named)
+        if TYPES in takes and named.get(TYPES) is None and self._types_are_narrow(placed.layout.shape[1]):
+            named[TYPES] = torch.zeros_like(placed.ids, dtype=torch.long)
         if self.family.front is not None:
             call.seen[STATES] = named.pop(STATES)
             named[self.family.front[1]] = blank(self.model.config, next(self.model.parameters()))
