@@ -7,6 +7,7 @@ from typing import Any, Literal, TypeVar
 
 from transformers import PreTrainedModel
 
+from nopad.admitting.changed import check_changes
 from nopad.admitting.memory import recall, remember
 from nopad.admitting.proof import Proof, prove
 from nopad.errors import OptionError, UnsupportedModelError
@@ -57,7 +58,8 @@ def packed(
         prove: "cached": models that are in no table are proven, and the verdict is remembered. "always": the same, but
             the proof is done again now, and model types that nopad's tables refuse are tried too. "never": models that
             are in no table are refused; for a class of your own around a base model of the tables, `head` is believed
-            without a proof.
+            without a proof. Except with "never", a model with hooks or forward methods of your own is tried: it runs
+            on a few sequences, alone and in packs.
 
     Raises:
         UnsupportedModelError: sequences of this model cannot be kept apart, or the proof failed; the message names the
@@ -81,7 +83,10 @@ def packed(
         raise OptionError(f"unknown head {head!r}; there are {', '.join(NAMES)}")
     inner = bare(model)
     if is_packed(model) or _in_tables(inner, prove):
-        return safety.packed(model, backend=backend, max_sequences=max_sequences, head=head)
+        safety.packed(model, backend=backend, max_sequences=max_sequences, head=head)
+        if prove != "never":
+            check_changes(inner)
+        return model
     proof = proof_of(inner, head, again=prove == "always")
     if not proof.admitted:
         raise UnsupportedModelError(
@@ -89,7 +94,9 @@ def packed(
             f"kept apart failed: {proof.reason}"
         )
     named = None if is_stock(class_of(inner)) else proof.head
-    return safety.packed(model, backend=backend, max_sequences=max_sequences, head=named, family=proof.of(inner))
+    safety.packed(model, backend=backend, max_sequences=max_sequences, head=named, family=proof.of(inner))
+    check_changes(inner)
+    return model
 
 
 def proof_of(model: Any, head: str | None = None, again: bool = False) -> Proof:

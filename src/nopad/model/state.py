@@ -51,8 +51,9 @@ from nopad.model.images import (
     refuse_others,
 )
 from nopad.model.known import class_of
+from nopad.model.later import take_off_judges, watch_changes
 from nopad.model.mixers import Cut, Join, carry, mixing_hooks, refuse_compiled, release
-from nopad.model.own import foreign
+from nopad.model.own import changes, foreign
 from nopad.model.positions import positions
 from nopad.model.postconditions import check_attended, check_output, check_ran
 from nopad.model.routers import check_losses, of_real_tokens
@@ -62,6 +63,8 @@ from nopad.model.unguarded import check_rows, refuse_marked, refuse_unguarded
 __all__ = ["State", "part_of"]
 
 log = logging.getLogger("nopad")
+
+TYPES = "token_type_ids"
 
 
 @dataclass(eq=False)
@@ -79,7 +82,9 @@ class State:
         cell: the state that the hooks share.
         modules: the modules that the model had when hooks were last attached; if it has others at a call, hooks are
             attached again.
+        kinds: classes of these modules.
         own: the user's own classes among its modules when it was made pack-safe, by qualified name.
+        changed: the user's own code that changed its modules then (`nopad.model.own.changes`).
         roles: roles of the hooks that must run once in a call.
     """
 
@@ -92,7 +97,9 @@ class State:
     before: str = ""
     cell: Cell = field(default_factory=Cell)
     modules: tuple[nn.Module, ...] = ()
+    kinds: frozenset[type] = frozenset()
     own: dict[str, type] = field(default_factory=dict)
+    changed: list[Any] = field(default_factory=list)
     roles: tuple[str, ...] = ()
     lock: Any = field(default_factory=Lock)
 
@@ -116,7 +123,7 @@ class State:
         """
         attention.register()
         model = self.model
-        self.own = foreign(model)
+        self.own, self.changed = foreign(model), [call for _, call in changes(model)]
         self.cell.owned = True
         self.takes = parameters(type(model).forward)
         if not self.head.stock and takes_more(type(model).forward):
@@ -165,6 +172,7 @@ class State:
         for module in {*_walk(self.model), *self.modules}:
             take_off(module, self.cell)
         release(_walk(self.model))
+        take_off_judges(_walk(self.model))
         if self.before:
             self.attending.set_attn_implementation(self.before)
 
@@ -180,6 +188,8 @@ class State:
         self.cell.owned = True  # also for a cell that came with a copied model
         # Threads share the modules, so only one may change their hooks at a time.
         with self.lock:
+            if len(modules) == len(self.modules) and all(map(is_, modules, self.modules)):
+                return  # another thread has done it, and may run the model already
             hooks = list(self._hooks())
             self._refuse_later()
             for module in {*modules, *self.modules}:
@@ -193,7 +203,7 @@ class State:
             free = (UnpackFirst, PackAgain, NoPositions, NoLookup, Cut, Join, *((Count,) if self.head.stock else ()))
             counted = (hook for _, hook in hooks if not isinstance(hook, free))
             self.roles = tuple(hook.role for hook in counted)
-            self.modules = modules
+            self.modules, self.kinds = modules, frozenset(map(type, modules))
         self.tell_cell()
 
     def _refuse_later(self) -> None:
@@ -306,6 +316,7 @@ class State:
                 "was made pack-safe; make it so anew: nopad.packed(nopad.unpacked(model))"
             )
         self.renew()
+        watch_changes(self.modules, self.kinds, self.changed, self.cell)
         if self.family.mixers:
             carry(self.cell, self.modules)
         check_raw(module, self.head.base, self.family, named)
@@ -413,6 +424,11 @@ class State:
         _say_once(f"{type(module).__name__} on {device.type}: attention backend {chosen!r} for {layout.form} batches")
         return chosen
 
+    def _types_are_narrow(self, width: int) -> bool:
+        """Return whether the table of zeros that stands for token types left out is narrower than rows (ConvBERT's)."""
+        table = getattr(getattr(self.head.base, "embeddings", None), TYPES, None)
+        return isinstance(table, torch.Tensor) and table.dim() == 2 and table.shape[1] < width
+
     def _fit(self, named: dict[str, Any], call: Call, axes: torch.Tensor | None) -> None:
         """Replace the batch's items in `named` by the arguments that the model takes.
 
@@ -444,6 +460,8 @@ class State:
         if asked is not None or (call.as_tuple and (self.head.stock or "return_dict" in takes)):
             named["return_dict"] = True
         leave_columns(self.model, takes, named)
+        if TYPES in takes and named.get(TYPES) is None and self._types_are_narrow(placed.layout.shape[1]):
+            named[TYPES] = torch.zeros_like(placed.ids, dtype=torch.long)
         if self.family.front is not None:
             call.seen[STATES] = named.pop(STATES)
             named[self.family.front[1]] = blank(self.model.config, next(self.model.parameters()))

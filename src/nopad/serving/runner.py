@@ -348,7 +348,7 @@ class PackRunner:
             for tokens in sorted(sizes) if self._compiled is None else [slots] * WARM_RUNS:
                 lengths = [longest] * (tokens // longest) or [tokens]
                 packer.add_all(lengths, 0)
-                with self._turn:
+                with self._turn, self._core.lanes.turn():
                     while (batch := packer.poll(0, draining=True).batch) is not None:
                         self._core.try_batch(self._warming(batch), self._compiled)
         except Exception as error:
@@ -377,7 +377,8 @@ class PackRunner:
             return self._core.run_batch(batch, self._compiled)
 
         if self.batching.rows is not None:
-            return work(list(range(len(placed))))
+            with self._core.lanes.turn():
+                return work(list(range(len(placed))))
         return self._core.lanes.run([one.seq_lengths.item() for _, one in placed], work)
 
 

@@ -16,13 +16,16 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
 from nopad.model.admission import device_of
 from nopad.model.linear import active, shared
 from nopad.model.safety import bare
+from nopad.model.sharing import may_be_shared
 
 __all__ = ["Lanes"]
 
@@ -30,16 +33,18 @@ log = logging.getLogger("nopad")
 
 FEWEST_TOKENS = 256  # of a lane; smaller matrices are multiplied more slowly
 TURNS = 3  # batches that are timed in each way, after one that is not
-SAFE = ("nopad", "torch", "transformers")  # libraries whose modules may run in several threads at once
 Work = Callable[[list[int]], Sequence[Any]]
+_turns: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # a lock for each model that threads must not share
+_turns_lock = threading.Lock()
 
 
 class Lanes:
     """Runs the sequences of a batch in one lane or in several, whichever was faster for this model.
 
     A lane is a thread that runs some of the sequences as one batch. There is only one lane if the model is not on a
-    CPU; if it has modules that are not from nopad, torch or transformers, whose forward may not be thread-safe; if
-    PyTorch has one thread; under autocast; and in a `TorchFunctionMode` or `TorchDispatchMode` of the user.
+    CPU; if PyTorch has one thread; under autocast; and in a `TorchFunctionMode` or `TorchDispatchMode` of the user. A
+    model that threads must not share (`nopad.model.sharing`), such as one with modules or hooks of the user's own, runs
+    in one lane, and in one thread at a time.
 
     >>> from transformers import BertConfig, BertModel
     >>> from nopad.tasks.lanes import Lanes
@@ -54,13 +59,23 @@ class Lanes:
 
         `model` is a pack-safe model, and `most` the largest number of lanes; None: as many as PyTorch has threads.
         """
-        inner = bare(model)
-        modules = [type(module).__module__.split(".")[0] for module in inner.modules()]
-        self.most = 1 if device_of(inner).type != "cpu" or not set(modules) <= set(SAFE) else most
-        self._square = 1 / (6 * max(int(getattr(inner.config, "hidden_size", 0) or 0), 64))
+        self._model = bare(model)
+        self.most = 1 if device_of(self._model).type != "cpu" else most
+        self._square = 1 / (6 * max(int(getattr(self._model.config, "hidden_size", 0) or 0), 64))
         self._trial: _Trial | None = None
         self._pools: dict[tuple[int, int, int], _Pool] = {}
         self._lock = threading.Lock()  # held while lanes run: two calls at once would get half of the cores each
+
+    def turn(self) -> AbstractContextManager[Any]:
+        """Return a context manager in which this thread alone runs the model; if threads may share it, it does nothing.
+
+        A thread may enter it again.
+        """
+        if may_be_shared(self._model):
+            return nullcontext()
+        with _turns_lock:
+            lock: AbstractContextManager[Any] = _turns.setdefault(self._model, threading.RLock())
+        return lock
 
     def run(self, lengths: Sequence[int], work: Work) -> list[Any]:
         """Return a result for each sequence, in the order of `lengths`, the numbers of tokens of the sequences.
@@ -74,6 +89,10 @@ class Lanes:
             Exception: `work` raised it; by then, all its calls in other threads have ended.
         """
         every = sorted(range(len(lengths)), key=lengths.__getitem__)
+        turn = self.turn()
+        if not isinstance(turn, nullcontext):
+            with turn:
+                return _in_order([every], [work(every)])
         tokens, threads = sum(lengths), torch.get_num_threads()
         most = min(self.most or threads, threads, len(lengths) // 2, tokens // FEWEST_TOKENS)
         if most < 2 or not _is_plain() or not self._lock.acquire(blocking=False):
@@ -82,15 +101,27 @@ class Lanes:
             if self._trial is None or self._trial.threads != threads:
                 self._trial = _Trial(threads)
             lanes, begin = self._trial.lanes(most), time.perf_counter()
-            found = _in_order([every], [work(every)]) if lanes == 1 else self._divided(lengths, work, lanes, threads)
+            pool = None if lanes == 1 else self._pool(lanes, threads)
+            found = _in_order([every], [work(every)]) if pool is None else self._divided(lengths, work, lanes, pool)
+            if lanes > 1 and pool is None:
+                return found  # not timed: these are no lanes
             self._trial.note(lanes, most, (time.perf_counter() - begin) / tokens)
             return found
         finally:
             self._lock.release()
 
-    def _divided(self, lengths: Sequence[int], work: Work, lanes: int, threads: int) -> list[Any]:
+    def _pool(self, lanes: int, threads: int) -> _Pool | None:
+        """Return threads for lanes; None: they cannot be started, for a limit of the system."""
         made_for = (lanes, threads, os.getpid())  # a forked process has none of its parent's threads
-        pool = self._pools.get(made_for) or self._pools.setdefault(made_for, _Pool(lanes, threads))
+        try:
+            pool = self._pools.get(made_for) or self._pools.setdefault(made_for, _Pool(lanes, threads))
+        except (RuntimeError, threading.BrokenBarrierError) as error:
+            log.info(f"batches in several threads: not here, since no thread can be started: {error}")
+            self.most = 1
+            return None
+        return pool
+
+    def _divided(self, lengths: Sequence[int], work: Work, lanes: int, pool: _Pool) -> list[Any]:
         parts = divided([length * (1 + length * self._square) for length in lengths], lanes)
         for part in parts:
             part.sort(key=lengths.__getitem__)
@@ -99,9 +130,12 @@ class Lanes:
         try:
             for part in parts:
                 futures.append(pool.submit(_in_lane, work, part, mode))
+        except RuntimeError:
+            pass  # Python ends, and lanes take nothing more
         finally:
             wait(futures)  # also after Ctrl-C: the caller may change the model as soon as this returns
-        return _in_order(parts, [future.result() for future in futures])
+        done = [future.result() for future in futures]
+        return _in_order(parts, done + [work(part) for part in parts[len(done) :]])
 
 
 def _in_order(parts: Sequence[Sequence[int]], results: Sequence[Sequence[Any]]) -> list[Any]:
@@ -175,9 +209,15 @@ class _Pool:
         self._executor = ThreadPoolExecutor(lanes, "nopad-lane", _take, (threads // lanes,))
         # Each thread starts now: the number of threads set last, in any thread, is what new threads of the user get.
         barrier = threading.Barrier(lanes, timeout=10)
-        for future in [self._executor.submit(barrier.wait) for _ in range(lanes)]:
-            future.result()
-        torch.set_num_threads(threads)
+        try:
+            for future in [self._executor.submit(barrier.wait) for _ in range(lanes)]:
+                future.result()
+        except BaseException:
+            barrier.abort()
+            self._executor.shutdown()
+            raise
+        finally:
+            torch.set_num_threads(threads)
 
     def submit(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
         return self._executor.submit(function, *args)
@@ -196,6 +236,16 @@ def _in_lane(work: Work, part: list[int], mode: Any) -> Sequence[Any]:
     """
     with shared(mode):
         return work(part)
+
+
+def _forget() -> None:
+    """Make new locks in a process that was forked, where nobody is left to release the old ones."""
+    global _turns_lock
+    _turns_lock = threading.Lock()
+    _turns.clear()
+
+
+os.register_at_fork(after_in_child=_forget)
 
 
 def _is_plain() -> bool:

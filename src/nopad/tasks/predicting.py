@@ -181,7 +181,8 @@ class Predictor(Core):
                 if isinstance(form, Flat):
                     found = self.lanes.run(chosen.seq_lengths.tolist(), partial(self._run_flat, chosen))
                 else:
-                    found = self.run_batch(PackedBatch.from_columns(chosen, form, per_row=per_row))
+                    with self.lanes.turn():
+                        found = self.run_batch(PackedBatch.from_columns(chosen, form, per_row=per_row))
                 _refuse_nan(found, examples.record[numbers])
                 for number, result in zip(numbers.tolist(), found, strict=True):
                     results[number] = result

@@ -38,9 +38,9 @@ from nopad.files import damage_errors, local_path, sha256_file, write_atomic
 from nopad.model.admission import device_of
 from nopad.model.safety import bare
 from nopad.options import Option
+from nopad.seal import sealed, unsealed
 from nopad.store.manifest import tool_versions
 from nopad.store.monitor import Monitor, Silent
-from nopad.store.seal import sealed, unsealed
 from nopad.store.workspace import Workspace, check_outside, differences, holds
 from nopad.tasks.examples import placed
 from nopad.tasks.parts import aligned, schema_of_part, table_of, together, write_part

@@ -32,8 +32,8 @@ from nopad.errors import SourceError
 from nopad.files import fsync_folder, fsync_path, locked, storage_errors, write_atomic
 from nopad.loading.sources.arrays import ArrayTokens, memory_tokens
 from nopad.loading.sources.mapped import MappedArray, MappedFile
+from nopad.seal import sealed, unsealed
 from nopad.sequences import Sequences
-from nopad.store.seal import sealed, unsealed
 
 __all__ = ["IN_MEMORY", "Parts", "spooled"]
 
