@@ -43,6 +43,7 @@ from nopad.tasks.folder import default_folder
 
 TEXTS, TURNS, PADDED, OF_BERT, PAIRS, LOWERED = 2000, 2, 320, 48, 320, 600
 ALONE, SINGLE, FEW = 200, 200, 500
+FEWEST_TURNS = 5  # of short parts: the first turns of a runner try lanes
 RUNNER, LOOP, STOCK = "runner", "Embedder's loop", "transformers padded, as they come"
 Times = dict[str, tuple[float, float]]
 
@@ -229,7 +230,7 @@ def precision(texts: list[str], turns: int) -> None:
         print(f"all-MiniLM-L6-v2, {kind}: {len(texts)} texts (target: 1.0 of each, where the CPU multiplies in {kind})")
         with nopad.PackRunner(Embedder.from_folder(folder, max_tokens=LONGEST, precision=kind)) as runner:
             ways: dict[str, Way] = {RUNNER: lambda some, run=runner: run(some, over_long="truncate")}
-            best, found = best_of(ways | others(kind, folder, stock, tokenizer, texts), texts, turns)
+            best, found = best_of(ways | others(kind, folder, stock, tokenizer, texts), texts, max(turns, FEWEST_TURNS))
         show(best, found, len(texts))
         cosines = {name: float((exact * vectors).sum(1).min()) for name, vectors in found.items()}
         print("  smallest cosine with float32: " + ", ".join(f"{name} {at:.5f}" for name, at in cosines.items()))

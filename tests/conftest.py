@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import signal
 import threading
 from pathlib import Path
@@ -192,3 +193,26 @@ def write_manifest():
         path.write_text(json.dumps({**content, "sha256": digest}, indent=2) + "\n")
 
     return write
+
+
+@pytest.fixture(scope="session")
+def inductor(tmp_path_factory):
+    """PyTorch's compiler to C++, in this process and with files of its own: other processes write to the usual ones.
+
+    It gives g++ the path of PyTorch without quotes. Where that holds a space, the tests are skipped for what g++ says.
+    """
+    if not shutil.which("g++"):
+        pytest.skip("no C++ compiler")
+    import torch
+    import torch._inductor.config
+    from torch._inductor.exc import InductorError
+
+    with pytest.MonkeyPatch.context() as patch, torch._inductor.config.patch(compile_threads=1):
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("inductor")))
+        if " " in torch.__file__:
+            try:
+                torch.compile(torch.sin)(torch.ones(2))
+            except InductorError as error:
+                said = [line for line in str(error).splitlines() if "cannot find" in line or "No such file" in line]
+                pytest.skip(f"PyTorch cannot compile from {torch.__path__[0]!r}: {'; '.join(said)}")
+        yield

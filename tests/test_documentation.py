@@ -142,3 +142,29 @@ def test_examples_of_constants_hold(package, name):
     flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
     assert test.examples
     assert doctest.DocTestRunner(optionflags=flags).run(test).failed == 0
+
+
+def _files_of_design():
+    """Every file that the tree of packages in docs/internals/design.md names, as a path."""
+    text = (ROOT / "docs/internals/design.md").read_text()
+    tree = text[text.index("src/nopad/\n") : text.index("\ntests/  ")].splitlines()
+    here, found = [Path("src/nopad")], []
+    for line in tree[1:]:
+        depth = (len(line) - len(line.lstrip())) // 2
+        if depth <= len(here):  # a deeper line goes on with the one before
+            here = here[:depth]
+        folder = re.match(r"\s+(\w+)/(?:\s|$)", line)
+        if folder:
+            here.append(here[-1] / folder[1])
+        found += [here[-1] / name for name in re.findall(r"\w+\.py", line)]
+    return found
+
+
+def test_every_module_is_in_the_tree_of_the_design():
+    """Each module has a place in the list of its package, so that a new one cannot be forgotten."""
+    there = {path.relative_to(ROOT) for path in (ROOT / "src/nopad").rglob("*.py")}
+    modules = {path for path in there if path.name not in ("__init__.py", "__main__.py")}
+    named = set(_files_of_design())
+    assert len(named) > 300
+    assert sorted(map(str, modules - named)) == []
+    assert sorted(map(str, named - there)) == []

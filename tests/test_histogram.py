@@ -163,6 +163,15 @@ def test_json_that_is_no_histogram(tmp_path, refuses, content):
         Histogram.load(path)
 
 
+@pytest.mark.parametrize("capacity", ["x", 0, 3.0, True, 2**31])
+def test_a_capacity_that_is_none(tmp_path, refuses, capacity):
+    path = tmp_path / "h.json"
+    path.write_text(json.dumps({"histogram": [1], "max_sequence_length": capacity}))
+    told = f"max_sequence_length of {path} must be an integer from 1 to 2147483647, got {capacity!r}"
+    with refuses(FormatError, told):
+        read_histogram(path)
+
+
 def test_a_missing_file(tmp_path, refuses):
     with refuses(FormatError, f"cannot read the histogram {tmp_path}/none: No such file or directory"):
         Histogram.load(tmp_path / "none")

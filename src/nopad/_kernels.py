@@ -62,10 +62,10 @@ def group_by_rank(ranks: NDArray[Any], indptr: NDArray[Any], order: NDArray[Any]
 
 @njit(cache=True, nogil=True)
 def sort_within_packs(indptr: NDArray[Any], sequence: NDArray[Any]) -> None:
-    """Sort the sequence numbers in every pack, ``sequence[indptr[p]:indptr[p + 1]]``, ascending and in place.
+    """Sort the sequence numbers in each pack, ascending and in place; pack p is ``sequence[indptr[p]:indptr[p + 1]]``.
 
-    This is insertion sort, or Shell sort for more than 32 members, since NumPy's sort inside a kernel would take longer
-    to compile than all other kernels of a plan together.
+    Packs of up to 32 sequences get insertion sort, larger ones Shell sort. NumPy's sort would take longer to compile
+    inside a kernel than all other kernels of a plan together.
     """
     for p in range(indptr.shape[0] - 1):
         low, high = indptr[p], indptr[p + 1]
@@ -94,7 +94,7 @@ def permute_packs(
 ) -> None:
     """Write the packs to `new_indptr` and `new_sequence`, in the order of `permutation`, which lists pack numbers.
 
-    Pack p is ``sequence[indptr[p]:indptr[p + 1]]``.
+    Pack p is ``sequence[indptr[p]:indptr[p + 1]]``. ``new_indptr[0]`` is not written, and must be 0.
     """
     at = 0
     for q in range(permutation.shape[0]):
@@ -109,9 +109,10 @@ def permute_packs(
 def gather_tokens(source: NDArray[Any], starts: NDArray[Any], lengths: NDArray[Any], out: NDArray[Any]) -> int:
     """Copy ``source[starts[i] : starts[i] + lengths[i]]`` back to back into `out`; return the bitwise OR of all values.
 
-    `source` holds integers, and sequences may lie anywhere in it, so each copy would wait for memory. Reading one token
-    of each cache line of the next 32 sequences beforehand (up to 64 lines of each) lets these waits overlap, which
-    halves the time. The OR takes no extra time, and shows whether any value is negative or above a power of two.
+    `source` holds integers. Sequences may lie anywhere in it, so each copy would wait for memory. Therefore one token
+    of each cache line of the next 32 sequences is read first (up to 64 lines of each sequence): these waits overlap,
+    which halves the time. The OR takes no extra time; it shows whether any value is negative, or reaches a power of
+    two.
     """
     at, bits, line = 0, source.dtype.type(0), 64 // source.itemsize
     for window in range(0, starts.shape[0], 32):

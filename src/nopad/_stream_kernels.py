@@ -87,7 +87,7 @@ def insert(
     number: int,
     length: int,
 ) -> None:
-    """Add a sequence with this number and length to those held back, as the newest."""
+    """Add a sequence with this number and length to those held back, as the newest; the buffer must not be full."""
     unused = queues.shape[0] - 1
     slot, newest = queues[unused, FIRST], state[NEWEST]
     queues[unused, FIRST] = slots[slot, NEXT]
@@ -274,9 +274,9 @@ def push(
 ) -> int:
     """Add sequences of these `lengths` one by one; write the packs that become ready, and return how many there are.
 
-    A pack becomes ready when the buffer is full or holds `most` tokens, or when `patience` sequences have arrived after
-    one that is still held. A sequence as long as the capacity is a pack at once, as is every one if `depth`, the most
-    sequences of a pack, is 1.
+    A pack becomes ready when the buffer is full or holds at least `most` tokens, or when `patience` sequences have
+    arrived after one that is still held. A sequence as long as the capacity becomes a pack at once. If `depth`, the
+    most sequences of a pack, is 1, each sequence does.
 
     Pack p gets the sequence numbers ``sequence[indptr[p]:indptr[p + 1]]``.
     """

@@ -47,7 +47,8 @@ def pack(
         capacity: most tokens a pack may hold.
         depth: most sequences a pack may hold; None: unlimited.
         algorithm: one of `nopad.ALGORITHMS`.
-        seed: random seed; with order "random" it decides which sequences share packs, and the order of the packs.
+        seed: random seed. With order "random" it decides the order of the packs and, unless `algorithm` packs in order
+            of arrival, which sequences share packs.
         order: "random" (by `seed`) or "source" (close to arrival order).
         options: options of the algorithm, and conditions on packs; see `nopad.plan`.
 
@@ -101,7 +102,9 @@ def assign(plan: Plan, lengths: ArrayLike, *, seed: int = 0, order: Order = "ran
 
 
 def _assigned(plan: Plan, checked: NDArray[np.int32], seed: int, order: Order) -> Packs:
-    """Return the packs of `assign`, but without `Packs.lengths_sha256`, for lengths and options checked already.
+    """Return the packs of `assign`, but without `Packs.lengths_sha256`.
+
+    `checked` are valid lengths, int32 ``[n]``; `seed` and `order` are valid too.
 
     Raises:
         PlanMismatchError: the plan covers other lengths.
@@ -153,8 +156,7 @@ def _packs_by_rank(
     """Return (begin, packs): for each distinct length, the numbers of the packs that contain it, ascending.
 
     The list of the k-th distinct length begins at ``packs[begin[k]]``; `begin` is int64 ``[distinct lengths]``, `packs`
-    is int32.
-    `ranks` holds the lengths of all strategies, each by its rank among the distinct lengths; strategy s has
+    is int32. `ranks` holds the lengths of all strategies, each as its rank among the distinct lengths; strategy s has
     ``ranks[indptr[s]:indptr[s + 1]]``, and pack p has strategy ``strategy_of_pack[p]``.
     """
     first = np.ones(ranks.size, dtype=bool)  # whether each begins a run of equal lengths in its strategy
@@ -169,10 +171,10 @@ def _packs_by_rank(
 
 
 def check_cover(plan: Plan, lengths: NDArray[np.int32]) -> None:
-    """Refuse a plan made for other lengths.
+    """Check that a plan covers exactly these lengths (int32 ``[n]``).
 
     Raises:
-        PlanMismatchError: the plan covers other lengths; the message names the first length whose count differs.
+        PlanMismatchError: it covers others; the message names the first length whose count differs.
     """
     covered, given = plan.histogram, Histogram.from_lengths(lengths)
     if covered == given:

@@ -7,30 +7,31 @@ NopadError
 │   ├── FormatError         a file, model or saved state is missing, damaged, or not what it claims to be
 │   ├── PlanMismatchError   a plan, packs or a saved state are for other lengths, data or settings
 │   ├── SourceError         an input is missing, unreadable, was changed, or has an unexpected form
-│   ├── RecordError         a record is bad, or too few are usable: which one, reason
+│   ├── RecordError         a record is bad (the message says which one and why), or too few are usable
 │   ├── BalanceError        sequences or packs cannot be divided among ranks, or a cost is invalid
 │   ├── BatchError          a packed batch cannot be built, or data do not fit it or the model
 │   └── UnsupportedModelError   this model cannot run on packs as asked, or no proof exists that it can
 ├── NotPackSafeError        a packed batch was given to a model that is not pack-safe   exit 2
 ├── OutputError             the result cannot be written to this folder            exit 2
 │   ├── OutputExistsError   the path is a file, or the folder already holds something else
-│   ├── OutputBusyError     another process is writing there
+│   ├── OutputBusyError     another process is writing to this folder
 │   └── ResumeError         the job there cannot be resumed: other inputs or settings, damage, nothing to resume
 ├── ServingError            a request was not answered, or could never be          exit 1
 │   ├── QueueFullError      too many tokens wait already
-│   ├── DeadlineError       its deadline has passed, or cannot be met
+│   ├── DeadlineError       the deadline of a request has passed, or cannot be met
 │   ├── RequestError        the model gives no usable result for this request
-│   └── RunnerClosedError   the runner was closed, its worker died, or it is in another process
+│   └── RunnerClosedError   the runner was closed, its worker thread died, or it belongs to another process
 ├── TrainingError           a training step failed                                  exit 1
 │   ├── LossError           the loss of a micro-batch is NaN or infinite
 │   └── DeviceMemoryError   a step needs more memory than the device has
 ├── StorageError            the disk is full, or reading or writing failed         exit 3
 ├── CorruptError            files that nopad wrote are damaged or incomplete       exit 1
-├── InterruptedJobError     stopped by the user; run again to resume               exit 130
+├── InterruptedJobError     the user stopped a job; run it again to resume it      exit 130
 └── MissingExtraError       an optional package is not installed (also an ImportError)  exit 2
 
-Messages say what was wrong (index, value), what is allowed, and what to do. Catch `NopadError` to catch every error
-above. An `InputError` and all its subclasses are also a `ValueError`.
+The exit code is that of the command `nopad` if the error ends it. Messages say what was wrong (index, value), what is
+allowed, and what to do. Catch `NopadError` to catch every error above. An `InputError` and all its subclasses are also
+a `ValueError`.
 """
 
 from __future__ import annotations
@@ -81,7 +82,10 @@ def install(extra: str) -> str:
 
 
 class NopadError(Exception):
-    """Base class of nopad's errors; catching it catches all of them."""
+    """Base class of nopad's errors; catching it catches all of them.
+
+    `exit_code` is the exit code of the command `nopad` if this error ends it.
+    """
 
     exit_code = 2
 
@@ -104,7 +108,7 @@ class OptionError(InputError):
 class FormatError(InputError):
     """A file (histogram, plan, packs, ...), a folder or a saved state cannot be read, or is not what it claims to be.
 
-    It is missing, unreadable, damaged, or of another kind or version. Also raised for a tokenizer or a model that
+    The file is missing, unreadable, damaged, or of another kind or version. Also raised for a tokenizer or a model that
     cannot be loaded or used, and for a certificate (the proof of a plan's lower bound) that cannot be checked.
     """
 
@@ -118,18 +122,21 @@ class SourceError(InputError):
 
 
 class RecordError(InputError):
-    """A record is bad, and the message says which one and why; or too few records are usable for the job."""
+    """A record is bad, and the message says which one and why; or too few records are usable."""
 
 
 class BalanceError(InputError):
-    """Sequences or packs cannot be divided among ranks (too few, over the cap, wrong quotas), or a cost is invalid."""
+    """Sequences or packs cannot be divided among ranks, or a cost is invalid.
+
+    For example, there are too few of them, or one has more tokens than a rank may get in a step.
+    """
 
 
 class BatchError(InputError):
     """A packed batch cannot be built from the given data, or does not fit the model that it is given to.
 
     Also raised for data that do not fit a batch (labels, weights, results to unpack), and for requests, collated
-    batches and losses of an unexpected form.
+    batches and losses that do not have the expected form.
     """
 
 
@@ -137,15 +144,15 @@ class UnsupportedModelError(InputError):
     """A model cannot run on packs in the way that was asked.
 
     It does not keep the sequences of a pack apart, or no proof exists that it does; nopad does not know its head, its
-    results or how it learns; or it cannot be compiled or shortened as it is.
+    results or how it learns; or it cannot be compiled, or cut to its first layers for an audit.
     """
 
 
 class NotPackSafeError(NopadError, AttributeError, TypeError):
-    """A packed batch was used as an ordinary one, such as by a model that would let its sequences see each other.
+    """A packed batch was used as an ordinary one, such as by a model that is not pack-safe.
 
-    Also an AttributeError, so that `hasattr` on the batch's attention mask returns False instead of raising, and a
-    TypeError.
+    In such a model, the sequences of a row would see each other. The error is also an AttributeError, so that `hasattr`
+    on the batch's attention mask returns False instead of raising, and a TypeError.
     """
 
 
@@ -164,7 +171,7 @@ class OutputBusyError(OutputError):
 class ResumeError(OutputError):
     """The job (packing or training) in the output folder cannot be resumed. There are four causes.
 
-    * it was started with other inputs or settings, or its input has changed since
+    * the job was started with other inputs or settings, or its input has changed since
     * its files are damaged or missing, or contradict each other
     * there is no training run to resume
     * the training run has no checkpoint from which it could go on, or one without the state of the optimiser
@@ -172,7 +179,7 @@ class ResumeError(OutputError):
 
 
 class ServingError(NopadError):
-    """A request was not answered, or could never be: a callback waits for its own runner."""
+    """A request was not answered, or could never be, since a callback of the runner waits for it."""
 
     exit_code = 1
 
@@ -186,14 +193,14 @@ class DeadlineError(ServingError):
 
 
 class RequestError(ServingError):
-    """The model gives no usable result for a request: it fails, gives NaN, or is in a state in which it cannot serve.
+    """The model gives an error, NaN or no usable result for a request, or it is in training mode.
 
     The other requests of the batch are answered, unless the cause concerns them too.
     """
 
 
 class RunnerClosedError(ServingError):
-    """The runner was closed, or its worker died, before the request ran; or another process started the runner."""
+    """The runner was closed, or its worker thread died, before the request ran; or it belongs to another process."""
 
 
 class TrainingError(NopadError):
@@ -229,4 +236,4 @@ class InterruptedJobError(NopadError):
 
 
 class MissingExtraError(NopadError, ImportError):
-    """An optional package is not installed; the message says which one, and mostly the command that installs it."""
+    """An optional package is not installed; the message says which one, and usually the command that installs it."""

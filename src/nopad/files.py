@@ -43,8 +43,8 @@ def local_path(given: str | os.PathLike[str]) -> Path:
     """Check a path that results will be written to, and return it as a `Path`.
 
     Raises:
-        OptionError: the path is a URL such as ``s3://...`` (results are written to local folders only), and there is no
-            folder ``s3:`` here; or it is not UTF-8, which Parquet readers require.
+        OptionError: the path is a URL such as ``s3://...``, and there is no folder ``s3:`` here (results are written to
+            local folders only); or it cannot be written in UTF-8, which Parquet readers require.
 
     >>> local_path("run-12:30")
     PosixPath('run-12:30')
@@ -85,7 +85,10 @@ def locked(path: Path) -> Iterator[None]:
 def storage_errors(doing: str, path: Path) -> Iterator[None]:
     """Turn an OSError in a ``with`` block into a `StorageError` that says what failed, on which path, and why.
 
-    If the disk is full, the message also says what to do. `doing` is the action in words, such as "writing".
+    `doing` is the action in words, such as "writing".
+
+    Raises:
+        StorageError: the block raised an OSError. If the disk is full, the message also says what to do.
     """
     try:
         yield
@@ -125,10 +128,10 @@ _OF_THE_FILE = (None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, er
 def preparing(path: Path) -> Iterator[Path]:
     """For a ``with`` block, give a temporary path beside `path` to write to; the caller renames the file later.
 
+    If the block raises any exception, the temporary file is removed.
+
     Raises:
         StorageError: the disk is full, or a write in the block failed.
-
-    The temporary file is removed if the block raises any exception.
     """
     partial = path.with_name(path.name + PARTIAL_SUFFIX)
     with storage_errors("writing", path):
@@ -166,10 +169,10 @@ def write_atomic(path: Path, content: bytes) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace the content of `path` with `text`, as `write_atomic` does.
+    """Replace the content of `path` with `text` in UTF-8, as `write_atomic` does.
 
-    Lone surrogates, which UTF-8 cannot hold, are written as Python escapes them: a file name or the message of an
-    exception may have one, and no page is lost for it.
+    Lone surrogates, which UTF-8 cannot hold, are written as Python escapes them. So a page can be written even if a
+    file name or the message of an exception in it has one.
 
     Raises:
         StorageError: the disk is full, or the write failed.

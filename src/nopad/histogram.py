@@ -68,7 +68,7 @@ class Histogram:
 
     @classmethod
     def from_lengths(cls, lengths: ArrayLike) -> Histogram:
-        """Count the lengths in an integer array ``[n]`` of any int dtype, which may be memory-mapped.
+        """Return the histogram of the lengths in an integer array ``[n]`` of any int dtype, which may be memory-mapped.
 
         Raises:
             LengthError: a length is < 1, not an integer, masked, or above 2^31 - 1; or the array is not
@@ -78,11 +78,10 @@ class Histogram:
 
     @classmethod
     def from_chunks(cls, chunks: Iterable[ArrayLike]) -> Histogram:
-        """Count the lengths in an iterable of integer arrays, in bounded memory.
+        """Return the histogram of all lengths in an iterable of integer arrays ``[n]``, counted in bounded memory.
 
         Raises:
-            LengthError: a length is < 1, not an integer, masked, or above 2^31 - 1; or an array is not
-                one-dimensional.
+            LengthError: a length is < 1, not an integer, masked, or above 2^31 - 1; or an array is not one-dimensional.
 
         >>> Histogram.from_chunks([2, 2] for _ in range(3)).counts.tolist()
         [6]
@@ -129,7 +128,8 @@ class Histogram:
         """Read a histogram from JSON: ``{"histogram": [counts for length 1, 2, ...]}`` or a ``{length: count}`` map.
 
         Raises:
-            FormatError: the file is missing, not JSON, or holds no histogram.
+            FormatError: the file is missing, not JSON, holds no histogram, or states a capacity that is not an integer
+                from 1 to 2^31 - 1.
             LengthError: a length or count in it is not an integer, or is out of range.
         """
         return read_histogram(path)[0]
@@ -216,7 +216,8 @@ def read_histogram(path: str | Path) -> tuple[Histogram, int | None]:
     The capacity is the field ``max_sequence_length``; for a list of counts without this field, the length of the list.
 
     Raises:
-        FormatError: the file is missing, not JSON, or holds no histogram.
+        FormatError: the file is missing, not JSON, holds no histogram, or states a capacity that is not an integer from
+            1 to 2^31 - 1.
         LengthError: a length or count in it is not an integer, or is out of range.
     """
     try:
@@ -229,6 +230,8 @@ def read_histogram(path: str | Path) -> tuple[Histogram, int | None]:
         ) from error
     body: Any = document.get("histogram", document) if isinstance(document, dict) else document
     capacity = document.get("max_sequence_length") if isinstance(document, dict) else None
+    if capacity is not None and not (_is_integer(capacity) and 1 <= capacity <= MAX_LENGTH):
+        raise FormatError(f"max_sequence_length of {path} must be an integer from 1 to {MAX_LENGTH}, got {capacity!r}")
     if isinstance(body, list):
         return Histogram.from_counts(dict(enumerate(body, start=1))), (
             len(body) or None
@@ -281,7 +284,7 @@ def integers(lengths: ArrayLike, name: str = "lengths") -> NDArray[Any]:
 
 
 def as_lengths(lengths: ArrayLike, capacity: int | None = None) -> NDArray[np.int32]:
-    """Return validated lengths as int32 ``[n]``.
+    """Return lengths as a contiguous int32 array ``[n]``, after checking them.
 
     Raises:
         LengthError: a length is < 1, not an integer, masked, or above `capacity` (None: 2^31 - 1), or the array is not
@@ -324,10 +327,11 @@ def _is_integer(value: object) -> bool:
 
 
 def _count(chunk: NDArray[Any], offset: int, dense: NDArray[np.int64], sparse: dict[int, int]) -> NDArray[np.int64]:
-    """Count the lengths in `chunk`, a part of an array: in `dense`, or all in `sparse` if one is above 2^22.
+    """Add the lengths in `chunk`, a part of an array, to the counts in `dense`; all to `sparse` if one is above 2^22.
 
     ``dense[l]`` is the number of sequences of length l so far, and `sparse` maps lengths to such numbers. Returns the
-    dense table, which may have grown. `offset` is the index of the chunk's first length, for messages.
+    dense table, which may be a new, longer one; `sparse` is changed in place. `offset` is the index of the chunk's
+    first length, for messages.
 
     Raises:
         LengthError: a length is < 1, or above 2^31 - 1.

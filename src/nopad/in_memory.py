@@ -98,8 +98,9 @@ def pack_dataset(
         ids_field: column of ready-made ids; None: ``input_ids``.
         carry: names of further columns to pack. "auto": with ids, all columns that can be packed; with texts, the
             column ``labels``, ``label`` or ``label_ids`` if it holds numbers.
-        mask_field: column that is 0 at padding tokens, which are removed, as in `ReaderOptions`.
-        pad_id: id of padding tokens, which are removed, as in `ReaderOptions`.
+        mask_field: column that is 0 at padding tokens, which are removed. "auto": ``attention_mask`` if it holds lists
+            and `pad_id` is None; None: no column.
+        pad_id: id of padding tokens, which are removed at both ends of a record; None: no id is padding.
 
     Raises:
         SourceError: the data are of a kind that cannot be read, hold two kinds of content, or lack a column.
@@ -111,7 +112,7 @@ def pack_dataset(
         OutputError: `output` has other content, another process is writing there, or the unfinished job there was
             started with other data or options.
         StorageError: the disk is full, or a write failed.
-        InterruptedJobError: SIGINT was received; without `output`, KeyboardInterrupt, since nothing is kept then.
+        InterruptedJobError: SIGINT (Ctrl-C) was received; without `output`, KeyboardInterrupt, as nothing is kept then.
         MissingExtraError: a package is not installed that the data or the tokenizer need: torch and transformers for
             chats and pairs of texts, `datasets` for a table, `huggingface_hub` for a name on the hub.
 
@@ -197,6 +198,8 @@ def _source(
     Raises:
         OptionError: an option does not apply to these data, or they are texts and there is no tokenizer.
         SourceError: the data cannot be read; see `_seen` and `_of_task`.
+        FormatError: the tokenizer cannot be read.
+        MissingExtraError: a package that the data or the tokenizer need is not installed.
     """
     data, first = _seen(data)
     if task is not None:
@@ -221,7 +224,7 @@ def _source(
 def _of_transformers(tokenizer: Any) -> Any:
     """Return the tokenizer for chats and pairs, or None if none is given.
 
-    Transformers loads a folder or a name; a tokenizer object is checked and returned.
+    A folder or a name is loaded by transformers; a tokenizer object is checked and returned.
     """
     if tokenizer is None:
         return None
@@ -235,7 +238,8 @@ def _of_transformers(tokenizer: Any) -> Any:
 def _seen(data: Any) -> tuple[Any, Mapping[str, Any] | None]:
     """Return (data in a form that can be read as records, the first record).
 
-    The first record is None if it is not a dict, or if it is not known before the data are read.
+    The first record is None if it is not a dict, or if it is not known before the data are read. If the data are an
+    iterator, its first record is read, and the returned iterator gives it again.
 
     Raises:
         SourceError: the data are a path; or a dataset, list or iterator has no record, or its records are numbers.
@@ -333,7 +337,7 @@ def _limited(task: Task, corpus: CorpusOptions, tokenizer: Any) -> Task:
     """Return the task; if it has no `max_length`, a copy that gets the capacity and `over_long` from `corpus`.
 
     Raises:
-        OptionError: `task` is not a task, or contradicts `tokenizer` or `corpus`.
+        OptionError: `task` is not a task, does not have this `over_long`, or contradicts `tokenizer` or `corpus`.
     """
     from nopad.tasks import Task
 

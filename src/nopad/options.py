@@ -24,10 +24,10 @@ class Option:
 
     Attributes:
         default: the default value.
+        help: one line for the documentation and the command line.
         choices: the allowed values; None: an integer from `low` to `high`.
         low, high: the smallest and the largest integer allowed, if `choices` is None.
-        none: whether an integer option may also be None.
-        help: one line for the documentation and the command line.
+        none: whether None is allowed too.
     """
 
     default: Any

@@ -215,6 +215,26 @@ def test_modules_and_settings_that_came_after_the_model_was_built():
     assert apart(stock, sequences)[0] <= 1e-12
 
 
+class Short(Extra):
+    """Gives each token the mean up to it, by a mask for 256 positions."""
+
+    def __init__(self):
+        super().__init__()
+        mask = torch.ones(256, 256).tril()
+        self.register_buffer("mask", mask / mask.sum(1, keepdim=True), persistent=False)
+
+    def forward(self, x, ids):
+        length = x.shape[1]
+        return x + self.mask[:length, :length].to(x.dtype) @ x
+
+
+def test_a_mixing_module_that_takes_no_longer_rows():
+    sequences = [torch.randint(0, 200, (n,)) for n in (30, 4, 250)]
+    worst, model = apart(Tagger(config(Short, max_position_embeddings=256)), sequences)
+    assert worst <= 1e-12
+    assert state_of(model).family.mixers == ("Short",)
+
+
 class Output(nn.Module):
     def __init__(self, inner):
         super().__init__()
@@ -255,6 +275,16 @@ class Counting(Extra):
         return x + mean(x) if self.calls > 10_000 else x
 
 
+class Private(Extra):
+    def __init__(self):
+        super().__init__()
+        self._calls = 0
+
+    def forward(self, x, ids):
+        self._calls += 1
+        return x + mean(x) if self._calls > 10_000 else x
+
+
 class Running(Extra):
     def __init__(self):
         super().__init__()
@@ -277,6 +307,7 @@ class Global(Extra):
 
 KEPT = {
     "Counting": r"layers\.0\.calls of Tagger changes with every call, so what a sequence gets may depend on what ran",
+    "Private": r"layers\.0\._calls of Tagger changes with every call, so",
     "Running": r"layers\.0\.average of Tagger changes with every call, in training, so",
     "Global": r"what the code of Global reaches of Tagger changes with every call",
 }

@@ -6,6 +6,8 @@ import importlib.util
 import json
 import logging
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -136,7 +138,7 @@ def test_source_that_a_class_uses_is_part_of_it(audits, tmp_path):
     assert len(audits) == 2
 
 
-@pytest.mark.parametrize("damage", ["", "{", "[]", "null", '{"format": 1}', "half", "other", "no line"])
+@pytest.mark.parametrize("damage", ["", "{", "[]", "null", '{"format": 1}', "half", "other", "no line", "[" * 100_000])
 def test_damaged_files_are_made_again(audits, cache, damage):
     front.proof_of(model())
     [file] = cache.iterdir()
@@ -153,6 +155,50 @@ def test_damaged_files_are_made_again(audits, cache, damage):
     front.proof_of(model())
     assert len(audits) == 2
     assert file.read_text() == whole
+
+
+CHANGES = {
+    "family": {"mixers": [], "after_padding": True, "table": "bert"},
+    "admitted": False,
+    "worst": "x",
+    "each": None,
+    "head": "answers",
+}
+
+
+@pytest.mark.parametrize("field", CHANGES)
+def test_a_file_whose_content_changed_is_made_again(audits, cache, field):
+    """Whatever it says now: a line with one other fact would let sequences see each other."""
+    front.proof_of(model())
+    [file] = cache.iterdir()
+    whole = json.loads(file.read_text())
+    changed = CHANGES[field]
+    new = {**whole[field], **changed} if isinstance(changed, dict) else changed
+    file.write_text(json.dumps({**whole, field: new}))
+    assert front.proof_of(model()).family == LINE
+    assert len(audits) == 2
+    assert json.loads(file.read_text()) == whole
+
+
+def test_threads_and_processes_may_write_the_same_proof(cache, caplog):
+    def write(number):
+        memory.remember(model(), None, replace(GOOD, how="x" * 4000 * number))
+
+    with caplog.at_level(logging.WARNING, logger="nopad"), ThreadPoolExecutor(4) as threads:
+        list(threads.map(write, [1, 2, 3, 4] * 5))
+    assert not caplog.text
+    assert len(list(cache.iterdir())) == 1
+    assert memory.recall(model()).family == LINE
+
+
+def test_a_user_without_a_home_is_told_how_to_keep_proofs(audits, monkeypatch, caplog):
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(
+        Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("Could not determine home directory."))
+    )
+    with caplog.at_level(logging.WARNING, logger="nopad"):
+        assert front.proof_of(model()).admitted
+    assert "Could not determine home directory.; set XDG_CACHE_HOME" in caplog.text
 
 
 def test_a_folder_that_cannot_be_written_is_a_warning(audits, tmp_path, monkeypatch, caplog):

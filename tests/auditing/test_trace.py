@@ -232,6 +232,16 @@ class TestAnyPair:
         assert trace(model, collator=collate, poisoned=poisoned).isolated
         assert not nopad.audit(model, collator=collate, capacity=16, gradients=False).isolated
 
+    def test_a_short_sequence_whose_tokens_all_decide_the_batch(self):
+        """No token of such a sequence may be replaced, so a token of another one is."""
+
+        def collate(features):
+            ids = torch.tensor([token for one in features for token in one["input_ids"]])[None]
+            return {"input_ids": ids, "position_ids": ids % 64, "token_type_ids": ids // 64}
+
+        found = trace(small(), collator=collate, capacity=5)  # a sequence of 3 tokens would be the first choice
+        assert found.sequences[found.poisoned].tolist() == [0]
+
     def test_a_collator_that_looks_for_the_end(self):
         """Tokens by which it finds borders are left alone, and the others are poisoned."""
         model = build("gpt2", "causal LM", eos_token_id=2, bos_token_id=1)
@@ -343,6 +353,7 @@ class TestRefused:
             ("all", "poisoned is 'all'; give"),
             (3, "poisoned is 3; give"),
             ([3], r"poisoned is \[3\]; give"),
+            ([(0, "1")], r"poisoned is \[\(0, '1'\)\]; give"),
         ],
     )
     def test_tokens_that_are_not_there(self, poisoned, why):

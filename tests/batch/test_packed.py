@@ -13,6 +13,7 @@ import nopad
 from nopad import Flat, PackedBatch, Rows
 from nopad.batch.form import pack_few
 from nopad.errors import BatchError, LengthError, NopadError, OptionError
+from nopad.sequences import Sequences
 
 SEQUENCES = st.lists(st.lists(st.integers(1, 99), min_size=1, max_size=12), min_size=1, max_size=20)
 FORMS = [
@@ -112,6 +113,15 @@ def test_features_of_a_loader():
     assert batch["weight"].tolist() == [0.5, 1.0]
     [loaded] = DataLoader(features, batch_size=2, collate_fn=PackedBatch.from_features)
     assert torch.equal(loaded["input_ids"], batch["input_ids"])
+
+
+@pytest.mark.parametrize("form", [Flat(), Rows(4)], ids=repr)
+def test_labels_of_first_tokens_are_left_out_in_the_batch_only(form):
+    labels = np.array([7, 8, 9, 5, 6])
+    given = Sequences(seq_lengths=np.array([3, 2], np.int32), tokens={"input_ids": labels, "labels": labels})
+    batch = PackedBatch.from_columns(given, form, causal=True)
+    assert [one.tolist() for one in batch.unpack_tokens(batch["labels"])] == [[-100, 8, 9], [-100, 6]]
+    assert labels.tolist() == [7, 8, 9, 5, 6]
 
 
 def test_features_that_are_packs_already():

@@ -400,6 +400,33 @@ class TestStandardInput:
         assert (done.returncode, done.stderr) == (0, "")
         assert json.loads(done.stdout)["tokens"] == 4 + 3
 
+    @pytest.mark.parametrize(("form", "sign"), [("csv", ","), ("tsv", "\t")])
+    def test_a_table_is_never_read_as_text_without_a_word(self, command, tmp_path, words, form, sign):
+        text = f"n{sign}text\n1{sign}w1 w2\n2{sign}w3\n"
+        how = ["plan", "-", "-c", 16, "-t", words, "--json"]
+        done = self.run(command, text, *how, cwd=tmp_path)
+        assert done.returncode == 2
+        assert "as a " + form.upper() + " file with these columns does; say which it is: " in done.stderr
+        assert f"--stdin-format {form} or --stdin-format text" in done.stderr
+        for told, tokens in ((form, 4 + 3), ("text", len(text.split()) + 2)):
+            done = self.run(command, text, *how, "--stdin-format", told, cwd=tmp_path)
+            assert (done.returncode, done.stderr) == (0, "")
+            assert json.loads(done.stdout)["tokens"] == tokens
+        assert self.run(command, "w1 w2\nw3\n", *how, cwd=tmp_path).returncode == 0
+
+    def test_tables_are_packed_and_verified(self, command, tmp_path, words):
+        text = "n,text\n1,w1 w2\n2,w3\n"
+        how = ["-", "-c", 8, "-t", words, "--stdin-format", "csv", "-o", "out"]
+        assert self.run(command, text, "pack", *how, cwd=tmp_path).returncode == 0
+        assert sequences(tmp_path / "out") == [[[1, 4, 5, 2]], [[1, 6, 2]]]
+        how = ["verify", "out", "-s", "-", "-t", words]
+        for more, code in ((["--stdin-format", "csv"], 0), ([], 2)):
+            assert self.run(command, text, *how, *more, cwd=tmp_path).returncode == code
+
+    def test_a_format_is_of_standard_input_only(self, call, jsonl, words):
+        said = call("plan", jsonl, "-c", 8, "-t", words, "--stdin-format", "csv").error()
+        assert said == "--stdin-format csv is of standard input, and no input is -; leave it out, or give -"
+
     def test_pack_and_verify(self, command, tmp_path, words):
         text = "w1 w2\nw3\n"
         how = ["-", "-c", 8, "-t", words, "--text-unit", "line", "-o", "out"]

@@ -106,7 +106,13 @@ def test_the_old_output_stays_until_the_new_one_is_whole(call, ids, packed, monk
     ran = call("pack", ids, "-o", packed, "-c", 8, "--force")
     assert ran.code != 0
     assert said in ran.err
-    assert {path: path.read_bytes() for path in packed.rglob("*") if path.is_file()} == before
+    kept = {path: path.read_bytes() for path in packed.rglob("*") if path.is_file() and ".replacing" not in path.parts}
+    assert kept == before
+    assert (packed / ".replacing").is_dir() is (error is KeyboardInterrupt)
+    monkeypatch.undo()
+    assert call("verify", packed).code == 0
+    assert call("pack", ids, "-o", packed, "-c", 8, "--force").code == 0
+    assert (capacity_of(packed), (packed / ".replacing").exists()) == (8, False)
 
 
 def test_a_link_stays_a_link(call, ids, packed, tmp_path):

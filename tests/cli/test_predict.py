@@ -65,6 +65,34 @@ def test_tasks(kind, folder, given, tmp_path, call):
     assert (again.code, str(again)) == (0, str(said))
 
 
+def test_a_forced_job_that_was_interrupted_goes_on(folder, given, tmp_path, call, monkeypatch):
+    """The old predictions stay until then, and the parts that were whole are not made again."""
+    from nopad.tasks.predicting import Predictor
+
+    path, *_ = folder("regress")
+    out, real, runs = tmp_path / "out", Predictor.encode, []
+    how = ["predict", given, "-o", out, "--task", "regress", "-m", path, "--text", "review", "--batch-records", "10"]
+    how += ["--part-records", "10"]
+    assert call(*how).code == 0
+    before = {one.name: one.read_bytes() for one in out.iterdir()}
+
+    def stops(self, *given, **options):
+        runs.append(1)
+        if len(runs) == 3:
+            raise KeyboardInterrupt
+        return real(self, *given, **options)
+
+    monkeypatch.setattr(Predictor, "encode", stops)
+    ran = call(*how, "--keep", "id", "--force")
+    assert ran.code == 130
+    assert f"{out} is as it was. Run the same command again: it goes on where it stopped" in ran.error()
+    assert {one.name: one.read_bytes() for one in out.iterdir() if one.is_file()} == before
+    assert call(*how, "--keep", "id", "--force").code == 0
+    assert len(runs) == 3 + 2  # of four parts, two were whole
+    assert pq.read_table(out).column_names == ["record", "id", "score"]
+    assert not (out / ".replacing").exists()
+
+
 def test_policies(folder, given, tmp_path, call):
     path, *_ = folder("regress")
     lengths = [len(tokenizer()(one)["input_ids"]) for one in texts()]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
+from copy import copy
 from pathlib import Path
 
 import pytest
@@ -101,7 +103,7 @@ def test_an_error_about_a_record_names_file_and_line(folder, dry):
 
 def test_bad_records_are_skipped_if_asked(folder, dry):
     (folder / "a.jsonl").write_text('{"text": "the cat", "label": 0}\n{"text": bro\n' * 2)
-    tables = '[data]\ntrain = "a.jsonl"\n[task]\nname = "classify"\n'
+    tables = '[data]\ntrain = "a.jsonl"\n[task]\nname = "classify"\nlabels = 2\n'
     assert re.search(r"a\.jsonl, line 2: ", dry(tables).error())
     assert "train    2 records: 2 sequences, 8 tokens, 2 skipped as bad\n" in dry(
         tables, "--set", "data.on_bad_record=skip"
@@ -112,22 +114,136 @@ def test_bad_records_are_skipped_if_asked(folder, dry):
 
 
 def blocks():
-    found = re.findall(r"```toml\n(.*?)```", DOCS.read_text(), re.DOTALL)
-    return [one for one in found if one.startswith("[data]")]
+    """The files that the page shows, by the name of the task; of several, the first."""
+    found = {}
+    for text in re.findall(r"```toml\n(.*?)```", DOCS.read_text(), re.DOTALL):
+        found.setdefault(tomllib.loads(text)["task"]["name"], text)
+    return found
 
 
-@pytest.mark.parametrize("number", range(3))
-def test_the_documented_tables_train(folder, dry, number):
+def test_every_file_of_the_page_is_a_configuration(tmp_path):
+    from nopad.training.config import read_config
+
+    files = re.findall(r"```toml\n(.*?)```", DOCS.read_text(), re.DOTALL)
+    assert len(files) == len(CHOSEN) + 1
+    for text in files:
+        (tmp_path / "c.toml").write_text(text)
+        assert read_config(tmp_path / "c.toml").document()["task"] == tomllib.loads(text)["task"]
+
+
+def write_documented(folder):
+    """Write the data that the page's files name, and the models: a BERT, and a Llama with a chat template."""
     texts(folder)
-    (folder / "pairs.csv").write_text(
-        "first,second,label\nthe cat,why not,related\n" + "is it " * 40 + ",7,unrelated\n"
-    )
+    pairs = "the cat,why not,related\n" + "is it,7,unrelated\n"
+    (folder / "pairs.csv").write_text("first,second,label\n" + pairs * 20)
     for name in ("train", "dev"):
         (folder / f"{name}-v2.0.json").write_text(json.dumps(SQUAD))
-    assert len(blocks()) == 3
-    said = dry(blocks()[number], "--set", "packing.capacity=384" if number == 2 else "packing.capacity=32")
-    wanted = ["train    2 records: 2 sequences", "skipped as empty", "eval     1 records: 1 sequences"]
-    assert wanted[number] in said, said.err
+    tagged = json.dumps({"words": ["in", "London"], "tags": ["O", "B-LOC"]})
+    chat = json.dumps({"messages": [{"role": "user", "content": "why"}, {"role": "assistant", "content": "why not"}]})
+    for name, line in (("tagged", tagged), ("chats", chat)):
+        (folder / f"{name}.jsonl").write_text(f"{line}\n" * 90)
+    config = transformers.LlamaConfig(**SIZES, num_key_value_heads=2, max_position_embeddings=4096)
+    talking = copy(tokenizer())
+    talking.chat_template = "{% for one in messages %}<|{{ one.role }}|> {{ one.content }} [EOS]{% endfor %}"
+    talking.chat_template += "{% if add_generation_prompt %}<|assistant|> {% endif %}"
+    transformers.LlamaForCausalLM(config).save_pretrained(folder / "llama")
+    talking.save_pretrained(folder / "llama")
+
+
+CHOSEN = {
+    "classify": 'task.labels = ["related", "unrelated"]: the classes in data.train, sorted',
+    "answer": "packing.capacity = 512: the model's positions",
+    "mask": "task.max_length = 512: the least of packing.capacity and the model's positions",
+    "token-classify": 'task.labels = ["O", "B-LOC"]: the classes in data.train, sorted',
+    "chat": "packing.capacity = 2048: packs may be longer than sequences",
+}
+
+
+@pytest.mark.parametrize("task", list(CHOSEN))
+def test_the_documented_files_train(folder, call, monkeypatch, task):
+    """Each is complete, has at most 10 lines, says what it leaves out, and trains."""
+    write_documented(folder)
+    monkeypatch.chdir(folder)
+    assert set(blocks()) == set(CHOSEN)
+    text = blocks()[task]
+    assert len(text.splitlines()) <= 10
+    (folder / "c.toml").write_text(text)
+    model = "llama" if task == "chat" else "model"
+    few = ["--set", "trainer.max_steps=2", "--set", "trainer.use_cpu=true"]
+    few += ["--set", "data.held_out=0.4"] if task == "mask" else []  # so that some of these few tokens are masked
+    ran = call("train", "c.toml", "--set", f"model.name={model}", *few)
+    assert (ran.code, ran.err) == (0, "")
+    assert CHOSEN[task] in ran
+    assert "packing.rows = 1: enough for 8 sequences per rank and micro-step, which have" in ran
+    assert "trainer.learning_rate = 5e-05, trainer.lr_scheduler_type = " in ran
+    assert re.search(r"^eval     \d+ records: ", ran, re.MULTILINE)
+    assert re.search(r"^result   .*loss [\d.]+", ran, re.MULTILINE)
+    folder_of = tomllib.loads(text)["output"]["folder"]
+    assert (folder / folder_of / "model.safetensors").is_file()
+
+
+def test_a_run_of_chosen_fields_goes_on_and_predicts(folder, call, monkeypatch):
+    import pyarrow.parquet as pq
+
+    write_documented(folder)
+    monkeypatch.chdir(folder)
+    (folder / "c.toml").write_text(blocks()["classify"])
+    few = ["--set", "model.name=model", "--set", "trainer.use_cpu=true", "--set", "trainer.save_steps=1"]
+    assert call("train", "c.toml", *few, "--set", "trainer.max_steps=1").code == 0
+    ran = call("train", "c.toml", *few, "--set", "trainer.max_steps=2", "--resume")
+    assert (ran.code, ran.err) == (0, "")
+    assert "step 2/2" in ran
+    assert call("predict", "pairs.csv", "-o", "found", "--model", "runs/pairs").code == 0
+    assert set(pq.read_table("found").column("label").to_pylist()) <= {"related", "unrelated"}
+    pairs = (folder / "pairs.csv").read_text()
+    (folder / "pairs.csv").write_text(pairs + "why,yes,other\n")  # another class
+    ran = call("train", "c.toml", *few, "--set", "trainer.max_steps=3", "--resume")
+    assert ran.code == 2
+
+
+def test_what_is_chosen_is_what_the_same_file_with_these_fields_says(folder, dry, call):
+    write_documented(folder)
+    tables = '[data]\ntrain = "pairs.csv"\n[task]\nname = "classify"\ntext = "first"\npair = "second"\n'
+    said = dry(tables, "--set", "packing.capacity=none")
+    assert re.search(
+        r"rate     5e-05 stays as it is, and an optimiser step averages over \d+ sequences instead of 8\n", said
+    )
+    fields = [line[9:].split(": ")[0] for line in said.splitlines() if re.match(r"(chosen  |        ) \w+\.", line)]
+    every = [one.replace(" = ", "=") for line in fields for one in re.split(r", (?=\w+\.)", line)]
+    assert [one.split("=")[0] for one in every] == [
+        "task.labels",
+        "packing.capacity",
+        "task.max_length",
+        "packing.rows",
+        "task.over_long",
+        "trainer.learning_rate",
+        "trainer.lr_scheduler_type",
+        "trainer.seed",
+    ]
+    sets = [part for one in every for part in ("--set", one)]
+    again = dry(tables, *sets)
+    assert "chosen" not in again
+    gone = [line[9:].split(": ")[0] for line in said.splitlines() if line not in again.splitlines()]
+    assert [one for one in gone if not one.startswith("5e-05 stays as it is")] == fields  # rate: beside 1 row, not 8
+
+
+def test_a_share_that_holds_out_nothing_is_refused(folder, dry):
+    (folder / "a.jsonl").write_text('{"text": "the cat", "label": 0}\n{"text": "why", "label": 1}\n')
+    said = dry('[data]\ntrain = "a.jsonl"\nheld_out = 0.001\n[task]\nname = "classify"\n').error()
+    assert said.startswith("data.held_out: no record was drawn at a share of 0.001; hold out more, or give")
+
+
+def test_longer_texts_need_more_rows(folder, dry):
+    """A micro-step holds about as many sequences as transformers' own, whatever their length."""
+    (folder / "a.jsonl").write_text(json.dumps({"text": "why " * 298, "label": 0}) + "\n")
+    (folder / "b.jsonl").write_text(json.dumps({"text": "why " * 298, "label": 1}) + "\n")
+    tables = '[data]\ntrain = ["a.jsonl", "b.jsonl"]\n[task]\nname = "classify"\n'
+    said = dry(tables, "--set", "packing.capacity=600")
+    assert "packing.rows = 4: enough for 8 sequences per rank and micro-step, which have 300 tokens on average" in said
+    assert "x 4 packs" in said
+    assert "task.labels = 2: the classes in data.train\n" in said
+    said = dry(tables, "--set", "packing.capacity=none", "--set", "packing.sequences=2")
+    assert "packing." not in said.split("step     ")[0].replace("packing.capacity and", "")
 
 
 def test_a_run_without_weights_is_not_recommended_for_its_weights(folder, dry, call):

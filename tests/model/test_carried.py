@@ -126,13 +126,14 @@ class TestCopiedMasks:
         from torch.utils.checkpoint import checkpoint
 
         def gradients(again):
-            model = nopad.packed(build(kind).train())
+            model = build(kind).train()
             layer = model.encoder.layer[0]
             inner = layer.forward
             if again:
                 layer.forward = lambda states, mask, *more, **named: checkpoint(
                     lambda states, mask: inner(states, mask, *more, **named), states, mask, use_reentrant=True
                 )
+            nopad.packed(model)
             batch = nopad.PackedBatch.from_sequences(sequences, **FORMS[form])
             torch.cat(batch.unpack_tokens(model(**batch).last_hidden_state)).sin().sum().backward()
             return [p.grad for p in layer.parameters()]

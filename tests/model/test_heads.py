@@ -10,7 +10,7 @@ import torch
 import transformers as t
 from torch import nn
 from transformers.modeling_outputs import SequenceClassifierOutput, TokenClassifierOutput
-from zoo import CONFIGS, FORMS, build, skip_where_unsupported
+from zoo import CONFIGS, FORMS, build, let, skip_where_unsupported
 
 import nopad
 from nopad.errors import BatchError, OptionError, UnsupportedModelError
@@ -352,7 +352,7 @@ class TestOutputs:
         def cut(*args, **kwargs):
             return TokenClassifierOutput(logits=inner(*args, **kwargs).logits[:, 1:])
 
-        model.forward = cut
+        model.forward = let(model, cut)
         with pytest.raises(UnsupportedModelError, match=r"logits of Bert.* the shape \[1, 106, 2\] and not \[1, 107"):
             model(**nopad.PackedBatch.from_sequences(sequences))
 
@@ -363,7 +363,7 @@ class TestAttended:
 
     def test_a_layer_left_out(self, sequences):
         model = nopad.packed(build("bert"))
-        model.encoder.layer[1].forward = lambda hidden_states, *args, **kwargs: hidden_states
+        model.encoder.layer[1].forward = let(model, lambda hidden_states, *args, **kwargs: hidden_states)
         with pytest.raises(
             UnsupportedModelError, match="asked nopad 1 times to keep sequences apart, and its configuration says 2"
         ):
@@ -378,10 +378,12 @@ class TestAttended:
     def test_a_layer_that_attends_by_itself(self, sequences):
         model = nopad.packed(build("deberta"))
         inner = model.encoder.layer[0].attention.self
-        inner.forward = lambda hidden_states, *args, **kwargs: (hidden_states, None)
+        inner.forward = let(model, lambda hidden_states, *args, **kwargs: (hidden_states, None))
         model(**self.batch(sequences))  # its hooks ran, and what it does is its own
         model.encoder.layer[0].attention.self = nn.Identity()
-        model.encoder.layer[0].attention.forward = lambda hidden_states, *args, **kwargs: (hidden_states, None)
+        model.encoder.layer[0].attention.forward = let(
+            model, lambda hidden_states, *args, **kwargs: (hidden_states, None)
+        )
         with pytest.raises(
             UnsupportedModelError, match="asked nopad 1 times to keep sequences apart, and its configuration says 2"
         ):

@@ -10,7 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from transformers import BertConfig, BertForMaskedLM
+from tests.model.kinds import tiny
+from tests.model.zoo import build
+from transformers import AutoModelForCausalLM, BertConfig, BertForMaskedLM
 
 import nopad
 from nopad.errors import UnsupportedModelError
@@ -55,10 +57,24 @@ def test_a_row_that_is_not_finite_gets_the_scale_nan_and_no_other_row_does(odd):
     assert (whole[[0, 2]] == 127).all()
 
 
-@pytest.mark.parametrize("tiny", [1e-45, 1e-40, 3e-38])
-def test_the_smallest_numbers_are_zero_or_nearly(tiny):
-    whole, scales = compiled(np.full((1, 3), tiny, np.float32))
-    assert (np.abs(whole * scales[:, None] - tiny) <= tiny).all()
+@pytest.mark.parametrize("tiny", [1e-45, 3e-45, 1e-42, 1e-40, 3e-38, 1.4e-36])
+def test_the_smallest_numbers_are_rounded_as_the_others_are(tiny):
+    """Their scale has fewer bits; large weights may make something of them."""
+    values = np.array([[tiny, -tiny / 2, tiny / 5, 0]], np.float32)
+    whole, scales = compiled(values)
+    step = scales.astype(np.float64)[:, None]
+    assert (np.abs(whole * step - values) <= step * 0.5001).all()
+    assert step[0, 0] <= max(tiny / 127 * 1.01, 2.0**-149 + tiny / 127)
+
+
+def test_the_smallest_weights_are_rounded_as_the_others_are():
+    for small in (1e-44, 1e-40, 1e-38):
+        exact = torch.nn.Linear(3, 1, bias=False)
+        with torch.no_grad():
+            exact.weight[:] = torch.tensor([small, -small / 3, small / 7])
+        made = Int8Linear(exact)
+        step = made.weight_scale.double()[:, None]
+        assert (made.whole * step - exact.weight.double()).abs().max() <= step * 0.5001
 
 
 @settings(deadline=None)
@@ -70,7 +86,7 @@ def test_results_are_the_products_of_the_rounded_numbers(tokens, inputs, outputs
     with torch.inference_mode():
         found = rough(states).numpy()
     whole, scales = compiled(states.numpy())
-    expected = whole.astype(np.float64) @ rough.weight.numpy().T.astype(np.float64)
+    expected = whole.astype(np.float64) @ rough.whole.numpy().T.astype(np.float64)
     expected *= scales[:, None].astype(np.float64) * rough.weight_scale.numpy()
     expected += exact.bias.detach().numpy() if biased else 0
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
@@ -107,6 +123,57 @@ def test_what_it_cannot_do_is_refused():
         layer(torch.ones(1, 3, requires_grad=True))
 
 
+def test_results_are_float32_whatever_the_usual_dtype_and_device_are():
+    layer, states = Int8Linear(torch.nn.Linear(6, 4)), torch.randn(3, 6)
+    expected = layer(states)
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = layer(states)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert found.dtype == torch.float32
+    assert torch.equal(found, expected)
+    with torch.device("meta"):
+        assert torch.equal(layer(states), expected)
+
+
+def test_a_layer_of_any_dtype_gets_scales_in_float32():
+    for dtype in (torch.float64, torch.bfloat16):
+        layer = Int8Linear(torch.nn.Linear(6, 4).to(dtype))
+        assert (layer.weight_scale.dtype, layer.bias.dtype) == (torch.float32, torch.float32)
+        assert layer(torch.ones(2, 6)).dtype == torch.float32
+
+
+def test_weights_of_a_layer_in_float32_are_refused():
+    """They would be copied into 8 bits as they are: all 0."""
+    exact = torch.nn.Linear(6, 4)
+    layer, states = Int8Linear(exact), torch.randn(3, 6)
+    expected = layer(states)
+    for strict in (True, False):
+        with pytest.raises(RuntimeError, match="weight is of a layer that is not in int8"):
+            layer.load_state_dict(exact.state_dict(), strict=strict)
+        assert torch.equal(layer(states), expected)
+    other = Int8Linear(torch.nn.Linear(6, 4))
+    other.load_state_dict(layer.state_dict())
+    assert torch.equal(other(states), expected)
+
+
+@pytest.mark.parametrize("kind", ["mamba", "mamba2", "jamba", "deberta", "t5"])
+def test_models_that_read_the_weights_of_a_layer_themselves(kind):
+    torch.manual_seed(0)
+    if kind in ("deberta", "t5"):
+        exact = build(kind, dtype=torch.float32)
+    else:
+        exact = AutoModelForCausalLM.from_config(tiny(kind)).eval()
+    made = int8.in_int8(copy.deepcopy(exact))
+    ids = torch.randint(5, 60, (1, 12))
+    with torch.inference_mode():
+        found, wanted = made(ids)[0].flatten(), exact(ids)[0].flatten()
+    assert torch.nn.functional.cosine_similarity(found, wanted, dim=0) > 0.99
+    layer = next(one for one in made.modules() if isinstance(one, Int8Linear))
+    assert layer.weight.dtype == torch.float32
+
+
 def test_products_that_are_not_exact_are_noticed(monkeypatch):
     """As of kernels that add pairs of products in 16 bits, which saturate."""
     real = torch._int_mm
@@ -118,8 +185,11 @@ def test_products_that_are_not_exact_are_noticed(monkeypatch):
 
 def test_layers_whose_sums_might_not_fit_stay_as_they_are(monkeypatch):
     monkeypatch.setattr(int8, "MOST_INPUTS", 8)
-    found = int8.in_int8(torch.nn.Sequential(*(torch.nn.Linear(inputs, 2) for inputs in (1, 2, 8, 9))))
-    assert [type(one) for one in found] == [torch.nn.Linear, Int8Linear, Int8Linear, torch.nn.Linear]
+    empty = torch.nn.Linear(2, 1)
+    empty.weight, empty.out_features = torch.nn.Parameter(empty.weight[:0].detach()), 0
+    found = int8.in_int8(torch.nn.Sequential(*(torch.nn.Linear(inputs, 2) for inputs in (1, 2, 8, 9)), empty))
+    plain = torch.nn.Linear
+    assert [type(one) for one in found] == [plain, Int8Linear, Int8Linear, plain, plain]
     assert 133_144 * 127**2 < 2**31 <= 133_145 * 127**2
 
 

@@ -12,6 +12,7 @@ from kinds import tiny
 from test_families import LIMIT, build, difference, gradients, skip_where_unsupported, slope, texts
 from torch import nn
 from transformers import CONFIG_MAPPING
+from zoo import let
 
 import nopad
 from nopad.errors import BatchError, OptionError, UnsupportedModelError
@@ -76,7 +77,7 @@ def test_what_is_in_one_sequence_changes_no_other(kind, monkeypatch):
         bad = batch_of(model, sequences, "rows").sequence_ids == 3
         return output.masked_fill(torch.from_numpy(bad)[..., None], torch.nan)
 
-    handle = table.register_forward_hook(poisoned)
+    handle = table.register_forward_hook(let(model, poisoned))
     found = parts(model, sequences, "rows")
     handle.remove()
     assert not torch.isfinite(found[2]["states"]).any()
@@ -196,10 +197,10 @@ def test_a_mixing_module_of_ones_own_is_noticed():
 
 def test_a_module_that_is_not_run_is_noticed():
     model = nopad.packed(made("falcon_h1"))
-    model.layers[1].mamba.forward = lambda **given: given["hidden_states"]  # still cut, run and joined
+    model.layers[1].mamba.forward = let(model, lambda **given: given["hidden_states"])  # still cut, run and joined
     parts(model, texts(model.config))
     model.layers[1].mamba = nn.Identity()
-    model.layers[1].mamba.forward = lambda hidden_states, **given: hidden_states
+    model.layers[1].mamba.forward = let(model, lambda hidden_states, **given: hidden_states)
     with pytest.raises(
         UnsupportedModelError, match="asked nopad 3 times to keep sequences apart, and its configuration says 4"
     ):
@@ -213,7 +214,7 @@ def test_caches_are_refused():
     with pytest.raises(BatchError, match="cache_params hold earlier tokens of rows"):
         model(**batch_of(model, texts(model.config)), cache_params=DynamicCache(config=model.config))
     given = model.layers[0].register_forward_pre_hook(
-        lambda module, args, kwargs: (args, {**kwargs, "cache_params": DynamicCache(config=model.config)}),
+        let(model, lambda _, args, given: (args, {**given, "cache_params": DynamicCache(config=model.config)})),
         with_kwargs=True,
     )
     with pytest.raises(UnsupportedModelError, match="MambaMixer was given cache_params, which would hand its state"):
@@ -224,7 +225,9 @@ def test_caches_are_refused():
 def test_what_a_mixing_module_may_not_be_given():
     model = nopad.packed(made("lfm2"))
     model.layers[0].conv.register_forward_pre_hook(
-        lambda module, args, kwargs: (args, {**kwargs, "scores": torch.zeros(4, 29)}), with_kwargs=True, prepend=True
+        let(model, lambda _, args, given: (args, {**given, "scores": torch.zeros(4, 29)})),
+        with_kwargs=True,
+        prepend=True,
     )
     with pytest.raises(UnsupportedModelError, match=r"Lfm2ShortConv is given scores of the shape \[4, 29\], of which"):
         parts(model, texts(model.config))
@@ -232,7 +235,7 @@ def test_what_a_mixing_module_may_not_be_given():
 
 def test_outputs_that_are_not_per_token_are_refused():
     model = nopad.packed(made("lfm2"))
-    model.layers[0].conv.forward = lambda hidden_states, **given: hidden_states.mean(1)
+    model.layers[0].conv.forward = let(model, lambda hidden_states, **given: hidden_states.mean(1))
     with pytest.raises(UnsupportedModelError, match=r"Lfm2ShortConv gives \[4, 32\] where \[4, 12\] tokens were given"):
         parts(model, texts(model.config))
 
@@ -251,6 +254,20 @@ REFUSED = {"falcon": {"alibi": True}, "rembert": {"is_decoder": True}, "roformer
 def test_variants_that_are_refused(kind):
     with pytest.raises(UnsupportedModelError, match=f"this {kind} cannot run on packs: "):
         nopad.packed(build(tiny(kind, **REFUSED[kind]), "base"))
+
+
+@pytest.mark.parametrize("kind", ["bert", "convbert", "megatron-bert", "rembert"])
+def test_rows_that_are_wider_than_the_table_of_token_types(kind):
+    stock = build(tiny(kind), "base")
+    model = nopad.packed(copy.deepcopy(stock))
+    sequences = [[5 + n] * 30 for n in range(9)]
+    batch = nopad.PackedBatch.from_sequences(sequences)
+    assert batch.layout.shape[1] > 2 * model.config.max_position_embeddings
+    with torch.no_grad():
+        found = batch.unpack_tokens(model(**batch).last_hidden_state)
+        for ids, one in zip(sequences, found, strict=True):
+            alone = stock(torch.tensor([ids])).last_hidden_state[0]
+            torch.testing.assert_close(one, alone, rtol=0, atol=1e-12)
 
 
 def test_rows_that_are_narrower_than_a_sequence():

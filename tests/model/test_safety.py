@@ -9,7 +9,7 @@ import threading
 import pytest
 import torch
 import transformers as t
-from zoo import FORMS, build
+from zoo import FORMS, build, let
 
 import nopad
 from nopad.errors import BatchError, NotPackSafeError, OptionError, UnsupportedModelError
@@ -161,7 +161,7 @@ def test_a_model_that_loses_the_layout_is_caught(batch):
     def blind(module, args, kwargs):
         return args[:1], {name: value for name, value in kwargs.items() if name != "attention_mask"}
 
-    model.encoder.layer[1].attention.register_forward_pre_hook(blind, with_kwargs=True)
+    model.encoder.layer[1].attention.register_forward_pre_hook(let(model, blind), with_kwargs=True)
     with pytest.raises(UnsupportedModelError, match="BertSelfAttention lost the layout of a packed batch on its way"):
         model(**batch)
 

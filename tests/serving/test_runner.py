@@ -441,6 +441,27 @@ def test_urgent_requests_leave_first():
     assert order == [0, 3, 1, 2]
 
 
+@pytest.mark.parametrize(
+    ("batching", "is_sorted"),
+    [
+        (None, True),
+        (Batching(capacity=256, keep_order=True), False),
+        (Batching(capacity=256, policy="first_fit"), False),
+        (Batching(capacity=64, rows=2), False),
+    ],
+)
+def test_requests_of_one_call_join_the_queue_shortest_first_where_their_order_is_free(batching, is_sorted):
+    model, ids, seen = a_model(), some_ids(150), []
+    with nopad.PackRunner(nopad.packed(model), batching=batching, warm_up=False) as runner:
+        add = runner._queue.add
+        runner._queue.add = lambda some, *how: seen.append([one.tokens for one in some]) or add(some, *how)
+        found = runner([{"input_ids": one} for one in ids])
+    parts = [[len(one) for one in ids[:64]], [len(one) for one in ids[64:]]]
+    assert seen == ([sorted(part) for part in parts] if is_sorted else parts)
+    for one, result in zip(ids, found, strict=True):
+        close(result, alone(model, one))
+
+
 def test_a_model_that_is_not_pack_safe():
     with pytest.raises(OptionError, match=r"is not pack-safe; make it so with nopad.packed\(model\)"):
         nopad.PackRunner(a_model())

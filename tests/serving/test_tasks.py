@@ -224,8 +224,8 @@ def test_the_first_requests_run_while_the_next_are_tokenised(monkeypatch):
     with nopad.PackRunner(embedder) as runner:
         embedder.model.register_forward_pre_hook(lambda *_: runs.set())
         monkeypatch.setattr(embedder.tokenizer, "encode", encode)
-        assert len(runner(texts(150))) == 150
-    assert calls == [64, 64, 22]
+        assert len(runner(texts(350))) == 350
+    assert calls == [64, 256, 30]
 
 
 def test_awaiting():

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
@@ -16,6 +17,7 @@ from transformers import AutoModel, BertConfig, BertForSequenceClassification, B
 
 import nopad
 from nopad.model import fast_linear
+from nopad.model.sharing import may_be_shared
 from nopad.tasks import lanes
 from nopad.tasks.lanes import Lanes, divided
 
@@ -124,6 +126,87 @@ def test_modules_of_the_users_own_run_in_one_lane(always):
     model.encoder.layer[0].output.dropout = Stateful()
     _, calls = seen_by(Lanes(model))
     assert [thread for thread, _ in calls] == [threading.current_thread()]
+
+
+def a_hook(model):
+    model.encoder.layer[0].register_forward_hook(lambda module, args, output: None)
+
+
+def a_method(model):
+    inner = model.encoder.layer[0].intermediate.forward
+    model.encoder.layer[0].intermediate.forward = lambda states: inner(states)
+
+
+@pytest.mark.parametrize("change", [a_hook, a_method])
+def test_hooks_and_methods_of_the_users_own_run_in_one_lane(always, change):
+    """Also those that come later: what they keep between two modules would be another lane's."""
+    model = a_bert()
+    both = Lanes(model)
+    assert len(seen_by(both)[1]) == 2
+    change(model)
+    assert [thread for thread, _ in seen_by(both)[1]] == [threading.current_thread()]
+
+
+def test_a_model_that_threads_must_not_share_runs_in_one_at_a_time(always):
+    torch.manual_seed(0)
+    model = nopad.packed(AutoModel.from_config(tiny("recurrent_gemma")).double().eval())
+    assert not may_be_shared(model)
+    draw = np.random.default_rng(0)
+    rows = [[draw.integers(5, 60, size).tolist() for size in draw.integers(1, 40, count)] for count in (6, 5, 7, 3)]
+
+    def states(sequences, lanes):
+        def work(indices):
+            batch = nopad.PackedBatch.from_sequences([sequences[index] for index in indices])
+            with torch.inference_mode():
+                return batch.unpack_tokens(model(**batch)[0])
+
+        return lanes.run(list(map(len, sequences)), work)
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        expected = [states(one, Lanes(model)) for one in rows]
+        with ThreadPoolExecutor(4) as threads:
+            found = list(threads.map(lambda one: states(one, Lanes(model)), rows * 3))
+    finally:
+        sys.setswitchinterval(before)
+    for some, others in zip(found, expected * 3, strict=True):
+        for one, other in zip(some, others, strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+
+
+def test_the_lock_of_such_a_model_is_not_inherited_by_a_forked_process():
+    model = a_bert()
+    a_hook(model)
+    both = Lanes(model)
+    with both.turn():
+        read, write = os.pipe()
+        child = os.fork()
+        if not child:
+            taken = ThreadPoolExecutor(1).submit(lambda: both.turn().acquire(timeout=20)).result()
+            os.write(write, b"1" if taken else b"0")
+            os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(read, 1) == b"1"
+
+
+@pytest.mark.parametrize("failing", ["start", "submit"])
+def test_without_threads_lanes_run_one_after_the_other(always, monkeypatch, failing):
+    """As where a container allows no more threads, or while Python ends."""
+
+    def fails(*given, **more):
+        raise RuntimeError("can't start new thread")
+
+    both = Lanes(a_bert())
+    if failing == "submit":
+        assert len(seen_by(both)[1]) == 2
+        monkeypatch.setattr(ThreadPoolExecutor, "submit", fails)
+    else:
+        monkeypatch.setattr(threading.Thread, "start", fails)
+    results, calls = seen_by(both)
+    assert results == [str(index) for index in range(len(LENGTHS))]
+    assert {thread for thread, _ in calls} == {threading.current_thread()}
+    assert torch.get_num_threads() == 2
 
 
 def test_one_thread_is_one_lane(always):

@@ -14,7 +14,7 @@ import nopad
 from nopad import tasks
 from nopad.corpus.transformers_tokenizer import load_transformers_tokenizer
 from nopad.errors import FormatError, OptionError
-from nopad.tasks import Classification, Embedding, Regression, predict, predict_files
+from nopad.tasks import Answers, Classification, Embedding, Regression, predict, predict_files
 from nopad.tasks.folder import default_folder
 from nopad.tasks.registry import load_task, options_of, task_named, tasks_by_name
 from nopad.training.config import Model
@@ -62,6 +62,14 @@ def test_labels_and_length_are_the_models(folder):
         load_task("classify", path, {"labels": 3})
     with pytest.raises(OptionError, match=r"max_length is 300, and .* has 256 positions"):
         load_task("classify", path, {"max_length": 300})
+
+
+@pytest.mark.parametrize(("positions", "length"), [(512, 384), (256, 256)])
+def test_a_task_with_a_length_of_its_own_keeps_it(folder, positions, length):
+    """So that answers are found in windows of the length of which the model has learned them."""
+    path = folder(Answers(tokenizer()), max_position_embeddings=positions)
+    task, _ = load_task("answer", path, {})
+    assert (task.max_length, task.over_long) == (length, "split")
 
 
 def test_a_model_without_the_tasks_head_is_refused(folder):

@@ -41,11 +41,10 @@ def test_the_smallest(read):
         ("a.jsonl",),
         "out",
     )
-    assert (made.packing.rows, made.packing.last, made.task, dict(made.trainer)) == (1, "fill", TaskTable(), {})
+    assert (made.packing.rows, made.packing.last, made.task, dict(made.trainer)) == (None, "fill", TaskTable(), {})
     assert made.document() == {
         "model": {"name": "m"},
         "data": {"train": ("a.jsonl",)},
-        "packing": {"rows": 1},
         "output": {"folder": "out"},
     }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ pytest.importorskip("accelerate")
 from runs import classify_records
 from tests.tasks.tiny import tokenizer
 
-from nopad.errors import LengthError, RecordError, StorageError
+from nopad.errors import FormatError, LengthError, RecordError, StorageError
 from nopad.loading.sources import open_tokens
 from nopad.tasks import Classification, SeveralLabels
 from nopad.training import encoding
@@ -141,3 +142,22 @@ def test_numbers_in_a_quoted_text_stay(tmp_path):
     records = Held([*classify_records(), {"text": "yes", "label": "see record 99"}])
     with pytest.raises(RecordError, match=f"record {len(records) - 1}: label is 'see record 99'"):
         encoded(task(), records, tmp_path, {}, at_once=7)
+
+
+class Graded(Classification):
+    """Adds a column of numbers in the smallest type that holds those of one call."""
+
+    def encode(self, records, *, labels=True):
+        made = super().encode(records, labels=labels)
+        grades = [record["grade"] for record in records]
+        grades = np.array(grades, np.int8 if max(grades) < 128 else np.int64)
+        return replace(made, sequences=replace(made.sequences, values={**made.sequences.values, "grades": grades}))
+
+
+def test_a_wider_type_never_changes_a_value(tmp_path):
+    graded = Graded(tokenizer(), ["bad", "fair", "good"])
+    records = Held([{"text": "yes", "label": 0, "grade": grade} for grade in (300, 7, 5)])
+    made = encoded(graded, records, tmp_path, {}, at_once=1)  # int64, then int8: all fit
+    assert made.sequences.values["grades"].tolist() == [300, 7, 5]
+    with pytest.raises(FormatError, match=r"grades is int64 .* and int8 "):
+        encoded(graded, Held(reversed(records)), tmp_path, {}, at_once=1)

@@ -1,4 +1,4 @@
-"""Models that no table knows: derive how to keep their sequences apart, prove it on a small copy, admit or refuse."""
+"""Models whose type is not in nopad's tables: derive how to run them on packs, prove it on a small copy, or refuse."""
 
 from nopad.errors import MissingExtraError, install
 

@@ -1,7 +1,8 @@
-"""Refuse, by name, models of which a proof on a small copy in evaluation mode would say nothing.
+"""Refuse models of which a proof on a small copy would say nothing; the message names the reason.
 
-These are models with batch statistics, quantised weights or several parts, random layers, layers that look at other
-rows of a batch or decide by the values of a whole row, and classes that came twice.
+These are models with batch statistics, quantised weights, experts of limited capacity, an encoder and a decoder, parts
+for other data than text, or a class whose code was loaded twice. A copy is run to find layers that draw random numbers,
+keep something from call to call, or let the rows of a batch change each other.
 """
 
 from __future__ import annotations
@@ -27,13 +28,16 @@ __all__ = ["check_forgets", "check_model", "check_rows_apart", "check_steady", "
 
 STATISTICS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
 PARTS = ("vision_config", "audio_config", "speech_config", "image_config", "video_config")
+OF_TORCH = frozenset(vars(nn.Module()))  # attributes that every module has
 
 
 def check_model(model: Any) -> None:
-    """Check the classes, weights and configuration of a model.
+    """Check the modules, weights and configuration of a model, without running it.
 
     Raises:
-        UnsupportedModelError: one of them makes a proof impossible.
+        UnsupportedModelError: the model is one of those that no proof on a small copy covers: it has batch statistics,
+            quantised weights, experts of limited capacity, an encoder and a decoder, parts for other data than text, or
+            two versions of a class.
     """
     name, config = type(model).__name__, model.config
     check_experts(model, also=config)
@@ -84,7 +88,11 @@ def _check_versions(model: nn.Module) -> None:
 
 
 def outputs_of(output: Any) -> dict[str, Tensor]:
-    """Return the float tensors of at least one dimension in a model's output, by name."""
+    """Return the floating-point tensors with at least one dimension in a model's output, by name.
+
+    Tensors in a tuple are named "output 0", "output 1", ... by their place. What is nested (such as `hidden_states`) is
+    left out.
+    """
     if isinstance(output, Tensor):
         output = (output,)
     named = output if hasattr(output, "items") else {f"output {at}": each for at, each in enumerate(output)}
@@ -92,10 +100,10 @@ def outputs_of(output: Any) -> dict[str, Tensor]:
 
 
 def check_steady(model: Any) -> None:
-    """Check that a small model gives one sequence one result.
+    """Check that a small model, in evaluation mode, gives a sequence the same result in two calls.
 
     Raises:
-        UnsupportedModelError: it draws random numbers in evaluation mode; the message names the module.
+        UnsupportedModelError: it does not, so it draws random numbers; the message names the module.
     """
     tokens = list(range(5, 5 + length_for(model)))
     name = _first_apart(model, partial(ran, model, tokens), partial(ran, model, tokens), _same)
@@ -107,10 +115,13 @@ def check_steady(model: Any) -> None:
 
 
 def check_forgets(model: Any) -> None:
-    """Check that modules of one's own keep nothing from call to call, but what depends on the length alone.
+    """Check that the user's own modules keep nothing from call to call, except what depends on the length alone.
+
+    A copy of the model runs on three sequences of one length, in evaluation mode and in training mode. What its modules
+    hold, and the globals that their code uses, must be the same after the second call and after the third.
 
     Raises:
-        UnsupportedModelError: one does; the message names what.
+        UnsupportedModelError: something changed; the message names it.
     """
     length = length_for(model)
     for training in (False, True):
@@ -129,24 +140,29 @@ def check_forgets(model: Any) -> None:
 
 
 def _kept(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Yield what modules of one's own hold besides weights, and the code and globals that they reach, by name."""
+    """Yield (name, value) of what the user's own modules hold besides weights, and (description, class) of each module.
+
+    The class stands for the code and globals that it reaches: `mark_of` hashes them with it.
+    """
     for name, kind, held in settings_of(model):
         yield f"what the code of {kind.__name__} reaches", kind
         for key, value in held.items():
             place = ".".join(filter(None, (name, key)))
             if key == "_buffers":
                 yield from ((".".join(filter(None, (name, one))), each) for one, each in value.items())
-            elif not key.startswith("_"):
+            elif key not in OF_TORCH:
                 yield place, value
 
 
 def check_rows_apart(model: Any, close: float) -> None:
-    """Check that the rows of a batch do not change each other, in evaluation mode and, without dropout, in training.
+    """Check that the first row of a batch of two gets the same results as when it is alone.
 
-    `close` is the largest relative change of an output that is rounding.
+    This is checked in evaluation mode and in training mode without dropout; not in training mode if the model is random
+    there even without dropout. Differences of at most `close`, relative to an output's largest value, are rounding.
 
     Raises:
-        UnsupportedModelError: they do; the message names the module.
+        UnsupportedModelError: it does not, or the model does not run on two rows; the message names the module or the
+            error.
     """
     length = length_for(model)
     rows = [[5 + 3 * at + number for at in range(length)] for number in range(2)]
@@ -187,7 +203,11 @@ def _same(one: Tensor, two: Tensor) -> bool:
 
 
 def _first_row(close: float, one: Tensor, two: Tensor) -> bool:
-    """Whether the output `two` of two rows holds the output `one` of the first row alone; other shapes are passed."""
+    """Return whether `two`, an output for two rows, begins with `one`, the output for the first row alone.
+
+    Differences of at most `close`, relative to the largest value of `one`, are allowed. The result is True if the first
+    dimension of the two tensors is not rows (1 and 2), or if other dimensions differ.
+    """
     if two.dim() != one.dim() or one.shape[:1] != (1,) or two.shape[:1] != (2,) or two.shape[1:] != one.shape[1:]:
         return True
     scale = float(one.abs().max()) if one.numel() else 0.0
@@ -197,7 +217,11 @@ def _first_row(close: float, one: Tensor, two: Tensor) -> bool:
 def _first_apart(
     model: Any, one: Callable[[], Any], two: Callable[[], Any], alike: Callable[[Tensor, Tensor], bool]
 ) -> str | None:
-    """Return the first module to finish whose outputs are not alike in two runs, by name; None: there is none."""
+    """Return the name of the first module to finish whose outputs differ between two runs; None if there is none.
+
+    The model itself has the name "". `alike` compares two tensors. If the two runs call different modules, only the
+    model's outputs are compared.
+    """
     runs: list[list[tuple[str, list[Tensor]]]] = []
     for run in (one, two):
         runs.append([])

@@ -1,7 +1,8 @@
-"""`derive`: the line of the family table that an unknown model could have, from probing a small copy of it.
+"""`derive`: find out by probing a small copy how a model of an unknown type could be run on packs.
 
-Nothing here is a proof. What probing cannot decide is tried: `derive` gives several lines, the likeliest first, and the
-audit judges them (`nopad.admitting.proof`).
+The answer is a `Family`, the facts about one model type; `nopad.model.families` has a table of them, one line per type.
+A module *mixes* tokens if it moves information between them. Nothing here is a proof. Where probing cannot decide,
+`derive` yields several lines, the likeliest first, and the audit judges them (`nopad.admitting.proof`).
 """
 
 from __future__ import annotations
@@ -31,12 +32,15 @@ FURTHEST = 4  # the highest position from which a table of positions is expected
 
 @dataclass(frozen=True)
 class Times:
-    """How often tokens are mixed in one call, where the number of layers does not say it: ``mixes`` of a family."""
+    """A constant for `Family.mixes`: how often tokens are mixed in one call, if the number of layers does not tell.
+
+    Unlike other functions, it can be compared and stored.
+    """
 
     count: int
 
     def __call__(self, config: Any) -> int:
-        """Return the count, whatever the configuration."""
+        """Return `count`; the configuration is not used."""
         return self.count
 
 
@@ -46,14 +50,15 @@ class Derived:
 
     Attributes:
         family: the line of the family table.
-        each: for each class of mixing modules, by name: how many there are in the copy, and how often they run in all.
+        each: for each class of modules that mix tokens, by the class's name:
+            ``[number of these modules in the copy, number of their calls when the copy runs once]``.
     """
 
     family: Family
     each: dict[str, list[int]]
 
     def of(self, model: nn.Module) -> Family:
-        """Return the line for `model`, which may have more layers than the copy that was probed."""
+        """Return the line for `model`, which may have more layers, and so more mixing modules, than the probed copy."""
         if self.family.mixes is None and self.family.attends == 1:
             return self.family
         if self.family.mixes is not None and not isinstance(self.family.mixes, Times):
@@ -66,14 +71,19 @@ class Derived:
 
 
 def derive(model: Any, close: float, table: Family | None = None) -> Iterator[Derived]:
-    """Yield lines of the family table that fit a small model in float64, the likeliest first.
+    """Yield the lines of the family table that fit a small model, the likeliest first.
 
-    `close` is the largest relative change of an output that is rounding. `table` is the table's line for the model's
-    type, which fits if no module of one's own mixes tokens.
+    Args:
+        model: a model in float64 and in evaluation mode, which is run many times.
+        close: differences of at most this, relative to an output's largest value, are rounding.
+        table: the table's line for the model's type. It is yielded first, unless one of the user's own modules mixes
+            tokens. None: the type is not in the table.
 
     Raises:
-        UnsupportedModelError: no line can fit: the model's own forward method mixes tokens, outside of any module that
-            could be run by itself, or two classes of one name mix.
+        UnsupportedModelError: no line can fit. The forward method of the model or of its base model mixes tokens
+            outside of any module that could be run by itself, or does not always compute the same; two classes of one
+            name mix tokens; a mixing module gives a row another result beside other rows; or how often a mixing module
+            runs depends on values.
     """
     base = base_of(model)
     most = most_tokens(model.config)
@@ -107,10 +117,12 @@ def derive(model: Any, close: float, table: Family | None = None) -> Iterator[De
 
 
 def _check_own(probed: Probed) -> None:
-    """Refuse what code of one's own does outside of modules that could be run sequence by sequence.
+    """Check the user's own code that cannot be run sequence by sequence.
+
+    This is the forward methods of the model, of its base model, and of modules that return something per sequence.
 
     Raises:
-        UnsupportedModelError: a forward method mixes tokens by itself, or does not always compute the same.
+        UnsupportedModelError: one of them mixes tokens by itself, or does not always compute the same.
     """
     if probed.unsplit is not None and is_own(class_of(probed.unsplit)):
         raise _unsplit(probed.unsplit)
@@ -132,16 +144,18 @@ def _unsplit(module: nn.Module) -> UnsupportedModelError:
 
 
 def _sets_attention(model: Any) -> bool:
-    """Whether a registered attention can be chosen for a model, even if no layer uses it."""
+    """Return whether the model lets users choose a registered attention, even if no layer uses it."""
     can = getattr(model, "_can_set_attn_implementation", None)
     return can is not None and bool(can())
 
 
 def _variants(line: Family, causal: bool, attended: tuple[str, ...], registers: bool) -> Iterator[Family]:
-    """Yield a line, and what else it could be where probing does not tell, the likeliest first.
+    """Yield a line, then other lines that would also agree with what probing found, the likeliest first.
 
-    Modules with attention of their own may be given a mask, may make one, or need none (state-space layers). Modules
-    with registered attention that nopad's cannot take the place of are run sequence by sequence too.
+    Probing cannot tell whether modules with attention of their own get a mask, make one, or need none (state-space
+    layers), nor whether nopad's attention can replace the registered one; if not, modules that use it are run sequence
+    by sequence too. `attended` are their class names. `registers`: whether the model lets users choose a registered
+    attention.
     """
     ways: list[dict[str, Any]] = [{}]
     if line.route == "mixers":
@@ -157,22 +171,22 @@ def _variants(line: Family, causal: bool, attended: tuple[str, ...], registers: 
 
 
 def base_of(model: Any) -> Any:
-    """Return the model without its head."""
+    """Return the model without its head; a model without a head is returned itself."""
     return getattr(model, getattr(model, "base_model_prefix", "") or "", model)
 
 
 def most_tokens(config: Any) -> int | None:
-    """Return how many positions a configuration says that a model has; None: it does not say."""
+    """Return how many positions a model has by its configuration; None if the configuration does not say."""
     text = config.get_text_config()
     found = getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None)
     return int(found) if isinstance(found, int) and found > 0 else None
 
 
 def _check_names(probed: Probed) -> None:
-    """Refuse two classes of one name among the modules that mix.
+    """Check that no two classes of modules that mix tokens have the same name.
 
     Raises:
-        UnsupportedModelError: there are two.
+        UnsupportedModelError: two of them have.
     """
     kinds = {class_of(module) for module in (*probed.mixing, *probed.attended)}
     for name, count in Counter(kind.__name__ for kind in kinds).items():
@@ -185,10 +199,10 @@ def _check_names(probed: Probed) -> None:
 
 
 def _check_rows(model: nn.Module, probed: Probed) -> None:
-    """Refuse mixing modules that give a sequence another result beside others.
+    """Check that one mixing module of each class gives a row the same result beside another row as alone.
 
     Raises:
-        UnsupportedModelError: there is one.
+        UnsupportedModelError: one does not, or does not run on two rows.
     """
     names = {module: name for name, module in model.named_modules()}
     first = {class_of(module): module for module in reversed(probed.mixing)}
@@ -206,7 +220,7 @@ def _check_rows(model: nn.Module, probed: Probed) -> None:
 
 
 def _is_causal(model: Any, tokens: list[int], close: float) -> bool:
-    """Return whether no token sees later ones: the last token changes nothing before it, nor the middle one."""
+    """Return whether no token sees later ones: changing the last or middle token changes nothing before it."""
     length = len(tokens)
     before = ran(model, tokens)
     for place in (length - 1, length // 2):
@@ -217,7 +231,10 @@ def _is_causal(model: Any, tokens: list[int], close: float) -> bool:
 
 
 def _with_counts(line: Family, config: Any, probed: Probed) -> tuple[Family, dict[str, list[int]]]:
-    """Return the line with how often tokens are mixed, and the same by class."""
+    """Return the line with `attends` or `mixes` set, which say how often tokens are mixed, and these counts by class.
+
+    The second value is `Derived.each`.
+    """
     each: dict[str, list[int]] = {}
     runs = probed.attended + Counter({module: probed.seen[module].calls for module in probed.mixing})
     for module, count in runs.items():
@@ -230,14 +247,18 @@ def _with_counts(line: Family, config: Any, probed: Probed) -> tuple[Family, dic
 
 
 def _layers(config: Any) -> int:
-    """Return the number of layers that a configuration states; 0: it states none."""
+    """Return the number of layers that a configuration states, times `inner_group_num` (ALBERT); 0: it states none."""
     text = config.get_text_config()
     layers = next((int(getattr(text, name)) for name in LAYER_COUNTS[:4] if getattr(text, name, None) is not None), 0)
     return layers * int(getattr(text, "inner_group_num", 1))
 
 
 def _places(model: Any, probed: Probed) -> Iterator[tuple[str, int | None]]:
-    """Yield the arguments of mixing modules that have one entry per position in a row, each with its dimension."""
+    """Yield (name, dimension) of each argument of mixing modules that has an entry per position, for `Family.places`.
+
+    Tensors ``[1, L, ...]``, which are states, and masks of four dimensions are left out. If no dimension of a tensor
+    has L entries, None is yielded for its dimension.
+    """
     length = len(probed.tokens)
     found: dict[tuple[str, int | None], None] = {}
     for module in probed.mixing:
@@ -253,7 +274,7 @@ def _places(model: Any, probed: Probed) -> Iterator[tuple[str, int | None]]:
 
 
 def _with_positions(line: Family, model: Any, base: Any, probed: Probed) -> Family:
-    """Return the line with how positions are counted."""
+    """Return the line with how the model counts positions: `after_padding`, or `tables` and `narrow`."""
     length = len(probed.tokens)
     takes = "position_ids" in parameters(type(base).forward)
     if takes and "position_ids" in parameters(type(model).forward):
@@ -280,7 +301,7 @@ def _with_positions(line: Family, model: Any, base: Any, probed: Probed) -> Fami
 
 
 def _counts_from(table: nn.Embedding, seen: Seen, tokens: list[int]) -> int | None:
-    """Return the position of the first token in this table of positions; None: it is no such table."""
+    """Return at which row of an embedding table positions begin; None: it was not read as a table of positions."""
     given = seen.output
     if not isinstance(given, Tensor) or given.numel() != len(tokens) * table.embedding_dim:
         return None
@@ -292,7 +313,10 @@ def _counts_from(table: nn.Embedding, seen: Seen, tokens: list[int]) -> int | No
 
 
 def _with_pooling(line: Family, model: Any, base: Any, probed: Probed, causal: bool) -> Family:
-    """Return the line with the modules that get one state per sequence, and the token from which it is read."""
+    """Return the line with `pooler`, `head`, `pooled` and `readers`.
+
+    These say which modules get one state per sequence, and from which token it is read.
+    """
     found: dict[str, tuple[str, int, Pooled]] = {}
     for role, holder in (("pooler", base), ("head", model)):
         if holder is base and role == "head":
@@ -318,7 +342,10 @@ def _with_pooling(line: Family, model: Any, base: Any, probed: Probed, causal: b
 
 
 def _reads(child: nn.Module, holder: Any, probed: Probed) -> tuple[int, Pooled] | None:
-    """Return how a module reads one state of a sequence: (dimensions of its input, which token); None: it does not."""
+    """Return how a module reads one state per sequence; None: it does not.
+
+    The first value is the number of dimensions of its input (as in `Family.head`), the second which token it reads.
+    """
     length, seen = len(probed.tokens), probed.seen[child]
     given = next((one for one in seen.given.values() if isinstance(one, Tensor) and one.is_floating_point()), None)
     made = [one for one in tree_leaves(seen.output) if isinstance(one, Tensor)]

@@ -1,4 +1,4 @@
-"""`packed`: make any transformers model pack-safe; one that no table knows is proven on a small copy first."""
+"""`packed`: make any transformers model pack-safe; a model type that is in no table is proven on a small copy first."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any, Literal, TypeVar
 
 from transformers import PreTrainedModel
 
+from nopad.admitting.changed import check_changes
 from nopad.admitting.memory import recall, remember
 from nopad.admitting.proof import Proof, prove
 from nopad.errors import OptionError, UnsupportedModelError
@@ -36,32 +37,36 @@ def packed(
     """Make a model pack-safe, in place; the same object is returned.
 
     Called with a `PackedBatch`, a pack-safe model gives each sequence the result that it would get alone. nopad has
-    tables of model types. A model of another type, or of a class of your own, is proven first: nopad derives how its
-    sequences can be kept apart, builds a small copy of the same classes and configuration, and audits that. This takes
-    some seconds, and the verdict is remembered in ``~/.cache/nopad`` for as long as nothing changes: the classes'
-    source, the configuration, the versions of torch, transformers and nopad.
+    tables of model types. A model of another type, or with classes of your own, is proven first: nopad builds a small
+    copy of the same classes and configuration, derives from it how sequences can be kept apart, and audits the copy on
+    packs. This takes some seconds. The verdict is remembered in ``~/.cache/nopad`` and used again until something
+    changes: the classes' source, the configuration, or the version of Python, torch, transformers or nopad.
 
     Args:
         model: a transformers model, bare or with a head, also inside PEFT.
-        backend: how attention keeps sequences apart: "flex", "mask", "repack", "segments" or "varlen"; or "auto":
-            `segments` on a CPU; on other devices `varlen` for flat batches in half precision on a CUDA GPU, `repack`
-            if sequences may go on in the next row (rows filled end to end), else `mask`.
+        backend: how attention keeps sequences apart. "segments": one SDPA call per sequence; "varlen": PyTorch's
+            variable-length flash kernel; "mask": a dense mask over whole rows; "repack": one padded row per sequence;
+            "flex": FlexAttention with a block mask; "auto": `segments` on a CPU; on other devices `varlen` for flat
+            batches in half precision on a CUDA GPU, `repack` if sequences may go on in the next row (rows filled end to
+            end), else `mask`.
         max_sequences: the most sequences that a batch may have; a batch with more is refused. None: unlimited. With
             this limit, heads that give a result per sequence have static shapes too (`nopad.model.static_inputs`).
         head: the kind of head, if the model's class is your own. "tokens": one result per token; "causal": the same,
             with labels that the model shifts; "classification": one result per sequence; "answers": start_logits and
-            end_logits of question answering. None: it is found out, and proven. A call that contradicts this raises an
-            error.
-        prove: "cached": models that no table knows are proven, and the verdict is remembered. "always": the proof is
-            done again now, also for model types that nopad's tables refuse. "never": models that no table knows are
-            refused; of a class of your own around a base model of the tables, `head` is taken at its word.
+            end_logits of question answering. None: nopad finds it out, and proves it. A call whose results contradict
+            the kind of head raises an error.
+        prove: "cached": models that are in no table are proven, and the verdict is remembered. "always": the same, but
+            the proof is done again now, and model types that nopad's tables refuse are tried too. "never": models that
+            are in no table are refused; for a class of your own around a base model of the tables, `head` is believed
+            without a proof. Except with "never", a model with hooks or forward methods of your own is tried: it runs
+            on a few sequences, alone and in packs.
 
     Raises:
         UnsupportedModelError: sequences of this model cannot be kept apart, or the proof failed; the message names the
-            first layer that differs.
-        OptionError: there is no such backend, head or way to prove, the class is known to have another head,
-            `max_sequences` is not an integer of at least 1, the model is already pack-safe, or its own attention has
-            no such backend.
+            reason, such as the first layer that differs.
+        OptionError: `backend`, `head` or `prove` has an unknown value; the class is known to have another head;
+            `max_sequences` is not an integer of at least 1; the model is already pack-safe, or is not a transformers
+            model; or it has attention of its own, which cannot use this backend.
 
     >>> import nopad, torch
     >>> from transformers import BertConfig, BertModel
@@ -78,7 +83,10 @@ def packed(
         raise OptionError(f"unknown head {head!r}; there are {', '.join(NAMES)}")
     inner = bare(model)
     if is_packed(model) or _in_tables(inner, prove):
-        return safety.packed(model, backend=backend, max_sequences=max_sequences, head=head)
+        safety.packed(model, backend=backend, max_sequences=max_sequences, head=head)
+        if prove != "never":
+            check_changes(inner)
+        return model
     proof = proof_of(inner, head, again=prove == "always")
     if not proof.admitted:
         raise UnsupportedModelError(
@@ -86,16 +94,21 @@ def packed(
             f"kept apart failed: {proof.reason}"
         )
     named = None if is_stock(class_of(inner)) else proof.head
-    return safety.packed(model, backend=backend, max_sequences=max_sequences, head=named, family=proof.of(inner))
+    safety.packed(model, backend=backend, max_sequences=max_sequences, head=named, family=proof.of(inner))
+    check_changes(inner)
+    return model
 
 
 def proof_of(model: Any, head: str | None = None, again: bool = False) -> Proof:
-    """Return what is known of a transformers model: the remembered proof, or, with `again` or without one, a new one.
+    """Return the proof of a transformers model: the remembered one; if there is none, or with `again`, a new one.
+
+    The proof is logged, and a new one is remembered. If the model is refused, no error is raised: `Proof.admitted` is
+    False and `Proof.reason` says why.
 
     Args:
         model: the model, without wrappers; it is not run, and may be on the device "meta".
-        head: the head's name, as in `packed`; None: it is found out.
-        again: do the proof also if there is one.
+        head: the kind of head, as in `packed`; None: it is found out.
+        again: do the proof again even if one is remembered.
 
     >>> import torch
     >>> from nopad.admitting import proof_of
@@ -115,14 +128,14 @@ def proof_of(model: Any, head: str | None = None, again: bool = False) -> Proof:
 
 
 def _why_proven(model: Any) -> str:
-    """Return why the tables do not decide about a model."""
+    """Return, as words for a message, why nopad's tables do not decide about a model."""
     if is_stock(class_of(model)) and (own := foreign(model)):
         return f"has modules of your own ({', '.join(kind.__name__ for kind in own.values())})"
     return "is in no table of nopad"
 
 
 def _in_tables(model: Any, prove: Prove) -> bool:
-    """Whether the tables decide about a model: admit it, or refuse it."""
+    """Return whether nopad's tables decide about a model, which then needs no proof: they admit it or refuse it."""
     if prove == "never" or not isinstance(model, PreTrainedModel):
         return True
     kind = getattr(model.config, "model_type", "") or type(model.config).__name__

@@ -1,4 +1,4 @@
-"""Find out which head a class has that nopad does not know, from what it gives and from its loss."""
+"""Find out which kind of head a model has, if nopad does not know its class: from its outputs and its loss."""
 
 from __future__ import annotations
 
@@ -21,10 +21,13 @@ CLOSE = 1e-5  # relative; losses are often computed in float32
 
 
 def head_for(model: Any, causal: bool) -> str | None:
-    """Return the name of a small model's head for `nopad.model.packed`; None: its class is transformers' own.
+    """Return the kind of head of a small model, as `nopad.packed` takes it; None: the class is transformers' own.
+
+    `causal` says whether no token sees later ones; it decides if the model takes labels but returns no loss.
 
     Raises:
-        UnsupportedModelError: what the model gives is neither per token nor per sequence, or its loss is not known.
+        UnsupportedModelError: the model returns no floating-point tensor, does not run with labels per token, or its
+            loss is not the mean cross entropy of these labels.
     """
     kind = class_of(model)
     if is_stock(kind):
@@ -46,7 +49,12 @@ def head_for(model: Any, causal: bool) -> str | None:
 
 
 def _by_loss(model: Any, tokens: list[int], logits: Tensor, causal: bool) -> str:
-    """Return "causal" if the model shifts labels, "tokens" if it does not."""
+    """Return "causal" if the model's loss shifts labels, "tokens" if it does not; without a loss, `causal` decides.
+
+    Raises:
+        UnsupportedModelError: the model does not run with labels per token, or its loss is not the mean cross entropy
+            of these labels.
+    """
     labels = torch.arange(len(tokens))[None] % max(logits.shape[-1] - 1, 1)
     try:
         loss = getattr(ran(model, tokens, labels=labels), "loss", None)

@@ -1,7 +1,7 @@
 """Refuse models that do in training what no output shows: layers that add a loss of their own, or keep statistics.
 
-Both occur in mixtures of experts: a loss that balances experts, added to gradients by an autograd function, and counts
-of the tokens that each expert got. They are of whatever a batch holds, padding of rows included.
+Mixtures of experts do both: an autograd function adds the gradient of a loss that balances experts, and a buffer counts
+the tokens that each expert got. Both are computed from all slots of a batch, padding included.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ __all__ = ["check_training"]
 
 
 def check_training(model: Any) -> None:
-    """Check that training adds no loss to a small model's gradients by itself, and keeps no statistics of a batch.
+    """Check that no layer of a small model adds a loss to the gradients by itself, or keeps statistics of a batch.
 
     Raises:
-        UnsupportedModelError: it does; the message names the parameter or the buffer.
+        UnsupportedModelError: one does; the message names the parameter that gets the gradient, or the buffer.
     """
     length = length_for(model)
     vocabulary = getattr(model.config.get_text_config(), "vocab_size", None) or 97
@@ -47,9 +47,10 @@ def check_training(model: Any) -> None:
 
 
 def _moved_by_nothing(model: Any, rows: Tensor) -> str | None:
-    """Return the last parameter with a gradient in training if all outputs get a gradient of 0; None: there is none.
+    """Return the name of the last parameter with a gradient in training if all outputs get a gradient of 0, or None.
 
-    The parameters before it may have one because their values reach it.
+    Of the parameters with such a gradient, the last is nearest to the layer that adds a loss; the gradient flows back
+    from there to earlier ones.
     """
     named = [(name, one) for name, one in model.named_parameters() if one.requires_grad]
     with in_mode(model, True), torch.enable_grad():
@@ -67,7 +68,7 @@ def _any(slope: Tensor) -> bool:
 
 
 def _kept(model: Any, rows: Tensor) -> str | None:
-    """Return the first buffer that a call in training leaves as what the batch held; None: there is none."""
+    """Return the name of the first buffer whose value after a call in training depends on the batch, or None."""
     one, other, both = (_buffers_after(model, ids) for ids in (rows[:1], rows[1:], rows))
     for name, value in one.items():
         for others in (other, both):

@@ -1,7 +1,8 @@
-"""`Judge`: hold packs, run with a line of the family table, against the stock model alone, before an audit.
+"""`Judge`: run packs with a line of the family table (a `Family`), and compare them with the stock model alone.
 
-The audit compares a pack-safe model with itself. This compares it with the model as it was before, in evaluation mode
-and, without dropout, in training, where a model may compute something else.
+The stock model is the model before `packed`. The audit, which follows, compares a pack-safe model only with itself.
+Here evaluation mode and training mode (without dropout) are both compared, since a model may compute something else in
+training.
 """
 
 from __future__ import annotations
@@ -34,17 +35,23 @@ Outputs = list[dict[str, Tensor]]
 
 
 class Judge:
-    """A small model in float64 that has never run, and what some sequences get from a copy of it alone.
+    """A small model in float64 that has never run, and what each of some sequences gets from a copy of it alone.
+
+    Only copies of the model run, since a model may change with what it is called with.
 
     Attributes:
-        model: the model, of which only copies run, since a model may change with what it is called with.
+        model: the model.
+        positions: number of positions that its configuration states; None: it states none.
+        sequences: the sequences of token ids.
+        alone: for evaluation mode (False) and training mode (True), the outputs of each sequence by name; training mode
+            is missing if the model is random there, by more than dropout.
+        limit: the largest difference between packs and alone that passes, relative to the output's largest value.
+        close: differences of a module's output of at most this, relative to its largest value, are rounding.
         operations: how many operations a sequence of 29 tokens takes.
-        limit: the largest difference of outputs, relative to the largest value.
-        close: the largest relative change of a module's output that is rounding.
         looped: whether longer sequences take more operations, as in a loop over tokens.
 
     Raises:
-        UnsupportedModelError: the configuration has no vocabulary, or what the model gives depends on earlier calls.
+        UnsupportedModelError: the configuration has no vocabulary, or what the model returns depends on earlier calls.
     """
 
     def __init__(self, model: Any) -> None:
@@ -72,16 +79,19 @@ class Judge:
             self.alone[True] = trained
 
     def _forms(self, narrow: bool) -> list[Any]:
-        """Return the forms of batches that are tried; `narrow`: only those that the model's positions have room for."""
+        """Return the layouts of the batches that are tried.
+
+        With `narrow`, no row has more slots than the model has positions.
+        """
         most = self.positions if narrow and self.positions is not None else 2**31
         flat = [Flat()] if sum(map(len, self.sequences)) <= most else []
         return [*flat, Rows(min(len(self.sequences[-1]) + 10, most))]
 
     def _check_forgets(self) -> None:
-        """Check that a model gives a short and a long sequence the same in any order of calls.
+        """Check that a short and a long sequence get the same, whichever of them is run first.
 
         Raises:
-            UnsupportedModelError: it does not.
+            UnsupportedModelError: they do not.
         """
         short, far = self.sequences[0], self.sequences[-1]
         orders = [[short, far], [far, short]]
@@ -98,7 +108,11 @@ class Judge:
             )
 
     def differs(self, line: Family, head: str | None) -> str:
-        """Return how packs, with this line and this head, differ from the stock model alone; "": they do not."""
+        """Return how packs, with this line and kind of head, differ from the stock model alone; "": they do not.
+
+        The difference is told in words. An error that the model raises on packs, or with which nopad refuses the line,
+        is a difference too.
+        """
         model = copy.deepcopy(self.model)
         try:
             packed(model, head=head, family=line)
@@ -123,7 +137,7 @@ class Judge:
         return ""
 
     def _operations(self, number: int) -> int:
-        """Return how many operations a sequence takes; more for longer ones if there is a loop over tokens."""
+        """Return how many of PyTorch's operations the model runs for the sequence with this number."""
         make: Any = _Operations
         with make() as watch:
             ran(copy.deepcopy(self.model), self.sequences[number])
@@ -136,7 +150,7 @@ class Judge:
         return [{name: value[0] for name, value in one.items() if value.shape[0] == 1} for one in found]
 
     def _packs(self, model: Any, form: Any, training: bool, times: int = 1) -> Outputs:
-        """Run the sequences packed, each so many `times`; return the outputs of the first time."""
+        """Run all sequences packed, each repeated `times` times; return the outputs of the first repetition."""
         pad = getattr(model.config.get_text_config(), "pad_token_id", None) or 0
         batch = PackedBatch.from_sequences(self.sequences * times, form=form, pad_id=pad)
         with torch.no_grad(), in_mode(model, training):
@@ -151,7 +165,7 @@ class Judge:
 
 
 class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A dispatch mode that counts operations."""
+    """A PyTorch dispatch mode that counts operations."""
 
     count: int = 0
 
@@ -161,7 +175,10 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _worst(wanted: Outputs, found: Outputs, sequences: list[list[int]], limit: float = 0.0) -> str:
-    """Return which output differs most, relative to its largest value, in words; "": none by more than `limit`."""
+    """Return, in words, which output differs most, relative to its largest value; "": none by more than `limit`.
+
+    An output that is missing in `found` is a difference too.
+    """
     said, most = "", limit
     for name in wanted[0]:
         scale = max(largest_finite(one[name]) for one in wanted if name in one) or 1e-30

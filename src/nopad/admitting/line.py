@@ -1,4 +1,4 @@
-"""A line of the family table as Python code."""
+"""A line of the family table (`Family`) as Python code."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ __all__ = ["line_of"]
 
 
 def line_of(family: Family) -> str:
-    """Return the code of a line, with the fields that are not as usual; `refuse` is left out.
+    """Return Python code that makes this line of the family table: its fields that differ from the defaults.
+
+    The field `refuse`, a function, is left out.
 
     >>> from nopad.admitting.line import line_of
     >>> from nopad.model.families import Family

@@ -1,14 +1,14 @@
-"""Whether code of one's own gives each token what depends on that token alone, whatever is around it.
+"""Find out whether the user's own code computes each token's result from that token alone, whatever is around it.
 
-Changing values and looking at outputs finds what a module does now. Code may do something else for a longer row, for
-more rows, at one token, in training. So two more things are looked at, which do not wait for that to happen:
+Changing values and looking at outputs shows only what a module does now. Its code may do something else for a longer
+row, for more rows, at one token, or in training. So two more checks are made, which do not wait for such a case:
 
-* `crossing`: every operation is followed, and tried by itself: does one token's input change what it gives for another?
-  What such an operation gives is of the row, and so is all that is computed of it, also behind a gate that is shut.
-* `varying`: the module runs on many lengths and numbers of rows, in which the same tokens come again and again. It must
-  call the same functions, and give each token the same.
-
-Both say whether numbers are read out of tensors (``.item()``, ``if x.any()``), by which code may decide anything.
+* `crossing` follows every operation, and tries each by itself: does its result for one token change with the input of
+  another token? If so, this result, and everything that is computed from it, counts as a value of several tokens, even
+  where the code multiplies it by 0. It also finds numbers that are read out of tensors (``.item()``, ``if x.any()``),
+  since code may decide anything by them.
+* `varying` runs the module on many lengths and numbers of rows, in which the same tokens are repeated. It must call the
+  same functions, and give equal tokens equal results.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ READERS = ("tolist", "numpy", "__array__", "data_ptr", "__dlpack__")  # of tenso
 
 @dataclass(frozen=True)
 class Run:
-    """How to call a module again as it was called.
+    """A recorded call of a module, to be made again.
 
     Attributes:
         module: the module.
         given: its arguments by name.
-        held: modules inside that are not run, and what each gives instead.
-        length: number of tokens in `given`.
-        close: the largest relative change that is rounding.
+        held: modules inside it that are not run, each with the output that it returns instead.
+        length: number of tokens in `given`, L.
+        close: differences of at most this, relative to an output's largest value, are rounding.
     """
 
     module: nn.Module
@@ -59,20 +59,24 @@ class Run:
 
     @property
     def places(self) -> bool:
-        """Whether tensors ``[L, ...]`` are tables of positions, since others are ``[1, L, ...]``."""
+        """Whether arguments ``[L, ...]`` are tables of positions, which all rows share, and not tokens.
+
+        They are if another argument is ``[1, L, ...]``: then this one holds the tokens.
+        """
         leaves = [one for one in tree_leaves(self.given) if isinstance(one, Tensor)]
         return any(tuple(one.shape[:2]) == (1, self.length) for one in leaves)
 
     def fits(self, rows: int, wide: int) -> bool:
-        """Whether what the module is given would not be too large on this size."""
+        """Return whether no argument would have more than `MOST` numbers for `rows` rows of `wide` tokens."""
         leaves = [one for one in tree_leaves((self.given, list(self.held.values()))) if isinstance(one, Tensor)]
         largest = max((one.numel() * (wide / self.length) ** one.shape.count(self.length) for one in leaves), default=0)
         return rows * largest <= MOST
 
     def at(self, rows: int, wide: int) -> tuple[list[str], Any, int]:
-        """Run the module on rows of `wide` tokens: those that it was given, again and again.
+        """Run the module on `rows` rows of `wide` tokens, which repeat the tokens of the recorded call.
 
-        Returns the names of PyTorch's functions that it called, its output, and the size of its largest tensor.
+        Returns the names of the PyTorch functions that it called, in order, its output, and the number of elements of
+        the largest tensor that one of them returned.
         """
         size = partial(_sized, length=self.length, rows=rows, wide=wide, table=self.places)
         given, held = tree_map(size, self.given), {module: tree_map(size, made) for module, made in self.held.items()}
@@ -84,10 +88,11 @@ class Run:
 
 
 def crossing(run: Run, tokens: list[int], mixes: bool = False) -> tuple[bool, bool]:
-    """Return whether an operation moves information between tokens, and whether numbers are read out of tensors.
+    """Return whether a module moves information between tokens, and whether it reads numbers out of tensors.
 
-    Only what ends in an output with one entry per token counts as moved. Both modes, training and evaluation, are
-    looked at. With `mixes`, it is known that tokens are mixed.
+    Information counts as moved only if it reaches an output with one entry per token, ``[1, L, ...]``. The module runs
+    on `tokens` in evaluation mode and in training mode. If `mixes`, it is known to move information: then operations
+    are not tried, and the first value is True.
     """
     crosses, reads = mixes, False
     for training in (False, True):
@@ -106,11 +111,12 @@ def crossing(run: Run, tokens: list[int], mixes: bool = False) -> tuple[bool, bo
 
 
 def varying(run: Run, mixes: bool, whole: bool = False, brief: bool = False) -> tuple[str, bool]:
-    """Return what changes when a module gets longer rows or more of them, and whether more rows change it.
+    """Return, in words, what changes if a module gets longer rows or more rows, and whether more rows change something.
 
-    The first is "" if nothing does. A module that does not run on a size counts as one that varies; a `whole` model may
-    refuse long rows. A module that `mixes` tokens may give others for longer rows, so it is not tried on them.
-    With `brief`, fewer sizes are tried, and in evaluation mode only.
+    The words are "" if nothing changes. An error on some size counts as a change, except that a `whole` model may raise
+    one on long rows. A module that `mixes` tokens may compute something else for longer rows, so only more rows are
+    tried. With `brief`, fewer sizes are tried, and only in evaluation mode. Left out are sizes that would need too much
+    memory, several rows of a length that even one row may not have, and a mode in which the module is random.
     """
     said, by_rows = "", False
     for training in (False,) if brief else (False, True):
@@ -119,8 +125,10 @@ def varying(run: Run, mixes: bool, whole: bool = False, brief: bool = False) -> 
             if not _alike(run, made, run.at(1, run.length)[1], 1, run.length):
                 continue  # random in training, as dropout is: there is nothing to compare
             for rows, wide in (*((rows, run.length) for rows in MANY[training + 2 * brief :]), MUCH):
-                if run.fits(rows, wide) and not by_rows:
-                    alone = (names, made) if wide == run.length else run.at(1, wide)[:2]
+                if by_rows or not run.fits(rows, wide):
+                    continue
+                alone = (names, made) if wide == run.length else _one_row(run, wide)
+                if alone is not None:
                     why, _ = _differs(run, *alone, rows, wide, wide)
                     said, by_rows = said or why, bool(why)
             before = run.length
@@ -135,10 +143,22 @@ def varying(run: Run, mixes: bool, whole: bool = False, brief: bool = False) -> 
     return said, by_rows
 
 
-def _differs(run: Run, names: list[str], made: Any, rows: int, wide: int, base: int) -> tuple[str, int]:
-    """Return how a module on another size does not do what it did on one row of `base` tokens; "": it does.
+def _one_row(run: Run, wide: int) -> tuple[list[str], Any] | None:
+    """Return the functions that a module calls on one row of `wide` tokens, and its output; None: it raises an error.
 
-    The second value is the size of its largest tensor.
+    A module may have tables or masks for fewer positions.
+    """
+    try:
+        return run.at(1, wide)[:2]
+    except Exception:  # a module's code may raise anything
+        return None
+
+
+def _differs(run: Run, names: list[str], made: Any, rows: int, wide: int, base: int) -> tuple[str, int]:
+    """Run a module on another size; return, in words, how it differs from a run on one row of `base` tokens, or "".
+
+    `names` and `made` are the functions that it called in that run, and its output. The second value is the number of
+    elements of the largest tensor in the new run.
     """
     try:
         again, after, most = run.at(rows, wide)
@@ -151,7 +171,11 @@ def _differs(run: Run, names: list[str], made: Any, rows: int, wide: int, base: 
 
 
 def _alike(run: Run, before: Any, after: Any, rows: int, wide: int, base: int = 0) -> bool:
-    """Whether outputs on another size hold, again and again, what each token of `base` got before."""
+    """Return whether `after` repeats, in rows of `wide` tokens, what each token got in `before`.
+
+    `before` is the output for one row of `base` tokens (0: as many as were recorded), `after` for `rows` rows. Only
+    floating-point tensors with a dimension of tokens are compared.
+    """
     base = base or run.length
     if len(_tensors(before)) != len(_tensors(after)):
         return False
@@ -166,9 +190,11 @@ def _alike(run: Run, before: Any, after: Any, rows: int, wide: int, base: int = 
 
 
 def _sized(value: Any, length: int, rows: int, wide: int, table: bool) -> Any:
-    """Return a tensor with every dimension of L tokens made `wide`, and with `rows` rows; others stay as they are.
+    """Return an argument or output for one row of `length` tokens, repeated to `rows` rows of `wide` tokens.
 
-    A whole number that is L becomes `wide`.
+    In tensors, each dimension of size `length` is repeated or cut to `wide`; a first dimension of 1, or of flattened
+    tokens, is repeated `rows` times. An integer that equals `length` becomes `wide`. All else is returned as it is.
+    `table`: a tensor ``[length, ...]`` is a table of positions, not flattened tokens.
     """
     if type(value) is int and value == length:
         return wide
@@ -186,7 +212,10 @@ def _sized(value: Any, length: int, rows: int, wide: int, table: bool) -> Any:
 
 
 def _is_data(value: Tensor, tokens: list[int]) -> bool:
-    """Whether a tensor holds one value per token that comes from the tokens, and so is no mask and no position."""
+    """Return whether a tensor holds data of the tokens: their ids, or floats with exactly one dimension of tokens.
+
+    Masks of integers and positions are no data.
+    """
     if tuple(value.shape).count(len(tokens)) != 1:
         return False
     return value.is_floating_point() or (value.dtype == torch.long and value.flatten().tolist() == tokens)
@@ -199,7 +228,10 @@ def _tensors(made: Any) -> list[Tensor]:
 
 @contextmanager
 def _holding(held: Mapping[nn.Module, Any], give: Callable[[nn.Module, Any, Any], Any]) -> Iterator[None]:
-    """For a ``with`` block, let modules give what they gave before, as `give` makes it of that and of what they get."""
+    """For a ``with`` block, replace the forward methods of the modules in `held`.
+
+    Instead, each module returns ``give(module, held[module], (args, kwargs))``.
+    """
 
     def instead(module: nn.Module, made: Any) -> Callable[..., Any]:
         return lambda *args, **kwargs: give(module, made, (args, kwargs))
@@ -217,7 +249,10 @@ def _holding(held: Mapping[nn.Module, Any], give: Callable[[nn.Module, Any, Any]
 
 
 class _Calls(TorchFunctionMode):
-    """A mode that hands the name and arguments of each call of a function of PyTorch on to `look`."""
+    """A PyTorch function mode that calls ``look(name, args)`` for each function of PyTorch that is called.
+
+    Its attribute `most` is the number of elements of the largest tensor that such a function returned.
+    """
 
     def __init__(self, look: Callable[[str, Sequence[Any]], None]) -> None:
         super().__init__()
@@ -240,7 +275,12 @@ class _State:
 
 
 class _Track(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A mode that follows what each tensor holds: something of one token in each entry, or of several tokens."""
+    """A PyTorch dispatch mode that follows what tensors are computed from.
+
+    A tensor holds 0 (nothing of the tokens), `TOKEN` (each entry is of one token) or `ROW` (entries are of several
+    tokens). With `tries`, each operation on `TOKEN` is tried, to see if its result is `ROW`. The attribute `reads`
+    tells whether numbers were read out of such a tensor, or out of a weight.
+    """
 
     def __init__(self, length: int, weights: list[Tensor], tries: bool) -> None:
         make: Any = super().__init__
@@ -251,7 +291,10 @@ class _Track(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.reads = False
 
     def of(self, tensor: Tensor) -> int:
-        """Return what a tensor holds: 0, `TOKEN` or `ROW`."""
+        """Return what a tensor holds: 0, `TOKEN` or `ROW`.
+
+        A tensor that was not seen before holds what those hold that share memory with it.
+        """
         known = self.states.get(id(tensor))
         if known is not None:
             return known.holds
@@ -262,12 +305,16 @@ class _Track(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.states[id(tensor)] = _State(tensor, holds)
 
     def look(self, name: str, args: Sequence[Any]) -> None:
-        """Note that a function reads numbers out of a tensor."""
+        """Set `reads` if the function `name` reads numbers out of a weight, or of something computed from tokens."""
         if name in READERS and args and isinstance(args[0], Tensor):
             self.reads |= bool(self.of(args[0])) or id(args[0]) in self.weights
 
     def held(self, module: nn.Module, made: Any, given: Any) -> Any:
-        """Return copies of what a module gave; they are of rows if the module gets something of rows."""
+        """Return copies of `made`, the output that a module returns without being run.
+
+        Floating-point tensors are `ROW` if one of its arguments, `given`, is, or if they do not have exactly one
+        dimension of tokens; else they are `TOKEN`. Other tensors hold 0.
+        """
         worst = max((self.of(one) for one in tree_leaves(given) if isinstance(one, Tensor)), default=TOKEN)
 
         def copied(value: Any) -> Any:
@@ -306,7 +353,7 @@ class _Track(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return output
 
     def _written(self, function: Any, args: Any, kwargs: Any, holds: int) -> None:
-        """Note what tensors hold that an operation wrote to, and those that share their memory."""
+        """Note what the tensors hold that an operation wrote to in place, and all that share memory with them."""
         for at, argument in enumerate(function._schema.arguments):
             if argument.alias_info is None or not argument.alias_info.is_write:
                 continue
@@ -319,7 +366,10 @@ class _Track(TorchDispatchMode):  # type: ignore[no-untyped-call]
                             state.holds = max(state.holds, holds)
 
     def _crosses(self, function: Any, before: Any, holds: Mapping[int, int], output: Any) -> bool:
-        """Whether an operation gives a token something else when another token's input changes."""
+        """Return whether an operation changes its result for a token when the input for another token changes.
+
+        True also if this cannot be tried; False if the operation is random.
+        """
         made = [one for one in tree_leaves(output) if isinstance(one, Tensor)]
         dims = [[dim for dim, size in enumerate(one.shape) if size == self.length] for one in made]
         if any(len(one) != 1 for one in dims):
@@ -343,7 +393,10 @@ class _Track(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return False
 
     def _changed(self, value: Tensor, place: int, other: int, poison: bool) -> Tensor:
-        """Write another token's values, or NaN, to one token of a tensor."""
+        """Overwrite what `value` holds for the token `place`, and return `value`.
+
+        Booleans are negated; other numbers become those of the token `other`, or NaN with `poison`.
+        """
         dim = next(dim for dim, size in enumerate(value.shape) if size == self.length)
         mine, theirs = value.select(dim, place), value.select(dim, other)
         if value.dtype == torch.bool:
@@ -369,7 +422,7 @@ def _copied(value: Any) -> Any:
 
 
 def _copied_with(before: Any, holds: Mapping[int, int], change: Callable[[Tensor], Tensor]) -> Any:
-    """Return copies of arguments in which tensors with one value per token are changed."""
+    """Return copies of an operation's arguments, with `change` applied to the tensors that hold `TOKEN`."""
 
     def copied(value: Any) -> Any:
         if not isinstance(value, Tensor):

@@ -1,8 +1,9 @@
-"""`mark_of`: a hash of values and of all the code of one's own that they can reach.
+"""`mark_of`: a hash of values and of all the user's own code that they can reach.
 
 Functions count with their code, defaults, closures and the globals that they name; classes with their methods and
-attributes; objects with what they hold. What is of an installed library counts by its name, since its version is part
-of a proof's fingerprint. Where a value cannot be told (a lock, an open file), there is no hash.
+attributes; objects with what they hold. Code of an installed library counts by its name only, since the fingerprint of
+a proof has its version or its source file (`nopad.admitting.memory`). If one of the values cannot be hashed (a lock, an
+open file), there is no hash.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ PARTS = ("_parameters", "_modules", "training", "name_or_path", "warnings_issued
 
 
 def mark_of(*values: Any) -> str | None:
-    """Return a SHA-256, in hex, of values and the code that they reach; None: one of them cannot be told.
+    """Return a SHA-256, in hex, of values and the code that they reach; None: something in them cannot be hashed.
 
     >>> from nopad.admitting.marks import mark_of
     >>> mark_of({"a": 1}) == mark_of({"a": 1}), mark_of({"a": 1}) == mark_of({"a": 2}), mark_of(iter([]))
@@ -66,14 +67,17 @@ def mark_of(*values: Any) -> str | None:
 
 
 def settings_of(model: nn.Module) -> Iterator[tuple[str, type, dict[str, Any]]]:
-    """Yield the modules of one's own, each with its name, its class, and what it holds besides weights and hooks."""
+    """Yield (name, class, attributes by name) of each of the user's own modules in a model.
+
+    Weights, modules inside, nopad's hooks, and what loading a model sets are left out of the attributes.
+    """
     for name, module in own_modules(model):
         held = {key: value for key, value in vars(module).items() if key not in PARTS and not _is_nopads(value)}
         yield name, class_of(module), {key: value for key, value in held.items() if not key.startswith("_nopad")}
 
 
 def is_library(name: str) -> bool:
-    """Return whether a Python module is built in, of the standard library, or installed: its version tells it."""
+    """Return whether a Python module is of the standard library or an installed package, and so not the user's own."""
     top = name.partition(".")[0]
     if top in sys.stdlib_module_names or top in ("torch", "transformers", "nopad"):
         return name != "__main__"
@@ -88,11 +92,11 @@ def _is_nopads(value: Any) -> bool:
 
 
 class _Unknown(Exception):
-    """A value of which nothing is known."""
+    """A value that cannot be hashed."""
 
 
 class _Marker:
-    """Hashes values, each object once."""
+    """Adds values to a SHA-256, `found`; an object that comes again counts by its number only."""
 
     def __init__(self) -> None:
         self.found = hashlib.sha256()
@@ -174,7 +178,10 @@ class _Marker:
                 self._global(value.__globals__[name], names)
 
     def _global(self, value: Any, names: list[str]) -> None:
-        """Add a global value; of a module of one's own, all that could be read from it by `names`."""
+        """Add the value of a global variable.
+
+        If it is a Python module of the user's, what the code's `names` may read from it is added too.
+        """
         self.add(value)
         if isinstance(value, ModuleType) and not is_library(value.__name__):
             for name in names:
@@ -222,7 +229,7 @@ class _Marker:
 
 
 def _names(code: CodeType) -> set[str]:
-    """Return the names that a function's code, or that of functions inside it, reads."""
+    """Return the names of globals and attributes in a function's code, and in the code of functions inside it."""
     found = set(code.co_names)
     for constant in code.co_consts:
         if isinstance(constant, CodeType):

@@ -1,9 +1,10 @@
 """Remember proofs in files, by a fingerprint of everything that they depend on.
 
-A proof depends on the source of the model's classes and of the modules that these use, on the configuration, on the
-head that was asked for, and on the versions of nopad, torch, transformers and Python. The files lie in ``nopad/proofs``
-under ``$XDG_CACHE_HOME``, or ``~/.cache``. A damaged file counts as missing. Where a class has no source, or a module
-of the model was changed by itself (a hook, a method of its own), nothing is remembered.
+A proof depends on the source of the model's classes and of the Python modules that these use, on what the user's own
+modules hold, on the configuration, on the kind of head that was asked for, and on the versions of nopad, torch,
+transformers and Python. The files lie in ``nopad/proofs`` under ``$XDG_CACHE_HOME``, or ``~/.cache``, each with a
+checksum of itself. A damaged file counts as missing. If a class has no source, if the model was changed after it was
+built (a hook, a replaced forward method), or if the user has no home, nothing is remembered.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import logging
 import os
 import platform
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -29,26 +31,35 @@ from nopad.admitting.deriving import Times
 from nopad.admitting.marks import NAMES_ONLY, is_library, mark_of, settings_of
 from nopad.admitting.proof import Proof
 from nopad.admitting.small import own_parts
-from nopad.errors import StorageError
-from nopad.files import write_atomic
 from nopad.model.families import FAMILIES, Family
+from nopad.seal import sealed, unsealed
 
 __all__ = ["fingerprint", "folder", "recall", "remember"]
 
 log = logging.getLogger("nopad")
 
-FORMAT = 2
+FORMAT = 3
 LIBRARIES = ("torch", "transformers", "nopad")  # their versions are in the fingerprint
 
 
 def folder() -> Path:
-    """Return the folder of proofs; it need not exist."""
+    """Return the folder of remembered proofs; it may not exist yet.
+
+    Raises:
+        OSError: the user has no home, and the environment names no cache.
+    """
     cache = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(cache) if os.path.isabs(cache) else Path.home() / ".cache") / "nopad" / "proofs"
+    try:
+        return (Path(cache) if os.path.isabs(cache) else Path.home() / ".cache") / "nopad" / "proofs"
+    except RuntimeError as error:  # as in a container that runs with the number of a user that it does not have
+        raise FileNotFoundError(f"{error}; set XDG_CACHE_HOME") from error
 
 
 def fingerprint(model: Any, head: str | None = None) -> str | None:
-    """Return a SHA-256, in hex, of all that a proof of `model` depends on; None: this is not known."""
+    """Return a SHA-256, in hex, of all that a proof of `model` depends on, or None.
+
+    None: some of this cannot be found or hashed, so a proof cannot be remembered.
+    """
     kinds = {f"{kind.__module__}.{kind.__qualname__}": kind for kind in map(type, model.modules())}
     parts: list[Any] = [
         FORMAT,
@@ -78,29 +89,46 @@ def fingerprint(model: Any, head: str | None = None) -> str | None:
 
 
 def recall(model: Any, head: str | None = None) -> Proof | None:
-    """Return the remembered proof of a model; None: there is none, or its file is damaged."""
+    """Return the remembered proof of a model; None: there is none, or its file is damaged.
+
+    `head` is the kind of head that the user names, or None.
+    """
     mark = fingerprint(model, head)
     if mark is None:
         return None
     try:
-        stored = json.loads((folder() / f"{mark}.json").read_text())
-        return _read(stored, mark)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return _read(unsealed(json.loads((folder() / f"{mark}.json").read_text())), mark)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
 
 
 def remember(model: Any, head: str | None, proof: Proof) -> None:
-    """Write a proof to its file; where this fails, warn and go on."""
+    """Write a proof to its file; a model without a fingerprint is left out.
+
+    If the file cannot be written, a warning is logged, and no error is raised.
+    """
     mark = fingerprint(model, head)
     if mark is None:
         log.info(f"the proof of {proof.model} is not remembered: some of its code has no source file, or is changed")
         return
-    path = folder() / f"{mark}.json"
     try:
+        path = folder() / f"{mark}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, json.dumps(_written(proof, mark), indent=1, sort_keys=True).encode())
-    except (OSError, StorageError) as error:
+        _put(path, json.dumps(sealed(_written(proof, mark)), indent=1, sort_keys=True))
+    except OSError as error:
         log.warning(f"the proof of {proof.model} is not remembered, and will be done again: {error}")
+
+
+def _put(path: Path, text: str) -> None:
+    """Write a file as a whole, by a temporary file of this call's own: the ranks of a job write the same proof."""
+    descriptor, name = tempfile.mkstemp(dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
 
 
 def _settings(config: Any) -> dict[str, Any]:
@@ -129,7 +157,11 @@ def _hash_code(code: CodeType, found: Any) -> None:
 
 
 def _sources(module: ModuleType | None, files: dict[str, str]) -> bool:
-    """Add to `files` the source files of a module and of what it uses, with hashes; return whether all were found."""
+    """Add to `files` the SHA-256, by name, of a Python module and of the modules that it uses.
+
+    The standard library, torch, transformers and nopad are left out, since their versions count; of another installed
+    module, only its own file is added. Returns whether all source files were found.
+    """
     if module is None:
         return False
     name = module.__name__

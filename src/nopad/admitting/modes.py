@@ -1,4 +1,4 @@
-"""`in_mode`: put a model into training or evaluation mode, without dropout, for a ``with`` block."""
+"""`in_mode`: put a model into training or evaluation mode, with dropout off, for a ``with`` block."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ __all__ = ["in_mode"]
 
 @contextmanager
 def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
-    """For a ``with`` block, put a model into training or evaluation mode, without dropout."""
+    """For a ``with`` block, put a model into training or evaluation mode, with the rate of its dropout modules at 0.
+
+    Afterwards, each module has the mode and the rate that it had before.
+    """
     before = {module: module.training for module in model.modules()}
     rates = {module: module.p for module in model.modules() if isinstance(module, nn.modules.dropout._DropoutNd)}
     for module in before:

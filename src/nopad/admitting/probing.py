@@ -1,9 +1,9 @@
-"""Find out, by running a model on one sequence, which of its modules move information between tokens.
+"""Find out, by running a model on one sequence, which of its modules move information between tokens ("mix").
 
-A module is called again with what it was given, except that one token's values are changed. If what it gives for other
-tokens changes, it mixes. Of nested modules that mix, the innermost is looked for: a module mixes *by itself* if it
-still does when the mixing modules inside it give what they gave before. Registered attention does not count: while
-probing, it is replaced by a function that hands each token its own value.
+A module is called again with its recorded arguments, except that one token's values are changed. If its output for
+other tokens changes, it mixes. Of nested modules that mix, the innermost is looked for: a module mixes *by itself* if
+it still does while the mixing modules inside it return their recorded outputs. Attention that is registered in
+transformers does not count: while probing, it is replaced by a function that gives each token its own value vector.
 """
 
 from __future__ import annotations
@@ -31,13 +31,19 @@ __all__ = ["CLOSE", "Probed", "Seen", "beside", "length_for", "moved", "probe", 
 NAME = "nopad_probe"
 LENGTHS = (11, 13, 17, 19, 23, 29, 31, 37)
 FACTORS = (-30.0, 1e3, -1e3)  # by which a token's values are multiplied
-OFTEN = 3  # modules of a class of one's own that are tried on all sizes; later layers on fewer
+OFTEN = 3  # modules of one of the user's own classes that are tried on all sizes; later ones on fewer
 CLOSE = 1e-9  # relative to the largest value: more than rounding in float64 does
 
 
 @dataclass
 class Seen:
-    """The first call of a module: its arguments by name, its output, and how often it was called."""
+    """The first call of a module.
+
+    Attributes:
+        given: its arguments by name, without caches.
+        output: what it returned.
+        calls: how often the module was called in all.
+    """
 
     given: dict[str, Any]
     output: Any
@@ -49,15 +55,15 @@ class Probed:
     """What probing found.
 
     Attributes:
-        tokens: the sequence of token ids.
+        tokens: the token ids of the sequence.
         seen: the first call of each module.
         attended: how often each module called registered attention.
-        mixing: the innermost modules that move information between tokens, and do not use registered attention.
-        close: the largest relative change that is rounding.
-        unsplit: the module that mixes by itself although it is the model itself or its base; None: there is none.
-        alone: the mixing modules whose code may decide by what shares their rows or batch.
-        varies: a module of one's own that gives something per sequence, in a way that is not always the same, or the
-            model itself; and why. None: there is none.
+        mixing: the innermost modules that mix tokens by themselves, and not by registered attention.
+        close: differences of at most this, relative to an output's largest value, are rounding.
+        unsplit: the model or its base model, if it mixes tokens outside of the modules inside it; None: it does not.
+        alone: those of `mixing` whose code may decide by what else is in their rows or batch.
+        varies: (module, reason) of one of the user's own modules that does not always compute the same, and is the
+            model itself or returns something per sequence; None: there is none.
     """
 
     tokens: list[int]
@@ -71,16 +77,23 @@ class Probed:
 
 
 def length_for(model: nn.Module, most: int | None = None) -> int:
-    """Return a length in tokens that is no size of the model's, so that shapes tell what is per token."""
+    """Return a number of tokens that is no dimension of the model's weights, so that shapes tell what is per token.
+
+    It is at most `most`, if that is at least 3. If all numbers that are tried are dimensions, one of them is returned.
+    """
     sizes = {size for parameter in model.parameters() for size in parameter.shape}
     fitting = [length for length in LENGTHS if most is None or length <= most]
     return next((length for length in fitting if length not in sizes), (fitting or [max(most or 3, 3)])[0])
 
 
 def probe(model: Any, base: nn.Module, tokens: list[int], close: float = CLOSE) -> Probed:
-    """Run a model, in float64 and without dropout, on one sequence, and find its mixing modules.
+    """Run a model on one sequence, and find the modules that mix tokens.
 
-    `close` is the largest relative change of an output that is rounding, and no sign of mixing.
+    Args:
+        model: a model in float64 and in evaluation mode.
+        base: its base model.
+        tokens: token ids of the sequence.
+        close: differences of at most this, relative to an output's largest value, are rounding and no sign of mixing.
     """
     with registered(model) as attended:
         seen = _recorded(model, tokens)
@@ -98,7 +111,10 @@ def probe(model: Any, base: nn.Module, tokens: list[int], close: float = CLOSE) 
 
 @contextmanager
 def registered(model: Any) -> Iterator[Counter[nn.Module]]:
-    """For a ``with`` block, replace a model's registered attention by one that mixes no tokens; count its calls."""
+    """For a ``with`` block, replace the registered attention of a model by one that mixes no tokens.
+
+    Yields a counter of the calls of each module.
+    """
     counts: Counter[nn.Module] = Counter()
 
     def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Any:
@@ -124,9 +140,9 @@ def registered(model: Any) -> Iterator[Counter[nn.Module]]:
 
 
 def unsteady(model: Any, probed: Probed) -> str:
-    """Return the class of a mixing module that runs more or less often for other values; "": there is none.
+    """Return the class name of a mixing module that runs more or less often if values change; "": there is none.
 
-    Other tokens are tried, and embeddings that are scaled.
+    Other tokens are tried, and embeddings that are multiplied by large factors.
     """
     mixing = set(probed.mixing)
     wanted = probed.attended + Counter({module: probed.seen[module].calls for module in mixing})
@@ -194,7 +210,10 @@ def _recorded(model: Any, tokens: list[int]) -> dict[nn.Module, Seen]:
 
 
 class _Search:
-    """The search for the innermost modules that mix by themselves."""
+    """The search for the innermost modules that mix tokens by themselves.
+
+    The modules in `whole` (the model and its base model) cannot be run sequence by sequence.
+    """
 
     def __init__(self, probed: Probed, whole: set[nn.Module]) -> None:
         self.probed, self.whole = probed, whole
@@ -202,7 +221,10 @@ class _Search:
         self.times: Counter[type] = Counter()  # how many modules of a class were looked into
 
     def of(self, module: nn.Module) -> list[nn.Module]:
-        """Return the innermost mixing modules in `module`, itself included."""
+        """Return the innermost mixing modules in `module`, itself included.
+
+        Sets `Probed.unsplit` if `module` mixes, but is in `whole`.
+        """
         inside = [one for child in module.children() for one in self.of(child)]
         inside = list(dict.fromkeys(inside))
         if module not in self.probed.seen:
@@ -218,9 +240,10 @@ class _Search:
         return inside
 
     def _looked_into(self, module: nn.Module, mixing: list[nn.Module], mixes: bool) -> bool:
-        """Whether a module of one's own mixes, also where this does not show: see `nopad.admitting.local`.
+        """Return whether one of the user's own modules mixes, or may mix for other inputs: see `nopad.admitting.local`.
 
-        Notes in `Probed` what decides by what shares a row or a batch.
+        `mixing` are the mixing modules inside it; `mixes`: whether changing values has shown that it mixes. What this
+        finds is also noted in `alone` and `varies` of `Probed`.
         """
         probed, seen = self.probed, self.probed.seen[module]
         held = {one: probed.seen[one].output for one in (*mixing, *_stock(module, probed.seen))}
@@ -250,7 +273,10 @@ class _Search:
         return mixes
 
     def _mixes(self, module: nn.Module, frozen: list[nn.Module]) -> bool:
-        """Whether a module, with the modules in `frozen` held, gives other tokens something else if one is changed."""
+        """Return whether changing one token's values changes what a module returns for other tokens.
+
+        The modules in `frozen` return their recorded outputs meanwhile. False if the module cannot be called by itself.
+        """
         given = self.probed.seen[module].given
         middle = self.length // 2
         changes = [(1, 0.0), (middle, 0.0), (self.length - 2, 0.0), *((middle, factor) for factor in FACTORS)]
@@ -269,7 +295,7 @@ class _Search:
 
 
 def _stock(module: nn.Module, seen: dict[nn.Module, Seen]) -> list[nn.Module]:
-    """Return the outermost modules of transformers inside a module, of those that ran."""
+    """Return the outermost modules of transformers inside a module; those that did not run are looked into."""
     found = []
     for child in module.children():
         if class_of(child).__module__.startswith("transformers.") and child in seen:
@@ -280,7 +306,7 @@ def _stock(module: nn.Module, seen: dict[nn.Module, Seen]) -> list[nn.Module]:
 
 
 def _given(module: nn.Module, given: dict[str, Any], tokens: list[int]) -> dict[str, Any]:
-    """Return the arguments of a module, with the mask and positions that a packed call gives to a model."""
+    """Return a module's arguments; to token ids, the mask and the positions of a packed call are added."""
     length, takes = len(tokens), parameters(type(module).forward)
     more = {"attention_mask": torch.ones(1, length, dtype=torch.long), "position_ids": torch.arange(length)[None]}
     ids = [one for one in given.values() if isinstance(one, Tensor) and one.dtype == torch.long]
@@ -298,9 +324,10 @@ def _floats(output: Any) -> list[Tensor]:
 
 
 def _changed(given: dict[str, Any], tokens: list[int], place: int, factor: float) -> dict[str, Any] | None:
-    """Return arguments in which one token's values are multiplied by `factor`, or (0) get noise; None: there are none.
+    """Return arguments in which the values of the token `place` are changed; None: none of them holds values of tokens.
 
-    A large factor turns decisions that the module takes by the values of a whole row.
+    Floats are multiplied by `factor`; if it is 0, they get noise, and token ids become others. A large factor changes
+    what a module decides by the values of a whole row.
     """
     changed = False
 
@@ -327,7 +354,10 @@ def _changed(given: dict[str, Any], tokens: list[int], place: int, factor: float
 
 
 def beside(probed: Probed, module: nn.Module) -> bool:
-    """Whether a module gives a row the same beside another row, of much larger values of the other sign, as alone."""
+    """Return whether a module gives a row the same result beside another row as alone.
+
+    The other row has the floats of the first, multiplied by -1000.
+    """
     seen, length = probed.seen[module], len(probed.tokens)
 
     def twice(value: Any) -> Any:
@@ -346,7 +376,7 @@ def beside(probed: Probed, module: nn.Module) -> bool:
 
 @contextmanager
 def _frozen(modules: list[nn.Module], seen: dict[nn.Module, Seen]) -> Iterator[None]:
-    """For a ``with`` block, let modules give what they gave at their first call, whatever they are given."""
+    """For a ``with`` block, let modules return the output of their first call, whatever their arguments."""
 
     def same(output: Any) -> Callable[..., Any]:
         return lambda *args, **kwargs: output
@@ -361,7 +391,11 @@ def _frozen(modules: list[nn.Module], seen: dict[nn.Module, Seen]) -> Iterator[N
 
 
 def moved(before: Any, after: Any, length: int, close: float) -> set[int]:
-    """Return the tokens for which two outputs differ, of those parts that have an entry per token, ``[1, L, ...]``."""
+    """Return the places of the tokens for which two outputs differ.
+
+    Only tensors with one entry per token, ``[1, L, ...]``, are compared. Differences of at most `close`, relative to
+    the largest value of `before`, do not count. If a shape differs, all places are returned.
+    """
     found: set[int] = set()
     for one, two in zip(tree_leaves(_plain(before)), tree_leaves(_plain(after)), strict=False):
         if not (isinstance(one, Tensor) and one.is_floating_point() and tuple(one.shape[:2]) == (1, length)):
@@ -375,7 +409,7 @@ def moved(before: Any, after: Any, length: int, close: float) -> set[int]:
 
 
 def _plain(value: Any) -> Any:
-    """Return an output of transformers as a dict, which PyTorch's tree functions know."""
+    """Return a model's output as a dict, which PyTorch's tree functions can walk through; other values as they are."""
     return (
         dict(value.items())
         if hasattr(value, "items") and not isinstance(value, dict)

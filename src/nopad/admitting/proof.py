@@ -1,4 +1,7 @@
-"""`prove`: derive a line of the family table for a model, and audit it on a small copy."""
+"""`prove`: derive how a model of an unknown type can be run on packs, and audit this on a small copy.
+
+What is derived is a line of the family table: a `Family`, the facts about one model type (`nopad.model.families`).
+"""
 
 from __future__ import annotations
 
@@ -40,20 +43,22 @@ AUDITS = 3  # lines that are audited at most
 
 @dataclass(frozen=True, kw_only=True)
 class Proof:
-    """What is known of a model that no table has: admitted by a line of the family table, or refused with a reason.
+    """What is known of a model that no table has: admitted with a line of the family table, or refused with a reason.
 
     Attributes:
         kind: the model type, or the name of the class if the configuration has none.
         model: name of the model's class.
         admitted: whether the small copy passed the audit.
-        family: the line of the family table; None: the model is refused.
-        each: for each class of mixing modules, by name: how many there are in the copy, and how often they run in all.
-        head: the head's name for `nopad.model.packed`; None: transformers' tables know it.
+        family: the line of the family table, the facts with which the model runs on packs; None: the model is refused.
+        each: for each class of modules that mix tokens, by the class's name:
+            ``[number of these modules in the copy, number of their calls when the copy runs once]``.
+        head: the kind of head, as `nopad.packed` takes it; None: the class is transformers' own, and nopad knows its
+            head.
         reason: why the model is refused; "": it is admitted.
         how: how the small copy was made, in words.
         checks: number of checks of the audits.
         worst: largest absolute difference of an output between packed and alone, in float64.
-        seconds: time that it took.
+        seconds: how long the proof took.
         remembered: whether this was read from the cache.
 
     >>> from nopad.admitting import Proof
@@ -75,7 +80,7 @@ class Proof:
     remembered: bool = False
 
     def of(self, model: Any) -> Family:
-        """Return the line for `model`, which may have more layers than the small copy."""
+        """Return the line for `model`, which may have more layers than the small copy; it must be admitted."""
         assert self.family is not None
         return Derived(self.family, self.each or {}).of(model)
 
@@ -90,9 +95,10 @@ class Proof:
 
 
 def prove(model: Any, head: str | None = None) -> Proof:
-    """Derive a line of the family table for a transformers model, without wrappers, and audit it on a small copy.
+    """Derive how a transformers model, without wrappers, can be run on packs, and audit this on a small copy.
 
-    `head` is the head's name as the user gives it; None: it is found out. The model itself is not run and not changed.
+    `head` is the kind of head that the user names; None: it is found out. The model itself is not run and not changed.
+    No error is raised if it is refused: the proof says why.
     """
     begin = time.perf_counter()
     kind = getattr(model.config, "model_type", "") or type(model).__name__
@@ -112,7 +118,13 @@ def prove(model: Any, head: str | None = None) -> Proof:
 
 
 def _proven(model: Any, small: Any, head: str | None) -> Proof:
-    """Judge the lines that could fit a small model; audit the first that gives each sequence what it gets alone."""
+    """Return a proof with the first line that passes the comparison with the model alone, and then the audit.
+
+    The kind and name of the model are still missing in it. At most `AUDITS` lines are audited.
+
+    Raises:
+        UnsupportedModelError: no line passes, or no proof would be valid; the message names the reason.
+    """
     with subject_of(small, torch.float64, False) as exact:
         fresh = copy.deepcopy(exact)
         check_steady(fresh)
@@ -151,9 +163,9 @@ def _proven(model: Any, small: Any, head: str | None) -> Proof:
 
 
 def _lines(model: Any, exact: Any, close: float) -> Iterator[Derived]:
-    """Yield the line of the table for a known model type (whose class is not known), then what probing finds.
+    """Yield lines that could fit a model: that of the table, if its type is known but not its class, then derived ones.
 
-    Code of one's own is probed in a copy of its own, with all layers.
+    A model with classes of the user's own is probed in another copy, with all its layers (`deep_copy`).
     """
     kind = getattr(model.config, "model_type", "")
     deep = deep_copy(model) if foreign(model) and not own_parts(model) else None
@@ -165,7 +177,11 @@ def _lines(model: Any, exact: Any, close: float) -> Iterator[Derived]:
 
 
 def _audited(small: Any, line: Family, head: str | None, judge: Judge) -> list[Verdict]:
-    """Audit a small model with this line: short sequences, and longer ones unless that takes too many operations."""
+    """Audit a small model with this line, and return the verdicts; afterwards, it is not pack-safe any more.
+
+    The first audit has short sequences. If it passes, a second has longer ones, and compares no gradients; this is left
+    out if the model runs too many operations.
+    """
     packed(small, head=head, family=line)
     limit = positions_of(small, line)
     room = limit // 3 if line.narrow and limit is not None else LONG  # a flat row holds less than 3 times the longest
@@ -182,7 +198,7 @@ def _audited(small: Any, line: Family, head: str | None, judge: Judge) -> list[V
 
 
 def _why(verdict: Verdict) -> str:
-    """Return the first check that failed, in words, with the first layer that differs."""
+    """Return, in words, the first check that failed, and the first layer that differs."""
     check = next(one for one in verdict.checks if not one.passed)
     where = f"; the first layer that differs is {verdict.first_difference}" if verdict.first_difference else ""
     said = check.detail if check.error else f"{check.value:.1e}, at most {check.limit:.0e}"

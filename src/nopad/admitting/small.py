@@ -1,8 +1,8 @@
-"""`small_copy`: a narrow model with few layers of each kind, of the same classes and configuration as a given one.
+"""`small_copy`: a narrow model with few layers of each kind, of the same class and configuration as a given model.
 
-Isolation does not depend on how wide or deep a model is, so a small copy is what is probed and audited. Sizes have many
-names in configurations; `SIZES` knows those that are common. What it does not know stays, and if the copy cannot be
-built or run with some sizes changed, fewer are. A model that fits none of this is tried itself if it is small enough.
+Isolation does not depend on how wide or deep a model is, so a small copy can be probed and audited in its place. Sizes
+have many names in configurations; `SIZES` and `WIDTHS` know the common ones, and others stay as they are. If the copy
+cannot be built or run, fewer sizes are changed. If that fails too, the whole model is copied, unless it is too large.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["LAYER_COUNTS", "deep_copy", "own_parts", "ran", "small_copy", "uncac
 
 VOCABULARY, POSITIONS = 97, 600
 MOST_LAYERS = 10  # of a copy
-MOST_OWN_LAYERS = 32  # of a narrow copy in which code of one's own is looked into
+MOST_OWN_LAYERS = 32  # of a narrow copy in which the user's own code is looked into
 # What libraries put in place of layers or around them, and modules that give each token what depends on it alone.
 ADDED = ("peft.", "bitsandbytes.", "torchao.", "torch.nn.utils.parametrize")
 LOCAL = (nn.Linear, nn.Identity, nn.Dropout, nn.LayerNorm, nn.Embedding)
@@ -73,10 +73,13 @@ KEY_HEADS = ("num_key_value_heads", "n_head_kv", "num_kv_heads")
 def small_copy(model: Any) -> tuple[Any, str]:
     """Return a small model of the same class and configuration, and how it was made, in words.
 
-    The copy is in float32 and in evaluation mode, with random weights and no dropout.
+    The copy is in float32 and in evaluation mode. Its weights are random, and its dropout rates 0. If no small model
+    can be built, or if the model has changed since it was built, the copy is of the whole model, with noise added to
+    its weights.
 
     Raises:
-        UnsupportedModelError: no small copy can be built or run, and the model itself is too large to be tried.
+        UnsupportedModelError: no small copy can be built and run, and the model itself is too large to be tried, has no
+            weights (the device "meta"), or cannot be copied.
     """
     reasons: list[str] = []
     if own := own_parts(model):
@@ -115,10 +118,11 @@ def small_copy(model: Any) -> tuple[Any, str]:
 
 
 def deep_copy(model: Any) -> Any:
-    """Return a copy of a model with all layers, other weights and no dropout; None: there can be none.
+    """Return a copy of a model in which the user's own code is looked into; None: it cannot be built and run.
 
-    Code of one's own may do something else in a later layer, or from some width on. So the copy has the model's true
-    sizes, if these are not too large, or else is narrow, with at most `MOST_OWN_LAYERS` layers.
+    Such code may do something else in a later layer, or from some width on. So the copy has all layers and the true
+    sizes, or, if the model has more than `MOST_PARAMETERS`, is narrow and has its first `MOST_OWN_LAYERS` layers. Its
+    weights are random, and its dropout rates 0.
     """
     config = model.config
     rates = {name: 0.0 for name, value in _values(config).items() if isinstance(value, float) and "drop" in name}
@@ -141,7 +145,10 @@ def deep_copy(model: Any) -> Any:
 
 
 def ran(model: Any, tokens: list[int], **more: Any) -> Any:
-    """Run a model on one sequence of token ids, without a cache."""
+    """Return a model's output for one sequence of token ids, without a cache and without gradients.
+
+    Ids beyond the vocabulary wrap around. `more` are further arguments of the model.
+    """
     vocabulary = getattr(model.config.get_text_config(), "vocab_size", None) or VOCABULARY
     more |= uncached(model)
     device = next(model.parameters()).device
@@ -150,13 +157,13 @@ def ran(model: Any, tokens: list[int], **more: Any) -> Any:
 
 
 def uncached(model: Any) -> dict[str, Any]:
-    """Return the arguments with which a model runs without a cache."""
+    """Return the keyword arguments with which a model returns no cache: ``{"use_cache": False}``, or none."""
     has = getattr(model.config, "use_cache", None) is not None and takes(model, "use_cache")
     return {"use_cache": False} if has else {}
 
 
 def own_parts(model: nn.Module) -> str:
-    """Return what the model has that a copy built of its configuration would lack; "": nothing."""
+    """Return, in words, what a model has that a copy built from its configuration would lack; "": nothing."""
     for name, module in model.named_modules():
         tables = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
         hooks = [one for table in tables for one in table.values()]
@@ -167,9 +174,10 @@ def own_parts(model: nn.Module) -> str:
 
 
 def _unlike(model: Any) -> str:
-    """Return how a model is not what its class builds of its configuration: modules, and what one's own hold.
+    """Return, in words, how a model differs from what its class builds from its configuration; "": it does not.
 
-    Returns "" if it is the same, or if the class cannot be built by a configuration alone.
+    Compared are the classes of modules, and the attributes of the user's own modules. Returns "" also if the class
+    cannot be built from a configuration alone.
     """
     try:
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
@@ -207,7 +215,10 @@ def _of_transformers(hook: Any) -> bool:
 
 
 def _attempts(config: Any) -> Iterator[tuple[str, Callable[[type], Any]]]:
-    """Yield ways to make a configuration small, the smallest first, each with its name."""
+    """Yield (words, function) for each way to make a configuration small, the smallest first.
+
+    The function takes the model's class and returns the configuration; the words say how it was made.
+    """
     wide = next(
         (getattr(config, name) for name in ("hidden_size", "d_model", "n_embd", "dim") if hasattr(config, name)), 0
     )
@@ -231,7 +242,10 @@ def _attempts(config: Any) -> Iterator[tuple[str, Callable[[type], Any]]]:
 
 
 def _shares(config: Any, share: int) -> dict[str, int]:
-    """Return all widths divided by one number, where they can be, so that their ratios stay."""
+    """Return the widths of a configuration divided by `share`, so that their ratios stay.
+
+    A width that cannot be divided is cut to that of `WIDTHS` if it is larger. Sizes of heads and states are left out.
+    """
     widths = {name: value for name, value in _values(config).items() if name in WIDTHS and type(value) is int}
     return {
         name: value // share if value % share == 0 and value > share else min(value, WIDTHS[name])
@@ -241,7 +255,10 @@ def _shares(config: Any, share: int) -> dict[str, int]:
 
 
 def _built(kind: type, make: Callable[[type], Any]) -> Any:
-    """Build a model, and give it weights that hide nothing: biases of 0 would."""
+    """Build a model of a class, in float32 and evaluation mode, with random weights, none of which is 0.
+
+    A bias of 0 could hide a mistake. `make` returns the configuration for the class.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         config = make(kind)
@@ -252,7 +269,7 @@ def _built(kind: type, make: Callable[[type], Any]) -> Any:
 
 
 def _shake(model: nn.Module) -> None:
-    """Change weights such that none of them is 0, infinite or huge."""
+    """Add noise to all weights, in place, so that none is 0; weights that are infinite or huge are replaced first."""
     with torch.no_grad():
         for parameter in model.parameters():
             largest = float(parameter.abs().max() if parameter.numel() else 0)
@@ -262,10 +279,12 @@ def _shake(model: nn.Module) -> None:
 
 
 def _check_size(kind: type, config: Any) -> None:
-    """Refuse to build a model that would be too large.
+    """Check that a model is not too large to be built.
+
+    A class that cannot be built on the device "meta" is not checked.
 
     Raises:
-        ValueError: it has too many parameters.
+        ValueError: the model would have more than `MOST_PARAMETERS`.
     """
     try:
         with torch.device("meta"):
@@ -277,7 +296,11 @@ def _check_size(kind: type, config: Any) -> None:
 
 
 def _narrowed(config: Any, sizes: dict[str, int], again: bool) -> Any:
-    """Return a copy of a configuration with smaller sizes; `again`: built anew, so that other values follow them."""
+    """Return a copy of a configuration with sizes of at most `sizes`, and dropout rates of 0.
+
+    Special token ids are moved into the smaller vocabulary. With `again`, the configuration is built anew, so that
+    values that follow from sizes change too.
+    """
     given = _values(config)
     changes: dict[str, Any] = {}
     for name, value in given.items():
@@ -299,7 +322,10 @@ def _narrowed(config: Any, sizes: dict[str, int], again: bool) -> Any:
 
 
 def _equal_dims(given: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """Return sizes of heads such that those that were equal stay equal, and sums stay sums (latent attention)."""
+    """Return new sizes of heads (``head_dim`` and others), so that equal ones stay equal and sums stay sums.
+
+    `given` are the values of the configuration, `changes` its new sizes. In latent attention, `qk_head_dim` is a sum.
+    """
     dims = {name: value for name, value in given.items() if name.endswith("head_dim") and type(value) is int}
     new = {
         name: min(changes.get(other, dims[other]) for other in dims if dims[other] == value)
@@ -313,7 +339,7 @@ def _equal_dims(given: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any
 
 
 def _special(given: dict[str, Any], vocabulary: Any) -> dict[str, Any]:
-    """Return special token ids that lie in a small vocabulary; equal ones stay equal."""
+    """Return new special token ids (``pad_token_id`` and others) within a small vocabulary; equal ids stay equal."""
     if not isinstance(vocabulary, int):
         return {}
     named = {name: value for name, value in given.items() if name.endswith("_token_id") and value is not None}
@@ -342,7 +368,10 @@ def _changed(config: Any, changes: dict[str, Any], again: bool) -> Any:
 
 
 def _layers_of(kind: type, config: Any) -> list[int]:
-    """Return the layers that a copy keeps: few, but some of each kind."""
+    """Return the numbers of the layers that a small copy keeps: few, but each kind of layer.
+
+    At most `MOST_LAYERS` are kept: if there are more kinds of layers, some are missing.
+    """
     there = _count(config)
     if there <= 2:
         return list(range(there))
@@ -364,7 +393,11 @@ def _layers_of(kind: type, config: Any) -> list[int]:
 
 
 def _signatures(stacks: list[nn.ModuleList], there: int) -> list[list[Any]]:
-    """Return, for each layer, its classes and settings; numbers that differ in every layer only count layers."""
+    """Return, for each layer, the classes and settings of its modules, to tell kinds of layers apart.
+
+    Settings that differ in every layer (such as `layer_idx`) are left out. `stacks` are the lists of layers, `there` is
+    how many layers each has.
+    """
     found: list[dict[str, Any]] = []
     for at in range(there):
         signs: dict[str, Any] = {}
@@ -389,7 +422,7 @@ def _count(config: Any) -> int:
 
 
 def _with_layers(config: Any, layers: list[int], again: bool) -> Any:
-    """Return a copy of a configuration with only these layers; its lists with one entry per layer are cut to them."""
+    """Return a copy of a configuration with only these layers; lists with one entry per layer are cut to match."""
     there = _count(config)
     if not layers or len(layers) == there:
         return config

@@ -29,13 +29,14 @@ class Found:
 
     Attributes:
         checks: the checks, with their measured values.
-        worst: largest absolute difference of an output in float64.
+        worst: largest absolute difference of an output in float64; infinite if outputs cannot be compared.
         first: name of the first module whose output differs; None: no output differs.
         notes: remarks for the user.
         attended: how often each layer called nopad's attention in the first packed run, by ``id(module)``.
         names: names of the outputs that have a part for each sequence.
         row: number of tokens in the longest row that was run so far.
-        unseen: whether no sequence sees another, although outputs differ; None: no output differs.
+        unseen: if outputs differ: True if nevertheless no sequence depends on another one, else False. None: no output
+            differs.
     """
 
     checks: list[Check] = field(default_factory=list)
@@ -129,7 +130,10 @@ def _compare_form(alone: Alone, form: str, dtype: torch.dtype, truth: Truth | No
 
 
 def same_outputs(alone: Alone, dtype: torch.dtype) -> bool:
-    """Return whether the sequences get the outputs packed that they get alone, in every form of the trial.
+    """Return whether the sequences have the same outputs packed and alone, in every form (batch layout) of the trial.
+
+    `dtype`, that of the model, decides how far rounding may go. The result is False too if no output of the packed run
+    can be split into sequences. Gradients are not compared.
 
     Raises:
         ModelFailedError: the model raised an exception.
@@ -148,7 +152,11 @@ def same_outputs(alone: Alone, dtype: torch.dtype) -> bool:
 def _judged(
     alone: Alone, given: Mapping[str, Tensor], places: Places, dtype: torch.dtype
 ) -> tuple[dict[str, list[Tensor]], Check, float]:
-    """Return (outputs of a batch by sequence, their comparison with those alone, the largest difference)."""
+    """Compare `given`, the outputs of a packed run by name, with those of the sequences alone.
+
+    Returns:
+        The packed outputs by name, one part per sequence; the check; and the largest absolute difference.
+    """
     together = per_sequence(given, places, alone.kinds)
     of_rows = [name for name in given if name in alone.kinds and name not in together]
     if _left_out(alone, given, together):
@@ -158,7 +166,10 @@ def _judged(
 
 
 def _left_out(alone: Alone, given: Mapping[str, Tensor], together: Mapping[str, list[Tensor]]) -> bool:
-    """Return whether a foreign collator's batch gives a pooler_output that is a row's, beside other outputs."""
+    """Return whether `pooler_output` has one value per row instead of per sequence, and other outputs can be compared.
+
+    This happens only with a collator that is not nopad's, since nopad pools each sequence.
+    """
     pooled = "pooler_output"
     foreign = alone.trial.collator is not None
     return foreign and pooled in given and pooled in alone.kinds and pooled not in together and bool(together)

@@ -40,9 +40,9 @@ class ModelFailedError(Exception):
 
 @contextmanager
 def inside_model(doing: str) -> Iterator[None]:
-    """In a ``with`` block, turn any exception, and the end of the program, into a `ModelFailedError`.
+    """In a ``with`` block, turn any `Exception`, and `SystemExit`, into a `ModelFailedError`.
 
-    Its message says what was being done (`doing`).
+    The error's message begins with `doing`, which says what was being done. A `ModelFailedError` passes unchanged.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Tell by its name which input of a model a module looks up, such as a table of positions."""
+"""Tell from a module's name which input of the model it embeds: token ids, positions or token types."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TABLES = {
 
 
 def input_of(name: str | None) -> str:
-    """Return what a module looks up: "positions", "token types" or "ids"; "": none of these, or unknown.
+    """Return what the module with this name embeds: "positions", "token types" or "ids"; "" for other names and None.
 
     >>> input_of("transformer.wpe"), input_of("bert.embeddings.token_type_embeddings"), input_of("model.layers.0")
     ('positions', 'token types', '')

@@ -16,7 +16,7 @@ _ODD = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # 
 
 @dataclass(frozen=True)
 class Failure:
-    """A failure that is no check: its `name` and `message`, and the name of the exception, "" if there was none."""
+    """One failed test case: its `name`, its `message`, and the class name of the exception (`error`; "": none)."""
 
     name: str
     message: str
@@ -24,7 +24,7 @@ class Failure:
 
     @classmethod
     def of(cls, check: Check) -> Failure:
-        """Return what a check that did not pass says."""
+        """Return the failure of a check that did not pass; the message has its value, limit and detail."""
         limit = f"{check.limit:.0e}" if check.limit else "0"
         message = f"{check.value:.1e}, at most {limit}" + (f": {check.detail}" if check.detail else "")
         return cls(check.name, message, check.error)
@@ -40,7 +40,10 @@ def junit(suite: str, checks: Sequence[Check], said: str, others: Sequence[Failu
         suite: name of the test suite: what was audited, and how.
         checks: the checks; each is one test case.
         said: the whole verdict as text, which becomes the suite's output.
-        others: further failures that are no checks.
+        others: failures that do not come from a check; each is one more test case.
+
+    Returns:
+        The XML document as text. Characters that XML cannot hold are replaced by U+FFFD.
     """
     cases = [(check.name, None if check.passed else Failure.of(check)) for check in checks]
     cases += [(one.name, one) for one in others]

@@ -60,7 +60,11 @@ def poison(alone: Alone, dtype: torch.dtype) -> Found:
 
 
 def unseen(alone: Alone, dtype: torch.dtype) -> bool:
-    """Return whether no sequence's results change when any one of the others gets other tokens, in every form."""
+    """Return whether no sequence's results change when another sequence gets other tokens.
+
+    Each sequence is changed once, in every form (batch layout) of the trial. The result is False too if the model
+    fails, or if no output can be split into sequences.
+    """
     trial = alone.trial
     try:
         for form in trial.forms:
@@ -75,12 +79,12 @@ def unseen(alone: Alone, dtype: torch.dtype) -> bool:
 
 
 class Poisoned:
-    """A trial in which one sequence, or one token of it, is changed.
+    """A trial in which one sequence, or some of its tokens, are changed.
 
     Attributes:
-        form: the form in which the sequences are batched.
-        victim: number of the changed sequence.
-        others: all sequences, with other tokens in the changed one.
+        form: the layout of the batch, such as "rows" or "flat".
+        victim: index of the changed sequence.
+        others: the token ids of all sequences, with other tokens in the changed one.
     """
 
     def __init__(
@@ -91,9 +95,11 @@ class Poisoned:
         tokens: Sequence[int] | None = None,
         form: str | None = None,
     ) -> None:
-        """Change sequence `victim` of the trial (None: one that does not fill its pack), or only some of its tokens.
+        """Replace the tokens of sequence `victim` of the trial; None: a long one that does not fill its pack.
 
-        `kinds` says what the outputs belong to. `form` is one of the trial's forms; None: rows, if there are any.
+        `tokens` are the positions in the sequence whose tokens are replaced; None: all. `kinds` says of each output
+        whether its values belong to tokens, targets or sequences. `form` is one of the trial's forms; None: "rows", or
+        the last form if there are no rows.
         """
         self.trial, self.kinds = trial, kinds
         self.form = form or (FORM if FORM in trial.forms else trial.forms[-1])
@@ -111,8 +117,11 @@ class Poisoned:
     ) -> dict[str, list[Tensor]]:
         """Run the sequences packed; return the outputs, by name, split into one part per sequence.
 
-        `factor` scales the victim's embeddings; None: they stay as they are. The model runs inside the context that
-        `watch` returns for the places of the sequences in the batch.
+        `factor` scales the embeddings of sequence `victim`; None: they stay as they are. `watch` gets the places of the
+        sequences in the batch, and returns a context manager inside which the model runs.
+
+        Raises:
+            ModelFailedError: the model raised an exception.
         """
         batch, there = self.trial.batch(self.form, sequences)
         inside = nullcontext() if watch is None else watch(there)
@@ -148,9 +157,10 @@ class Poisoned:
     def allowed(
         self, worst: float, dtype: torch.dtype, sequences: list[list[int]], factor: float | None = None
     ) -> tuple[float, str]:
-        """Return how far neighbours may move, relative to the largest value, and why, in words.
+        """Return (how much results of neighbours may change, relative to the largest value; the reason as text).
 
-        `worst` is how far they moved when the model ran these `sequences`, their embeddings scaled by `factor`.
+        `worst` is how much they changed when the model ran these `sequences`, with the embeddings of sequence `victim`
+        scaled by `factor`.
         """
         exact = next(bare(self.trial.model).parameters()).device.type == "cpu"
         limit = 0.0 if exact else ROUNDINGS * torch.finfo(dtype).eps
@@ -162,7 +172,7 @@ class Poisoned:
         return ROUNDINGS * eps * max(_layers(self.trial), 1), why
 
     def _reroutes(self, sequences: list[list[int]], factor: float | None) -> bool:
-        """Whether the changed sequence changes a decision of the model (a token's experts, say) or a tensor's shape.
+        """Return whether the changed sequence changes a decision of the model (a token's experts) or a tensor's shape.
 
         `sequences` are what the model gets; `factor` scales the changed sequence's embeddings (None: they stay).
         """

@@ -21,9 +21,10 @@ __all__ = ["Places", "find", "lengths_for"]
 
 
 def lengths_for(capacity: int, longest: int) -> list[int]:
-    """Return six lengths, none above `longest`, which fill packs of `capacity` in different ways; one is 1 token.
+    """Return six lengths in tokens, none above `longest`, which fill packs of `capacity` in different ways.
 
-    Only one is 1 token, if there is room: two sequences that are nothing but eos could not be told apart in a batch.
+    Exactly one of them is 1, if `capacity` and `longest` are above 1: two sequences that are only an eos could not be
+    told apart in a batch.
 
     >>> lengths_for(64, 512), lengths_for(8, 8)
     ([64, 1, 38, 19, 6, 31], [8, 1, 4, 2, 2, 3])

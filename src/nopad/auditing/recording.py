@@ -1,4 +1,4 @@
-"""See the outputs of a model's modules while it runs: what tracing, of models and of training steps, is made of."""
+"""Look at the outputs of a model's modules while it runs; this is how models and training steps are traced."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def on_outputs(model: nn.Module, seen: Callable[[str, Any], None]) -> Iterator[N
 
 
 def states_of(output: Any) -> Tensor | None:
-    """Return a module's output, or the first entry of a tuple or list, without its graph.
+    """Return a module's output, or its first entry if it is a tuple or list, detached from the autograd graph.
 
-    The result is None unless this is a tensor of floating point with at least 2 dimensions.
+    The result is None unless this is a floating-point tensor with at least 2 dimensions.
     """
     value = output[0] if isinstance(output, tuple | list) and output else output
     kept = isinstance(value, Tensor) and value.is_floating_point() and value.dim() >= 2

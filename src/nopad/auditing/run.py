@@ -68,7 +68,7 @@ def audit(
             positions. None: 64, or, for a model with a local attention window of 52 to 256 tokens, a quarter more than
             the window, since shorter sequences do not test the window.
         backend: attention backend with which the copies are made pack-safe, as in `nopad.packed`.
-        layers: audit a copy with only the first `layers` layers, which suits a large model; None: all layers.
+        layers: audit a copy with only the first `layers` layers, if the whole model is too large; None: all layers.
         gradients: also compare the gradients of the parameters.
         seed: random seed of the tokens, and of the weights with which outputs are summed for gradients.
 
@@ -126,10 +126,11 @@ def audit(
 
 
 def check_model(model: Any, backend: str) -> None:
-    """Refuse a model that takes images, since this audit draws token ids, or that is pack-safe with another backend.
+    """Raise an error if `audit` cannot audit this model with this backend.
 
     Raises:
-        OptionError: the model is of this kind.
+        OptionError: the model takes images (the audit draws only token ids), or it is pack-safe already, with another
+            backend than `backend`, which is not "auto".
     """
     if is_packed(model) and backend not in ("auto", state_of(model).backend):
         raise OptionError(
@@ -147,9 +148,10 @@ def check_model(model: Any, backend: str) -> None:
 
 
 def backend_for(model: Any, backend: str, dtype: torch.dtype) -> str:
-    """Return the backend to audit in `dtype`: `EXACT_BACKEND` if the kernel does not support it.
+    """Return the name of the attention backend with which a model is audited in `dtype`.
 
-    `backend` is the one that is asked for; the model's own if it is pack-safe.
+    This is `backend`, or the model's own if it is pack-safe. For float64 it is `EXACT_BACKEND` if the kernel of that
+    backend does not support float64.
     """
     asked = state_of(model).backend if is_packed(model) else backend
     on_gpu = next(bare(model).parameters()).device.type != "cpu"
@@ -158,7 +160,7 @@ def backend_for(model: Any, backend: str, dtype: torch.dtype) -> str:
 
 
 def how_of(model: Any, collator: Collator | None, backend: str) -> str:
-    """Return in words what keeps sequences apart."""
+    """Return as text what keeps sequences apart: the name of the collator, or nopad's backend."""
     if collator is not None:
         return f"as it is, with {getattr(collator, '__name__', type(collator).__name__)}"
     return f"nopad, backend {state_of(model).backend if is_packed(model) else backend!r}"
@@ -309,7 +311,7 @@ class _Task:
 
 
 def _compared(alone: Alone, dtype: torch.dtype, truth: Truth | None = None) -> Found:
-    """Compare as `compare` does; where outputs differ, see too whether a sequence sees another (`Found.unseen`)."""
+    """Return the result of `compare`; if outputs differ, its `unseen` is set too (see `Found`)."""
     found = compare(alone, dtype, truth)
     odd = [check for check in found.checks if not check.passed and not check.error and " outputs, " in check.name]
     if odd:  # an infinite difference is that of a result which is missing, or is a row's
@@ -318,7 +320,10 @@ def _compared(alone: Alone, dtype: torch.dtype, truth: Truth | None = None) -> F
 
 
 def _poisoned(found: Found, alone: Alone, dtype: torch.dtype) -> None:
-    """Add the poison checks to what was found; one that fails says that a sequence sees another."""
+    """Run the checks of `poison`, which change one sequence and look at the others, and add them to `found`.
+
+    If `found.unseen` is True and one of them fails, or none can be run, it becomes False.
+    """
     checks = poison(alone, dtype)
     if found.unseen is not None:
         found.unseen = found.unseen and bool(checks.checks) and all(check.passed for check in checks.checks)

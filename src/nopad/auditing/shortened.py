@@ -75,7 +75,7 @@ def shortened(model: Any, layers: int) -> Any:
 
 
 def _has_hooks(module: Any) -> bool:
-    """Return whether a module has forward hooks of others than nopad and transformers, whose hooks only record."""
+    """Return whether a module has forward hooks other than those of nopad, and of transformers (they only record)."""
     return any(
         not isinstance(hook, Hook) and not (getattr(hook, "__module__", None) or "").startswith("transformers.")
         for hooks in (module._forward_hooks, module._forward_pre_hooks)

@@ -70,7 +70,11 @@ class Tokens:
         return replace(self, inside=tuple(dict.fromkeys(self.special[name] for name in names)))
 
     def for_collators(self) -> Tokens:
-        """Return a copy whose sequences are bordered, or these tokens if there is no eos, or it is the pad too."""
+        """Return the tokens with which a collator is tried that is not nopad's.
+
+        They are `bordered()` if eos has an id of its own. If there is no eos, or it has the same id as pad, they are
+        these tokens without change.
+        """
         eos, pad = (self.special.get(name) for name in ("eos", "pad"))
         return self if eos is None or eos == pad else self.bordered()
 
@@ -81,10 +85,10 @@ class Tokens:
 
 
 def draw(lengths: Sequence[int], tokens: Tokens, seed: int) -> list[list[int]]:
-    """Draw sequences of these lengths; up to a third of each sequence's tokens are from `tokens.inside`.
+    """Draw the token ids of one sequence for each length; up to a third of a sequence's ids are from `tokens.inside`.
 
-    Then the first and last tokens are replaced by those that `tokens` sets (`begins`, `ends`), if it sets any. No two
-    sequences are the same, wherever the vocabulary allows it: in a batch, they are found by their tokens.
+    Then the first and last ids are replaced by `tokens.begins` and `tokens.ends`, if these are set. No two sequences
+    are the same, if the vocabulary allows it, since sequences are found in a batch by their ids.
     """
     rng = np.random.default_rng(seed)
     drawn: list[list[int]] = []
@@ -98,7 +102,7 @@ def draw(lengths: Sequence[int], tokens: Tokens, seed: int) -> list[list[int]]:
 
 
 def _one(rng: np.random.Generator, number: int, length: int, tokens: Tokens) -> list[int]:
-    """Draw sequence `number`; see `draw`."""
+    """Draw the token ids of sequence `number` once; see `draw`."""
     ids = rng.choice(tokens.plain, length)
     places = rng.permutation(length)[: min(length // 3, len(tokens.inside))]
     for at, place in enumerate(places):

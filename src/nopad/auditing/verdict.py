@@ -45,15 +45,16 @@ class Verdict:
 
     Attributes:
         isolated: whether every check passed.
-        max_abs_diff: largest absolute difference of an output between packed and alone, in float64.
+        max_abs_diff: largest absolute difference of an output between packed and alone, in float64; infinite if
+            outputs could not be compared.
         first_difference: name of the first module whose output differs; None: no output differs, or modules were not
             compared (`audit_samples`).
         model: class name of the model.
         how: the backend, collator or function that is meant to keep sequences apart.
         checks: all measurements.
         notes: remarks for the user.
-        unseen: whether outputs differ from those alone although no sequence sees another: replacing any one of them
-            leaves the others as they are.
+        unseen: whether outputs differ from those of the sequences alone, although no sequence sees another: replacing
+            the tokens of any sequence does not change the outputs of the others.
 
     >>> import nopad
     >>> from transformers import BertConfig, BertModel
@@ -76,8 +77,8 @@ class Verdict:
     def outcome(self) -> str:
         """The verdict in one word: "isolated", "contaminated", "different", or "failed".
 
-        It is "different" if results differ from those alone although no sequence sees another (`unseen`), as with other
-        positions. It is "failed" if the only checks that did not pass are those in which the model raised an exception.
+        It is "different" if results differ from those alone although no sequence sees another (`unseen`), for example
+        because positions are wrong. It is "failed" if in every check that did not pass, the model raised an exception.
         """
         if self.isolated:
             return "isolated"
@@ -87,7 +88,7 @@ class Verdict:
 
     @property
     def reason(self) -> str:
-        """Why results differ although no sequence sees another, as text; "" for any other outcome."""
+        """Why results differ, as text, if the outcome is "different"; "" for any other outcome."""
         if self.outcome != "different":
             return ""
         found = input_of(self.first_difference)
@@ -108,7 +109,7 @@ class Verdict:
         )
 
     def to_junit(self) -> str:
-        """Return the verdict as JUnit XML, one test case per check, for CI systems."""
+        """Return the verdict as JUnit XML for CI systems, as text; each check is one test case."""
         from nopad.auditing.junit import junit
 
         return junit(f"{self.model}, {self.how}", self.checks, str(self))

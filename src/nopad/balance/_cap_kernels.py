@@ -98,7 +98,7 @@ def _move(
     tokens_of: NDArray[Any],
     units_of: NDArray[Any],
 ) -> None:
-    """Move a unit to another rank."""
+    """Give a unit to `rank`, and update ``rank_of`` and the totals of both ranks."""
     was = rank_of[unit]
     rank_of[unit] = rank
     cost_of[was] -= costs[unit]
@@ -185,9 +185,10 @@ def _relieve(
 def deal_capped(
     costs: NDArray[Any], tokens: NDArray[Any], world: int, cap: int, most_looks: int, rank_of: NDArray[Any]
 ) -> bool:
-    """Set ``rank_of[u]`` for each unit u, with at most `cap` tokens per rank; return whether a way was found.
+    """Set ``rank_of[u]`` for each unit u, with at most `cap` tokens per rank; return whether this was possible.
 
-    There must be at least as many units as ranks (`world`); each rank gets one or more.
+    There must be at least as many units as ranks (`world`); each rank gets one or more. If the result is False,
+    `rank_of` is of no use.
 
     Four ways are tried until one works: the costliest units first, each to the cheapest rank with room; the longest
     first, each to the rank with most room; the longest first, each to the fullest rank with room; units in the given
@@ -214,7 +215,7 @@ def deal_capped(
 
 @njit(cache=True, nogil=True)
 def _add_to_emptiest(loads: NDArray[Any], size: int, cap: int) -> bool:
-    """Add `size` to the least of `loads`, a heap with the least first; return False, unchanged, if above `cap`."""
+    """Add `size` to the least of `loads`, a heap with the least first; if that is above `cap`, only return False."""
     if size > cap - loads[0]:
         return False
     load, at, n = loads[0] + size, 0, loads.shape[0]
@@ -232,9 +233,9 @@ def _add_to_emptiest(loads: NDArray[Any], size: int, cap: int) -> bool:
 
 @njit(cache=True, nogil=True)
 def _fits_sorted(sizes: NDArray[Any], loads: NDArray[Any], cap: int, spare: NDArray[Any]) -> bool:
-    """Return whether all sizes fit if placed largest first, each in the emptiest bin, which holds at most `cap`.
+    """Return whether all `sizes` fit into bins of `cap` each, if placed largest first, each in the emptiest bin.
 
-    `loads` ``[bins]`` and `spare` ``[4, sizes]`` (or more columns) are work space.
+    `loads`, ``[bins]``, and `spare`, ``[4, sizes]`` or wider, are working memory, and are overwritten.
     """
     n = sizes.shape[0]
     ordered = spare[0, :n]
@@ -252,7 +253,7 @@ def _fits_sorted(sizes: NDArray[Any], loads: NDArray[Any], cap: int, spare: NDAr
 def _fit_as_they_come(sizes: NDArray[Any], parts: int, loads: NDArray[Any], cap: int) -> int:
     """Return how many units, from the first on, fit if placed in order, each of their parts in the emptiest bin.
 
-    Units and bins are as in `cut_capped`; ``loads`` ``[bins]`` is work space.
+    `sizes`, `parts`, `cap` and bins are as in `cut_capped`; `loads`, ``[bins]``, is working memory, and is overwritten.
     """
     loads[:] = 0
     for at in range(sizes.shape[0]):
@@ -268,10 +269,10 @@ def cut_capped(
     """Cut units into steps that `deal_capped` can deal to `bins` bins; return the number of steps.
 
     A bin is one micro-step of one rank. Unit u has the sizes ``sizes[u * parts : (u + 1) * parts]``, and all bins
-    together have room for `room` tokens. A step takes up to `most` units. Up to `tries` numbers of units are tried,
-    from the largest on. The first number for which the units fit when placed by size, largest first, is taken. If there
-    is none, the step takes the units that fit when placed in the given order. ``bounds[s + 1]`` is set to where step s
-    ends. If unit u finds no room in an empty step, ``-u - 1`` is returned.
+    together have room for `room` tokens. A step takes up to `most` units. For each step, up to `tries` numbers of units
+    are tried, from the largest on. The first number for which the units fit when placed by size, largest first, is
+    taken. If there is none, the step takes the units that fit when placed in the given order. ``bounds[s + 1]`` is set
+    to where step s ends. If unit u finds no room in an empty step, ``-u - 1`` is returned.
     """
     units, begin, steps = sizes.shape[0] // parts, 0, 0
     loads = np.zeros(bins, dtype=np.int64)

@@ -43,7 +43,8 @@ def deal_under_cap(costs: ArrayLike, tokens: ArrayLike, world_size: int, cap: in
 
     Raises:
         BalanceError: a unit has more tokens than the cap, there are fewer units than ranks, `costs` and `tokens` differ
-            in size, a cost is negative, or no way was found to keep to the cap.
+            in size, a cost or a number of tokens is negative, their sum does not fit into 64 bits, or no way was found
+            to keep to the cap.
         LengthError: costs or tokens are not integers, or not one-dimensional.
         OptionError: `world_size` or `cap` is not an integer of at least 1.
 
@@ -58,7 +59,14 @@ def deal_under_cap(costs: ArrayLike, tokens: ArrayLike, world_size: int, cap: in
 
 
 def _fitting(costs: ArrayLike, tokens: ArrayLike, cap: int) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
-    """Return `costs`, and what `_sized` returns, after checking that there are as many and each unit fits alone."""
+    """Return `costs` as int64 ``[n]``, and `tokens` and `cap` as `_sized` returns them.
+
+    Raises:
+        BalanceError: `costs` and `tokens` differ in size, or a unit has more tokens than the cap; or as in
+            `check_costs`, for `costs` and for `tokens`.
+        LengthError: costs or tokens are not integers, or not one-dimensional.
+        OptionError: `cap` is not an integer of at least 1.
+    """
     checked = check_costs(costs)
     sizes, cap = _sized(tokens, cap)
     if checked.size != sizes.size:
@@ -97,8 +105,8 @@ def cut_under_cap(tokens: ArrayLike, shape: Shape, cap: int, parts: int = 1) -> 
         parts: number of parts of each unit. The parts share the step, but may go to different ranks.
 
     Raises:
-        BalanceError: a unit does not fit into a step even alone (the message has its index), or has a negative number
-            of tokens.
+        BalanceError: a unit does not fit into a step even alone (the message has its index), a number of tokens is
+            negative, or their sum does not fit into 64 bits.
         LengthError: tokens are not integers, or not one-dimensional.
         OptionError: `cap` is not an integer of at least 1.
 
@@ -118,7 +126,7 @@ def cut_under_cap(tokens: ArrayLike, shape: Shape, cap: int, parts: int = 1) -> 
 def first_over_cap(tokens: ArrayLike, shape: Shape, cap: int, parts: int = 1) -> int | None:
     """Return the index of the first unit that does not fit into a step even alone, or None if all do.
 
-    The arguments are those of `cut_under_cap`, and so are the errors, except that a unit that does not fit is none.
+    The arguments are those of `cut_under_cap`, and so are the errors, but a unit that does not fit raises no error.
 
     >>> from nopad.balance import Shape, first_over_cap
     >>> shape = Shape(world_size=1, node_size=1, accumulation=1, per_rank=1)
@@ -154,7 +162,8 @@ def deal_step_under_cap(
 
     Raises:
         BalanceError: there is no unit, a unit has more tokens than the cap, `costs` and `tokens` differ in size, or no
-            way was found to keep to the cap. None of these happens for a step that `cut_under_cap` made.
+            way was found to keep to the cap; none of these happens for a step that `cut_under_cap` made. Or a cost or a
+            number of tokens is negative, or their sum does not fit into 64 bits.
         LengthError: costs or tokens are not integers, or not one-dimensional.
         OptionError: `cap` is not an integer of at least 1.
 

@@ -99,7 +99,7 @@ class Tokens(CostModel):
     """
 
     def of(self, seq_lengths: ArrayLike) -> NDArray[np.int64]:
-        """Return the lengths themselves."""
+        """Return the lengths themselves, int64 ``[n]``; errors as in `CostModel.of`."""
         return _polynomial(seq_lengths, 1, 0)
 
 
@@ -127,7 +127,7 @@ class Attention(CostModel):
         object.__setattr__(self, "hidden_size", checked)
 
     def of(self, seq_lengths: ArrayLike) -> NDArray[np.int64]:
-        """Return ``6 * hidden_size * length + length**2`` for each length."""
+        """Return ``6 * hidden_size * length + length**2`` of each length, int64 ``[n]``; errors: see `CostModel.of`."""
         return _polynomial(seq_lengths, 6 * self.hidden_size, 1)
 
     @classmethod
@@ -201,7 +201,11 @@ class Measured(CostModel):
                 raise OptionError(f"{name} is {value!r}; it is a number of nanoseconds, at least 0")
 
     def of(self, seq_lengths: ArrayLike) -> NDArray[np.int64]:
-        """Return the nanoseconds that each sequence takes, rounded, at least 1; int64 ``[n]``."""
+        """Return the nanoseconds that each sequence takes, rounded, at least 1; int64 ``[n]``.
+
+        Raises:
+            BalanceError, LengthError: as in `CostModel.of`.
+        """
         lengths = _lengths(seq_lengths)
         nanoseconds = self.ns_per_token * lengths + self.ns_per_square * lengths.astype(np.float64) ** 2
         if nanoseconds.size and not float(nanoseconds.max()) < _MOST:
@@ -259,7 +263,7 @@ def fingerprint(model: CostModel, longest: int) -> str:
 
 
 def round_up(seq_lengths: ArrayLike, multiple: int) -> NDArray[np.int64]:
-    """Return each length rounded up to a multiple of `multiple`, as for sequences that are padded so; int64 ``[n]``.
+    """Return each length rounded up to a multiple of `multiple`, as if sequences were padded to it; int64 ``[n]``.
 
     Context parallelism over c ranks needs multiples of ``2 * c``.
 
@@ -295,7 +299,11 @@ def check_costs(costs: ArrayLike) -> NDArray[np.int64]:
 
 
 def _polynomial(seq_lengths: ArrayLike, per_token: int, per_square: int) -> NDArray[np.int64]:
-    """Return ``per_token * length + per_square * length**2``, exactly."""
+    """Return ``per_token * length + per_square * length**2`` for each length, exactly; int64 ``[n]``.
+
+    Raises:
+        BalanceError, LengthError: as in `CostModel.of`.
+    """
     lengths = _lengths(seq_lengths)
     longest = int(lengths.max(initial=0))
     most = per_token * longest + per_square * longest**2

@@ -25,17 +25,18 @@ _STRATA = 4  # number of strata if no edges are given
 
 
 def draw(costs: ArrayLike, shape: Shape, balance: Balance, key: int) -> NDArray[Any]:
-    """Return the order in which an epoch takes its units: a permutation, int32 ``[n]`` (int64 from 2^31 units on).
+    """Return the order in which an epoch takes its units: their indices, int32 ``[n]`` (int64 from 2^31 units on).
 
-    With draw "stratified", each rank's micro-step takes a fixed number of units (the quota) from each range of costs
-    (the stratum). Such steps come first, until a stratum has too few units for another; all units left then follow in
-    random order.
+    `Balance.draw` lists the ways to draw. With "stratified", each rank's micro-step takes a fixed number of units (the
+    quota) from each range of costs (the stratum). Such steps come first, until a stratum has too few units for another;
+    all units left then follow in random order.
 
     Args:
         costs: cost of each unit, integers; ``[n]``.
         shape: the number of units that a step takes, and the ranks that share it.
         balance: the method of balance.
-        key: a random key, such as ``nopad.random.key(seed, nopad.random.STREAM_LEG, epoch, leg)``.
+        key: a random key, such as ``nopad.random.key(seed, nopad.random.STREAM_LEG, epoch, leg)``; a leg is a part of
+            an epoch in which ranks, step and balance stay the same.
 
     Raises:
         BalanceError: there are fewer units than ranks; a stratum with a quota is empty; the quotas do not add up to
@@ -96,7 +97,10 @@ def whole_steps(costs: ArrayLike, shape: Shape, balance: Balance) -> int:
 
 
 def _batches(counts: list[int], quotas: tuple[int, ...]) -> int:
-    """Return how many micro-steps, each of one rank, can take their quota of units from every stratum."""
+    """Return how many micro-steps, each of one rank, can take their quota of units from every stratum.
+
+    ``counts[s]`` is the number of units in stratum s, and ``quotas[s]`` its quota; at least one quota is not 0.
+    """
     return min(count // quota for count, quota in zip(counts, quotas, strict=True) if quota)
 
 
@@ -124,7 +128,8 @@ def _stratify_by_quantile(
 ) -> None:
     """Arrange the units in place so that each rank, node or step has one unit from each of equally large strata.
 
-    `balance.within` says which of the three: "rank", "node" or "world" (the step). `units` make whole steps.
+    `balance.within` says which of the three: "rank", "node" or "world" (the step). `units` are indices into `costs`,
+    and fill whole steps. Which unit of a stratum goes where is random, by `key`.
     """
     from nopad._deal_kernels import shuffle_segments
 

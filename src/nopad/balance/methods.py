@@ -49,9 +49,9 @@ class Balance:
             number of units, its quota, from each); "quantile" (units are sorted by cost and cut into equally large
             strata; each rank, each node or all ranks together (see `within`) take one unit from each stratum per step,
             so the number of strata is the number of units that they take per step).
-        deal: how a step's units are given to ranks: "none" (in the order drawn); "raster" (sorted by cost, row by row);
-            "snake" (the same with every second row reversed); "karmarkar_karp" (largest differencing with equal numbers
-            of units).
+        deal: how a step's units are given to ranks: "none" (in the order drawn); "raster" (in turn, from the costliest
+            on: the first unit to the first rank, and so on); "snake" (the same, but every second turn begins at the
+            last rank); "karmarkar_karp" (the largest differencing method, with as many units for each rank).
         within: the ranks among which units are dealt: "node" (the ranks of each node) or "world" (all ranks). With draw
             "quantile", it also says who takes one unit from each stratum: each node, all ranks together, or (with
             "rank") each rank.

@@ -35,7 +35,7 @@ Records = Mapping[str, NDArray[Any]]  # where each sequence of a packed dataset 
 
 
 def from_sequences(sequences: Sequence[Any], columns: Mapping[str, Any], *, name: str = "input_ids") -> Sequences:
-    """Return these lists of ids as `Sequences`, with further columns by name.
+    """Return these lists of ids as `Sequences`, with ``input_ids`` and further columns by name; integers become int64.
 
     A column has, for each sequence, a list with one value per token, or a single value. Error messages call the
     sequences `name`.
@@ -73,21 +73,22 @@ def from_sequences(sequences: Sequence[Any], columns: Mapping[str, Any], *, name
 def from_features(features: Sequence[Mapping[str, Any]]) -> tuple[Sequences, Records, Images | None]:
     """Turn dicts into columns; each dict is one sequence, or one row of a packed dataset.
 
-    The second result says where each sequence of a packed dataset comes from; it is empty if each dict is a sequence.
-    The third has the images of the sequences (``pixel_values``, ``image_grid_thw``); None: there are none.
-
     If each dict is a sequence, a list holds one value per token, and a single value belongs to the whole sequence; a
     column may also be one row ``[1, L]``. In a row of a packed dataset, a list holds one value per token, or one per
     sequence. Tokens whose ``attention_mask`` is 0 are padding and are removed; ``position_ids`` are dropped, since the
     layout computes them. If there are no ``labels``, ``label`` or ``label_ids`` is renamed to ``labels``, as
     transformers' collators do.
 
+    Returns:
+        The sequences; arrays that say where each sequence of a packed dataset comes from (none if each dict is a
+        sequence); and the images of the sequences (``pixel_values``, ``image_grid_thw``), or None if there are none.
+
     Raises:
         LengthError: a sequence has no token, or its mask is all 0.
         BatchError: `features` are not dicts, or there are none; a dict has other keys than the first one or no
-            ``input_ids``; a mask has a hole or a value other than 0 and 1; lengths differ; a column has values that
-            cannot be used; images are not as `take_images` expects; or ``position_ids`` do not count from 0 in each
-            sequence.
+            ``input_ids``; a mask has a 0 between ones, or a value other than 0 and 1; a list is not as long as its
+            ``input_ids``; a column has values that cannot be used; there are both ``label`` and ``label_ids``; images
+            are not as `take_images` expects; or ``position_ids`` do not count from 0 in each sequence.
     """
     features = _listed(features, "features")
     if not len(features):
@@ -109,11 +110,12 @@ def from_features(features: Sequence[Mapping[str, Any]]) -> tuple[Sequences, Rec
 
 
 def _plain_features(features: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Sequences:
-    """Turn one dict per sequence into columns; each dict's mask removes its padding.
+    """Turn one dict per sequence into columns `names`; tokens whose ``attention_mask`` is 0 are removed.
 
     Raises:
         LengthError: a sequence has no token, or its mask is all 0.
-        BatchError: a mask has a hole or a value other than 0 and 1, or lengths differ.
+        BatchError: a mask has a 0 between ones, or a value other than 0 and 1; a list is not as long as its sequence or
+            mask; or a column has values that cannot be used.
     """
     kept = [name for name in names if name != MASK]
     given = {name: [feature[name] for feature in features] for name in kept}
@@ -131,7 +133,11 @@ def _plain_features(features: Sequence[Mapping[str, Any]], names: Sequence[str])
 
 
 def _without_positions(stacked: Sequences) -> Sequences:
-    """Drop ``position_ids``, which the layout computes; raise BatchError where they differ from the layout's."""
+    """Return the sequences without ``position_ids``, which the layout computes.
+
+    Raises:
+        BatchError: the given ``position_ids`` do not count from 0 in each sequence.
+    """
     given = stacked.tokens.get(POSITIONS)
     if given is None and POSITIONS not in stacked.values:
         return stacked
@@ -159,7 +165,8 @@ def _packed_features(features: Sequence[Mapping[str, Any]]) -> tuple[Sequences, 
 
     Raises:
         LengthError: a sequence has no token, or a row's mask is all 0.
-        BatchError: there is no sequence, or the columns of a row do not fit one another.
+        BatchError: there is no sequence; the lengths or the mask of a row do not fit its tokens; or a column has
+            neither one number per token nor one value per sequence.
     """
     rows = [_row({name: _of_row(value, name, n) for name, value in row.items()}, n) for n, row in enumerate(features)]
     lens = checked(np.concatenate([row[LENGTHS] for row in rows]))
@@ -185,10 +192,11 @@ def _packed_features(features: Sequence[Mapping[str, Any]]) -> tuple[Sequences, 
 
 
 def _of_row(value: Any, name: str, n: int) -> NDArray[Any]:
-    """Return one column of row `n` as an array: numbers, or an object array of strings.
+    """Return column `name` of row `n` as a one-dimensional array of numbers, or as an object array of strings.
 
     Raises:
-        BatchError: the column is not a list of numbers or strings, or ids or lengths are not integers.
+        BatchError: the column is not a list of numbers or strings, ids or lengths are not integers, or a number does
+            not fit into int64.
     """
     found = value if type(value) is np.ndarray else _converted(value, name, n)
     if found.ndim != 1 or (found.dtype.kind not in "biufUO" and found.size):
@@ -221,13 +229,15 @@ def _row(row: dict[str, NDArray[Any]], n: int) -> dict[str, NDArray[Any]]:
 
 
 def from_rows(rows: Sequence[PackedRow]) -> tuple[Sequences, Records, NDArray[np.int64]]:
-    """Turn rows of a packed dataset into columns; return (sequences, records, sequences per row).
+    """Turn rows of a packed dataset into columns.
 
-    The second result says where each sequence comes from; the third is int64 ``[R]``.
+    Returns:
+        The sequences, row after row; arrays that say where each sequence comes from (``seq_index``, and ``seq_start``
+        and ``seq_source`` if the dataset has them); and the number of sequences of each row, int64 ``[R]``.
 
     Raises:
-        BatchError: there is no row, an entry is not a row of `nopad.open_packed`, the rows hold no tokens (those of
-            an index-only dataset), or ``position_ids`` do not count from 0 in each sequence.
+        BatchError: there is no row, an entry is not a row of `nopad.open_packed`, the dataset is index-only (its rows
+            hold no tokens), or ``position_ids`` do not count from 0 in each sequence.
     """
     rows = _listed(rows, "rows", "row")
     if not len(rows):
@@ -253,10 +263,10 @@ def from_rows(rows: Sequence[PackedRow]) -> tuple[Sequences, Records, NDArray[np
 
 
 def from_columns(sequences: Sequences) -> tuple[Sequences, Records]:
-    """Convert sequences in columns for a batch: integers become int64, and ``label`` becomes ``labels``.
+    """Prepare sequences for a batch: integers become int64, and ``label`` or ``label_ids`` becomes ``labels``.
 
-    The second result holds the columns that say where each sequence comes from, if there are any: ``seq_index``,
-    ``seq_start`` and ``seq_source``.
+    Columns that need no change are not copied. The second result holds the columns that say where each sequence comes
+    from, if there are any: ``seq_index``, ``seq_start`` and ``seq_source``.
 
     Raises:
         BatchError: there is no sequence, there are no ``input_ids``, or ``position_ids`` do not count from 0 in each
@@ -279,10 +289,10 @@ def from_columns(sequences: Sequences) -> tuple[Sequences, Records]:
 
 
 def per_sequence(name: str, given: Sequence[Any], sequences: int) -> NDArray[Any]:
-    """Stack one array per sequence, all of one shape, to ``[S, ...]``.
+    """Stack one array for each of `sequences` sequences, all of one shape, to ``[S, ...]``; integers become int64.
 
     Raises:
-        BatchError: there is not one array per sequence, or their shapes differ.
+        BatchError: there is not one array per sequence, their shapes differ, or an integer does not fit into int64.
     """
     arrays = [_converted(entry, name, n) for n, entry in enumerate(_listed(given, name))]
     if len(arrays) != sequences or len({array.shape for array in arrays}) > 1:
@@ -314,14 +324,24 @@ def _converted(entry: Any, name: str, n: int) -> NDArray[Any]:
 
 
 def _signed(array: NDArray[Any], name: str, n: int) -> NDArray[np.int64]:
-    """Convert unsigned integers to int64; raise BatchError where a value does not fit."""
+    """Return unsigned integers as int64; `name` and `n` (index of the sequence) are for the message.
+
+    Raises:
+        BatchError: a value does not fit into int64.
+    """
     if array.size and int(array.max()) > np.iinfo(np.int64).max:
         raise BatchError(f"{name} of sequence {n} holds {array.max()}, which is beyond 64-bit integers")
     return array.astype(np.int64)
 
 
 def _listed(given: Any, name: str, each: str = "sequence") -> Sequence[Any]:
-    """Return `given` as a sequence; BatchError if it is not list-like. `each` is what one entry is for, in messages."""
+    """Return `given`, or a list of its entries if it cannot be indexed.
+
+    Messages call it `name`, and say that each entry is for one `each`.
+
+    Raises:
+        BatchError: `given` is no list, array or other ordered iterable.
+    """
     unordered = isinstance(given, str | bytes | Mapping | Set)
     if unordered or not hasattr(given, "__iter__") or isinstance(given, type) or getattr(given, "ndim", 1) == 0:
         raise BatchError(f"{name} are of type {type(given).__name__}; expected a list with an entry for each {each}")
@@ -377,7 +397,12 @@ def _wide(column: NDArray[Any], name: str) -> NDArray[Any]:
 
 
 def _span(mask: Any, n: int) -> tuple[int, int]:
-    """Return (begin, end) of the ones in a mask of feature `n`; raise an error for a hole, or if there is no 1."""
+    """Return (begin, end) of the ones in the mask of feature `n`; `end` is exclusive.
+
+    Raises:
+        LengthError: the mask has no 1.
+        BatchError: the mask has a 0 between ones, or a value other than 0 and 1.
+    """
     if type(mask) is list and mask and mask.count(1) == len(mask):  # fast path for the usual case, without an array
         return 0, len(mask)
     found = _array(mask, MASK, n)

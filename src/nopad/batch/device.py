@@ -42,16 +42,18 @@ NUMBERS, OPAQUE, DENSE = torch.int32, torch.int16, torch.int8
 
 
 class Placement:
-    """A layout on a device, which says where the tokens of a batch lie.
+    """The layout of a batch on a device: it says where the tokens lie.
 
-    Sequences are in the *order given* as the caller passed them; in *stream order* they follow one another row after
-    row. Per-sequence tensors are in the order given; only `bounds` and `cu_seqlens` are in stream order.
+    The *order given* is that in which the caller passed the sequences; the *stream order* is that in which they lie in
+    the batch, row after row. Per-sequence tensors are in the order given; only `bounds` and `cu_seqlens` are in stream
+    order. The *stream* is all tokens in stream order without padding.
 
     Attributes:
-        layout: S sequences, T tokens, R rows of L slots.
+        layout: the layout: S sequences with T tokens in R rows of L slots (a slot holds a token or padding).
         ids: number of each slot's sequence in the order given, from 1, and 0 in padding; int32 ``[R, L]``.
         index: where each token lies in the concatenated rows, in stream order; int64 ``[T]``; None for the flat form.
-        bounds: where sequences begin and end in the stream, in stream order; S + 1 integers on the host.
+        bounds: where sequences begin in the stream, and where the last one ends, in stream order; S + 1 integers on
+            the host.
         backend: name of the attention backend.
     """
 
@@ -116,11 +118,14 @@ class Placement:
         return self._tensor("padded", made)
 
     def given(self, slots: Tensor) -> Tensor:
-        """Gather the real tokens of concatenated rows ``[R * L, ...]``, sequences in the order given: ``[T, ...]``."""
+        """Take the values of real tokens out of concatenated rows; sequences are then in the order given.
+
+        `slots` is ``[R * L, ...]``, the result ``[T, ...]``.
+        """
         return slots if self.index is None else slots[self._tensor("places", lambda at: at.places)]
 
     def stream(self, rows: Tensor) -> Tensor:
-        """Gather the real tokens of rows ``[R, L, ...]`` in stream order: ``[T, ...]``."""
+        """Take the values of real tokens out of rows ``[R, L, ...]``, in stream order; the result is ``[T, ...]``."""
         flat = rows.reshape(-1, *rows.shape[2:])
         return flat if self.index is None else flat[self.index]
 
@@ -148,8 +153,8 @@ class Placement:
     def mask(self, opaque: bool = False) -> Tensor:
         """Return the attention mask that a model gets, ``[R, 1, 1, L]``, with this placement attached.
 
-        The mask holds sequence numbers; or zeros, if rows are filled end to end or with `opaque` (for attention modules
-        that cannot read the numbers).
+        The mask holds the numbers of `ids`, int32; or zeros, int16, if rows are filled end to end or with `opaque` (for
+        attention modules that cannot read the numbers).
         """
         numbers = torch.zeros_like(self.ids, dtype=OPAQUE) if opaque or self.layout.crossing else self.ids
         carrier = numbers[:, None, None, :]
@@ -189,7 +194,7 @@ class Cross:
         return self._kept
 
     def mask(self) -> Tensor:
-        """Return a decoder's mask for the encoder's states: zeros ``[R, 1, 1, L]``, with this object attached."""
+        """Return a decoder's mask for the encoder's states: int16 zeros ``[R, 1, 1, L]``, with this object attached."""
         carrier = torch.zeros_like(self.keys.ids, dtype=OPAQUE)[:, None, None, :]
         setattr(carrier, ATTRIBUTE, self)
         return carrier

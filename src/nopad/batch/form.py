@@ -1,8 +1,8 @@
 """The two forms of a batch: `Flat`, one stream without padding, and `Rows`, padded rows of one width.
 
-Up to 256 sequences, as in one request or one training step, are packed without compiled code. More sequences, and
-sequences that are aligned, are packed by ``nopad.pack(..., algorithm="bfd", order="source")``, which would give the
-same packs for the fewer ones too.
+Up to 256 sequences, as in one request or one training step, are packed without compiled code. More sequences, or any
+number with `Rows.align`, are packed by ``nopad.pack(..., algorithm="bfd", order="source")``. The packs do not depend on
+which of the two is used.
 """
 
 from __future__ import annotations
@@ -115,8 +115,9 @@ class Rows:
         """Return the layout of sequences of these lengths.
 
         Raises:
-            LengthError: a sequence or a pack of `packs` is longer than the capacity; with `end_to_end` instead: the
-                tokens take more rows than `rows`.
+            LengthError: a length is below 1 or not an integer; a sequence or a pack of `packs` is longer than the
+                capacity (with `end_to_end`, a sequence may be longer); or, with `end_to_end`, the tokens take more rows
+                than `rows`.
             OptionError: without `end_to_end`, the sequences take more rows than `rows`; or `packs` hold another number
                 of sequences.
         """
@@ -183,9 +184,10 @@ def check_form(form: Any) -> Form:
 
 
 def pack_few(lengths: Sequence[int], capacity: int, depth: int | None) -> list[list[int]]:
-    """Return which sequences share a row, by best-fit decreasing: the packs of ``nopad.pack`` ("bfd", order "source").
+    """Return the indices of the sequences in each pack, by best-fit decreasing.
 
-    Takes O(n log n) for n lengths, each from 1 to `capacity`.
+    The packs are those of ``nopad.pack(..., algorithm="bfd", order="source")``. Takes O(n log n) for n lengths, each
+    from 1 to `capacity`. `depth` is the most sequences per pack; None: unlimited.
 
     >>> pack_few([3, 1, 2, 2], 4, None)
     [[0, 1], [2, 3]]
@@ -203,12 +205,13 @@ def pack_few(lengths: Sequence[int], capacity: int, depth: int | None) -> list[l
 def _dealt(
     lengths: Sequence[int], numbers: dict[int, list[int]], strategies: list[tuple[int, tuple[int, ...]]]
 ) -> list[list[int]]:
-    """Return the sequence numbers in each pack, as `nopad.assign` in order "source" would assign them.
+    """Return the indices of the sequences in each pack, as `nopad.assign` in order "source" would assign them.
 
-    `numbers` holds, by length, the numbers of the sequences of this length, ascending. `strategies` are pairs: how many
-    packs there are, and the lengths in each of them. Packs of equal content are spread evenly over the output. The
-    first sequence without a pack opens the next pack that contains its length. For each of its lengths, this pack then
-    takes the first sequence of that length that has no pack yet.
+    `lengths` are those of all sequences; `numbers` holds, by length, the indices of the sequences of this length,
+    ascending. `strategies` are pairs: a number of packs, and the lengths that each of them contains. Packs with the
+    same lengths are spread evenly over a list. The sequences are then gone through in order: each one without a pack
+    opens the next pack of the list that contains its length, and for each of its lengths, this pack takes the first
+    sequence of that length that has no pack yet.
     """
     equal: Counter[tuple[int, ...]] = Counter()
     for count, pack in strategies:

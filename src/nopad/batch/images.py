@@ -1,8 +1,8 @@
-"""Take the images of sequences out of features, and lay them out as the tokens of their sequences lie in a batch.
+"""Take images out of the features of sequences, and put them into the order in which the sequences lie in a batch.
 
 A model reads images one after the other and puts them into the image tokens of a batch, row after row. So a batch holds
-its images in stream order, and its layout holds how many of them each sequence has. A model is told by these numbers
-whose images they are (`nopad.model.images`).
+its images in stream order (the order in which sequences lie in the rows), and its layout holds the number of images of
+each sequence. From these numbers, `nopad.model.images` knows which sequence an image belongs to.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Images:
         pixels: for each sequence with images its ``pixel_values``: images ``[images, C, height, width]``, or patches
             ``[patches, size]``; for other sequences None.
         grids: for each sequence with images its ``image_grid_thw`` ``[images, 3]``, the number of patches of each image
-            in time, height and width; for other sequences None. Or None: these images come without a grid.
+            in time, height and width; for other sequences None. Or None: the images have no grids.
     """
 
     counts: NDArray[np.int64]
@@ -53,7 +53,10 @@ class Images:
     grids: Sequence[Any] | None
 
     def fields(self, order: NDArray[np.int64]) -> dict[str, Any]:
-        """Return the items of a batch: all images in stream order, which `order` gives (`Layout.order`)."""
+        """Return the items of a batch, by name: the images of all sequences, concatenated in stream order.
+
+        `order` has the sequences' indices in stream order (`Layout.order`).
+        """
         found = {PIXELS: self.pixels} if self.grids is None else {PIXELS: self.pixels, GRIDS: self.grids}
         return {
             name: _joined([values[number] for number in order.tolist() if self.counts[number]])
@@ -62,10 +65,9 @@ class Images:
 
 
 def images_of(batch: PackedBatch) -> list[dict[str, Any]]:
-    """Return each sequence's images out of a batch, in the order in which the sequences were given.
+    """Return the images of each sequence of a batch: one dict per sequence, in the order in which they were given.
 
-    Each result has ``pixel_values``, and ``image_grid_thw`` if the batch has it; it is empty for a sequence without
-    images.
+    A dict has ``pixel_values``, and ``image_grid_thw`` if the batch has it; it is empty for a sequence without images.
     """
     found: list[dict[str, Any]] = [{} for _ in range(batch.layout.sequences)]
     if not batch.images.any():
@@ -84,9 +86,10 @@ def images_of(batch: PackedBatch) -> list[dict[str, Any]]:
 
 
 def one_row(feature: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a feature without the first dimension of its columns, if they are one row ``[1, L]`` each.
+    """Return the feature of one sequence with columns ``[L]`` in place of ``[1, L]``, as processors give them.
 
-    Processors give a row for each text, also for a single one. Any other feature is returned as it is.
+    Every column ``[1, L]`` with the L of ``input_ids`` loses its first dimension, except images. If ``input_ids`` are
+    not ``[1, L]``, the feature is returned as it is.
     """
     width = _row(feature.get(IDS))
     if width is None:
@@ -106,15 +109,17 @@ def _row(value: Any) -> int | None:
 
 
 def take_images(features: Sequence[Mapping[str, Any]]) -> tuple[Sequence[Mapping[str, Any]], Images | None]:
-    """Take ``pixel_values`` and ``image_grid_thw`` out of features; a feature without them, or with None, has no image.
+    """Split features into their other columns and their images (``pixel_values``, ``image_grid_thw``).
+
+    A feature without these keys, or with None for them, has no image. The given features do not change.
 
     Returns:
-        The features without these keys, and their images; None: no feature has one.
+        The features without these keys, and their images, or None if no feature has an image.
 
     Raises:
-        BatchError: a feature has videos, images in tiles or with a mask, or rows of a packed dataset with images;
-            images of a feature have a wrong shape, or their number of patches is not that of their grid; or the images
-            of two features do not fit into one tensor.
+        BatchError: a feature has videos, or images in tiles or with a mask; a row of a packed dataset has images; the
+            images of a feature have a wrong shape, or not as many patches as their grid; or the images of two features
+            cannot be concatenated.
     """
     if all(NAMES.isdisjoint(feature) for feature in features):
         return features, None
@@ -138,10 +143,11 @@ def take_images(features: Sequence[Mapping[str, Any]]) -> tuple[Sequence[Mapping
 
 
 def _of(feature: Mapping[str, Any], n: int) -> tuple[int, Any, Any]:
-    """Return the number of images of feature `n`, its pixel values and its grids; 0 and None if it has no image.
+    """Return (number of images of feature `n`, its pixel values, its grids or None); ``(0, None, None)``: no image.
 
     Raises:
-        BatchError: they have wrong shapes, or do not fit each other.
+        BatchError: pixel values or grids have a wrong shape or do not fit each other, there are grids without pixel
+            values, or the feature is a row of a packed dataset.
     """
     pixels, grids = _array(feature.get(PIXELS), PIXELS, n), _array(feature.get(GRIDS), GRIDS, n)
     if pixels is None and grids is None:
@@ -173,10 +179,12 @@ def _of(feature: Mapping[str, Any], n: int) -> tuple[int, Any, Any]:
 
 
 def _array(value: Any, name: str, n: int) -> Any:
-    """Return a value as a NumPy or torch array; None for None, and for an empty list.
+    """Return a torch tensor as it is, and any other value as a NumPy array; None for None and for an empty list.
+
+    `name` and `n` (index of the feature) are for messages.
 
     Raises:
-        BatchError: it is no array of numbers.
+        BatchError: the value is not an array of numbers.
     """
     if value is None or hasattr(value, "detach"):
         return value
@@ -190,7 +198,11 @@ def _array(value: Any, name: str, n: int) -> Any:
 
 
 def _check_like(given: tuple[Any, Any], first: tuple[Any, Any], n: int, other: int) -> None:
-    """Refuse images of feature `n` that cannot be concatenated with those of feature `other`."""
+    """Check that the images of feature `n` (pixel values, grids) can be concatenated with those of feature `other`.
+
+    Raises:
+        BatchError: only one of the two has grids, or they differ in size, dtype or kind of array.
+    """
     if (given[1] is None) != (first[1] is None):
         has, lacks = (n, other) if first[1] is None else (other, n)
         raise BatchError(f"feature {has} has {GRIDS} and feature {lacks} has not; give them to all that have images")

@@ -32,7 +32,7 @@ class Layout:
         seq_lengths: length of each sequence in tokens, in the order given; int32 ``[S]``.
         starts: where each sequence begins in the concatenated rows, in the order given; its tokens are contiguous
             there, even if the sequence goes on in the next row; int64 ``[S]``.
-        order: the sequences in stream order, each by its number in the order given; int64 ``[S]``.
+        order: the sequences in stream order (row after row), each by its index in the order given; int64 ``[S]``.
         crossing: whether a sequence may go on in the next row ("end to end": PopRT's fixed grid without gaps).
         causal: whether the batch was made for a causal language model: labels of first tokens, if there are labels,
             are -100, since such a model does not predict them.
@@ -276,9 +276,9 @@ class Layout:
         return rows
 
     def marked(self, **changed: Any) -> Layout:
-        """Return a copy with other values of `causal`, `records`, `stand_in` or `images`.
+        """Return a copy with these values of the attributes `causal`, `records`, `stand_in` or `images`.
 
-        Arrays that are computed already are kept.
+        Arrays that were already computed are not computed again.
         """
         made = object.__new__(Layout)
         vars(made).update(vars(self), **changed)
@@ -288,10 +288,10 @@ class Layout:
 def _in_rows(
     lens: NDArray[np.int32], per_row: NDArray[np.int64], width: int, align: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return where each sequence begins in the concatenated rows, and how many slots of each row are taken.
+    """Return where each sequence begins in the concatenated rows, and how many slots of each row sequences take.
 
-    A slot holds a token or padding. The rows take the sequences in the order of `lens`. The results are int64 ``[S]``
-    and ``[R]``.
+    The rows take the sequences in the order of `lens`: `per_row` sequences each. Each sequence takes a multiple of
+    `align` slots. The results are int64 ``[S]`` and ``[R]``.
 
     Raises:
         OptionError: the rows take more or fewer sequences than there are.

@@ -22,7 +22,7 @@ _TARGETS = ("decoder_input_ids", "labels")
 def grain_arrays(batch: PackedBatch, fields: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, NDArray[Any]]:
     """Return a batch under the names of Grain's packing; see `PackedBatch.as_grain`.
 
-    `fields` are the batch's items, and `names` the new names of columns, by their names in the batch.
+    `fields` are the items of `batch`; `names` maps names of its columns to new names.
 
     Raises:
         BatchError: rows are filled end to end.

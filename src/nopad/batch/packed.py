@@ -10,19 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nopad.batch.columns import Records, from_columns, from_features, from_rows, from_sequences, per_sequence
+from nopad.batch.columns import from_columns, from_features, from_rows, from_sequences, per_sequence
+from nopad.batch.decoder import shifted
+from nopad.batch.filling import MASK, filled, without_first
 from nopad.batch.form import Flat, Form, check_form
 from nopad.batch.guard import PackedMask, layout_of, mark
-from nopad.batch.images import Images
-from nopad.batch.layout import Layout
 from nopad.batch.names import grain_arrays
-from nopad.batch.values import check_embeddings, check_fill, ignored, index_like, joined, named, shape_of
+from nopad.batch.splitting import laid_out, split
+from nopad.batch.values import check_embeddings, ignored, named, shape_of
 from nopad.errors import BatchError, OptionError
 from nopad.sequences import Sequences
 
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 __all__ = ["PackedBatch"]
 
 FLAT = Flat()
-MASK = "attention_mask"
 TARGETS = ("decoder_input_ids", "labels", f"decoder_{MASK}")
 # Tensors that a model must not get without the mask
 MARKED = ("input_ids", "inputs_embeds", "position_ids", "decoder_input_ids")
@@ -40,7 +39,7 @@ FLASH_KEYS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 
 
 class PackedBatch(MutableMapping[str, Any]):
-    """S sequences with T tokens in R rows of L slots.
+    """S sequences with T tokens in R rows of L slots; a slot holds a token or padding.
 
     As a mapping, a batch holds the arguments of ``model(**batch)``: ``input_ids`` and ``position_ids`` ``[R, L]``,
     every column that was given (``[R, L]`` for a value per token, ``[S, ...]`` per sequence), and a guard as
@@ -56,13 +55,13 @@ class PackedBatch(MutableMapping[str, Any]):
             int32 ``[S + 1]``, on the host.
         max_seqlen: number of tokens of the longest sequence.
         images: number of images of each sequence, in the order given; int64 ``[S]``, on the host. The images themselves
-            are items, ``pixel_values`` and ``image_grid_thw``, in stream order.
+            are the items ``pixel_values`` and ``image_grid_thw``, in the order in which sequences lie in the rows.
         records: where each sequence of a packed dataset comes from: ``seq_index``, and ``seq_start`` and ``seq_source``
             if the dataset has them; ``[S]`` each, on the host. In a stand-in (`weight` 0) they are empty, since its
             sequence is not part of the data. Records are not items, so a model never gets them.
         position_ids, sequence_ids: one number per slot, see `Layout`.
         weight: 1, or 0 for a stand-in: the batch that a loader gives to a rank with no sequence left in the last step
-            of an epoch. Its labels are -100 (NaN if they are not integers), and no count includes its sequence.
+            of an epoch. Its labels are -100 (NaN if they are floats), and no count includes its sequence.
 
     >>> from nopad import PackedBatch, Rows
     >>> batch = PackedBatch.from_sequences([[7, 8, 9], [5], [1, 2]], Rows(4))
@@ -110,8 +109,8 @@ class PackedBatch(MutableMapping[str, Any]):
 
         Raises:
             LengthError: a sequence is empty, or the sequences do not fit into the rows of `form`.
-            OptionError: an option is invalid, `form` does not fit these sequences, `fill` names no per-token column, or
-                a column cannot hold its padding value (`pad_id` or `fill`).
+            OptionError: an option is invalid, `form` does not fit these sequences, `fill` names a column that is not
+                per token, or a column cannot hold its padding value (`pad_id` or `fill`).
             BatchError: there is no sequence, or ids are not integers; or a column has wrong lengths or unusable values,
                 or is one that the batch provides itself (input_ids, attention_mask, position_ids).
         """
@@ -129,7 +128,7 @@ class PackedBatch(MutableMapping[str, Any]):
         if sequence_columns:
             arrays = {name: per_sequence(name, given, len(stacked)) for name, given in sequence_columns.items()}
             stacked = replace(stacked, values={**stacked.values, **arrays})
-        return cls._filled(stacked, form.layout(stacked.seq_lengths), pad_id, fill)
+        return cls(filled(stacked, form.layout(stacked.seq_lengths), pad_id, fill))
 
     @classmethod
     def from_rows(
@@ -150,12 +149,13 @@ class PackedBatch(MutableMapping[str, Any]):
 
         Raises:
             LengthError: a row has more tokens than the capacity.
-            OptionError: `form` is invalid or would move sequences to other rows, or `fill` names no column.
-            BatchError: there is no row, or the rows hold no tokens (an index-only dataset).
+            OptionError: `form` is invalid or would move sequences to other rows, or `fill` is invalid.
+            BatchError: there is no row, an entry is not a row of `nopad.open_packed`, the rows hold no tokens (an
+                index-only dataset), or ``position_ids`` do not count from 0 in each sequence.
         """
         form = check_form(form)
         stacked, records, per_row = from_rows(rows)
-        return cls._filled(stacked, form.keep(stacked.seq_lengths, per_row), pad_id, fill, records)
+        return cls(filled(stacked, form.keep(stacked.seq_lengths, per_row), pad_id, fill, records))
 
     @classmethod
     def from_features(
@@ -170,19 +170,20 @@ class PackedBatch(MutableMapping[str, Any]):
         """Build a batch from dicts, as Hugging Face datasets give them; use it as a collator.
 
         Tokens whose ``attention_mask`` is 0 are padding and are removed. Rows of a packed dataset, which have
-        ``seq_lengths``, are split into sequences. ``label`` and ``label_ids`` become ``labels``.
+        ``seq_lengths``, are split into sequences. ``label`` or ``label_ids`` is renamed to ``labels``.
 
-        A dict may also be what a processor of transformers gives for one text with its images: columns ``[1, L]``,
+        A dict may also be what a processor of transformers gives for one text with its images: columns ``[1, L]``, and
         ``pixel_values`` (images ``[images, C, height, width]``, or patches ``[patches, size]`` with
-        ``image_grid_thw`` ``[images, 3]``). A sequence without images has none of these two keys, or None. The batch
-        holds all images in stream order, as models take them, and `images` says how many each sequence has.
+        ``image_grid_thw`` ``[images, 3]``). The dict of a text without images has neither of these two keys, or None
+        for them. The batch holds all images in the order in which sequences lie in its rows, as models read them, and
+        its attribute `images` is the number of images of each sequence.
 
         Args:
             features: one dict per sequence, or per row of a packed dataset, with ``input_ids``; all have the same keys,
                 apart from ``pixel_values`` and ``image_grid_thw``.
             form: `nopad.Flat()`, one stream without padding, or `nopad.Rows(capacity)`.
             causal: for causal language models: the label of each sequence's first token becomes -100, since no token
-                predicts it and training loops must not count it.
+                of its sequence predicts it, and training loops must not count it.
             pad_id: as in `from_sequences`.
             fill: as in `from_sequences`.
 
@@ -196,8 +197,8 @@ class PackedBatch(MutableMapping[str, Any]):
         form = check_form(form)
         stacked, records, images = from_features(features)
         layout = form.layout(stacked.seq_lengths)
-        layout = cls._causal(stacked, layout) if causal else layout
-        return cls._filled(stacked, layout, pad_id, fill, records, images)
+        stacked, layout = without_first(stacked, layout) if causal else (stacked, layout)
+        return cls(filled(stacked, layout, pad_id, fill, records, images))
 
     @classmethod
     def from_columns(
@@ -210,7 +211,9 @@ class PackedBatch(MutableMapping[str, Any]):
         pad_id: int = 0,
         fill: Mapping[str, Any] | None = None,
     ) -> PackedBatch:
-        """Build a batch of sequences in columns, as a loader gathers them.
+        """Build a batch of sequences in columns (`Sequences`), as a loader gathers them.
+
+        In the flat form, the batch may share memory with the arrays of `sequences`; building it does not change them.
 
         Args:
             sequences: the sequences; values ``seq_index``, ``seq_start`` and ``seq_source`` become the batch's
@@ -224,14 +227,16 @@ class PackedBatch(MutableMapping[str, Any]):
         Raises:
             LengthError: a row or a sequence has more tokens than the capacity.
             OptionError: `form` is invalid, does not fit these sequences, or (with `per_row`) would move sequences to
-                other rows; or `fill` names no column.
-            BatchError: there is no sequence, there are no ``input_ids``, or a column does not have one value per token.
+                other rows; or `fill` is invalid.
+            BatchError: there is no sequence, there are no ``input_ids``, a column in `tokens` does not have one value
+                per token, or ``position_ids`` do not count from 0 in each sequence.
         """
         form = check_form(form)
         stacked, records = from_columns(sequences)
         lens = stacked.seq_lengths
         layout = form.layout(lens) if per_row is None else form.keep(lens, per_row)
-        return cls._filled(stacked, cls._causal(stacked, layout) if causal else layout, pad_id, fill, records)
+        stacked, layout = without_first(stacked, layout) if causal else (stacked, layout)
+        return cls(filled(stacked, layout, pad_id, fill, records))
 
     @classmethod
     def from_embeddings(
@@ -257,7 +262,7 @@ class PackedBatch(MutableMapping[str, Any]):
 
         Raises:
             LengthError: a sequence is empty, or the sequences do not fit into the rows of `form`.
-            OptionError: `form` is invalid or does not fit these sequences, or `fill` names no column.
+            OptionError: `form` is invalid or does not fit these sequences, or `fill` is invalid.
             BatchError: there are no embeddings; they are not all float tensors ``[length, H]`` with the same H, dtype
                 and device; or a column has wrong lengths, holds no numbers, or is one that the batch provides itself
                 (input_ids, inputs_embeds, attention_mask, position_ids).
@@ -272,52 +277,6 @@ class PackedBatch(MutableMapping[str, Any]):
         batch = batch.to(embeddings[0].device)
         batch["inputs_embeds"] = batch.pack_tokens(embeddings)
         return batch
-
-    @staticmethod
-    def _causal(stacked: Sequences, layout: Layout) -> Layout:
-        """Set the labels of first tokens (if there are labels) to -100 in place; return the layout marked as causal."""
-        if "labels" in stacked.tokens:
-            stacked.tokens["labels"][stacked.begins] = -100
-        return layout.marked(causal=True)
-
-    @classmethod
-    def _filled(
-        cls,
-        stacked: Sequences,
-        layout: Layout,
-        pad_id: int,
-        fill: Mapping[str, Any] | None,
-        records: Records | None = None,
-        images: Images | None = None,
-    ) -> PackedBatch:
-        """Return the batch of these columns, placed as the layout says.
-
-        Raises:
-            OptionError: `fill` names no per-token column, or a column cannot hold its padding value.
-            BatchError: a per-token column does not have one value per token.
-        """
-        fills = {"input_ids": pad_id, **named("fill", fill)}
-        for name, value in fills.items():
-            if name not in stacked.tokens:
-                per_token = ", ".join(stacked.tokens)
-                raise OptionError(f"fill names {name!r}; columns with a value per token are {per_token}")
-            check_fill(name, value, stacked.tokens[name].dtype)
-        for name, column in stacked.tokens.items():
-            if column.shape != (layout.tokens,):
-                raise BatchError(
-                    f"column {name!r} is {list(column.shape)}, and the sequences have {layout.tokens} tokens"
-                )
-        fields: dict[str, Any] = {
-            name: layout.scatter(column, fills.get(name, -100 if name.endswith("labels") else 0))
-            for name, column in stacked.tokens.items()
-        }
-        layout = layout.marked(records=records) if records else layout
-        fields["position_ids"] = layout.position_ids
-        fields |= stacked.values
-        if images is not None:
-            layout = layout.marked(images=images.counts)
-            fields |= images.fields(layout.order)
-        return cls({**fields, MASK: PackedMask(layout)})
 
     def __getitem__(self, name: str) -> Any:
         """Return an item as the model gets it: a column of numbers is a torch tensor."""
@@ -413,7 +372,7 @@ class PackedBatch(MutableMapping[str, Any]):
 
     @property
     def images(self) -> NDArray[np.int64]:
-        """Number of images of each sequence, in the order given; int64 ``[S]``, on the host."""
+        """Number of images of each sequence, in the order given; int64 ``[S]``, on the host; 0 without images."""
         found = self.layout.images
         return np.zeros(self.layout.sequences, dtype=np.int64) if found is None else found
 
@@ -424,15 +383,15 @@ class PackedBatch(MutableMapping[str, Any]):
 
     @property
     def weight(self) -> int:
-        """Weight of the batch in counts and losses: 1, or 0 for a stand-in, which does not count (`as_stand_in`)."""
+        """Weight of the batch in counts and losses: 1, or 0 if it is a stand-in (see `as_stand_in`)."""
         return int(not self.layout.stand_in)
 
     def as_stand_in(self) -> PackedBatch:
         """Return this batch as a stand-in: with weight 0, empty `records`, and labels that losses leave out.
 
-        A rank that has no sequence left takes a stand-in, so that all ranks take part in the step. Labels become NaN if
-        they are floats, else -100 (as int64 if they are booleans or unsigned): a loss that ignores `weight` then
-        becomes NaN instead of slightly wrong.
+        A rank that has no sequence left runs a stand-in, so that all ranks take part in the step. All columns whose
+        names end in ``labels`` become NaN if they are floats, else -100 (as int64 if they are booleans or unsigned): a
+        loss that ignores `weight` then becomes NaN instead of slightly wrong. This batch itself does not change.
         """
         records = {name: values[:0] for name, values in self.records.items()}
         layout = self.layout.marked(stand_in=True, records=records)
@@ -441,12 +400,17 @@ class PackedBatch(MutableMapping[str, Any]):
 
     @property
     def sources(self) -> PackedBatch:
-        """This batch without targets (`with_decoder`) and ``labels``; its layout is that of the encoder's outputs."""
+        """This batch without the targets of `with_decoder` and without ``labels``: the encoder's side.
+
+        Use it to split the encoder's outputs into sequences.
+        """
         return PackedBatch({name: value for name, value in self._fields.items() if name not in TARGETS})
 
     @property
     def targets(self) -> PackedBatch:
-        """The targets (`with_decoder`) as a separate batch; its layout is that of the decoder's outputs.
+        """The targets of `with_decoder` as a separate batch: the decoder's side.
+
+        Use it to split the decoder's outputs into sequences.
 
         Raises:
             BatchError: this batch has no targets.
@@ -495,25 +459,8 @@ class PackedBatch(MutableMapping[str, Any]):
             BatchError: `values` is not an array; its shape does not begin with ``[R, L]``; or it has the shape of the
                 batch's targets, which lie elsewhere: call `unpack_tokens` of `targets` or of `sources`.
         """
-        at = self.layout
-        given, target = tuple(shape_of(values)[:2]), self._fields.get(f"decoder_{MASK}")
-        aimed = None if target is None or given != layout_of(target).shape else layout_of(target)
-        if aimed is not None and not (given == at.shape and at.same_places(aimed)):
-            raise BatchError(
-                "these values have the shape of the targets; give them to batch.targets.unpack_tokens, or to "
-                "batch.sources.unpack_tokens if they are the encoder's"
-            )
-        if given != at.shape:
-            raise BatchError(
-                f"values per token have the shape {list(values.shape)}; expected [{at.shape[0]}, {at.shape[1]}, ...]"
-            )
-        stream = values.reshape(at.slots, *values.shape[2:])
-        if at.form != "flat":
-            stream = stream[index_like(stream, at.index)]
-        out: list[Any] = [None] * at.sequences
-        for number, (begin, end) in zip(at.order.tolist(), pairwise(at.cu_seqlens.tolist()), strict=True):
-            out[number] = stream[begin:end]
-        return out
+        target = self._fields.get(f"decoder_{MASK}")
+        return split(values, self.layout, None if target is None else layout_of(target))
 
     def pack_tokens(self, values: Sequence[Any]) -> Any:
         """Lay out one array per sequence as this batch's tokens lie; the inverse of `unpack_tokens`.
@@ -529,17 +476,7 @@ class PackedBatch(MutableMapping[str, Any]):
             BatchError: there is not one array for each sequence, an array is not as long as its sequence, or the
                 arrays differ in type or in the dimensions after the first.
         """
-        at = self.layout
-        stream = joined(values, at)
-        shape = (*at.shape, *stream.shape[1:])
-        if at.form == "flat":
-            return stream.reshape(shape)
-        index = index_like(stream, at.index)
-        if isinstance(stream, np.ndarray):
-            rows = np.zeros((at.slots, *stream.shape[1:]), dtype=stream.dtype)
-            rows[index] = stream
-            return rows.reshape(shape)
-        return stream.new_zeros(at.slots, *stream.shape[1:]).index_copy(0, index, stream).reshape(shape)
+        return laid_out(values, self.layout)
 
     def unpack_sequences(self, values: Any) -> list[Any]:
         """Split values per sequence into a list, in the order in which the sequences were given.
@@ -560,9 +497,10 @@ class PackedBatch(MutableMapping[str, Any]):
         """Return this batch with targets for an encoder-decoder model, one per sequence, in the order given.
 
         ``decoder_input_ids`` are the targets shifted right by one token, with `start_id` first; ``labels`` are the
-        targets. Targets are packed separately from the sources. `batch.targets` is the decoder's batch: use it to split
-        the decoder's outputs, and give it to losses. `batch.sources` is the encoder's batch. With the attention backend
-        `mask`, a sequence and its target must be in the same row.
+        targets, and replace other ``labels``. Targets are packed separately from the sequences (the sources). The
+        result's `targets` is the decoder's batch: use it to split the decoder's outputs, and give it to losses. Its
+        `sources` is the encoder's batch. With the attention backend "mask", a sequence and its target must be in rows
+        of the same number.
 
         Args:
             targets: ids of each target; S lists or integer arrays ``[length]``.
@@ -575,41 +513,25 @@ class PackedBatch(MutableMapping[str, Any]):
             LengthError: a target is empty, or the targets do not fit into the rows of `form`.
             OptionError: `start_id` is not a token id, or `form` is invalid or does not fit these targets.
         """
-        stacked = from_sequences(targets, {}, name="targets")
-        lens = stacked.seq_lengths
-        if lens.size != self.layout.sequences:
-            raise BatchError(f"{lens.size} targets for {self.layout.sequences} sequences; expected one per sequence")
-        labels = stacked.tokens["input_ids"]
-        if labels.min() < 0:
-            at = int(labels.argmin())
-            number = int(np.searchsorted(np.cumsum(lens), at, side="right"))
-            raise BatchError(
-                f"target {number} holds {labels[at]}, which is no token: give targets without padding, and set "
-                "batch['labels'] to -100 afterwards where nothing is to be learnt"
-            )
-        if isinstance(start_id, bool) or not isinstance(start_id, int | np.integer) or not 0 <= start_id < 2**31:
-            raise OptionError(f"start_id is {start_id!r}; it is a token, mostly model.config.decoder_start_token_id")
-        # One roll shifts all targets; each first token, which came from the target before, is then replaced.
-        shifted = np.roll(labels, 1)
-        shifted[stacked.begins] = start_id
-        both = replace(stacked, tokens={"input_ids": shifted, "labels": labels})
-        decoder = PackedBatch._filled(both, check_form(form).layout(lens), pad_id, None)
+        stacked = shifted(targets, self.layout.sequences, start_id)
+        decoder = PackedBatch(filled(stacked, check_form(form).layout(stacked.seq_lengths), pad_id, None))
         added = {"decoder_input_ids": decoder["input_ids"], "labels": decoder["labels"]}
-        return PackedBatch({**self._fields, **added, "decoder_attention_mask": decoder._fields[MASK]})
+        return PackedBatch({**self._fields, **added, f"decoder_{MASK}": decoder._fields[MASK]})
 
     def as_flash_kwargs(self, *, seq_idx: bool = False) -> dict[str, Any]:
         """Return the arguments with which transformers' own flash attention keeps sequences apart, without a mask.
 
-        They are the batch's columns and ``cu_seq_lens_q``, ``cu_seq_lens_k``, ``max_length_q`` and ``max_length_k``.
-        This works only for the flat form and only for models with flash attention: other attention silently ignores
-        these arguments and lets sequences see each other.
+        They are the batch's items without the mask, and ``cu_seq_lens_q``, ``cu_seq_lens_k`` (both int32 ``[S + 1]``,
+        on the batch's device), ``max_length_q`` and ``max_length_k``. This works only for the flat form and only for
+        models with flash attention: other attention silently ignores these arguments and lets sequences see each other.
 
         Args:
             seq_idx: add ``seq_idx``, the number of each token's sequence from 0, int32 ``[1, T]``, which the
                 convolutions and state spaces of hybrid models (Bamba, Granite) read.
 
         Raises:
-            BatchError: the batch is in rows, or has images: positions of their tokens may be the model's own (M-RoPE).
+            BatchError: the batch is in rows; or it has images, whose tokens' positions a model may compute itself
+                (M-RoPE), along whole rows.
         """
         if self.layout.images is not None:
             raise BatchError(

@@ -43,9 +43,10 @@ def shape_of(values: Any) -> Any:
 
 
 def ignored(labels: Any) -> Any:
-    """Return an array of the shape of `labels` that losses ignore: all NaN if the labels are floats, else all -100.
+    """Return an array of the same shape as `labels`, with labels that losses ignore: NaN for floats, -100 for integers.
 
-    The dtype is that of `labels`; booleans and unsigned integers, which cannot hold -100, become int64.
+    `labels` is a NumPy array or torch tensor; the result has its library and dtype. Booleans and unsigned integers,
+    which cannot hold -100, become int64.
     """
     if isinstance(labels, np.ndarray):
         if labels.dtype.kind in "bu":
@@ -70,7 +71,7 @@ def named(what: str, given: Mapping[str, Any] | None) -> Mapping[str, Any]:
 
 
 def check_fill(name: str, value: Any, dtype: np.dtype[Any]) -> None:
-    """Refuse a padding value that a column of this dtype cannot hold.
+    """Check that column `name` of this dtype can hold the padding value `value`.
 
     Raises:
         OptionError: `value` is not a number, or the dtype cannot hold it.

@@ -42,9 +42,9 @@ def least_packs(given: Given, rows: Sequence[Mapping[str, Any]]) -> int:
 def answer(given: Given, without: Padded, rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return what packing gains, in four lines: lengths, padding, packs, and how many times fewer slots packs need.
 
-    Where text files were read, a fifth line says what a record of them is.
-    A slot is the place of one token in a batch, real or padding. `without` has the numbers of slots without packing;
-    `rows` are those of `nopad.planning.comparison.compare`, one for each plan.
+    If text files were read, a fifth line says what one record is. A slot is the place of one token in a batch, real or
+    padding. `without` has the numbers of slots without packing; `rows` are those of
+    `nopad.planning.comparison.compare`, one for each plan.
     """
     best = best_of(rows)
     times = {"fixed": without.fixed, "dynamic": without.dynamic, "length-sorted": without.by_length}
@@ -61,7 +61,7 @@ def answer(given: Given, without: Padded, rows: Sequence[Mapping[str, Any]]) -> 
 
 
 def headline(given: Given) -> str:
-    """Return the sequences of a plan as text: how many, of how many if some are above the capacity, and their tokens.
+    """Return as text how many sequences a plan has (of how many, if some are above the capacity), and their tokens.
 
     >>> from nopad.histogram import Histogram
     >>> headline(Given(capacity=512, histogram=Histogram.from_lengths([5, 500]), lengths=None))
@@ -83,7 +83,7 @@ def headline(given: Given) -> str:
 
 
 def share(part: int, whole: int) -> str:
-    """Return a share as text; a part is never shown as nothing or as the whole unless it is.
+    """Return ``part / whole`` as a percentage; it is "0%" or "100%" only if it is exactly that.
 
     >>> share(0, 7), share(1, 7), share(1, 10**6), share(10**6 - 1, 10**6), share(7, 7)
     ('0%', '14.3%', 'under 0.1%', 'over 99.9%', '100%')
@@ -94,7 +94,9 @@ def share(part: int, whole: int) -> str:
 
 
 def text_unit(given: Given) -> list[str]:
-    """Return a line on what a record of the text files is, here and in `nopad train`; [] without text files.
+    """Return a list of one line: what one record of the text files is, in this plan and in `nopad train`.
+
+    The list is empty if no text files were read.
 
     >>> from nopad.histogram import Histogram
     >>> text_unit(Given(capacity=8, histogram=Histogram.from_lengths([5]), lengths=None, text_unit="line"))
@@ -112,7 +114,9 @@ def text_unit(given: Given) -> list[str]:
 
 
 def became(given: Given) -> list[str]:
-    """Return a text for each kind of record that is not in the plan as it was read: truncated, split, dropped, skipped.
+    """Return a text for each change to records between reading and planning: truncated, split, dropped, skipped.
+
+    The list is empty if there were no changes, or if the input has no records.
 
     >>> from nopad import Histogram
     >>> from nopad.corpus import Counts
@@ -136,7 +140,7 @@ def became(given: Given) -> list[str]:
 
 
 def _from_least(given: Given, rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return in words how far the best plan is from the proven minimum, in general or at the plan's depth."""
+    """Return as text how far the best plan is from the proven minimum at any depth, or else at the plan's own depth."""
     best, least = best_of(rows), least_packs(given, rows)
     if best["depth"] is None or best["packs"] == least:
         above = best["packs"] - least
@@ -146,7 +150,7 @@ def _from_least(given: Given, rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def chosen(given: Given) -> str:
-    """Return a sentence on the capacity if nopad chose it; otherwise ""."""
+    """Return a sentence that says that nopad chose the capacity, and how; "" if the user or the input gave it."""
     if not given.chosen:
         return ""
     return (

@@ -19,13 +19,13 @@ import nopad
 from nopad.cli import INTERRUPTED
 from nopad.cli.audit import audit
 from nopad.cli.config import CONFIG, read_config
-from nopad.cli.content import remove_spooled
 from nopad.cli.demo import demo
 from nopad.cli.helping import HelpedGroup
 from nopad.cli.pack import pack
 from nopad.cli.plan import plan
 from nopad.cli.predict import predict
 from nopad.cli.report import report
+from nopad.cli.standard_input import remove_spooled
 from nopad.cli.strict import make_strict, sturdy_streams
 from nopad.cli.study import study
 from nopad.cli.train import train
@@ -136,7 +136,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _ended(stop: SystemExit, debug: bool) -> int:
-    """Return the exit code after code that is not nopad's ended the program, which must not pass for an answer."""
+    """Print that code which is not nopad's ended the program, so that there is no result; return the exit code."""
     said = f"SystemExit: {stop.code}; there is no result, for code that is not nopad's ended the program"
     return _failed(said, WRONG_USE, debug)
 

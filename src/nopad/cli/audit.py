@@ -9,11 +9,27 @@ import operator
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from nopad.cli.audit_more import Extras, FixOption, HtmlOption, JunitOption, More, PoisonedOption, TraceOption
+from nopad.cli.audit_options import (
+    Accumulation,
+    AsJson,
+    Attention,
+    Backend,
+    Capacity,
+    Collator,
+    Derive,
+    Gradients,
+    Layers,
+    ModelName,
+    Per,
+    RanksOption,
+    StepFile,
+    TokenSeed,
+)
 from nopad.cli.derive import derived
 from nopad.cli.foreign import running, users_code
 from nopad.cli.monitor import Bars
@@ -29,65 +45,25 @@ LARGE = 200_000_000  # parameters
 
 
 def audit(
-    model: Annotated[
-        str | None,
-        typer.Argument(metavar="MODEL", help="A folder with a transformers model, or a hub name; not with --step."),
-    ] = None,
-    step: Annotated[
-        str | None,
-        typer.Option(
-            "--step",
-            metavar="FILE.py",
-            help="Audit a training step instead: loss, denominators, gradients. The file defines model(), examples() "
-            "and, if need be, collate(examples), loss(model, batch, step), alone(model, inputs); or trainer().",
-        ),
-    ] = None,
-    ranks: Annotated[int, typer.Option("--ranks", metavar="N", help="Ranks of the step, simulated.")] = 2,
-    accumulation: Annotated[
-        int | None, typer.Option("--accumulation", metavar="N", help="Micro-batches of each rank; 2, or the trainer's.")
-    ] = None,
-    per: Annotated[
-        str, typer.Option("--per", metavar="WORD", help="The mean that is right for the step: token, or sequence.")
-    ] = "token",
-    backend: Annotated[
-        str, typer.Option("--backend", metavar="NAME", help="How attention keeps sequences apart; auto by device.")
-    ] = "auto",
-    collator: Annotated[
-        str,
-        typer.Option(
-            "--collator",
-            metavar="NAME",
-            help="nopad; else audit the model as it is, fed by this: flattening (transformers' "
-            "DataCollatorWithFlattening), trl (TRL's padding-free one, without a cache as in its trainer), or your own "
-            "as module:name.",
-        ),
-    ] = "nopad",
-    attention: Annotated[
-        str | None, typer.Option("--attention", metavar="NAME", help="Attention implementation of the model as it is.")
-    ] = None,
-    capacity: Annotated[
-        int | None,
-        typer.Option("--capacity", "-c", metavar="N", help="Most tokens of the packs tried; 64, more for windows."),
-    ] = None,
-    layers: Annotated[
-        int | None, typer.Option("--layers", metavar="N", help="Only the first N layers, for a large model.")
-    ] = None,
-    gradients: Annotated[bool, typer.Option(help="Compare gradients too.")] = True,
-    seed: Annotated[int, typer.Option("--seed", metavar="S", help="Random seed of the tokens that are tried.")] = 0,
+    model: ModelName = None,
+    step: StepFile = None,
+    ranks: RanksOption = 2,
+    accumulation: Accumulation = None,
+    per: Per = "token",
+    backend: Backend = "auto",
+    collator: Collator = "nopad",
+    attention: Attention = None,
+    capacity: Capacity = None,
+    layers: Layers = None,
+    gradients: Gradients = True,
+    seed: TokenSeed = 0,
     trace: TraceOption = False,
     poisoned: PoisonedOption = "one",
     fix: FixOption = False,
     html: HtmlOption = None,
     junit: JunitOption = None,
-    derive: Annotated[
-        bool,
-        typer.Option(
-            "--derive",
-            help="Derive how the model's sequences can be kept apart, prove it on a small copy, and print what was "
-            "found as a line of the family table. Only the configuration is read.",
-        ),
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the verdict as JSON.")] = False,
+    derive: Derive = False,
+    as_json: AsJson = False,
     force: Overwrite = False,
 ) -> None:
     """Check that a model on packs keeps sequences apart, or name the layer at which they see each other.
@@ -109,26 +85,20 @@ def audit(
     """
     more = More(trace, poisoned, fix, html, junit)
     more.check(step=step is not None, foreign=collator != "nopad")
+    of_model: dict[str, Any] = {"--backend": backend != "auto", "--collator": collator != "nopad"}
+    of_model |= {"--attention": attention, "--capacity": capacity, "--layers": layers, "--no-gradients": not gradients}
     if step is not None:
-        usual: dict[str, Any] = {"MODEL": model, "--backend": backend != "auto", "--collator": collator != "nopad"}
-        usual |= {"--attention": attention, "--capacity": capacity, "--layers": layers, "--no-gradients": not gradients}
-        usual |= {"--derive": derive}
-        _refuse(usual, "does not go with --step, whose file defines what is audited")
-        with Bars() as monitor, more.written(f"a step of {step}"):
-            monitor.stage("auditing", None, "")
-            found, mended = audited(step, more, monitor, ranks=ranks, accumulation=accumulation, per=per, seed=seed)
-        _say(found, as_json, found.passed, Extras(more, fix=mended))
+        _refuse(
+            {"MODEL": model, **of_model, "--derive": derive},
+            "does not go with --step, whose file defines what is audited",
+        )
+        _step(step, more, as_json, ranks=ranks, accumulation=accumulation, per=per, seed=seed)
         return
     _refuse({"--ranks": ranks != 2, "--accumulation": accumulation, "--per": per != "token"}, "is of --step FILE.py")
     if derive:
-        usual = {"--backend": backend != "auto", "--collator": collator != "nopad", "--attention": attention}
-        usual |= {"--capacity": capacity, "--layers": layers, "--no-gradients": not gradients, "--seed": seed}
-        usual |= {"--trace": trace, "--fix": fix, "--html": html, "--junit": junit}
-        _refuse(usual, "does not go with --derive, which chooses by itself what to try")
-        with Bars() as monitor:
-            monitor.stage("deriving and proving", None, "")
-            finding = derived(model)
-        _say(finding, as_json, finding.proof.admitted)
+        asked = {"--seed": seed, "--trace": trace, "--fix": fix, "--html": html, "--junit": junit}
+        _refuse({**of_model, **asked}, "does not go with --derive, which chooses by itself what to try")
+        _derive(model, as_json)
         return
     if model is None:
         raise OptionError("give a MODEL, a folder or a name on the hub, or --step FILE.py for a training step")
@@ -142,6 +112,22 @@ def audit(
     _say(verdict, as_json, verdict.isolated, extras)
 
 
+def _step(file: str, more: More, as_json: bool, **options: Any) -> None:
+    """Audit the training step that a file defines, and print the verdict."""
+    with Bars() as monitor, more.written(f"a step of {file}"):
+        monitor.stage("auditing", None, "")
+        found, mended = audited(file, more, monitor, **options)
+    _say(found, as_json, found.passed, Extras(more, fix=mended))
+
+
+def _derive(model: str | None, as_json: bool) -> None:
+    """Derive how a model's sequences can be kept apart, and print what was found."""
+    with Bars() as monitor:
+        monitor.stage("deriving and proving", None, "")
+        finding = derived(model)
+    _say(finding, as_json, finding.proof.admitted)
+
+
 def _audited(
     name: str,
     attention: str | None,
@@ -151,9 +137,9 @@ def _audited(
     more: More,
     monitor: Bars,
 ) -> tuple[Any, Extras]:
-    """Load the model `name` and audit it; return the `Verdict`, and what is asked for besides.
+    """Load the model `name` and audit it; return the `Verdict`, and the trace and the fix that `more` asks for.
 
-    The trace comes first, since only it knows which tokens can be poisoned: others are refused before the audit.
+    The trace is made first: it refuses tokens that do not exist (``--poisoned``), before the audit takes its time.
     """
     monitor.stage("loading the model", None, "")
     with _uncollected():
@@ -178,7 +164,11 @@ def _refuse(given: dict[str, Any], why: str) -> None:
 
 
 def _say(verdict: Any, as_json: bool, passed: bool, extras: Extras | None = None) -> None:
-    """Print a verdict, and what was found besides; the exit code is 1 if it did not pass."""
+    """Write the files of `extras`, and print the verdict with its trace and fix, as text or JSON.
+
+    Raises:
+        typer.Exit: `passed` is False; the exit code is 1.
+    """
     if extras is not None:
         extras.write(verdict)
     if as_json:
@@ -252,10 +242,11 @@ class _AsTrained:
 
 
 def _imported(name: str) -> Any:
-    """Import ``module:name``, where the name may have dots; return the function, or an instance of the class.
+    """Import ``module:name``, where the name may have dots; return the function, or an instance if it is a class.
 
     Raises:
-        OptionError: the import fails, the class needs arguments, or what is found cannot be called.
+        OptionError: `name` has another form, the import or the class raises an exception, or the result is not
+            callable.
     """
     module, _, attribute = name.partition(":")
     if not module or not attribute:

@@ -50,7 +50,7 @@ _PLACE = re.compile(r"(\d+):(\d+)")
 
 @dataclass(frozen=True)
 class More:
-    """What is asked for besides the verdict; the attributes are the options of `nopad audit`."""
+    """What the user asks for besides the verdict; each attribute is the value of that option of `nopad audit`."""
 
     trace: bool
     poisoned: str
@@ -59,10 +59,14 @@ class More:
     junit: Path | None
 
     def check(self, *, step: bool, foreign: bool) -> None:
-        """Refuse what cannot be given, before anything runs; `foreign`: a collator keeps sequences apart, not nopad.
+        """Check the options before anything runs.
+
+        `step`: whether a training step is audited. `foreign`: whether the model is audited with a collator that is not
+        nopad's.
 
         Raises:
-            OptionError: options contradict each other, or a file's folder does not exist.
+            OptionError: options contradict each other, `poisoned` has another form than `_places` reads, or a file's
+                folder does not exist.
         """
         if step and self.trace:
             raise OptionError("--trace draws a model's layers, and --step audits a loss; give a MODEL to trace it")
@@ -78,7 +82,7 @@ class More:
             raise OptionError(f"--html and --junit are both {self.html}; give two files")
 
     def found(self, find: Callable[[Bars], Any], monitor: Bars) -> Any:
-        """Return the fix that `find` finds and tells a monitor of, if one is asked for, else None."""
+        """Return the result of ``find(monitor)``, a fix, if the user asks for one; else None."""
         if not self.fix:
             return None
         monitor.stage("looking for a fix", None, "")
@@ -86,9 +90,13 @@ class More:
 
     @contextmanager
     def written(self, suite: str) -> Iterator[None]:
-        """In a ``with`` block that audits, see to it that no file of an earlier audit passes for this one's.
+        """Remove the files of earlier audits (``--html``, ``--junit``), then run a ``with`` block that audits.
 
-        Earlier files are removed first. If the block raises, the JUnit XML has one case called `suite`, an error.
+        If the block raises an exception, JUnit XML is written with one test case called `suite`, which is an error;
+        then the exception is raised again.
+
+        Raises:
+            StorageError: a file cannot be removed or written.
         """
         for path in (self.html, self.junit):
             if path is not None:
@@ -105,7 +113,13 @@ class More:
             raise
 
     def traced(self, model: Any, monitor: Bars, **options: Any) -> Any:
-        """Return the trace of a model if one is asked for, or why there is none as a string; None: not asked for."""
+        """Return the trace of a model, a text if it cannot be traced, or None if the user asks for no trace.
+
+        `options` are further arguments of `nopad.auditing.trace`.
+
+        Raises:
+            OptionError: `poisoned` names a sequence or token that does not exist.
+        """
         if not self.trace:
             return None
         from nopad.auditing import trace
@@ -121,11 +135,11 @@ class More:
 
 @dataclass(frozen=True)
 class Extras:
-    """What was found besides a verdict.
+    """The results of an audit besides its verdict.
 
     Attributes:
-        more: what was asked for.
-        trace: the `nopad.auditing.Trace`, or why there is none as a string; None: not asked for.
+        more: what the user asked for.
+        trace: the `nopad.auditing.Trace`; or a text that says why there is none; None: not asked for.
         fix: the `nopad.auditing.Fix`; None: not asked for.
     """
 
@@ -138,7 +152,7 @@ class Extras:
         return None if isinstance(self.trace, str) else self.trace
 
     def write(self, verdict: Any) -> None:
-        """Write the files that are asked for.
+        """Write the files that the user asks for: JUnit XML, and a page with verdict, trace and fix.
 
         Raises:
             StorageError: a file cannot be written.
@@ -151,7 +165,7 @@ class Extras:
             write_text(self.more.html, audit_page(verdict, self._drawable, self.fix))
 
     def print(self) -> None:
-        """Print trace and fix, and the names of the files."""
+        """Print the trace, the fix, and the names of the files that were written."""
         screen = console()
         drawn = self.trace if isinstance(self.trace, str) else _drawn(self.trace, screen)
         for part in (drawn, self.fix and str(self.fix)):
@@ -162,17 +176,17 @@ class Extras:
                 screen.print(f"saved {path}", markup=False, soft_wrap=True)
 
     def to_json(self, verdict: Any) -> str:
-        """Return the verdict as JSON, with trace and fix as parts of the object."""
+        """Return the verdict as a JSON object, with the keys "trace" and "fix" for those that there are."""
         parts = {"trace": self._drawable, "fix": self.fix}
         whole = json.loads(verdict.to_json()) | {n: part.to_dict() for n, part in parts.items() if part is not None}
         return json.dumps(whole, indent=1 if self._drawable is None else None)
 
 
 def _places(poisoned: str) -> Any:
-    """Return the argument `poisoned` of `nopad.auditing.trace`.
+    """Turn the value of ``--poisoned`` into the argument `poisoned` of `nopad.auditing.trace`.
 
     Raises:
-        OptionError: it is none of "one", "each" and pairs SEQUENCE:TOKEN.
+        OptionError: it is none of "one", "each" and pairs SEQUENCE:TOKEN, separated by commas.
     """
     if poisoned in ("one", "each"):
         return None if poisoned == "one" else "each"

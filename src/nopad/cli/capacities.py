@@ -26,9 +26,10 @@ _OF_ALL = ("batch_size", "capacity_chosen", "text_unit", "advice", "plans")  # t
 
 
 def refuse_with_several(given: Mapping[str, Any], single: Mapping[str, Sequence[str] | None]) -> None:
-    """Refuse options that several capacities exclude.
+    """Check that no option is given that does not go with several capacities.
 
-    `given` are the values of options that may not be set, and `single` of options that may be given once, by name.
+    `given` has the values of options that must not be set, by name; `single` the values of options that may have one
+    value only.
 
     Raises:
         OptionError: an option of `given` is set, or one of `single` has several values.
@@ -44,10 +45,10 @@ def refuse_with_several(given: Mapping[str, Any], single: Mapping[str, Sequence[
 def planner_of(
     algorithm: str, depth: int | None, options: Mapping[str, Any], seed: int
 ) -> Callable[[Given], list[dict[str, Any]]]:
-    """Return a function that plans for the capacity of a `Given`, and returns the row of `compare` in a list.
+    """Return a function that plans for the capacity of a `Given`, and returns a list of one row of `compare`.
 
     Raises:
-        OptionError: there is no such algorithm, or it lacks one of the `options`.
+        OptionError: there is no such algorithm, or it does not have one of the `options`.
     """
     check_algorithm(algorithm)
     complete_options(algorithm, options)
@@ -67,14 +68,14 @@ def show_capacities(
     batch_size: int,
     as_json: bool,
 ) -> None:
-    """Read the input once, plan for every capacity, and print a line for each, or one JSON object.
+    """Read the input once, plan for every capacity, and print a table with a line for each, or one JSON object.
 
     Args:
-        read: reads the input for a capacity, with a monitor of the progress.
+        read: function that is called as ``read(capacity, monitor, apart=True)``, as `read_given`.
         inputs: the inputs as given, for messages.
         capacities: two or more; the lines are in this order.
-        planner: plans for the capacity of what it gets, as `planner_of` returns it.
-        batch_size: sequences of a batch without packing.
+        planner: the result of `planner_of`.
+        batch_size: number of sequences in a batch without packing, to compare with.
         as_json: whether to print a JSON object.
 
     Raises:
@@ -110,7 +111,7 @@ def show_capacities(
 
 
 def _of_input(whole: Given, batch_size: int) -> dict[str, Any]:
-    """Return what is the same at all capacities, as JSON values by name."""
+    """Return the facts that are the same at all capacities, such as the number of tokens, as JSON values by name."""
     found = whole.histogram
     return {
         "sequences": found.sequences,
@@ -125,7 +126,10 @@ def _of_input(whole: Given, batch_size: int) -> dict[str, Any]:
 def _facts(
     whole: Given, capacity: int, planner: Callable[[Given], list[dict[str, Any]]], batch_size: int
 ) -> dict[str, Any]:
-    """Return what `nopad plan` states for one capacity, as JSON values; None where no sequence fits into it."""
+    """Return the facts that `nopad plan` states for one capacity, as JSON values by name.
+
+    If no sequence fits into the capacity, those of the plan are None.
+    """
     found, all_tokens = whole.histogram, whole.histogram.tokens
     if capacity < found.lengths[0]:
         above = {"sequences": found.sequences, "tokens": all_tokens, "longest": found.max_length, "share": 1.0}
@@ -138,7 +142,7 @@ def _facts(
 
 
 def _table(whole: Given, found: Sequence[Mapping[str, Any]], left_out: Sequence[str]) -> Table:
-    """Return the table of all capacities without the columns in `left_out`."""
+    """Return the table without the columns in `left_out`; `found` has the facts of each capacity, a line each."""
     ways = {"fixed": "fixed", "dynamic": "dynamic", "length-sorted": "length_sorted", "packed": "packed"}
     heads = [head for head in ("packs", *ways, "factor", "above", "their tokens") if head not in left_out]
     table = Table(header_style="bold", box=SIMPLE_HEAD, pad_edge=False, caption_justify="left")

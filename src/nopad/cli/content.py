@@ -1,11 +1,7 @@
-"""What the inputs of a command hold: one text, several texts, pairs of texts, or chats; standard input."""
+"""What the inputs of a command hold: one text, several texts, pairs of texts, or chats."""
 
 from __future__ import annotations
 
-import atexit
-import shutil
-import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,7 +13,7 @@ from nopad.corpus import CorpusOptions, open_records
 from nopad.corpus.content import Content
 from nopad.corpus.encoders import CHAT_OPTIONS, Chats, Encoder, Fields, TextPairs
 from nopad.corpus.transformers_tokenizer import load_transformers_tokenizer
-from nopad.errors import NopadError, OptionError
+from nopad.errors import NopadError
 
 __all__ = [
     "Chat",
@@ -28,8 +24,6 @@ __all__ = [
     "content_of",
     "encoder_for",
     "encoder_of",
-    "from_stdin",
-    "remove_spooled",
 ]
 
 TextFields = Annotated[
@@ -79,8 +73,6 @@ Suffixes = Annotated[
         rich_help_panel=CORPUS,
     ),
 ]
-
-_KINDS = ((b"PAR1", ".parquet"), (b"{", ".jsonl"), (b"[", ".json"))  # of standard input, by how it begins
 
 
 def content_of(
@@ -161,42 +153,3 @@ def _first_record(inputs: Sequence[str]) -> dict[str, Any] | None:
         return None if records.kind == "text" else next(iter(records), None)
     except NopadError:
         return None
-
-
-_spooled: list[Path] = []
-
-
-@atexit.register
-def remove_spooled() -> None:
-    """Delete the temporary files of standard input."""
-    while _spooled:
-        shutil.rmtree(_spooled.pop(), ignore_errors=True)
-
-
-def from_stdin(inputs: Sequence[str]) -> list[str]:
-    """Return the inputs with ``-`` replaced by the path of a temporary file that holds what standard input gave.
-
-    The file is deleted when the process ends.
-
-    Raises:
-        OptionError: ``-`` is given twice, or standard input is a terminal.
-    """
-    places = [at for at, given in enumerate(inputs) if given == "-" or given.endswith("=-")]
-    if not places:
-        return list(inputs)
-    if len(places) > 1:
-        raise OptionError("- is standard input, and it can be read once; give it once")
-    if sys.stdin is None or sys.stdin.isatty():
-        raise OptionError("- is standard input, and nothing is piped into it; give a file, or pipe one in")
-    folder = Path(tempfile.mkdtemp(prefix="nopad-"))
-    _spooled.append(folder)
-    stream = sys.stdin.buffer
-    begin = stream.read(1 << 16)
-    start = begin.removeprefix(b"\xef\xbb\xbf").lstrip()
-    kind = next((suffix for magic, suffix in _KINDS if start.startswith(magic)), ".txt")
-    path = folder / f"stdin{kind}"
-    with open(path, "wb") as file:
-        file.write(begin)
-        shutil.copyfileobj(stream, file, 1 << 20)
-    name = inputs[places[0]].removesuffix("-")
-    return [f"{name}{path}" if at == places[0] else given for at, given in enumerate(inputs)]

@@ -1,4 +1,7 @@
-"""``nopad audit --derive MODEL``: what a model that no table knows is found to be, as a line of the family table."""
+"""``nopad audit --derive MODEL``: find out how the sequences of an unknown type of model can be kept apart.
+
+The result is printed as code: an entry of the table of model families (`nopad.model.families`).
+"""
 
 from __future__ import annotations
 
@@ -14,18 +17,18 @@ __all__ = ["Finding", "derived"]
 
 @dataclass(frozen=True)
 class Finding:
-    """What was found about one model.
+    """The result for one model.
 
     Attributes:
-        proof: the proof (`nopad.admitting.Proof`).
-        line: the line of the family table as code; "": the model is refused.
+        proof: the `nopad.admitting.Proof`: whether the model is admitted, and why.
+        line: the model's entry in the table of families, as code; "": the model is refused.
     """
 
     proof: Any
     line: str
 
     def to_json(self) -> str:
-        """Return the finding as JSON."""
+        """Return the proof as JSON, with `line` as "family" (null if the model is refused)."""
         found = asdict(replace(self.proof, family=None))
         return json.dumps({**found, "family": self.line or None}, indent=1, allow_nan=False)
 
@@ -35,12 +38,14 @@ class Finding:
 
 
 def derived(spec: str | None) -> Finding:
-    """Derive and prove the line of the model at `spec`, a folder or a name on the hub, from its configuration.
+    """Derive how the sequences of a model can be kept apart, and prove it on a small copy with random weights.
+
+    `spec` is a folder or a name on the hub. Only the configuration is read, and only code of transformers runs.
 
     Raises:
-        OptionError: no model is given.
+        OptionError: `spec` is None.
         FormatError: there is no configuration at `spec`, or it cannot be read or built.
-        UnsupportedModelError: the model's code is its own, and was not imported.
+        UnsupportedModelError: the model has code of its own, outside transformers, which nopad does not import.
         MissingExtraError: torch or transformers is not installed.
     """
     if spec is None:

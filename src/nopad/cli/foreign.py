@@ -23,7 +23,7 @@ __all__ = ["module_of", "running", "users_code"]
 def users_code(folder: str | Path) -> Iterator[None]:
     """In a ``with`` block that runs a user's code, let it import modules from `folder`, and send its prints to stderr.
 
-    Stdout then holds only what the command says.
+    So stdout has only the output of the command itself.
     """
     place = str(Path(folder).resolve())
     sys.path.insert(0, place)
@@ -36,9 +36,10 @@ def users_code(folder: str | Path) -> Iterator[None]:
 
 @contextmanager
 def running(what: str, file: str = "") -> Iterator[None]:
-    """Turn whatever ends a user's code into an `OptionError` of one line that says where it was raised.
+    """In a ``with`` block, turn exceptions of a user's code, also `SystemExit`, into an `OptionError`.
 
-    `what` names the code that runs, such as "step.py: model()"; `file` is its file, whose line is named.
+    `what` names the code in the message, such as "step.py: model()"; `file` is the file whose line the message names
+    ("": none). Errors of nopad pass unchanged.
     """
     try:
         yield
@@ -52,9 +53,9 @@ def running(what: str, file: str = "") -> Iterator[None]:
 
 
 def module_of(path: str, name: str) -> ModuleType | None:
-    """Run the Python file `path` as a module called `name`; return it, or None if it is no Python file.
+    """Run the Python file `path` as a module called `name`; return the module, or None if `path` is no Python file.
 
-    The module can be found under its name while and after it runs, as dataclasses and pickle need it.
+    The module stays in ``sys.modules``, since dataclasses and pickle look it up there.
 
     Raises:
         OptionError: the file raises an exception, or ends the program.

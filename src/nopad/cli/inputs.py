@@ -61,7 +61,9 @@ def open_inputs(
 
 
 def passed_over(names: Sequence[str]) -> str:
-    """Return a text on the files in folders that were not read, with up to four of their suffixes; "" if there is none.
+    """Return as text how many files in folders were not read, and some of their suffixes or reasons; "" if none.
+
+    A name may end with a reason in parentheses; such names are shown whole.
 
     >>> passed_over(["a/y.pdf", "z.pdf", "Makefile"])
     '3 files passed over, of other kinds: .pdf, Makefile'

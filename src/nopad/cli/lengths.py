@@ -45,11 +45,11 @@ class Given:
         over_long, over_long_tokens: number of sequences above the capacity, which are left out of `histogram` and
             `lengths`, and number of their tokens.
         longest: number of tokens in the longest of these sequences; 0 if there are none.
-        text_unit: what a record of the text files is, "file", "line" or "paragraph"; None: no text file was read.
-        counts: for a corpus, how many records were read, truncated and so on; None: there are no records.
+        text_unit: what one record of the text files is, "file", "line" or "paragraph"; None: no text file was read.
+        counts: for a corpus, how many records were read, truncated and so on; None: the input has no records.
         passed_over: names of files in the given folders that were not read.
-        corpus: how the input was read, for a plan's `facts`: the options, the names of its sources, and the tokenizer,
-            with the names that a dataset's manifest has; empty if no option applies.
+        corpus: how the input was read, to be stored in `Plan.facts`: the options, the names of its sources, and the
+            tokenizer, under the names that a dataset's manifest has.
     """
 
     capacity: int
@@ -106,21 +106,21 @@ def read_given(
 ) -> Given:
     """Read histograms (.json), lengths (.npy) or a corpus; `policies` and `reader` apply only to a corpus.
 
-    If neither `capacity` nor the input gives a capacity, and `apart` is True, the capacity is the smallest power of two
-    that holds the longest sequence.
-
     `inputs` are the inputs as given on the command line. `validation` is the share of records to hold out, drawn with
     `seed`; the lengths are those of the other records. `as_pairs` turns the source of a corpus into the source of pairs
     that is packed instead; None: the corpus itself is packed. `content` says what the records hold; None: a text, or
-    ids. If `apart` is True, sequences above the capacity are counted and left out; otherwise they are handled as
-    `policies` say, or are an error.
+    ids.
+
+    If `apart` is True, sequences above the capacity are counted and left out; otherwise they are handled as `policies`
+    say, or are an error. If `apart` is True and neither `capacity` nor the input gives a capacity, it is the smallest
+    power of two that holds the longest sequence.
 
     Raises:
         OptionError: neither the files nor `capacity` state one capacity, and `apart` is False; histograms or files of
             lengths are given with another kind of input or with corpus options; a histogram is given with `as_pairs` or
             a `validation` above 0; or `validation` is not from 0 to below 1.
         RecordError: `policies` do not allow a record, or no record is left to plan for.
-        SourceError: there is no such file, or it holds no sequences.
+        SourceError: there is no such file, it holds no sequences, or `apart` is True and all are above the capacity.
     """
     check_share(validation)
     file = inputs[0] if len(inputs) == 1 else f"{len(inputs)} inputs"
@@ -225,7 +225,7 @@ def _read_histogram(
     validation: float,
     apart: bool,
 ) -> Given:
-    """Read histograms and add them up; with `apart`, the capacity may be chosen, as in `read_given`.
+    """Read histograms and add them up; if `apart` is True and no capacity is given, one is chosen as in `read_given`.
 
     Raises:
         OptionError: another kind of input or options of a corpus are given with them, or they and `capacity` do not
@@ -254,7 +254,7 @@ def _read_histogram(
 
 
 def _given(capacity: int | None, *, histogram: Histogram, lengths: NDArray[Any] | None, policies: str = "") -> Given:
-    """Return what is planned with. Without a capacity, the smallest power of two that holds the longest sequence."""
+    """Return these lengths as a `Given`; if `capacity` is None, with the smallest power of two that holds them all."""
     least = min(1 << (histogram.max_length - 1).bit_length(), MAX_LENGTH) if capacity is None else capacity
     return Given(capacity=least, histogram=histogram, lengths=lengths, policies=policies, chosen=capacity is None)
 
@@ -262,9 +262,13 @@ def _given(capacity: int | None, *, histogram: Histogram, lengths: NDArray[Any] 
 def _lengths(
     source: Source, tokenizer: Tokenizer | None, options: CorpusOptions, monitor: Monitor
 ) -> tuple[NDArray[np.int32], NDArray[np.int64], dict[str, Counts]]:
-    """Tokenise a corpus; return its sequences' lengths and record numbers, and the counts of each source's records.
+    """Tokenise a corpus; return the length and record number of each sequence, and the counts of each source.
 
-    Both arrays are ``[n]``, in the order of the corpus. No token is kept: this takes 12 bytes of memory per sequence.
+    Both arrays are ``[n]``, in the order of the corpus; the counts are by name of the source. No token is kept: this
+    takes 12 bytes of memory per sequence.
+
+    Raises:
+        RecordError: `options` do not allow a record.
     """
     monitor.stage("tokenising", source.total_bytes, "bytes")
     lengths, record = [np.zeros(0, dtype=np.int32)], [np.zeros(0, dtype=np.int64)]

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from nopad.assignment import Order
-from nopad.cli.content import Chat, ChatOptions, Suffixes, TextFields, TextPair, content_of, encoder_for, from_stdin
+from nopad.cli.content import Chat, ChatOptions, Suffixes, TextFields, TextPair, content_of, encoder_for
 from nopad.cli.inputs import open_inputs, passed_over
 from nopad.cli.monitor import Bars
 from nopad.cli.options import (
@@ -39,6 +38,7 @@ from nopad.cli.options import (
 )
 from nopad.cli.pretrain import Pretrain, PretrainOptions, parse_pretrain
 from nopad.cli.render import console, outcome
+from nopad.cli.standard_input import StdinFormat, from_stdin
 from nopad.cli.starting_over import way_out
 from nopad.corpus import CorpusOptions, LengthsFile, load_tokenizer
 from nopad.planning import ALGORITHMS, Plan
@@ -46,7 +46,7 @@ from nopad.store import Manifest, PackOptions, pack_corpus
 from nopad.store.choice import check_divisible
 from nopad.store.manifest import MANIFEST, PLAN, split_folders
 from nopad.store.shards import SHARD_TOKENS
-from nopad.store.starting_over import DATASET, replacement
+from nopad.store.starting_over import DATASET, replaced
 from nopad.store.workspace import check_outside
 
 __all__ = ["pack"]
@@ -96,6 +96,7 @@ def pack(
     chat: Chat = None,
     chat_option: ChatOptions = None,
     suffix: Suffixes = None,
+    stdin_format: StdinFormat = None,
     ids_field: IdsField = None,
     carry: Carry = None,
     mask_field: MaskField = None,
@@ -134,7 +135,7 @@ def pack(
         text_unit, content.field, ids_field, carry, mask_field, pad_id, suffix, find_labels=pretrain is None
     )
     as_pairs = parse_pretrain(pretrain, pretrain_option, tokenizer, policies, seed)
-    inputs = from_stdin(inputs)
+    inputs = from_stdin(inputs, stdin_format)
     source = open_inputs(inputs, reader, policies, encoder_for(content, inputs, capacity, policies, tokenizer))
     source = source if as_pairs is None else as_pairs(source, capacity)
     needs_tokenizer = not isinstance(source, LengthsFile) and source.kind != "ids"
@@ -152,16 +153,12 @@ def pack(
     check_outside(source.folders, out)
     loaded = load_tokenizer(tokenizer) if needs_tokenizer else None
     reused = not force and ((out / MANIFEST).exists() or bool(split_folders(out)))
-    with replacement(out, DATASET) if force else nullcontext(out) as place, Bars() as monitor, way_out(out, DATASET):
-        pack_corpus(
-            source,
-            place,
-            options,
-            tokenizer=loaded,
-            packing=packing,
-            index_only=index_only,
-            monitor=monitor,
-        )
+    with Bars() as monitor, way_out(out, DATASET):
+        job: Any = {"tokenizer": loaded, "packing": packing, "index_only": index_only, "monitor": monitor}
+        if force:
+            replaced(out, DATASET, lambda place: pack_corpus(source, place, options, **job))
+        else:
+            pack_corpus(source, out, options, **job)
     if as_json:
         print(json.dumps(_facts(out, reused, source.ignored), indent=1))
     else:
@@ -194,7 +191,7 @@ def _facts(out: Path, reused: bool, ignored: Sequence[str]) -> dict[str, Any]:
 
 
 def _show(out: Path, reused: bool, ignored: Sequence[str]) -> None:
-    """Print what was packed, and which files in folders were not read (`ignored`)."""
+    """Print what was packed, whether it was there already (`reused`), and which files were not read (`ignored`)."""
     screen = console()
     for folder in split_folders(out) or [out]:
         manifest = Manifest.load(folder)

@@ -8,14 +8,13 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from numpy.typing import NDArray
 
 from nopad.cli.answer import advice, answer, became, chosen, facts, left_out
 from nopad.cli.capacities import planner_of, refuse_with_several, show_capacities
-from nopad.cli.content import Chat, ChatOptions, Suffixes, TextFields, TextPair, content_of, from_stdin
+from nopad.cli.content import Chat, ChatOptions, Suffixes, TextFields, TextPair, content_of
 from nopad.cli.inputs import passed_over
 from nopad.cli.ladder import parse_ladder, refuse_beside, show_ladder
 from nopad.cli.lengths import Given, read_given, read_pairs
@@ -42,17 +41,29 @@ from nopad.cli.options import (
     parse_reader,
     parse_share,
 )
+from nopad.cli.plan_options import (
+    Algorithms,
+    AsJson,
+    BatchSize,
+    Capacities,
+    Depths,
+    DrawSeed,
+    Everything,
+    Inputs,
+    Ladder,
+    Output,
+)
 from nopad.cli.pretrain import Pretrain, PretrainOptions, parse_pretrain
 from nopad.cli.render import console, describe_bound, plan_table
+from nopad.cli.standard_input import StdinFormat, from_stdin
 from nopad.errors import LengthError, OptionError, RecordError
 from nopad.histogram import Histogram
 from nopad.options import check_sizes
-from nopad.planning import ALGORITHMS, Plan
+from nopad.planning import Plan
 from nopad.planning.baselines import BATCH_SIZE, Padded, padded
 from nopad.planning.comparison import DEPTHS, compare, notes_of
 from nopad.planning.registry import (
     ARRIVAL_ALGORITHMS,
-    QUICK_ALGORITHMS,
     check_algorithm,
     complete_options,
     quick_algorithms,
@@ -65,78 +76,18 @@ __all__ = ["plan", "table_rows"]
 
 
 def plan(
-    inputs: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="INPUT...",
-            help="Histograms (.json), lengths (.npy), or all that nopad pack takes, names included. Several are "
-            "one input.",
-        ),
-    ],
-    capacity: Annotated[
-        list[int] | None,
-        typer.Option(
-            "--capacity",
-            "-c",
-            metavar="N",
-            help="Most tokens a pack may hold. Repeatable: a table with a line for each. Default: what the histogram "
-            "file says, or the smallest power of two that holds the longest sequence.",
-        ),
-    ] = None,
-    ladder: Annotated[
-        str | None,
-        typer.Option(
-            "--ladder",
-            metavar="N:PRICE,...",
-            help="Several capacities with the price of a pack each, such as 2048:1,8192:4.3: the cheapest plan of all. "
-            "Two kinds of size, from an .npy file [n, 2]: 2048x16:1,8192x32:4.3.",
-        ),
-    ] = None,
-    algorithm: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--algorithm",
-            "-a",
-            metavar="NAME",
-            help=f"One of {', '.join(ALGORITHMS)}. Repeatable. Default: auto; "
-            f"with --all {', '.join(QUICK_ALGORITHMS)}.",
-        ),
-    ] = None,
+    inputs: Inputs,
+    capacity: Capacities = None,
+    ladder: Ladder = None,
+    algorithm: Algorithms = None,
     option: AlgorithmOptions = None,
     even: Even = False,
-    depth: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--depth",
-            "-d",
-            metavar="D",
-            help="Most sequences a pack may hold, or none. Repeatable. Default: 1 2 3 4 8 16 none.",
-        ),
-    ] = None,
-    seed: Annotated[
-        int,
-        typer.Option(
-            "--seed",
-            metavar="S",
-            help="Random seed of the order drawn for greedy from a histogram, and of --validation.",
-        ),
-    ] = 0,
-    batch_size: Annotated[
-        int, typer.Option("--batch-size", metavar="B", help="Sequences of a batch without packing, to compare with.")
-    ] = 32,
-    everything: Annotated[
-        bool, typer.Option("--all", help="The table of five algorithms at seven depths.", show_default=False)
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the same facts as one JSON object.")] = False,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            help="Save the plan: without --algorithm and --depth, that of auto with unlimited depth.",
-        ),
-    ] = None,
+    depth: Depths = None,
+    seed: DrawSeed = 0,
+    batch_size: BatchSize = 32,
+    everything: Everything = False,
+    as_json: AsJson = False,
+    output: Output = None,
     tokenizer: TokenizerSpec = None,
     over_long: PlannedOverLong = None,
     empty: EmptyPolicy = "skip",
@@ -148,6 +99,7 @@ def plan(
     chat: Chat = None,
     chat_option: ChatOptions = None,
     suffix: Suffixes = None,
+    stdin_format: StdinFormat = None,
     ids_field: IdsField = None,
     carry: Carry = None,
     mask_field: MaskField = None,
@@ -189,7 +141,7 @@ def plan(
     policies = parse_policies(special_tokens, over_long or "error", empty, on_bad_record, vocab_size)
     read = partial(
         read_given,
-        from_stdin(inputs),
+        from_stdin(inputs, stdin_format),
         content=content,
         tokenizer=tokenizer,
         policies=policies,
@@ -204,32 +156,35 @@ def plan(
     for size in capacities or [1]:
         check_sizes(size, None, seed)
     BATCH_SIZE.check("--batch-size", batch_size)
+    wanted = Wanted(algorithm, depth, everything, options, output, batch_size, as_json)
     if ladder is not None:
         beside = {"--capacity": capacity, "--algorithm": algorithm, "--all": everything}
-        _ladder(ladder, read, beside, options, depth, as_json, output)
-        return
-    wanted = Wanted(algorithm, depth, everything, options, output)
-    if len(capacities) > 1:
+        _ladder(ladder, read, beside, wanted)
+    elif len(capacities) > 1:
         one = {"--output": output, "--all": everything, "--over-long": over_long, "--pretrain": pretrain}
         refuse_with_several(one, {"--algorithm": algorithm, "--depth": depth})
         planner = planner_of((algorithm or ["auto"])[0], wanted.saved_depth, options, seed)
         show_capacities(read, inputs, capacities, planner, batch_size, as_json)
-        return
-    _check_output(output, len(wanted.algorithms), len(wanted.depth or [None]))
-    apart = over_long is None and output is None and pretrain is None
-    only = next(iter(capacities), None)
-    with _way_out() if over_long is None and output is not None else nullcontext():
-        given, rows = _compare(partial(read, apart=apart), only, wanted, seed)
-    without = padded(given.histogram, given.capacity, batch_size)
-    if as_json:
+    else:
+        apart = over_long is None and output is None and pretrain is None
+        with _way_out() if over_long is None and output is not None else nullcontext():
+            _one(partial(read, apart=apart), next(iter(capacities), None), wanted, seed)
+
+
+def _one(read: Callable[..., Given], capacity: int | None, wanted: Wanted, seed: int) -> None:
+    """Read the input, plan for one capacity, and print the answer; ``read(capacity, monitor)`` reads the input."""
+    _check_output(wanted.output, len(wanted.algorithms), len(wanted.depth or [None]))
+    given, rows = _compare(read, capacity, wanted, seed)
+    without = padded(given.histogram, given.capacity, wanted.batch_size)
+    if wanted.as_json:
         print(json.dumps(facts(given, without, rows), indent=1))
     else:
-        _show(given, without, rows, wanted, output)
+        _show(given, without, rows, wanted)
 
 
 @contextmanager
 def _way_out() -> Iterator[None]:
-    """In a ``with`` block, say of over-long sequences that --output needs a way to handle them."""
+    """In a ``with`` block, errors about over-long sequences also say that a saved plan leaves nothing out by itself."""
     try:
         yield
     except (RecordError, LengthError) as error:
@@ -247,6 +202,8 @@ class Wanted:
         everything: whether ``--all`` is given.
         options: options of the algorithms, by name.
         output: the file to save a plan in; None: no plan is saved.
+        batch_size: sequences of a batch without packing.
+        as_json: whether ``--json`` is given.
     """
 
     algorithm: list[str] | None
@@ -254,6 +211,8 @@ class Wanted:
     everything: bool
     options: Mapping[str, Any]
     output: Path | None
+    batch_size: int
+    as_json: bool
 
     @property
     def algorithms(self) -> list[str]:
@@ -263,7 +222,7 @@ class Wanted:
 
     @property
     def depths(self) -> list[int | None]:
-        """The depths to plan for."""
+        """The depths to plan for; None: unlimited."""
         return [parse_depth(text) for text in self.depth] if self.depth else list(DEPTHS)
 
     @property
@@ -316,30 +275,21 @@ def _compare(
 
 
 def _as_saved(given: Given, made: Plan) -> Plan:
-    """Return the plan as it is saved: with a note on what became of records, and how the corpus was read."""
+    """Return the plan with what is saved besides: a note on changed or skipped records, and how the corpus was read."""
     notes = (*made.notes, f"records: {'; '.join(became(given))}") if became(given) else made.notes
     how = {name: value for name, value in given.corpus.items() if value}
     return replace(made, notes=notes, facts={**made.facts, "corpus": given.corpus} if how else made.facts)
 
 
-def _ladder(
-    text: str,
-    read: partial[Given],
-    beside: Mapping[str, Any],
-    options: Mapping[str, Any],
-    depth: list[str] | None,
-    as_json: bool,
-    output: Path | None,
-) -> None:
+def _ladder(text: str, read: partial[Given], beside: Mapping[str, Any], wanted: Wanted) -> None:
     """Read the input, and make, show and save one plan for the capacities in `text`, the value of ``--ladder``.
 
     `read` is `read_given` without capacity and monitor; `beside` has the options that ``--ladder`` excludes, by name.
     """
-    ladder = parse_ladder(text)
-    refuse_beside(beside, depth, options)
+    ladder, options, as_json = parse_ladder(text), wanted.options, wanted.as_json
+    refuse_beside(beside, wanted.depth, options)
     EFFORT.check("effort", options.get("effort", EFFORT.default))
-    own = parse_depth(depth[0]) if depth else None
-    _check_output(output, 1, 1)
+    _check_output(wanted.output, 1, 1)
     given = None
     if len(ladder[0][0]) == 2:
         sizes: Histogram | NDArray[Any] = read_pairs(*read.args, **read.keywords)
@@ -347,13 +297,13 @@ def _ladder(
         with Bars() as monitor:
             given = read(max(ladder[0])[0], monitor)
         sizes = given.histogram if given.lengths is None else given.lengths
-    show_ladder(sizes, ladder, own, options, as_json, output)
+    show_ladder(sizes, ladder, wanted.saved_depth, options, as_json, wanted.output)
     if given is not None and not as_json:
         for said in filter(None, ("; ".join(became(given)), passed_over(given.passed_over))):
             console().print(said, style="yellow", markup=False, soft_wrap=True)
 
 
-def _show(given: Given, without: Padded, rows: list[dict[str, Any]], wanted: Wanted, output: Path | None) -> None:
+def _show(given: Given, without: Padded, rows: list[dict[str, Any]], wanted: Wanted) -> None:
     """Print the answer, then the table, the notes of its plans, and what a depth costs or the lower bound."""
     out = console()
     whole = not out.is_terminal  # lines are wrapped for a terminal only
@@ -370,8 +320,8 @@ def _show(given: Given, without: Padded, rows: list[dict[str, Any]], wanted: Wan
             out.print(line, markup=False, soft_wrap=whole)
     else:
         out.print(describe_bound(given.histogram, given.capacity, rows))
-    if output is not None:
-        out.print(f"saved {output}", markup=False, soft_wrap=True)
+    if wanted.output is not None:
+        out.print(f"saved {wanted.output}", markup=False, soft_wrap=True)
 
 
 def _ways(given: Given) -> str:
@@ -410,10 +360,10 @@ def table_rows(
     saved_depth: int | None = None,
     as_saved: Callable[[Plan], Plan] = lambda made: made,
 ) -> list[dict[str, Any]]:
-    """Call `nopad.planning.comparison.compare` with progress bars, and return its rows.
+    """Call `nopad.planning.comparison.compare`, show its progress on `monitor`, and return its rows.
 
-    The other arguments are those of `compare`. `output` is the file to save the plan of `saved_depth` in, allowed
-    only with one algorithm; None: save none. `as_saved` returns what is saved of a plan.
+    The first arguments, `seed` and `options` are those of `compare`. The plan of `saved_depth` is saved in the file
+    `output`, after `as_saved` has changed it; None: no plan is saved. With `output`, give one algorithm only.
     """
 
     def done(made: Plan) -> None:

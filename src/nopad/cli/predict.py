@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nopad.cli.content import from_stdin
 from nopad.cli.inputs import passed_over
 from nopad.cli.monitor import Bars
 from nopad.cli.options import EmptyPolicy, Force, OnBadRecord, TextUnit, parse_pairs
 from nopad.cli.render import console
+from nopad.cli.standard_input import StdinFormat, from_stdin
 from nopad.cli.starting_over import way_out
 from nopad.corpus import options as corpus
 from nopad.errors import MissingExtraError, OptionError, install
-from nopad.store.starting_over import PREDICTIONS, replacement
+from nopad.store.starting_over import PREDICTIONS, replaced
 from nopad.wording import counted
 
 if TYPE_CHECKING:
@@ -31,7 +30,8 @@ Inputs = Annotated[
     list[str],
     typer.Argument(
         metavar="INPUT...",
-        help="Records: files (JSON Lines, JSON, Parquet, Arrow, CSV, TSV, text), folders or URLs of them, hf:NAME.",
+        help="Records: files (JSON Lines, JSON, Parquet, Arrow, CSV, TSV, text), folders or URLs of them, hf:NAME, - "
+        "for standard input.",
     ),
 ]
 Out = Annotated[
@@ -129,6 +129,7 @@ def predict(
     text_unit: TextUnit = "line",
     empty: EmptyPolicy = "skip",
     on_bad_record: OnBadRecord = "error",
+    stdin_format: StdinFormat = None,
     capacity: Capacity = None,
     rows: RowsAtATime = None,
     batch_records: BatchRecords = 1000,
@@ -161,15 +162,20 @@ def predict(
     with Bars() as monitor:
         monitor.stage("loading the model", None, "")
         reading: dict[str, Any] = {"text_unit": text_unit, "on_bad_record": on_bad_record}
-        records, made, loaded = _loaded(from_stdin(inputs), model, task, options, empty, reading)
+        records, made, loaded = _loaded(from_stdin(inputs, stdin_format), model, task, options, empty, reading)
         loaded, alike = _lowered(loaded, precision)
         loaded = _placed(loaded, device)
         if records.kind == "text":
             kept.setdefault("path", "path")
         from nopad.tasks import predict_files
 
-        with replacement(out, PREDICTIONS) if force else nullcontext(out) as place, way_out(out, PREDICTIONS):
-            found = predict_files(made, loaded, records, place, keep=kept, monitor=monitor, **sizes)
+        with way_out(out, PREDICTIONS):
+            job: dict[str, Any] = {"keep": kept, "monitor": monitor, **sizes}
+
+            def files(place: Path) -> PredictionFiles:
+                return predict_files(made, loaded, records, place, **job)
+
+            found = replaced(out, PREDICTIONS, files) if force else files(out)
     _say(replace(found, folder=out), made, records, text_unit)
     if alike is not None:
         told = f"outputs of random tokens have a cosine of at least {alike:.5f} with those before"
@@ -193,11 +199,12 @@ def _options(given: dict[str, Any], option: list[str] | None) -> dict[str, Any]:
 def _loaded(
     inputs: list[str], model: str, task: str | None, options: dict[str, Any], empty: str, reading: dict[str, Any]
 ) -> tuple[RecordStream, Task, Any]:
-    """Return the records, opened with the options `reading`, the task, and the model.
+    """Return (records, task, model). The records are opened with the options `reading` of `open_records`.
 
     Raises:
         MissingExtraError: torch or transformers is not installed.
-        OptionError: a `text_unit` is given, and no file is text; or as `nopad.tasks.registry.load_task`.
+        OptionError: a `text_unit` other than "line" is given, and the files are not text; `empty` is not "skip", and
+            the task has no such option; no task is given or stored; or as `nopad.tasks.registry.load_task`.
     """
     try:
         import torch  # noqa: F401
@@ -266,7 +273,7 @@ def _as_trained(task: str | None, model: str, options: dict[str, Any]) -> tuple[
 
 
 def _say(found: PredictionFiles, task: Task, inputs: RecordStream, text_unit: corpus.TextUnit) -> None:
-    """Print what was predicted, of which records, and which files in folders were not read."""
+    """Print the numbers of records and sequences, the files in folders that were not read, and the output folder."""
     screen = console()
     from nopad.tasks.examples import counted as by_name
 

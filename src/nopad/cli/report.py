@@ -132,12 +132,20 @@ def report(
 
 
 def _settings(**given: Any) -> Settings:
-    """Return `Settings` made from `given`; an error message about them names the command's flags."""
+    """Return ``Settings(**given)``.
+
+    Raises:
+        OptionError: a value is out of range; the message names the command's flags.
+    """
     return _named(partial(Settings, **given))
 
 
 def _named(made: Callable[[], T]) -> T:
-    """Return what `made` returns; an error message about `Settings` names the command's flags."""
+    """Call `made` and return its result.
+
+    Raises:
+        OptionError: `made` raised one; fields of `Settings` in its message are replaced by the command's flags.
+    """
     try:
         return made()
     except OptionError as error:

@@ -1,4 +1,4 @@
-"""The hint at ``--force`` in errors about an output folder."""
+"""Errors about an output folder hint at ``--force``."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ __all__ = ["way_out"]
 
 @contextmanager
 def way_out(out: Path, names: re.Pattern[str]) -> Iterator[None]:
-    """In a ``with`` block, add a hint at ``--force`` to errors about an output folder that ``--force`` may replace.
+    """In a ``with`` block, add a hint at ``--force`` to errors about the folder `out`, if ``--force`` may replace it.
 
-    `names` are those that nopad writes there, `DATASET` or `PREDICTIONS` of `nopad.store.starting_over`.
+    `names` matches the names of the files that nopad writes there: `DATASET` or `PREDICTIONS` of
+    `nopad.store.starting_over`.
     """
     try:
         yield

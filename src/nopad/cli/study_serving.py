@@ -93,7 +93,11 @@ def serving(
 
 
 def _runs() -> dict[str, list[RealRow]]:
-    """Run each setting's requests through its model; return what was measured, by the setting's name."""
+    """Run the requests of each of `GRIDS` through a model; return the measurements, by the grid's name.
+
+    Raises:
+        MissingExtraError: torch or transformers is not installed.
+    """
     try:
         from nopad.study.serving_runs import model_for, real_rows
     except ImportError as error:

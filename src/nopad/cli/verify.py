@@ -9,12 +9,13 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from nopad.cli.content import encoder_of, from_stdin
+from nopad.cli.content import encoder_of
 from nopad.cli.inputs import open_inputs
 from nopad.cli.monitor import Bars
 from nopad.cli.options import TokenizerSpec
 from nopad.cli.pretrain import as_packed
 from nopad.cli.render import console
+from nopad.cli.standard_input import StdinFormat, from_stdin
 from nopad.cli.wording import worded
 from nopad.corpus import load_tokenizer
 from nopad.corpus.options import ReaderOptions
@@ -42,6 +43,7 @@ def verify(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help='Print {"ok": ..., "problems": [...]}.')] = False,
     tokenizer: TokenizerSpec = None,
+    stdin_format: StdinFormat = None,
 ) -> None:
     """Read plans or datasets and check them: every sequence once, no pack above capacity or depth, all checksums.
 
@@ -63,7 +65,7 @@ def verify(
         raise OptionError(f"--source is what one dataset was packed from, and there are {len(paths)}; give one PATH")
     if source and paths[0].is_file():
         raise OptionError(f"--source is compared with the tokens of a dataset, and {paths[0]} is a file; leave it out")
-    inputs = from_stdin(source or [])
+    inputs = from_stdin(source or [], stdin_format)
     found = {path: [worded(problem, "verify") for problem in _problems(path, inputs, tokenizer)] for path in paths}
     problems = [f"{path}: {one}" if len(paths) > 1 else one for path, each in found.items() for one in each]
     if as_json:

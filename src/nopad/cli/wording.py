@@ -57,7 +57,7 @@ FLAGS = {
     "study pretraining": ("text_field", "text_unit", "tokenizer"),
 }
 
-_COLUMNS = ("anchor", "context", "positive", "question", "spans", "tags", "words")
+_COLUMNS = ("anchor", "context", "label", "positive", "question", "spans", "tags", "words")
 _TASK = ("end_of_turn", "labels_as", "last_only", "negative", "prompt", "rewriting", "roles", "template", *_COLUMNS)
 SETTABLE = {"predict": _TASK}  # by `--set NAME=VALUE`
 
@@ -107,7 +107,7 @@ def verb_of(arguments: list[str]) -> str:
 
 
 def worded(message: str, verb: str) -> str:
-    """Return a message with its Python option names replaced by the flags or fields of a verb (a command).
+    """Return a message in which Python options are named as in `verb` (a command): its flags, or fields of `train`.
 
     >>> said = 'choose over_long="truncate" or "drop", or another tokenizer='
     >>> worded(said, "pack")

@@ -102,10 +102,10 @@ def _alike(found: pa.DataType, wanted: pa.DataType) -> bool:
 
 
 def _plain(column: pa.Array, wanted: pa.DataType) -> pa.Array:
-    """Return a validated column without dictionary and string view, which later code cannot read.
+    """Return a validated column whose Arrow type is neither dictionary nor string view, which later code cannot read.
 
-    A dictionary's null values become nulls of the column. Text keeps its type otherwise; any other column is cast to
-    `wanted`, or to the type of its values if `wanted` is a dictionary, or to large_string if that is a string view.
+    Texts become string or large_string. Any other column is cast to `wanted`, or to the type of its values if `wanted`
+    is a dictionary. An entry whose value in the dictionary is null becomes null.
     """
     if pa.types.is_dictionary(wanted):
         wanted = wanted.value_type
@@ -121,5 +121,8 @@ def _plain(column: pa.Array, wanted: pa.DataType) -> pa.Array:
 
 
 def _without_views(column: pa.Array) -> pa.Array:
-    """Return a column of string views as large_string, since pyarrow lacks many functions for them; else the column."""
+    """Return a column of string views as large_string, since pyarrow lacks many functions for views.
+
+    Any other column is returned as it is.
+    """
     return column.cast(pa.large_string(), safe=False) if pa.types.is_string_view(column.type) else column

@@ -11,7 +11,7 @@ __all__ = ["listed_columns", "no_column"]
 
 
 def no_column(name: str, columns: Iterable[str]) -> str:
-    r"""Return the text that says that an input with these columns has no column `name`.
+    r"""Return the error text for an input that has these columns, but no column `name`.
 
     >>> no_column("Answer", ["id", "question", "answer"])
     'no column \'Answer\'; did you mean \'answer\'? It has the columns "id", "question", "answer"'
@@ -23,7 +23,7 @@ def no_column(name: str, columns: Iterable[str]) -> str:
 
 
 def listed_columns(names: Sequence[str], limit: int = 12) -> str:
-    """Return the names of columns as text, at most `limit` of them.
+    """Return the names of columns as text; of more than `limit`, the first ones and how many more there are.
 
     >>> listed_columns(["id", "text"]), listed_columns([])
     ('the columns "id", "text"', 'no columns')

@@ -1,4 +1,4 @@
-"""Read CSV and TSV files as runs of records. The first line names the columns; each column holds numbers or text.
+"""Read CSV and TSV files as runs (groups) of records. The first line names the columns, of numbers or of text.
 
 A column holds numbers if each of its cells in the first thousand rows is empty or a number as a program writes it
 (``12``, ``-0.5``, ``1e-3``; not ``007``, ``+1``, ``nan``, nor an integer of more than 18 digits), and not all are
@@ -29,16 +29,16 @@ _Cells = list[str]
 
 
 def delimited_runs(file: InputFile, strings: Collection[str] = ()) -> Iterator[Run]:
-    """Yield runs of a file, read as TSV if its suffix is ``.tsv``, else as CSV; columns in `strings` are read as text.
+    """Yield the rows of a file in runs (`Run`); it is TSV if its suffix is ``.tsv``, else CSV.
 
-    A row is a `Bad` record of its run if it has more or fewer cells than there are columns, is not UTF-8, or has a cell
-    that is not a number in a column of numbers.
+    Columns in `strings` are read as text. A row is a `Bad` record of its run if it has more or fewer cells than there
+    are columns, is not UTF-8, or has a cell that is not a number in a column of numbers. After a row with a broken
+    quote, or with a cell of more than 8,388,608 characters, nothing can be read: it is the last record of the last run.
 
     Raises:
         SourceError: two columns have the same name, or the file cannot be read.
-        RecordError: a name of a column is not UTF-8; or a row has a broken quote, or a cell of more than 8,388,608
-            characters, after which nothing can be read. For any row but that of the names, the error is raised when the
-            last run is decoded, which counts that row as its last record.
+        RecordError: a name of a column is not UTF-8, or the first line cannot be read on from. For any other row that
+            cannot be read on from, the error is raised when the last run is decoded.
     """
     rows = _rows(file)
     _, names = next(rows, (1, []))
@@ -62,7 +62,10 @@ def delimited_runs(file: InputFile, strings: Collection[str] = ()) -> Iterator[R
 
 
 def _taken(rows: Iterator[tuple[int, _Cells]]) -> tuple[list[tuple[int, _Cells]], RecordError | None]:
-    """Return the rows of the next run, and the error of the broken row behind them, after which no row can be read."""
+    """Return the rows of the next run as (line, cells), and an error if the row after them is broken, else None.
+
+    After a broken row, no further row can be read.
+    """
     taken: list[tuple[int, _Cells]] = []
     try:
         taken.extend(islice(rows, ROWS))
@@ -89,7 +92,10 @@ def _records(
 
 
 def _record(cells: _Cells, names: list[str], readers: list[Callable[[str], Any]], place: str) -> dict[str, Any] | Bad:
-    """Return the values of a row by column, or why it is bad; `readers` turn the cells into values."""
+    """Return the values of a row by column, or a `Bad` that says why it cannot be read.
+
+    `readers` turn the cells into values; `place` is the row's place in messages.
+    """
     if odd := [cell for cell in cells if not cell.isascii() and _not_utf8(cell)]:
         raw = odd[0].encode("utf-8", "surrogateescape")
         try:

@@ -61,7 +61,7 @@ class Encoder(ABC):
         """
 
     def missing(self, columns: Collection[str]) -> str:
-        """Return why nothing can be made of an input with these columns: one that it lacks; "" if it has all."""
+        """Return why an input with these columns cannot be encoded: a column is missing; "" if none is missing."""
         gone = next((name for name in self.reads if name not in columns), None)
         return "" if gone is None else no_column(gone, columns)
 
@@ -85,7 +85,7 @@ class Fields(Encoder):
         self.reads, self.columns = tuple(fields), {"text": pa.string()}
 
     def encode(self, records: Sequence[Mapping[str, Any]]) -> tuple[list[Made], dict[str, int]]:
-        """Return one dict with ``text`` per record, or the reason why the record is bad; no counts."""
+        """Return, for each record, a list of one dict with ``text``, or the reason why it is bad; and no counts."""
         made: list[Made] = []
         for record in records:
             odd = _not_text(record, self.reads)
@@ -105,8 +105,8 @@ class TextPairs(Encoder):
         first, second: names of the two text fields.
         capacity: number of tokens above which a pair is over-long.
         over_long: what to do with over-long pairs. "truncate" removes tokens here, one by one from the text that is
-            longer at that moment, at the side that the tokenizer's `truncation_side` says (by default the end). Other
-            policies are left to the job.
+            longer at that moment, at the tokenizer's `truncation_side`, by default the end. Other policies are applied
+            later, by the packing job.
 
     Raises:
         OptionError: `over_long` is "split".
@@ -124,9 +124,10 @@ class TextPairs(Encoder):
         self.columns = {"input_ids": _IDS} | ({"token_type_ids": pa.list_(pa.int8())} if self._typed else {})
 
     def encode(self, records: Sequence[Mapping[str, Any]]) -> tuple[list[Made], dict[str, int]]:
-        """Return a list of one dict per record, or why it is bad; and the counts of truncated pairs and lost tokens.
+        """Return, for each record, a list of one dict, or the reason why it is bad; and counts.
 
-        A pair with no token but special ones has no ids: it is as empty as a single text would be.
+        The dict has ``input_ids`` (int32), and ``token_type_ids`` (int8) if the tokenizer gives them; ``input_ids`` are
+        empty for a pair without tokens besides special ones. The counts are "truncated" (pairs) and "truncated_tokens".
         """
         made: list[Made] = [_not_text(record, self.reads) or [] for record in records]
         good = [at for at, one in enumerate(made) if not isinstance(one, str)]
@@ -163,8 +164,8 @@ class Chats(Encoder):
     Args:
         tokenizer: a tokenizer from transformers, with a chat template if there are chats.
         capacity: number of tokens above which a chat is over-long.
-        over_long: what to do with over-long chats. "truncate" cuts off the end, which is left to the job; but a
-            sequence in which no token to learn would be left is made empty here.
+        over_long: what to do with over-long chats; the packing job does it later. But with "truncate", a sequence that
+            would have no token to learn after its end is cut off is made empty here.
         options: options of `nopad.tasks.Chat` by name; `CHAT_OPTIONS` lists those allowed. None: their defaults.
 
     Raises:
@@ -195,11 +196,15 @@ class Chats(Encoder):
         self.divisible = self._options.get("rewriting") != "expand"
 
     def encode(self, records: Sequence[Mapping[str, Any]]) -> tuple[list[Made], dict[str, int]]:
-        """Return one dict per record, several for an expanded chat, or why the record is bad; no counts."""
+        """Return, for each record, a list of dicts, or the reason why it is bad; and no counts.
+
+        A dict has ``input_ids`` and ``labels``, int32 ``[length]`` each. A list has several dicts if the option
+        `rewriting` is "expand" and the chat template needs several sequences for the chat.
+        """
         return [self._one(record) for record in records], {}
 
     def missing(self, columns: Collection[str]) -> str:
-        """Return that an input with these columns holds no chat; "" if it may hold one."""
+        """Return a text that says that an input with these columns has no chats; "" if it may have some."""
         if not {*CHATS}.isdisjoint(columns) or {"prompt", "completion"} <= {*columns}:
             return ""
         return (

@@ -81,9 +81,9 @@ class Suffixes:
         return f"{', '.join((*self.read, *self.named_only))}{also}"
 
     def is_archive(self, file: InputFile) -> bool:
-        """Return whether a file is compressed although its format cannot be read that way.
+        """Return whether a file is compressed (``.gz``, ``.zst``), and its format cannot be read compressed.
 
-        Tables are read only uncompressed; other formats (`others`, and tar) are never read.
+        These are tables (Parquet, Arrow), and formats that nopad never reads (`others`, and tar).
         """
         return bool(file.compression) and file.suffix in (*TABLE_SUFFIXES, *self.others, ".tar")
 

@@ -19,14 +19,14 @@ _AT_ONCE = 1000  # texts in one call of the tokenizer, which works on them in pa
 
 @dataclass(frozen=True, kw_only=True)
 class Tokenised:
-    """The result of `tokenised`: the texts (or pairs) that were kept, tokenised.
+    """The result of `tokenised`: the token ids of the texts (or pairs of texts) that were neither dropped nor skipped.
 
     Attributes:
         ids: token ids of each kept text, special tokens included.
         types: token types of each kept text; empty if the tokenizer gives none.
         kept: index of each kept text among the given texts.
-        counts: number of texts that were "truncated", "dropped" and "empty_skipped", under these names; a number of 0
-            is left out.
+        counts: number of texts that were "truncated", "dropped" and "empty_skipped", by these names; zeros are left
+            out.
     """
 
     ids: list[list[int]] = field(default_factory=list)
@@ -49,17 +49,17 @@ def tokenised(
     over_long: OverLong = "error",
     empty: Empty | Literal["keep"] = "error",
 ) -> Tokenised:
-    """Tokenise texts, each together with its pair if `pairs` is given, and add the tokenizer's special tokens.
+    """Tokenise texts, and add the special tokens of `tokenizer`, a tokenizer from transformers.
 
-    Texts of more than `max_length` tokens (None: unlimited) are truncated, dropped or an error, as `over_long` says.
-    Truncation removes tokens one by one from the longer of the two texts ("longest_first"), at the side that the
-    tokenizer's `truncation_side` says, by default the end. A text without ids, special tokens
-    included, is left out and counted ("skip"), kept ("keep"), or an error, as `empty` says.
+    With `pairs`, each text and its second text in `pairs` become one sequence. Sequences of more than `max_length`
+    tokens (None: unlimited) are truncated, dropped or an error, as `over_long` says. Truncation removes tokens one by
+    one from the longer of the two texts ("longest_first"), at the tokenizer's `truncation_side`, by default the end. A
+    text for which the tokenizer gives no ids at all, not even special ones, is left out and counted ("skip"), kept
+    ("keep"), or an error, as `empty` says.
 
     Raises:
-        LengthError: a text has more than `max_length` tokens, and `over_long` is "error"; a text has no ids, special
-            tokens included, and `empty` is "error"; or there are more than `max_length` special tokens, so a text
-            cannot be truncated.
+        LengthError: a sequence has more than `max_length` tokens, and `over_long` is "error"; a text has no ids, and
+            `empty` is "error"; or a text cannot be truncated to `max_length`, since there are more special tokens.
     """
     found = Tokenised()
     for first in range(0, len(texts), _AT_ONCE):
@@ -91,10 +91,10 @@ def tokenised(
 
 
 def leave_out(number: int, text: str, counts: dict[str, int], empty: Empty) -> None:
-    """Count record `number`, whose `text` has no token, in ``counts["empty_skipped"]``; refuse it for `empty` "error".
+    """Add 1 to ``counts["empty_skipped"]``, for record `number`, whose `text` has no token.
 
     Raises:
-        LengthError: `empty` is "error".
+        LengthError: `empty` is "error"; then nothing is counted.
     """
     if empty == "error":
         raise LengthError(
@@ -106,7 +106,7 @@ def leave_out(number: int, text: str, counts: dict[str, int], empty: Empty) -> N
 def _tokenise(
     tokenizer: Any, texts: Sequence[str], pairs: Sequence[str] | None, cut: int | None = None
 ) -> Iterator[tuple[list[int], list[int] | None]]:
-    """Yield (ids, token types) of each text, cut to `cut` tokens (None: not cut).
+    """Yield (ids, token types) of each text or pair, truncated to `cut` tokens (None: not truncated).
 
     The token types are None if the tokenizer gives none.
     """

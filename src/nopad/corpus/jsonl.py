@@ -43,7 +43,7 @@ class Field:
 
 
 class JsonlFile(Source):
-    """One JSON Lines file; its first object decides which field is read if `options` name none.
+    """The source of one JSON Lines file; if `options` name no field, the first object decides which field is read.
 
     `kind` is None only if `options` name no field and no line of the file is a JSON object.
 
@@ -146,7 +146,11 @@ def _typical(file: InputFile, field: Field) -> Iterator[tuple[int, dict[str, Any
 
 
 def _check_somewhere(file: InputFile, field: str) -> None:
-    """Refuse a file that has objects, and none of them with `field`; the message names the keys of the first."""
+    """Check that an object of the file has `field`, unless the file has no objects.
+
+    Raises:
+        SourceError: there are objects, and none has the field; the message names the keys of the first one.
+    """
     first: dict[str, Any] | None = None
     for _, value in json_objects(file):
         if field in value:
@@ -196,11 +200,11 @@ def _in_columns(
 def decode_objects(
     data: bytes, first_line: int, *, field: Field, selection: Selection | None = None
 ) -> Iterator[Records | Record | BadRecord]:
-    """Decode lines to records without carried columns; empty lines are skipped.
+    """Decode lines to records of one field, without carried columns; empty lines are skipped.
 
     The texts of adjacent good lines become one `Records`. `first_line` is the 1-based number of the first line, and
-    `field` the field that is read. With `selection`, a record of ids with a column that `Selection.unforeseen` refuses
-    is bad.
+    `field` the field that is read. With `selection`, an object that is not read as a text, and that has a column which
+    `Selection.unforeseen` refuses, is a `BadRecord`.
     """
     texts: list[str] = []
     lines: list[int] = []

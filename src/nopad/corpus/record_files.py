@@ -35,9 +35,11 @@ __all__ = ["RecordFile"]
 class RecordFile(Source):
     """A source of the records of one file or other input; each record is a dict.
 
+    The first thousand records are read here, to see their columns.
+
     Args:
         name: name of the input in fingerprints; for a file, its `InputFile.name`.
-        runs: a function that returns an iterator over all runs of records, from the start.
+        runs: a function that returns an iterator over all runs (`Run`: groups of records), from the first one.
         options: which columns are read; with an `encoder`, only `carry` and `find_labels` have an effect.
         encoder: turns each record into text or ids; None: records have a column of text or ids.
         file: the input file; None: the input is not a file.
@@ -117,7 +119,10 @@ class RecordFile(Source):
             at += run.count
 
     def _place(self, number: int) -> str:
-        """Return what messages call record `number`, from 1; records in memory are numbered from 0, as by tasks."""
+        """Return the place of record `number` (counted from 1) for messages.
+
+        For records in memory, the message counts from 0, as those of tasks do.
+        """
         return f"the dataset, record {number - 1}" if self._name == "memory" else f"{self._path}, record {number}"
 
     def read_bytes(self) -> int | None:
@@ -140,9 +145,12 @@ class RecordFile(Source):
 def _check_columns(
     encoder: Encoder, first: Sequence[Mapping[str, Any]], rest: Iterator[Mapping[str, Any]], place: str
 ) -> None:
-    """Refuse an input none of whose records has a column that the encoder needs.
+    """Check that the columns that the encoder needs are in the records, if only in some of them.
 
-    `first` are its first records; `rest`, the others, are read only as far as needed. `place` names the input.
+    `first` are the first records; `rest`, the others, are read only as far as needed. `place` names the input.
+
+    Raises:
+        SourceError: a column that the encoder needs is in no record.
     """
     columns = dict.fromkeys(key for record in first for key in record)
     reason = encoder.missing(columns)

@@ -49,14 +49,16 @@ _Runs = Callable[[], Iterator[Run]]
 class RecordStream:
     """Records in input order, as dicts; made by `open_records`.
 
-    Each iteration begins at the first record. If the input is an iterator, it can be read only once.
+    Each iteration begins at the first record. If the input is an iterator, it can be read only once: iterating, `read`,
+    `each`, `count` and `fingerprint` all use it up.
 
     Attributes:
         kind: the format of the records: "jsonl", "json", "squad", "parquet", "arrow", "csv", "tsv", "text" or
             "objects".
         folders: the folders that were searched for files.
         ignored: names of files in these folders that are not read.
-        on_bad_record: what happens to a record that cannot be decoded: "error", or "skip".
+        on_bad_record: what happens to a record that cannot be decoded: "error" raises RecordError, "skip" leaves it
+            out.
 
     >>> from nopad.corpus import open_records
     >>> stream = open_records([{"text": "yes"}, {"text": "no"}])
@@ -89,7 +91,7 @@ class RecordStream:
     def read(self, *, after: int = 0) -> Iterator[dict[str, Any]]:
         """Yield the records from number `after` (counted from 0) on; most earlier records are skipped without decoding.
 
-        Bad records count, and are left out if `on_bad_record` is "skip".
+        Bad records have numbers too; they are left out if `on_bad_record` is "skip".
 
         Raises:
             RecordError: a record is bad, and `on_bad_record` is "error"; the message says where it is.
@@ -99,7 +101,7 @@ class RecordStream:
         return (one for one in self.each(after=after) if not isinstance(one, Bad))
 
     def each(self, *, after: int = 0) -> Iterator[dict[str, Any] | Bad]:
-        """Yield the records from number `after` on, with a `nopad.corpus.runs.Bad` in place of each one to be skipped.
+        """Yield the records from number `after` on; in place of each bad record, a `nopad.corpus.runs.Bad`.
 
         Raises:
             RecordError, SourceError: as for `read`.
@@ -116,9 +118,9 @@ class RecordStream:
             raise SourceError(f"there are {passed:,} records, and reading was to go on after {after:,}")
 
     def place(self, number: int) -> str | None:
-        """Return the place of record `number` (counted from 0), such as ``a.jsonl, line 7``; None: it is in no file.
+        """Return the place of record `number` (counted from 0), such as ``a.jsonl, line 7``.
 
-        This reads the input up to the record.
+        The result is None if the record is in no file, or does not exist. This reads the files up to the record.
 
         Raises:
             SourceError: the input cannot be read, or changed since it was opened.
@@ -135,22 +137,22 @@ class RecordStream:
         return None
 
     def count(self) -> int:
-        """Return the number of records; O(bytes), without decoding JSON lines or table rows.
+        """Return the number of records, bad ones included; O(bytes), without decoding JSON lines or table rows.
 
-        Of an iterator, this is the one reading.
+        An iterator cannot be read afterwards.
 
         Raises:
             SourceError: the input cannot be read, changed since it was opened, or is an iterator that was read before.
-            RecordError: the line of names of a CSV or TSV file is broken. A bad record is counted and raises no error.
+            RecordError: the first line of a CSV or TSV file, with the names of the columns, is broken.
         """
         return sum(run.count for run in self._runs())
 
     def fingerprint(self) -> str:
         """Return a SHA-256 of the input, in hex; this reads all files, at about 1 GB/s.
 
-        It covers the stored (compressed) bytes of files, and the JSON form of Python objects. A value without a JSON
-        form is covered by the list that its `tolist` returns, as of NumPy arrays, else by its `repr`. Of an iterator,
-        this is the one reading.
+        It covers the stored (compressed) bytes of files, and the JSON form of Python objects. Values without a JSON
+        form enter as the result of their `tolist` (NumPy arrays), or else as their `repr`. An iterator cannot be read
+        afterwards.
 
         Raises:
             SourceError: the input cannot be read, changed since it was opened, or is an iterator that was read before.
@@ -189,7 +191,11 @@ class RecordStream:
         return self._left is None
 
     def _begin_reading(self) -> None:
-        """Raise SourceError if the input is an iterator that was read before."""
+        """Note that the input is read now.
+
+        Raises:
+            SourceError: the input is an iterator, and was read before.
+        """
         if self._left is not None:
             if not self._left:
                 raise SourceError("an iterator can be read once; give a function that returns a new one, or a list")
@@ -217,7 +223,7 @@ def open_records(
             ``.ndjson``, ``.json``), one JSON array (``.json``), SQuAD's own (``.json``, one record per question:
             `nopad.tasks.read_squad`), Parquet, Arrow, CSV, TSV, or text. All but Parquet and Arrow files may be
             compressed (``.gz`` or ``.zst``). Records of text files have the column ``text``. A `RecordStream` is
-            returned as it is.
+            returned as it is, and the other arguments are not looked at.
         strings: names of columns of CSV and TSV files that are read as text, even if all their cells are numbers.
         text_unit: what a record of a text file is: a "line", a "paragraph", or the whole "file".
         paths: whether records of text files also have the column ``path``, the path of their file.
@@ -225,8 +231,8 @@ def open_records(
             out; tasks count them.
 
     Raises:
-        SourceError: a path is missing, unreadable, given twice, or has a format that is not read; or the files have
-            different formats.
+        SourceError: a path is missing, unreadable, given twice, or has a format that is not read; the files have
+            different formats; or `inputs` is of a type that holds no records.
         OptionError: `strings` is given for input other than CSV and TSV files, or is a single string; or
             `on_bad_record` has an unknown value.
         MissingExtraError: an ``hf:NAME`` or a URL needs a package that is not installed.

@@ -48,9 +48,12 @@ class Bad:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run of `count` records; the function `each` yields each record as a dict, or as `Bad` if it cannot be read.
+    """A run: a number of consecutive records, which are decoded only when `each` is called.
 
-    The function `places` yields the place of each record, such as ``a.jsonl, line 7``; None: places are not known.
+    Attributes:
+        count: number of the records, bad ones included.
+        each: function that yields each record as a dict, or as `Bad` if it cannot be read.
+        places: function that yields the place of each record, such as ``a.jsonl, line 7``; None: places are not known.
     """
 
     count: int

@@ -1,4 +1,4 @@
-"""SQuAD's own files, 1.1 and 2.0, as records: one per question. A file is read as a whole (they have 40 MB at most)."""
+"""SQuAD's own files, 1.1 and 2.0, as records: one per question. A file, of 40 MB at most, is read as a whole."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nopad.corpus.inputs import InputFile
 from nopad.corpus.runs import Run, object_runs
 from nopad.errors import FormatError, SourceError
 
-__all__ = ["is_squad", "read_squad", "squad_runs"]
+__all__ = ["begins_as_squad", "is_squad", "read_squad", "squad_runs"]
 
 _HEAD = 1 << 16  # bytes, in which a file shows what it is
 _SCALAR = rb'"[^"\\]*"\s*:\s*(?:"(?:[^"\\]|\\.)*"|[-0-9.]+|null)\s*,\s*'  # a member that may come before
@@ -83,17 +83,22 @@ def _record(asked: Any, paragraph: Mapping[str, Any], article: Mapping[str, Any]
 
 
 def is_squad(file: InputFile) -> bool:
-    """Return whether a JSON file begins as SQuAD's do: ``data``, a list of articles with ``paragraphs``."""
+    """Return whether a JSON file begins as SQuAD's files do: with ``data``, a list of articles with ``paragraphs``."""
     head = b""
     for chunk in file.chunks(_HEAD):
         head += chunk
         if len(head) >= _HEAD:
             break
+    return begins_as_squad(head)
+
+
+def begins_as_squad(head: bytes) -> bool:
+    """Return whether `head` begins as a JSON file of SQuAD does."""
     return _SQUAD.match(head.removeprefix(b"\xef\xbb\xbf")) is not None
 
 
 def squad_runs(file: InputFile) -> Iterator[Run]:
-    """Yield the questions of a SQuAD file as runs of records, which `read_squad` describes.
+    """Yield the questions of a SQuAD file in runs (`Run`) of records; `read_squad` describes the records.
 
     Raises:
         SourceError: the file cannot be read, or changed since it was found.

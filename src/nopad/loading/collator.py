@@ -84,8 +84,9 @@ class PackCollator:
         """Make a batch of the rows in `features`.
 
         Raises:
-            BatchError: rows have neither ``seq_lengths`` nor ``position_ids``; masks are to be drawn, and the rows have
-                labels, or no ``seq_index``; or there is another reason, as in `PackedBatch.from_features`.
+            BatchError: rows have neither ``seq_lengths`` nor ``position_ids``, or ``position_ids`` that do not begin at
+                0; masks are to be drawn, and the rows have labels, or no ``seq_index``; or there is another reason, as
+                in `PackedBatch.from_features`.
             LengthError: a row has more tokens than the form's capacity.
             OptionError: the form would move sequences to other rows, or has fewer rows than `features`.
         """
@@ -121,6 +122,8 @@ class PackCollator:
 
 def _with_lengths(feature: Any, number: int) -> Mapping[str, Any]:
     """Return a row with ``seq_lengths``; where these are missing, they are computed from ``position_ids``.
+
+    `number` is the row's number in messages.
 
     Raises:
         BatchError: the row is not a dict of columns, has neither of these columns, or its positions do not begin at 0.

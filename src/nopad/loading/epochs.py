@@ -77,7 +77,11 @@ class Epochs:
         self._forget()
 
     def units(self, epoch: int) -> Units:
-        """Return the units (packs, rows, single sequences or groups) that are dealt in an epoch."""
+        """Return the units (packs, rows, single sequences or groups) that are dealt in an epoch.
+
+        They are kept until the units of another epoch are asked for. If the epoch is being dealt in the background,
+        this waits for the result, and raises the error of the background thread, if there was one.
+        """
         kept = self._units  # a reference of its own: a thread of an earlier iteration may replace the attribute
         if kept is None or kept[0] != epoch:
             ahead, self._ahead = self._ahead, None
@@ -105,8 +109,8 @@ class Epochs:
 
         Raises:
             OptionError: the units left do not make whole steps and `last` is "refuse"; or, in the first leg of an
-                epoch, they do not make a single step; or the balance would reorder units that must stay in their
-                phases.
+                epoch, they do not make a single step; or the balance would reorder units whose order must stay
+                (`Units.phased`).
             BalanceError: the balance cannot draw or deal these units, or the cost model gives an invalid cost.
             FormatError: the earlier legs of this epoch cannot have taken their steps from its units.
         """
@@ -157,6 +161,7 @@ class Epochs:
 
         Raises:
             FormatError: the position counts more units (packs, rows, sequences or groups) or steps than the epoch has.
+            OptionError, BalanceError: as in `course`.
         """
         taken = sum(leg.steps * leg.shape.per_step for leg in at.past if leg.token_cap is None)
         if taken > len(self.units(at.epoch)):
@@ -180,7 +185,8 @@ class Epochs:
     def deal_ahead(self, at: Position) -> None:
         """Start dealing the next epoch in the background if nine tenths of this one's steps were taken.
 
-        Nothing happens if an epoch that was dealt ahead is still kept.
+        Nothing happens if an epoch that was dealt ahead is still kept. An error in the background is raised when
+        `units` is called for the next epoch.
         """
         if self._ahead is None and at.leg.steps >= int(_NEARLY * self.course(at).steps):
             pool = ThreadPoolExecutor(1, thread_name_prefix="nopad-deal")

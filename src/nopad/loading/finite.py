@@ -72,7 +72,7 @@ class EpochSupply(Supply):
         return {**self._serving.facts(), **self._epochs.feed.facts(), "cost": self._cost}
 
     def agreed(self, at: Position) -> dict[str, Any]:
-        """Return what all ranks must agree on, by name: facts, ranks, step, balance, cap, `last`, and the position."""
+        """Return what all ranks must agree on, by name: facts, ranks, step, balance, token cap, `last`, position."""
         leg = at.leg
         return {
             **self.facts(),

@@ -94,7 +94,10 @@ class Course:
         self.steps, self.empty = _whole_steps(self.units_left, leg.shape, last, resumed, self._cuts)
 
     def units_at(self, begin: int, end: int) -> NDArray[np.int64]:
-        """Return the numbers of units `begin` to `end` (exclusive), counted in the order of this leg; int64 ``[k]``."""
+        """Return the numbers of units `begin` to `end` (exclusive), counted in the order of this leg; int64 ``[k]``.
+
+        If the leg has fewer than `end` units, those up to its last one are returned.
+        """
         end = min(end, self.units_left)
         if self._order is None:
             return np.arange(begin, end)
@@ -267,6 +270,9 @@ def _cuts(units: Units, order: NDArray[Any] | None, leg: Leg) -> NDArray[np.int6
     """Return where each step of a leg begins in the leg's order of units, and where the last step ends.
 
     The result is int64 ``[steps + 1]``; None without a token cap. `order` is that of `Course`.
+
+    Raises:
+        BalanceError: a unit does not fit under the cap, even in a step of its own.
     """
     if leg.token_cap is None:
         return None
@@ -275,7 +281,9 @@ def _cuts(units: Units, order: NDArray[Any] | None, leg: Leg) -> NDArray[np.int6
 
 
 def _taken_by(units: Units, left: NDArray[Any], leg: Leg) -> int:
-    """Return how many of the units in `left` a finished leg, an earlier part of the epoch, took.
+    """Return how many units a finished leg took: so many from the beginning of `left` on.
+
+    A leg is a part of an epoch. `left` are the units that were left when it began, in the order in which it took them.
 
     Raises:
         FormatError: the leg cannot have taken that many steps from these units.

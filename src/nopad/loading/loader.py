@@ -370,6 +370,7 @@ class PackedLoader:
                 ranks.
             PlanMismatchError: the state is for other data, or another plan, cost model, seed or option; the message
                 names what differs.
+            OptionError: `last` is "refuse", and the sequences left do not make whole steps for the new ranks.
         """
         self._at = self._supply.placed(state)
         self._begin_again()
@@ -379,8 +380,10 @@ class PackedLoader:
 
         Raises:
             OptionError: the ranks have different data or options (checked once, if torch.distributed is in use), or
-                another iteration of this loader began meanwhile, or the loader was set to another place.
-            CorruptError, SourceError: the data changed since the loader was made.
+                another iteration of this loader began meanwhile, or the loader was set to another place; or a stream
+                ended in the middle of a step, and `last` is "refuse".
+            CorruptError, SourceError: the data changed since the loader was made, or a stream cannot be read.
+            RecordError: a record of a stream is bad, too long or empty, and the options do not allow it.
         """
         return self._moved_on(lambda: self._supply.batches(self._at))
 

@@ -140,7 +140,7 @@ def _of_program() -> tuple[int, int]:
     """Return (rank, world size) of the default process group, or of the environment, or (0, 1).
 
     Raises:
-        OptionError: only one of ``RANK`` and ``WORLD_SIZE`` is set, or one of them is not a number.
+        OptionError: only one of ``RANK`` and ``WORLD_SIZE`` is set, or one of them is not an integer of at least 0.
     """
     torch = sys.modules.get("torch")
     distributed = getattr(torch, "distributed", None)
@@ -153,10 +153,10 @@ def _of_program() -> tuple[int, int]:
 
 
 def _number(name: str) -> int | None:
-    """Return the environment variable `name` as an integer; None if it is not set.
+    """Return the environment variable `name` as an integer; None if it is not set, or empty.
 
     Raises:
-        OptionError: its value is not a number.
+        OptionError: its value is not an integer of at least 0.
     """
     text = os.environ.get(name, "").strip()
     if not text:

@@ -108,9 +108,9 @@ def token_denominator(
 ) -> Tensor:
     """Return the denominator of `token_loss`: the number of labelled tokens; a float64 scalar on the labels' device.
 
-    With ``per="sequence"``, it is the number of sequences with a label. With `causal`, labels of first tokens do not
-    count. With `weights`, each token or sequence counts as the weight of its sequence instead of 1. Arguments that do
-    not fit raise the errors of `token_loss`.
+    The arguments are those of `token_loss`, and raise the same errors. With ``per="sequence"``, the result is the
+    number of sequences with a label. With `causal`, labels of first tokens do not count. With `weights`, each token or
+    sequence counts as the weight of its sequence instead of 1.
 
     transformers calls this number ``num_items_in_batch``; here it is the number for one batch. For gradient
     accumulation and several ranks, sum the denominators of all batches of a step (over ranks with `over_ranks`), pass
@@ -175,9 +175,13 @@ def sequence_loss(
 
 
 def sequence_denominator(labels: Tensor, *, weights: Tensor | None = None) -> Tensor:
-    """Return the denominator of `sequence_loss`: the sum of the weights of sequences with a label; a float64 scalar.
+    """Return the denominator of `sequence_loss`: the number of sequences with a label; a float64 scalar.
 
-    `labels` and `weights` are those of `sequence_loss`; if they do not fit each other, BatchError is raised.
+    With `weights`, each sequence counts as its weight instead of 1. Every sequence has a label if labels are floats.
+    `labels` and `weights` are those of `sequence_loss`.
+
+    Raises:
+        BatchError: `labels` are not a tensor with at least one dimension, or `weights` do not fit them.
 
     >>> import torch
     >>> from nopad.losses import sequence_denominator
@@ -243,9 +247,12 @@ def span_loss(
 
 
 def span_denominator(starts: Tensor, ends: Tensor, batch: PackedBatch, *, weights: Tensor | None = None) -> Tensor:
-    """Return the denominator of `span_loss`: the sum of the weights of sequences that contain their answer.
+    """Return the denominator of `span_loss`: the number of sequences that contain their answer; a float64 scalar.
 
-    The result is a float64 scalar. Arguments that do not fit raise BatchError, as in `span_loss`.
+    With `weights`, each sequence counts as its weight instead of 1. The arguments are those of `span_loss`.
+
+    Raises:
+        BatchError: types, devices or shapes do not fit the batch.
 
     >>> import nopad, torch
     >>> from nopad.losses import span_denominator
@@ -257,7 +264,9 @@ def span_denominator(starts: Tensor, ends: Tensor, batch: PackedBatch, *, weight
 
 
 def over_ranks(count: Tensor) -> Tensor:
-    """Return the sum of a count over all ranks of the default process group; the count itself without a group.
+    """Return the sum of a count over all ranks of the default process group; without a group, the count itself.
+
+    `count` is a tensor of any shape; it does not change. All ranks must call this function.
 
     >>> import torch
     >>> from nopad.losses import over_ranks
@@ -274,11 +283,14 @@ def over_ranks(count: Tensor) -> Tensor:
 
 
 def labelled(labels: Tensor, batch: PackedBatch, causal: bool) -> tuple[Tensor, Tensor]:
-    """Return, for the logits of each slot, (sequence number, label); int64 ``[R x L]`` each.
+    """Return (sequence number, label) for the logits of each slot (token or padding); int64 ``[R * L]`` each.
 
-    A slot is a token or padding. Sequence numbers begin at 1, and are 0 in padding; ignored labels are -100. `labels`
-    are ``[R, L]``. With `causal`, a slot's logits get number and label of the next slot, since they predict its token;
-    the label is -100 if a sequence begins there. The slot after the last one is the first.
+    Sequence numbers begin at 1, in the order in which sequences were given, and are 0 in padding; ignored labels are
+    -100. `labels` are ``[R, L]``. With `causal`, a slot gets the number and label of the next slot, since its logits
+    predict the next token; the label is -100 if a sequence begins there. The last slot gets those of the first one.
+
+    Raises:
+        BatchError: `labels` are not integers ``[R, L]``, or `batch` is not a `PackedBatch`, or has sources and targets.
     """
     check_tensors(labels=labels)
     check_batch(batch)
@@ -297,9 +309,14 @@ def labelled(labels: Tensor, batch: PackedBatch, causal: bool) -> tuple[Tensor, 
 
 
 def slot_weights(number: Tensor, wanted: Tensor, batch: PackedBatch, per: str, weights: Tensor | None) -> Tensor:
-    """Return the weight of the loss of each slot (token or padding); float64 ``[R x L]``. The sum is the denominator.
+    """Return the weight of the loss of each slot (token or padding), float64 ``[R * L]``; it is 0 without a label.
 
-    `number` and `wanted` are each slot's sequence number and label, as `labelled` returns them.
+    The sum of these weights is the denominator. `number` and `wanted` are each slot's sequence number and label, as
+    `labelled` returns them; `per` and `weights` are those of `token_loss`.
+
+    Raises:
+        OptionError: `per` is neither "token" nor "sequence".
+        BatchError: `weights` are not a tensor ``[S]`` on the labels' device.
     """
     check_per(per)
     sequences = batch.layout.sequences
@@ -316,7 +333,11 @@ def slot_weights(number: Tensor, wanted: Tensor, batch: PackedBatch, per: str, w
 
 
 def wide(logits: Tensor) -> Tensor:
-    """Return logits or rewards in float32 or wider, the precision in which transformers computes losses."""
+    """Return logits or rewards in float32, as transformers computes losses; float64 stays float64.
+
+    Raises:
+        BatchError: they are not floats.
+    """
     check_floating(logits=logits)
     return logits.float() if logits.dtype.itemsize < 4 else logits
 
@@ -384,7 +405,7 @@ def _check_sequences(logits: Tensor, labels: Tensor) -> None:
 
 
 def check_logits(logits: Tensor, labels: Tensor, batch: PackedBatch) -> None:
-    """Refuse logits that are not ``[R, L, C]``, and labels that are neither -100 nor one of the C classes.
+    """Check that logits are ``[R, L, C]``, and that each label is -100 or one of the C classes.
 
     Raises:
         BatchError: the logits have another shape, or a label is not a class (checked on the CPU only).

@@ -78,12 +78,13 @@ def reward_loss(
         chosen: rewards of the chosen answers, ``[P]``.
         rejected: rewards of the rejected answers, ``[P]``.
         margin: by how much the chosen reward should exceed the rejected one, ``[P]``; None: 0.
-        center: weight of the squared sum of both rewards, which keeps their mean near 0 (TRL's
+        center: weight of a second loss, the squared sum of both rewards, which keeps their mean near 0 (TRL's
             ``center_rewards_coefficient``); None: 0.
         denominator: divide by this number instead of P.
 
     Returns:
-        The sum of the pairs' losses, divided by P or `denominator`; a scalar, in float32 or wider.
+        The sum of the pairs' losses, divided by P or `denominator`; a scalar, in float32 or wider. NaN without pairs,
+        if no `denominator` is given.
 
     Raises:
         BatchError: `chosen`, `rejected` and `margin` are not floats ``[P]`` of one shape and device, or `denominator`
@@ -113,13 +114,13 @@ def preference_loss(
     label_smoothing: float = 0.0,
     denominator: Denominator = None,
 ) -> Tensor:
-    """Return the DPO loss, which moves the model towards chosen and away from rejected answers.
+    """Return the DPO loss of P pairs, which moves the model towards chosen and away from rejected answers.
 
     Args:
         chosen: the model's log-probability of each chosen answer minus the reference model's, ``[P]``.
         rejected: the same for the rejected answers, ``[P]``.
-        counts: numbers of tokens of the chosen and of the rejected answers, floats ``[P]`` each; "ipo" divides by
-            these numbers.
+        counts: numbers of labelled tokens of the chosen and of the rejected answers, floats ``[P]`` each; "ipo" divides
+            by these numbers.
         beta: how strongly the model is held to the reference, above 0, as in TRL; not checked here.
         kind: "sigmoid", "ipo" or "robust".
         label_smoothing: share of pairs whose answers are assumed to be swapped, below 0.5; not checked here. "ipo"
@@ -127,7 +128,8 @@ def preference_loss(
         denominator: divide by this number instead of P.
 
     Returns:
-        The sum of the pairs' losses, divided by P or `denominator`; a scalar, in float32 or wider.
+        The sum of the pairs' losses, divided by P or `denominator`; a scalar, in float32 or wider. NaN without pairs,
+        if no `denominator` is given.
 
     Raises:
         BatchError: `chosen`, `rejected` and `counts` are not floats ``[P]`` of one shape and device, or `denominator`

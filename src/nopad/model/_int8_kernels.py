@@ -12,6 +12,8 @@ __all__ = ["dequantise", "quantise"]
 
 _MAGNITUDE = np.uint32(0x7FFF_FFFF)  # a float32's bits without its sign, which are in the order of absolute values
 _INFINITE = np.uint32(0x7F80_0000)  # NaN has larger bits
+_NORMAL = np.float32(2.0**-126)  # the smallest normal float32
+_SMALLEST = np.float32(2.0**-149)  # the smallest float32 above 0, by which others below the normal ones differ
 _WHOLE = np.float32(12_582_912.0)  # 1.5 * 2^23: adding it rounds a small float32 to an integer, halves to even
 
 
@@ -19,10 +21,11 @@ _WHOLE = np.float32(12_582_912.0)  # 1.5 * 2^23: adding it rounds a small float3
 def quantise(
     values: NDArray[np.float32], bits: NDArray[np.uint32], out: NDArray[np.int8], scales: NDArray[np.float32]
 ) -> Any:
-    """Write ``[T, K]`` `values` as int8 to `out`, and the scale of each row to `scales`: values are about out * scale.
+    """Write `values` ``[T, K]`` as int8 to `out`, and the scale of each row to `scales` ``[T]``.
 
-    The largest magnitude of a row becomes 127. `bits` is the same memory as `values`. A row with NaN or infinity gets
-    the scale NaN, so that all products of the row are NaN.
+    A value is about its int8 number times the scale of its row; the largest magnitude of a row becomes 127. `bits` is
+    the memory of `values`, read as uint32. A row with NaN or infinity gets the scale NaN, so that all products of the
+    row are NaN.
     """
     for row in range(values.shape[0]):
         largest = np.uint32(0)
@@ -35,11 +38,22 @@ def quantise(
         most = np.uint32(largest).view(np.float32)
         scales[row] = most / np.float32(127)
         factor = np.float32(127) / most if most > 0 else np.float32(0)
-        if not np.isfinite(factor):  # the row is as good as zero
-            factor = np.float32(0)
+        if scales[row] < _NORMAL and most > 0:  # a scale with fewer bits, and the factor may be infinite
+            _quantise_tiny(values[row], most, out[row], scales[row : row + 1])
+            continue
         for column in range(values.shape[1]):
             whole = (values[row, column] * factor + _WHOLE) - _WHOLE
             out[row, column] = np.int8(np.int32(whole))
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _quantise_tiny(values: NDArray[np.float32], most: Any, out: NDArray[np.int8], scale: NDArray[np.float32]) -> Any:
+    """Quantise a row of which the scale is no normal float32: by the scale as it is stored, which is rounded up."""
+    if np.float64(scale[0]) * 127 < np.float64(most):
+        scale[0] += _SMALLEST
+    step = np.float64(scale[0])
+    for column in range(values.size):
+        out[column] = np.int8(np.round(np.float64(values[column]) / step))
 
 
 @njit(cache=True, nogil=True)
@@ -50,7 +64,10 @@ def dequantise(
     bias: NDArray[np.float32],
     out: NDArray[np.float32],
 ) -> Any:
-    """Write products * scales[row] * weight_scales[column] + bias[column] to `out`, float32 ``[T, N]``."""
+    """Write products * scales[row] * weight_scales[column] + bias[column] to `out`, float32 ``[T, N]``.
+
+    `products` is int32 ``[T, N]``, `scales` ``[T]``, `weight_scales` and `bias` ``[N]``.
+    """
     for row in range(products.shape[0]):
         scale = scales[row]
         for column in range(products.shape[1]):

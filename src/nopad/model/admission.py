@@ -94,7 +94,7 @@ def refuse_attentions(model: Any, named: Mapping[str, Any]) -> None:
 
 
 def leave_columns(model: Any, takes: Sequence[str], named: dict[str, Any]) -> None:
-    """Remove from `named` the columns of the batch that the model does not accept, and warn once about them.
+    """Remove from `named` the columns of the batch that the model does not accept, and log one warning about them.
 
     `takes` has the names of the arguments that the model accepts.
 
@@ -169,7 +169,8 @@ def check_layout(model: Any, family: Family, most: int | None, layout: Layout, w
 def positions_of(model: Any, family: Family) -> int | None:
     """Return the largest number of tokens that a sequence may have by the model's positions; None: unlimited.
 
-    None also where positions of image tokens have axes, which are fewer than tokens (`nopad.model.images`).
+    None also for positions with three axes (`nopad.model.images`): there, an image takes fewer positions than tokens,
+    so `check_images` checks the positions themselves.
     """
     config = model.config
     if family.images is not None:

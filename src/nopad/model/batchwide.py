@@ -8,7 +8,7 @@ These features are refused, each with an error that names it:
 * a cache of earlier tokens (``past_key_values``, ``cache_params``), which belongs to rows and not to sequences;
 * PEFT adapters that are chosen or switched on per row;
 * noise on embeddings that is scaled by the width of a row (NEFTune);
-* experts that take at most so many tokens of a row or a batch, and drop the others (a capacity).
+* experts of limited capacity, which drop tokens if a row or a batch has too many for them.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ def check_embeddings(model: Any) -> None:
 
 
 def check_experts(model: Any, *, also: Any = None) -> None:
-    """Check that no expert takes only a limited number of tokens of a row or a batch.
+    """Check that no expert takes only a limited number of tokens of a row or a batch, and drops the others.
 
-    Such a limit is recognised by its name: a number above 0 in an attribute called "capacity" or with that word in its
-    name (`expert_capacity`, `capacity_factor`), unless `drop_tokens` is False beside it. Attributes of all modules are
-    looked at, and those of `also` (the configuration of a class whose code is not known).
+    Such a limit is recognised by its name: a number above 0 in an attribute with "capacity" in its name
+    (`expert_capacity`, `capacity_factor`), unless the same object has `drop_tokens=False`. The attributes of all
+    modules are read, and those of `also`, if it is not None (the configuration of a class whose code is not known).
 
     Raises:
         UnsupportedModelError: there is such a limit.
@@ -117,8 +117,8 @@ def check_layers(model: nn.Module) -> None:
     Only layers that torch.ao, bitsandbytes or torchao quantised are recognised.
 
     Raises:
-        UnsupportedModelError: a layer does one of these. PEFT's hooks that give layers an argument per row are then
-            removed from all layers, so that they are not there in the next call.
+        UnsupportedModelError: a layer does one of these. If PEFT's hooks give layers an argument per row, they are
+            removed from all layers first, so that they are not there in the next call.
     """
     why, given = None, dict[str, None]()
     for module in _modules(model):

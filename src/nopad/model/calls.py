@@ -33,16 +33,17 @@ class Call:
         placed: the batch's layout on the model's device.
         target: the layout of the decoder's batch; None without a decoder.
         encodes: whether the encoder runs in this call; False if the caller gives `encoder_outputs`.
-        images: number of images in the batch, for which a vision tower runs.
         compiled: whether parts of the model are compiled; attention in these parts cannot report that it ran.
-        positions: position of each token, as the model counts positions; ``[R, L]``.
+        images: number of images in the batch, for which a vision tower runs.
+        positions: position of each token, as the model counts positions; int64 ``[R, L]``, or ``[3, R, L]`` with three
+            axes (M-RoPE).
         inside: the part that runs now: "encoder" or "decoder".
         as_tuple: whether the caller wants a tuple.
         labels: by name, the labels from which the head computes the loss after the model ran.
         seen: tensors that hooks and the head store during the call, by name.
         ran: how often each hook ran, by the hook's name (`Hook.role`).
-        attended: how often each attention module attended, by ``id(module)``.
-        kinds: classes of the modules that attended.
+        attended: how often each attention or mixing module reported that it keeps sequences apart, by ``id(module)``.
+        kinds: classes of the modules in `attended`.
         frame: the Python stack frame that calls the module, until the call ends.
         outer: the packed call inside which this one runs, or None.
         token: what `nopad.model.attention.begin` returned.

@@ -1,23 +1,33 @@
-"""Make inputs for compiled models, with the same shapes for every batch, so that one graph serves a whole dataset."""
+"""Make inputs for compiled models, with the same shapes for every batch, so that one graph serves a whole dataset.
+
+`static_inputs` makes the inputs of a batch. `CompiledRows` wraps a compiled model, so that it takes packed batches and
+returns what the model would return uncompiled.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from contextlib import nullcontext
+from threading import Lock
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 
+from nopad.batch import PackedBatch
 from nopad.errors import BatchError, OptionError, UnsupportedModelError
 from nopad.losses.checks import check_batch
-from nopad.model.admission import check_layout
+from nopad.model.admission import check_layout, device_of
 from nopad.model.arguments import check_inputs
 from nopad.model.fronts import refuse_static_front
+from nopad.model.mixers import refuse_compiled
 from nopad.model.positions import positions
-from nopad.model.safety import state_of
+from nopad.model.postconditions import declared
+from nopad.model.safety import bare, state_of
 
-if TYPE_CHECKING:
-    from nopad.batch import PackedBatch
+__all__ = ["CompiledRows", "check_static_model", "is_compiled", "static_inputs"]
 
-__all__ = ["static_inputs"]
+TYPES = "token_type_ids"
+_step = Lock()
 
 
 def static_inputs(model: Any, batch: PackedBatch) -> dict[str, Any]:
@@ -60,29 +70,8 @@ def static_inputs(model: Any, batch: PackedBatch) -> dict[str, Any]:
     state.cell.settle()
     state.renew()
     state.tell_cell()
-    name, most = type(state.model).__name__, state.most
-    if not state.head.stock:
-        raise UnsupportedModelError(
-            f"{name} is a class of your own, and what it hands on cannot be checked in a compiled graph; compile its "
-            "layers one by one instead, each with layer.compile()"
-        )
-    refuse_static_front(state.model, state.family)
-    if state.family.encoder_decoder or state.family.mask_at == "encoder":
-        raise UnsupportedModelError(
-            f"{name} is not compiled on packs: its attention is its own, or it has a decoder; compile its layers one "
-            "by one instead, each with layer.compile()"
-        )
-    if not state.head.by_token and state.family.pooled == "config" and state.head.pooling() in ("mean", "late"):
-        raise UnsupportedModelError(
-            f"{name} takes means by its own mask, which static shapes do not give; set config.classifier_pooling to "
-            "'cls' ('bos' in EuroBERT), or compile its layers one by one, each with layer.compile()"
-        )
-    if most is None and not state.head.by_token:
-        raise OptionError(
-            f"{name} gives a result per sequence, of which static shapes want a limit: "
-            "nopad.packed(model, max_sequences=...)"
-        )
-    check_layout(state.model, state.family, most, batch.layout)
+    check_static_model(model)
+    check_layout(state.model, state.family, state.most, batch.layout)
     check_inputs(state.model, state.takes, True, dict(batch), batch.layout)
     ids = torch.from_numpy(batch.sequence_ids).to(batch["position_ids"].device)
     left_out = {*state.head.per_sequence, *(() if state.head.by_token else ("labels",))}
@@ -97,3 +86,109 @@ def static_inputs(model: Any, batch: PackedBatch) -> dict[str, Any]:
     if "use_cache" in state.takes:
         named["use_cache"] = False
     return named
+
+
+def check_static_model(model: Any) -> None:
+    """Check that a pack-safe model can be called with static shapes (`static_inputs`).
+
+    Raises:
+        OptionError: the model is not pack-safe, or it gives results per sequence and has no `max_sequences`.
+        UnsupportedModelError: the model cannot be compiled on packs, for one of the reasons that `static_inputs` names.
+    """
+    state = state_of(model)
+    name = type(state.model).__name__
+    if not state.head.stock:
+        raise UnsupportedModelError(
+            f"{name} is a class of your own, and what it hands on cannot be checked in a compiled graph; compile its "
+            "layers one by one instead, each with layer.compile()"
+        )
+    refuse_static_front(state.model, state.family)
+    refuse_compiled(state.model, state.family)
+    if state.family.encoder_decoder or state.family.mask_at == "encoder":
+        raise UnsupportedModelError(
+            f"{name} is not compiled on packs: its attention is its own, or it has a decoder; compile its layers one "
+            "by one instead, each with layer.compile()"
+        )
+    if not state.head.by_token and state.family.pooled == "config" and state.head.pooling() in ("mean", "late"):
+        raise UnsupportedModelError(
+            f"{name} takes means by its own mask, which static shapes do not give; set config.classifier_pooling to "
+            "'cls' ('bos' in EuroBERT), or compile its layers one by one, each with layer.compile()"
+        )
+    if state.most is None and not state.head.by_token:
+        raise OptionError(
+            f"{name} gives a result per sequence, of which static shapes want a limit: "
+            "nopad.packed(model, max_sequences=...)"
+        )
+
+
+def is_compiled(model: Any) -> bool:
+    """Return whether a model is compiled as a whole, by ``torch.compile(model)`` or ``model.compile()``."""
+    inner = bare(model)
+    whole = [one for one in model.modules() if inner in one.modules()]  # the model, and the wrappers around it
+    return any("_orig_mod" in one._modules or one._compiled_call_impl is not None for one in whole)
+
+
+class CompiledRows(nn.Module):
+    """A compiled model that takes packed batches of one shape, and returns what the model returns uncompiled.
+
+    Every call has the same names, shapes and dtypes of inputs, so the model has one graph: token types, where the model
+    has any, are 0 if a batch has none. Of results per sequence, ``[max_sequences, ...]``, those of the batch's own
+    sequences are returned.
+
+    The outputs belong to the compiled model. Where it runs as a CUDA graph (mode "reduce-overhead"), each call writes
+    them to the same memory, so copy what is needed before the next call.
+
+    Args:
+        model: a pack-safe model, compiled as a whole.
+
+    Raises:
+        OptionError, UnsupportedModelError: see `check_static_model`; or `config.return_dict` is off.
+    """
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        check_static_model(model)
+        self._orig_mod = model  # by this name `nopad.model.safety.bare` finds the model, as inside torch's own wrapper
+        inner = bare(model)
+        if not inner.config.return_dict:
+            raise OptionError(f"{type(inner).__name__} returns no named outputs; set config.return_dict = True")
+        self._types = TYPES in state_of(model).takes and bool(getattr(inner.config, "type_vocab_size", 0))
+        self._replays = device_of(inner).type == "cuda"
+
+    @property
+    def config(self) -> Any:
+        """The model's configuration."""
+        return bare(self._orig_mod).config
+
+    def forward(self, **batch: Any) -> Any:
+        """Run the model on a `PackedBatch` of rows, ``model(**batch)``; return its output.
+
+        Raises:
+            BatchError: as for `static_inputs`.
+        """
+        packed = PackedBatch(batch)
+        # Copies, since a graph is for tensors made in inference mode, or for others: a batch has some of both.
+        inputs = {n: one.clone() if isinstance(one, Tensor) else one for n, one in self._inputs(packed).items()}
+        # A call may be two CUDA graphs, the second of which reads what the first one wrote (heads that read single
+        # tokens). PyTorch frees what a step wrote when the next one begins, and counts the steps of all threads
+        # together, so no other thread may begin one between the two.
+        with _step if self._replays else nullcontext():
+            output = self._orig_mod(**inputs)
+        return self._of_sequences(packed, output)
+
+    def _inputs(self, batch: PackedBatch) -> dict[str, Any]:
+        found = static_inputs(self._orig_mod, batch)
+        return found if not self._types else {TYPES: torch.zeros_like(batch["position_ids"]), **found}
+
+    def _of_sequences(self, batch: PackedBatch, output: Any) -> Any:
+        """Return the output with results per sequence of the batch's own sequences only; views of the output."""
+        head, layout = state_of(self._orig_mod).head, batch.layout
+        found = type(output)()
+        for name, value in output.items():
+            if isinstance(value, Tensor) and value.dim() and declared(head, name) == "sequence":
+                value = value[: layout.sequences]
+                if head.name == "answers":
+                    value = value[:, : layout.max_seqlen]
+            if value is not None:
+                found[name] = value
+        return found

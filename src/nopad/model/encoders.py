@@ -1,9 +1,9 @@
-"""Hooks for models that do not use transformers' registered attention (DeBERTa, MPNet), around their own attention.
+"""Hooks around the attention of models that do not use transformers' registered attention (DeBERTa, MPNet).
 
 With the backend `mask`, the encoder gets a dense block mask. With `repack`, each attention module gets one sequence per
-row, as in PopRT: the states are unpacked before the module, its own attention runs on ``[S, longest]``, and its output
-is packed again. With `segments`, it does so for groups of sequences of like length (`nopad.model.groups`), one after
-the other, since most of ``[S, longest]`` may be padding. Gradient checkpointing runs attention again after the call has
+row: the states are unpacked before the module, its own attention runs on ``[S, longest]``, and its output is packed
+again. With `segments`, this is done for groups of sequences of similar length (`nopad.model.groups`), one after the
+other, since most of ``[S, longest]`` may be padding. Gradient checkpointing runs attention again after the call has
 ended, so these hooks read the layout from the mask and not from the call.
 """
 
@@ -69,7 +69,7 @@ def unpack_first(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
     """Return an attention module's arguments for the first group of sequences, ``(args, kwargs)``; None: unchanged.
 
     Raises:
-        UnsupportedModelError: a packed call's mask came without the layout.
+        UnsupportedModelError: the mask of a packed call reached the module without the batch's layout.
     """
     if torch.compiler.is_compiling():
         return None  # with `mask` only, where there is nothing to unpack
@@ -91,7 +91,10 @@ def unpack_first(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def _pieces(named: dict[str, Any], placed: Placement, groups: Groups, around: _Around) -> list[dict[str, Any]]:
-    """Return an attention module's arguments for each group of sequences."""
+    """Return an attention module's arguments, by name, for each group of sequences.
+
+    Each group gets its own states, mask, and relative positions or position bias.
+    """
     method, bias = around.family.bias
     found = []
     parts = groups.cut(placed.stream(named["hidden_states"]))
@@ -106,7 +109,7 @@ def _pieces(named: dict[str, Any], placed: Placement, groups: Groups, around: _A
 
 
 def pack_again(module: nn.Module, kwargs: dict[str, Any], output: Any) -> Any:
-    """Run an attention module on the other groups, and return its output packed into the batch's rows again.
+    """Run an attention module on the other groups, and return its output, packed into the batch's rows again.
 
     `kwargs` are the module's keyword arguments, and `output` is a tuple that begins with the states of the first group.
     The result is None if the module's input was not unpacked.

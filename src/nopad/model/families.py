@@ -57,7 +57,7 @@ class Family:
         mask: for "encoder mask": whether its mask is "bool", or "additive" (numbers that are added to scores).
         head: (name of the module of a sequence classification head that gets the pooled states, number of dimensions of
             these states): 3 for ``[S, 1, H]``, 2 for ``[S, H]``; 0: the module scores every token, and the score of one
-            token is read.
+            token is read. None: there is no such module; a head may still read the `pooler`'s output.
         pooled: the token from which a sequence's result is read: "first"; "last"; "mean": the mean over its tokens;
             "config": as the configuration's `classifier_pooling` says; "eos": the first end-of-sequence token (CLIP).
         pads_inside: whether a sequence that is classified may have pad ids inside; False if versions of transformers

@@ -1,7 +1,7 @@
-"""Divide the sequences of a batch into groups that one module runs together, ``[n, l, ...]``.
+"""Divide the sequences of a batch into groups; a module runs on one group at a time, ``[n, l, ...]``.
 
-The n sequences of a group have one length, or the shorter ones are padded on the right where their own tokens cannot
-see it. `grouped` weighs this padding against the cost of one more call of the module.
+The n sequences of a group have one length l; or shorter ones are padded on the right, where their own tokens do not see
+the padding. `grouped` weighs this padding against the cost of one more call of the module.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ class Groups:
 
     Attributes:
         sizes: for each group, its number of sequences and their length with padding: n and l.
-        lengths: for each group, the lengths of its sequences; int64 ``[n]``.
-        index: where each token of the stream lies in the concatenated groups; int64 ``[T]``.
+        lengths: for each group, the lengths of its sequences without padding; int64 ``[n]``.
+        index: where each token of the stream (the T tokens of the batch, without padding) lies in the concatenated
+            groups; int64 ``[T]``.
     """
 
     sizes: tuple[tuple[int, int], ...]
@@ -52,7 +53,13 @@ class Groups:
 
 @dataclass
 class Pending:
-    """What is left to do when a module has run on its first group: the arguments of the other groups."""
+    """What is left to do after a module has run on its first group.
+
+    Attributes:
+        placed: the batch's layout on the model's device.
+        groups: how the batch is cut into groups.
+        others: the module's arguments for each of the other groups, by name.
+    """
 
     placed: Placement
     groups: Groups
@@ -62,10 +69,9 @@ class Pending:
 def grouped(lengths: Sequence[int], mixed: bool, call: int = CALL) -> list[list[int]]:
     """Divide sequences into groups that a module runs together; return each group's indices into `lengths`.
 
-    Groups of longer sequences come first.
-    Without `mixed`, the sequences of a group have the same length. With `mixed`, lengths may differ, and the groups
-    are the cheapest: a group costs n * l slots (n sequences, the longest of l tokens), and `call` more for its own call
-    of the module. Run time: O(D^2) for D different lengths.
+    Groups of longer sequences come first. Without `mixed`, the sequences of a group have the same length. With `mixed`,
+    lengths may differ, and the groups are the cheapest: a group costs n * l slots (n sequences, the longest of l
+    tokens), and `call` slots more for its own call of the module. Run time: O(D^2) for D different lengths.
 
     >>> grouped([7, 300, 7, 280], mixed=True)
     [[1, 3], [0, 2]]
@@ -91,10 +97,12 @@ def grouped(lengths: Sequence[int], mixed: bool, call: int = CALL) -> list[list[
 
 
 def groups_of(placed: Placement, how: How) -> Groups:
-    """Return how a batch is cut into groups; here, sequences are numbered in stream order (row after row).
+    """Return how a batch is cut into groups.
 
-    `how`: "equal", sequences of one length (`grouped`); "mixed", also of different lengths (`grouped`); "one", a single
-    group of all sequences; "alone", a group for each sequence.
+    Args:
+        placed: the batch's layout. Its sequences are numbered in stream order (row after row).
+        how: "equal": groups of sequences of one length; "mixed": lengths may differ (`grouped`); "one": a single group
+            of all sequences, the longest first; "alone": a group for each sequence.
     """
     lengths = np.diff(placed.bounds)
     if how == "one":
@@ -116,5 +124,8 @@ def groups_of(placed: Placement, how: How) -> Groups:
 
 
 def runs_once(module: nn.Module) -> bool:
-    """Return whether a module can run one group only: sharded by itself, it has no weights after its first run."""
+    """Return whether a module can run only one group in a call.
+
+    FSDP's `fully_shard` sharded such a module by itself, so it has no weights any more after its first run.
+    """
     return type(module) is not class_of(module)

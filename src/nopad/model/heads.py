@@ -57,6 +57,11 @@ class Head:
         return self.gives == "token"
 
     @property
+    def pools(self) -> bool:
+        """Whether some result is per sequence, also beside results per token, as a base model's `pooler_output`."""
+        return not self.by_token or self.family.pooled == "eos" or any(True for _ in self._poolers())
+
+    @property
     def base(self) -> Any:
         """The base model, without the head; looked up each time, since it may be replaced."""
         return getattr(self.model, self.model.base_model_prefix, self.model)
@@ -67,14 +72,17 @@ class Head:
         Raises:
             UnsupportedModelError: a module was replaced by one that nopad does not know.
         """
-        if self.family.pooler is not None:
-            name, dims = self.family.pooler
-            for holder in dict.fromkeys((self.base, self.model)):
-                module = getattr(holder, name, None)
-                if isinstance(module, nn.Module):
-                    # In ALBERT the base model itself takes the first token of its encoder's states.
-                    inner = getattr(holder, "encoder", holder)
-                    yield from self._feed(cell, name, module, dims, inner)
+        for name, dims, module, inner in self._poolers():
+            yield from self._feed(cell, name, module, dims, inner)
+
+    def _poolers(self) -> Iterator[tuple[str, int, nn.Module, nn.Module]]:
+        """Yield the poolers of the base model and the model, as (name, dims, module, inner), see `_feed`."""
+        name, dims = self.family.pooler or ("", 0)
+        for holder in dict.fromkeys((self.base, self.model)):
+            module = getattr(holder, name, None) if name else None
+            if isinstance(module, nn.Module):
+                # In ALBERT the base model itself takes the first token of its encoder's states.
+                yield name, dims, module, getattr(holder, "encoder", holder)
 
     def enter(self, call: Call, named: dict[str, Any]) -> None:
         """Check the shapes of labels before the model runs; `named` are the model's arguments by name.

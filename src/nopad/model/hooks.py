@@ -118,11 +118,15 @@ class Swap(Hook):
 class Count(Hook):
     """Passes the batch's positions to the base model, in case the class around it does not pass them on.
 
-    Other positions raise an error. If the base model takes `use_cache` and it is not given, it becomes False.
+    If the base model takes `use_cache` and it is not given, it becomes False.
     """
 
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Return the module's new arguments, ``(args, kwargs)``; None: leave them as they are."""
+        """Return the module's new arguments, ``(args, kwargs)``; None: leave them as they are.
+
+        Raises:
+            UnsupportedModelError: the module is given other positions than the batch's.
+        """
         call = self.cell.call
         if call is None:
             return None
@@ -141,7 +145,10 @@ class Count(Hook):
 
 @dataclass(eq=False)
 class UnpackFirst(Hook):
-    """Gives one sequence per row to an attention module that does not use transformers' registry."""
+    """Gives one sequence per row to an attention module that does not use transformers' registry.
+
+    These are the sequences of the first group (`nopad.model.encoders`).
+    """
 
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
         """Return the module's new arguments, ``(args, kwargs)``; None: leave them as they are."""
@@ -150,7 +157,7 @@ class UnpackFirst(Hook):
 
 @dataclass(eq=False)
 class PackAgain(Hook):
-    """Packs the output of an attention module that got one sequence per row (`UnpackFirst`)."""
+    """Runs an attention module on the other groups of sequences, and packs its output into the batch's rows again."""
 
     moment: Literal["before", "after"] = "after"
 
@@ -189,7 +196,10 @@ class Positions(Hook):
 
 @dataclass(eq=False)
 class NoLookup(Hook):
-    """Stops a table of position embeddings from counting along the whole row, which may be longer than the table."""
+    """Stops a table of position embeddings from counting along the whole row, which may be longer than the table.
+
+    The table looks up position 0 for each token; `Lookup` replaces the result.
+    """
 
     def __call__(self, module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Return the module's new arguments, ``(args, kwargs)``; None: leave them as they are."""
@@ -201,10 +211,10 @@ class NoLookup(Hook):
 
 @dataclass(eq=False)
 class Lookup(Hook):
-    """Replaces what a table of position embeddings gives by the embedding of each token's position in its sequence.
+    """Replaces the output of a table of position embeddings by the embedding of each token's position in its sequence.
 
     Attributes:
-        offset: position of a sequence's first token.
+        offset: position of a sequence's first token in the table.
     """
 
     moment: Literal["before", "after"] = "after"
@@ -227,7 +237,7 @@ class Feed(Hook):
         dims: number of dimensions of the module's input: 2 for ``[S, H]``, or 3 for ``[S, 1, H]`` if the module itself
             takes the first token.
         stock: whether the model is one of transformers' own classes. If not, and `dims` is 2, the input that the model
-            gives to the module is checked: it must be the first token's states of each row.
+            gives to the module is checked: it must be each row's states, pooled as the head pools (`Head.pooling`).
     """
 
     dims: int = 3
@@ -252,7 +262,7 @@ class Feed(Hook):
 
         Raises:
             UnsupportedModelError: there are no such states; or, in a class that is not transformers' own, a module with
-                the input ``[S, H]`` (`dims` 2) gets anything but the first token's states of each row.
+                the input ``[S, H]`` (`dims` 2) gets anything but each row's states, pooled as the head pools.
         """
         given: Tensor | None = args[0] if args and isinstance(args[0], Tensor) else None
         states: Tensor | None = given if self.dims == 3 else call.seen.get("hidden")
@@ -273,7 +283,12 @@ class Feed(Hook):
 
 
 def _pooled_so(given: Tensor, states: Tensor, real: Tensor, how: str) -> bool:
-    """Whether a model pooled the states of each row in this way; rows without tokens do not count."""
+    """Return whether `given` is what pooling the states of each row by `how` gives; rows without tokens do not count.
+
+    `how` is "first", "last" (of the real tokens, or of the row's slots) or "mean" (of the same, up to rounding); for
+    any other value, the result is True. `states` are ``[R, L, H]``, and `real` says which slots hold tokens, bool
+    ``[R, L]``.
+    """
     rows = torch.arange(len(states), device=states.device)[real.any(1)]
     last = states.shape[1] - 1 - real.flip(1).int().argmax(1)
     counts = real.sum(1, keepdim=True).clamp(min=1)
@@ -295,7 +310,7 @@ def _pooled_so(given: Tensor, states: Tensor, real: Tensor, how: str) -> bool:
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors are equal, NaN included."""
+    """Return whether two tensors are equal, where NaN is equal to NaN."""
     return torch.equal(one, other) or torch.equal(one.nan_to_num(), other.nan_to_num())
 
 

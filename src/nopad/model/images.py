@@ -1,12 +1,12 @@
-"""Models that take images beside their tokens: which image is whose, and positions with several axes (M-RoPE).
+"""Models that take images beside their tokens: which image is whose, and positions with three axes (M-RoPE).
 
-Such a model runs its vision tower on all images of a batch, each image by itself, and puts what comes out into the
-image tokens of the batch, in order. Two things could go wrong in a pack: an image could get into the tokens of another
-sequence, and positions that depend on images could be counted along a row. So the number of image tokens of every
-sequence is held against its own images before the model runs, and positions are counted by the model's own
-`get_rope_index`, on each sequence alone.
+Such a model runs its vision tower on all images of a batch, each image by itself, and puts the resulting features into
+the image tokens of the batch, in order. Two things could go wrong in a pack: the features of an image could get into
+the tokens of another sequence, and positions that depend on images could be counted along a row. So before the model
+runs, the number of image tokens of each sequence is compared with the number that its own images give, and positions
+are counted by the model's own `get_rope_index`, for each sequence alone.
 
-The text part alone gets nopad's attention. The tower keeps its own, which never sees tokens.
+Only the text part gets nopad's attention. The tower keeps its own, which sees one image at a time and no tokens.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ OTHERS = {
 
 @dataclass(eq=False)
 class Ran(Hook):
-    """Counts how often a module runs in a packed call."""
+    """Counts in `Call.ran` how often its module runs in a packed call."""
 
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         """Count the run, and leave the arguments as they are."""
@@ -55,7 +55,7 @@ class Ran(Hook):
 
 
 def image_parts(base: Any, family: Family) -> tuple[nn.Module, nn.Module]:
-    """Return the vision tower and the text part of a base model, which `family.images` names.
+    """Return the vision tower and the text part of a base model, by the names in `family.images`.
 
     Raises:
         UnsupportedModelError: the base model has no such part.
@@ -76,7 +76,7 @@ def attending_part(model: Any, base: Any, family: Family) -> Any:
 
 
 def ordinary_arguments(takes: tuple[str, ...], family: Family) -> tuple[str, ...]:
-    """Return the names in `takes` without those of images, which are neither per token nor per sequence."""
+    """Return the names in `takes` without those of images, whose values are neither per token nor per sequence."""
     return takes if family.images is None else tuple(name for name in takes if name not in (PIXELS, GRIDS))
 
 
@@ -94,7 +94,7 @@ def refuse_others(model: Any, family: Family, named: Mapping[str, Any]) -> None:
 def check_images(model: Any, base: Any, family: Family, named: Mapping[str, Any], layout: Layout) -> Tensor | None:
     """Check that the images of a packed call are those of its image tokens, sequence by sequence.
 
-    `named` holds the call's arguments by name; tokens were checked before (`nopad.model.arguments`).
+    `named` holds the call's arguments by name; the tokens were checked before (`nopad.model.arguments`).
 
     Returns:
         Positions with three axes, int64 ``[3, R, L]``, on a CPU; None: the model has ordinary positions, or no sequence
@@ -102,8 +102,9 @@ def check_images(model: Any, base: Any, family: Family, named: Mapping[str, Any]
 
     Raises:
         BatchError: pixel values are missing, have a wrong shape or are on another device than the model, or the batch
-            does not say whose they are; the image tokens of a sequence are not as many as its images give; padding is
-            an image token; ``mm_token_type_ids`` name other tokens; or a position is beyond the model's.
+            does not say whose they are; a sequence has more or fewer image tokens than its images give; padding is an
+            image token; ``mm_token_type_ids`` do not mark exactly the image tokens; or, with three axes, a position is
+            beyond the model's, or image tokens of one image do not follow each other.
     """
     assert family.images is not None
     _check_pixels(model, named, layout)
@@ -124,7 +125,11 @@ def check_images(model: Any, base: Any, family: Family, named: Mapping[str, Any]
 
 
 def _check_pixels(model: Any, named: Mapping[str, Any], layout: Layout) -> None:
-    """Refuse images without their sequences, sequences without their images, and images on another device."""
+    """Check that a batch has both images and their sequences, or neither, and that images are on the model's device.
+
+    Raises:
+        BatchError: one of these does not hold.
+    """
     pixels, images = named.get(PIXELS), 0 if layout.images is None else int(layout.images.sum())
     if pixels is None and images:
         raise BatchError(f"the batch has {images} images, and no {PIXELS} were given; call model(**batch)")
@@ -143,9 +148,10 @@ def _check_pixels(model: Any, named: Mapping[str, Any], layout: Layout) -> None:
 
 
 def _sizes_of_grids(model: Any, named: Mapping[str, Any], images: int) -> NDArray[np.int64]:
-    """Return how many tokens each image of a batch gives, in stream order, by the grid of its patches; int64 ``[N]``.
+    """Return how many tokens each image of a batch gives, by its grid of patches; int64 ``[images]``, in stream order.
 
-    `images` is N.
+    Raises:
+        BatchError: grids are missing, do not fit the images or the model, or the pixel values have another shape.
     """
     config, pixels, given = model.config.vision_config, named[PIXELS], named.get(GRIDS)
     if given is None:
@@ -171,7 +177,11 @@ def _sizes_of_grids(model: Any, named: Mapping[str, Any], images: int) -> NDArra
 
 
 def _sizes_of_pixels(model: Any, named: Mapping[str, Any], images: int) -> NDArray[np.int64]:
-    """Return how many tokens each image of a batch gives, in stream order; int64 ``[N]``. `images` is N."""
+    """Return how many tokens each image of a batch gives, if all have one size; int64 ``[images]``.
+
+    Raises:
+        BatchError: the pixel values have another shape than ``[images, channels, height, width]`` of the model.
+    """
     config, pixels = model.config.vision_config, named[PIXELS]
     side = int(config.image_size)
     if tuple(pixels.shape) != (images, config.num_channels, side, side):
@@ -187,10 +197,13 @@ def _sizes_of_pixels(model: Any, named: Mapping[str, Any], images: int) -> NDArr
 def _check_tokens(
     model: Any, pictured: NDArray[np.bool_], counts: NDArray[np.int64], of_images: list[Any], layout: Layout
 ) -> None:
-    """Refuse a batch in which a sequence has more or fewer image tokens than its images give.
+    """Check that each sequence has as many image tokens as its images give, and that padding has none.
 
     `pictured` says which slots hold image tokens, bool ``[R, L]``. `of_images` has the number of tokens of each image,
     an array per sequence in stream order. `counts` is the number of images of each sequence, in the order given.
+
+    Raises:
+        BatchError: a sequence has more or fewer of them, or padding has one.
     """
     found = np.bincount(layout.sequence_ids[pictured], minlength=layout.sequences + 1)
     token = model.config.image_token_id
@@ -212,7 +225,11 @@ def _several(images: int) -> str:
 
 
 def _check_types(given: Any, pictured: NDArray[np.bool_], layout: Layout) -> None:
-    """Refuse ``mm_token_type_ids`` that do not say 1 at image tokens and 0 elsewhere."""
+    """Check that ``mm_token_type_ids``, if given, are 1 at image tokens and 0 elsewhere.
+
+    Raises:
+        BatchError: they are not, or are no tensor ``[R, L]``.
+    """
     if given is None:
         return
     if not isinstance(given, Tensor) or tuple(given.shape) != pictured.shape:
@@ -235,7 +252,11 @@ def _axes(
     of_images: list[Any],
     layout: Layout,
 ) -> Tensor:
-    """Return positions with three axes, ``[3, R, L]``: what `get_rope_index` gives for each sequence alone."""
+    """Return positions with three axes, int64 ``[3, R, L]``: what `get_rope_index` gives for each sequence alone.
+
+    Raises:
+        BatchError: the image tokens of an image do not follow each other (`_check_runs`).
+    """
     grids, flat, types = named[GRIDS].cpu(), ids.reshape(-1), pictured.reshape(-1)
     found: list[Any] = [None] * layout.sequences
     begun = 0
@@ -258,7 +279,11 @@ def _axes(
 
 
 def _check_runs(pictured: NDArray[np.bool_], sizes: NDArray[np.int64], number: int) -> None:
-    """Refuse a sequence in which image tokens of one image do not follow each other, or two images touch."""
+    """Check that in a sequence, each image is one run of image tokens, and no two images touch.
+
+    Raises:
+        BatchError: the lengths of the runs are not `sizes`, the numbers of tokens of the images.
+    """
     edges = np.flatnonzero(np.diff(np.concatenate([[False], pictured, [False]]).astype(np.int8)))
     runs = edges[1::2] - edges[::2]
     if not np.array_equal(runs, sizes):
@@ -269,7 +294,11 @@ def _check_runs(pictured: NDArray[np.bool_], sizes: NDArray[np.int64], number: i
 
 
 def _check_limit(model: Any, axes: Tensor | None, layout: Layout) -> None:
-    """Refuse a sequence with a position beyond those of the model."""
+    """Check that no position is beyond those of the model.
+
+    Raises:
+        BatchError: a sequence has such a position.
+    """
     limit = model.config.get_text_config().max_position_embeddings
     last = layout.position_ids if axes is None else axes.amax(0).numpy()
     if int(last.max()) >= limit:

@@ -1,9 +1,9 @@
 """`Int8Linear`: a linear layer with 8-bit weights and activations, for inference on CPUs.
 
-Weights have one scale per output. Activations get one scale per token when the layer runs, so that a token's result
-depends on nothing but the token. PyTorch multiplies the 8-bit matrices (oneDNN, with VNNI or AMX where the CPU has
-them); rounding before and scaling after it are one compiled pass each. In eager PyTorch they would be about eight
-passes, and take longer than the multiplication in float32.
+Weights have one scale per output feature. Activations get one scale per token when the layer runs, so that a token's
+result depends on nothing but the token. PyTorch multiplies the 8-bit matrices (by oneDNN, with the instructions VNNI or
+AMX if the CPU has them). Rounding before it and scaling after it are one compiled pass each. In eager PyTorch they
+would be about eight passes, and take longer than the multiplication in float32.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from torch import Tensor, nn
 
 from nopad.errors import UnsupportedModelError
 from nopad.model import _int8_kernels
+from nopad.model.linear import is_plain_layer
 
 __all__ = ["Int8Linear", "in_int8"]
 
 FEWEST_INPUTS = 2  # of a layer; with a single one, PyTorch 2.13 multiplies wrong numbers
+SMALLEST, NORMAL = 2.0**-149, 2.0**-126  # float32's smallest number above 0, and the smallest with all its bits
 MOST_INPUTS = (2**31 - 1) // 127**2  # more products might not fit into 32 bits
 
 
@@ -27,8 +29,8 @@ class Int8Linear(nn.Module):
 
     Attributes:
         in_features, out_features: as in `torch.nn.Linear`.
-        weight: int8 ``[out_features, in_features]``.
-        weight_scale: what a weight of 1 stands for, for each output; float32 ``[out_features]``.
+        whole: the weights as integers, int8 ``[out_features, in_features]``.
+        weight_scale: for each output feature, the value of an int8 weight of 1; float32 ``[out_features]``.
         bias: float32 ``[out_features]``, or None.
 
     >>> import torch
@@ -39,26 +41,44 @@ class Int8Linear(nn.Module):
     True
     """
 
-    weight: Tensor
+    whole: Tensor
     weight_scale: Tensor
     bias: Tensor | None
 
     def __init__(self, exact: nn.Linear) -> None:
-        """Round the weights of a float32 layer with 2 to 133,144 inputs.
+        """Round the weights of a float32 layer on a CPU, with 2 to 133,144 inputs and at least one output.
 
         Raises:
-            UnsupportedModelError: PyTorch does not multiply 8-bit integers exactly here.
+            UnsupportedModelError: PyTorch does not multiply 8-bit integers exactly on this CPU.
         """
         super().__init__()
         self.in_features, self.out_features = exact.in_features, exact.out_features
         with torch.no_grad():
-            scale = exact.weight.abs().amax(1) / 127
-            whole = (exact.weight / scale.clamp_min(torch.finfo(torch.float32).tiny)[:, None]).round().clamp(-127, 127)
+            exact_weight = exact.weight.double()
+            largest = exact_weight.abs().amax(1)
+            scale = (largest / 127).float()
+            scale += SMALLEST * ((scale < NORMAL) & (scale.double() * 127 < largest))  # rounded up where bits are few
+            whole = (exact_weight / scale.double().clamp_min(SMALLEST)[:, None]).round().clamp(-127, 127)
             # A row with NaN or infinity keeps a scale of NaN, so that its output is NaN
-            self.register_buffer("weight", whole.nan_to_num(0, 0, 0).to(torch.int8))
+            self.register_buffer("whole", whole.nan_to_num(0, 0, 0).to(torch.int8))
             self.register_buffer("weight_scale", torch.where(scale.isfinite(), scale, torch.nan))
-            self.register_buffer("bias", None if exact.bias is None else exact.bias.detach().clone())
-        _check_products(self.weight)
+            self.register_buffer("bias", None if exact.bias is None else exact.bias.detach().float().clone())
+        _check_products(self.whole)
+
+    @property
+    def weight(self) -> Tensor:
+        """The weights as they are multiplied, float32 ``[out_features, in_features]``; made anew at each use.
+
+        Some models read the weights of a layer, or their dtype, and multiply by themselves (Mamba).
+        """
+        return self.whole * self.weight_scale[:, None]
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *given: Any) -> None:
+        if f"{prefix}weight" in state_dict:  # ``strict=False`` would take the bias only
+            errors: list[str] = given[-1]
+            errors.append(f"{prefix}weight is of a layer that is not in int8; load the model before it is lowered")
+            return
+        super()._load_from_state_dict(state_dict, prefix, *given)
 
     def extra_repr(self) -> str:
         """Return the sizes, as `torch.nn.Linear` does."""
@@ -69,7 +89,8 @@ class Int8Linear(nn.Module):
         """Return float32 ``[..., out_features]`` for float32 `states` ``[..., in_features]`` on a CPU.
 
         Raises:
-            UnsupportedModelError: `states` are on another device, of another dtype, or need gradients.
+            UnsupportedModelError: `states` are on another device or of another dtype, or they require gradients outside
+                of `torch.no_grad`.
         """
         if states.device.type != "cpu" or states.dtype != torch.float32:
             raise UnsupportedModelError(
@@ -81,15 +102,16 @@ class Int8Linear(nn.Module):
                 "int8 layers are for inference and have no gradient; use torch.inference_mode()"
             )
         rows = states.detach().reshape(-1, self.in_features).contiguous()
-        whole = torch.empty(rows.shape, dtype=torch.int8)
-        scales = torch.empty(len(rows))
-        found = torch.empty(len(rows), self.out_features)
+        # Dtypes and devices are named: those of PyTorch may have been set to others
+        whole = torch.empty(rows.shape, dtype=torch.int8, device="cpu")
+        scales = torch.empty(len(rows), dtype=torch.float32, device="cpu")
+        found = torch.empty(len(rows), self.out_features, dtype=torch.float32, device="cpu")
         if len(rows):
             _int8_kernels.quantise(
                 rows.numpy(), rows.view(torch.int32).numpy().view("uint32"), whole.numpy(), scales.numpy()
             )
-            products = torch._int_mm(whole, self.weight.t())
-            bias = torch.zeros(self.out_features) if self.bias is None else self.bias
+            products = torch._int_mm(whole, self.whole.t())
+            bias = torch.zeros_like(self.weight_scale) if self.bias is None else self.bias
             _int8_kernels.dequantise(
                 products.numpy(), scales.numpy(), self.weight_scale.numpy(), bias.numpy(), found.numpy()
             )
@@ -97,7 +119,9 @@ class Int8Linear(nn.Module):
 
 
 def _check_products(weight: Tensor) -> None:
-    """Check that PyTorch multiplies by int8 `weight` exactly, the largest sums included, which some kernels saturate.
+    """Check that PyTorch multiplies int8 matrices exactly by `weight`, up to the largest possible sums.
+
+    In some kernels, large sums saturate.
 
     Raises:
         UnsupportedModelError: it does not.
@@ -114,14 +138,16 @@ def _check_products(weight: Tensor) -> None:
 def in_int8(model: Any) -> Any:
     """Replace a model's linear layers by `Int8Linear`, in place, and return the model; no parameter gets gradients.
 
-    Layers with fewer than 2 or more than 133,144 inputs stay as they are.
+    Subclasses of `torch.nn.Linear`, layers with hooks, layers with fewer than 2 or more than 133,144 inputs, and layers
+    without outputs stay as they are.
 
     Raises:
-        UnsupportedModelError: PyTorch does not multiply 8-bit integers exactly here.
+        UnsupportedModelError: PyTorch does not multiply 8-bit integers exactly on this CPU.
     """
     model.requires_grad_(False)
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
-            if type(child) is nn.Linear and FEWEST_INPUTS <= child.in_features <= MOST_INPUTS:
+            fits = is_plain_layer(child) and FEWEST_INPUTS <= child.in_features <= MOST_INPUTS
+            if fits and child.out_features:
                 setattr(module, name, Int8Linear(child))
     return model

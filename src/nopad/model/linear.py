@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["active", "fast_linear", "is_worth_it", "shared"]
+__all__ = ["active", "fast_linear", "is_hooked", "is_plain_layer", "is_worth_it", "shared"]
 
 log = logging.getLogger("nopad")
 
@@ -63,12 +63,18 @@ def fast_linear(model: nn.Module) -> Iterator[None]:
 
 
 def active() -> _FastLinear | None:
-    """Return the mode of the innermost `fast_linear` that this thread is in; None: it is in none."""
+    """Return what `shared` needs to continue this thread's innermost `fast_linear` block in another thread.
+
+    None: this thread is in no such block.
+    """
     return _active.get()
 
 
 def shared(mode: _FastLinear | None) -> AbstractContextManager[Any]:
-    """Return a context manager for another thread, in which linear layers run as in `mode`, on the same copies."""
+    """Return a context manager for another thread, in which linear layers run as in `mode`, on its reordered weights.
+
+    `mode` is what `active` returned in the first thread; None: the context manager does nothing.
+    """
     return nullcontext() if mode is None else _FastLinear(mode.model, mode)
 
 
@@ -120,8 +126,19 @@ class _FastLinear(TorchFunctionMode):
         return known[1]
 
 
+def is_plain_layer(module: nn.Module) -> bool:
+    """Return whether a module is an ordinary `torch.nn.Linear`, which no hook watches or changes."""
+    return type(module) is nn.Linear and not is_hooked(module)
+
+
+def is_hooked(module: nn.Module) -> bool:
+    """Return whether a hook runs when `module` is called."""
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return any(getattr(module, name) for name in hooks)
+
+
 def _is_plain(weight: Any) -> bool:
-    """Return whether a weight is an ordinary one; those of torchao (int8) have kernels of their own."""
+    """Return whether a weight is an ordinary parameter; those of torchao (int8) have kernels of their own."""
     return type(weight) is nn.Parameter
 
 

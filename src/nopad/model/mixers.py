@@ -6,11 +6,12 @@ modules, and registered attention, run on the batch's rows as usual.
 
 A hook before a mixing module cuts the module's arguments into groups of sequences, ``[n, l, ...]``, and gives the
 module the first group. A hook after it runs the module's own `forward` on the other groups, and puts all results into
-the batch's rows again.
-So the module's state begins empty in each sequence, and PyTorch's other hooks see the module run once.
+the batch's rows again. So the module's state begins empty in each sequence, and PyTorch's other hooks see the module
+run once.
 
-The n sequences of a group have the same length. If the module is causal, their lengths may differ: the shorter ones are
-padded on the right, which their own tokens cannot see (`nopad.model.groups`).
+The n sequences of a group have the same length. In a decoder, their lengths may differ: the shorter ones are padded on
+the right, which their own tokens cannot see (`nopad.model.groups`). Modules in `Family.alone` get one sequence at a
+time.
 
 Gradient checkpointing computes a layer again after the call has ended. So `Carried` wraps the function with which
 transformers checkpoints a layer, and keeps the layout for it.
@@ -74,7 +75,10 @@ class Carried:
 
 @dataclass(eq=False)
 class Cut(Hook):
-    """Gives a mixing module the first group of sequences (`nopad.model.groups`) in place of the batch's rows."""
+    """Gives a mixing module the first group of sequences (`nopad.model.groups`) in place of the batch's rows.
+
+    `Join` runs the module on the other groups.
+    """
 
     family: Family | None = None
 
@@ -82,8 +86,9 @@ class Cut(Hook):
         """Return the module's new arguments, ``(args, kwargs)``; None: leave them as they are.
 
         Raises:
-            UnsupportedModelError, BatchError: as for `_pieces`; or the module gets no tensor that could carry the other
-                groups.
+            UnsupportedModelError: as for `_pieces`; or the module gets no tensor that could carry the other groups, or
+                needs several groups although `fully_shard` sharded it by itself.
+            BatchError: as for `_pieces`.
         """
         self.cell.refuse_compiling()
         if torch.compiler.is_compiling():
@@ -163,7 +168,7 @@ def release(modules: Iterable[nn.Module]) -> None:
 
 
 def refuse_compiled(model: Any, family: Family) -> None:
-    """Refuse a compiled or static call of a model with mixing modules or tables of positions.
+    """Refuse a compiled call, or one with static shapes, of a model with mixing modules or tables of positions.
 
     The groups in which mixing modules run differ from batch to batch.
 
@@ -186,15 +191,16 @@ def refuse_compiled(model: Any, family: Family) -> None:
 def _pieces(
     module: nn.Module, named: Mapping[str, Any], placed: Placement, groups: Groups, family: Family
 ) -> list[dict[str, Any]]:
-    """Return a mixing module's arguments for each group.
+    """Return a mixing module's arguments, by name, for each group.
 
-    Tensors with one entry per token are cut. A 4-D mask becomes None, a causal mask for a decoder's own attention, or
-    one that hides nothing; no real token sees the padding of its group. Of arguments with one entry per position in a
-    row (`Family.places`), a group gets the first l entries. Scalars and other objects stay as they are.
+    Tensors with one entry per token are cut. A 4-D mask becomes a causal mask if the module is a decoder's own
+    attention; one that hides nothing if the model makes its own mask (`Family.masked` is False); else None. In each
+    case, no real token sees the padding of its group. Of arguments with one entry per position in a row
+    (`Family.places`), a group gets the first l entries. Scalars and other objects stay as they are.
 
     Raises:
-        UnsupportedModelError: the module is given a cache of earlier tokens, a tensor that is not per token, or no
-            mask although it needs one.
+        UnsupportedModelError: the module is given a cache of earlier tokens, a tensor that is not per token, or no mask
+            although it needs one.
         BatchError: a sequence that goes on in the next row is longer than an argument with one entry per position.
     """
     places = {name: [dim for other, dim in family.places if other == name] for name, _ in family.places}
@@ -272,11 +278,11 @@ def _first(value: Tensor, dim: int | None, rows: int, size: tuple[int, int]) -> 
 def _joined(module: nn.Module, outputs: list[Any], pending: Pending, strict: bool = True) -> Any:
     """Join a module's outputs for all groups into one output, laid out as the batch's rows.
 
-    Of several outputs (a tuple, list or mapping), only the first must be per token; None replaces others that are not
-    (attention weights). For one of these others, `strict` is False.
+    If the module returns several values (a tuple, list or mapping), only the first must be per token; each of the
+    others becomes None if it is not (attention weights). `strict` is False for these others.
 
     Raises:
-        UnsupportedModelError: an output is not per token.
+        UnsupportedModelError: an output that must be per token is not.
     """
     kind = type(outputs[0])
     if isinstance(outputs[0], Mapping):

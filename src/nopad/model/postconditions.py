@@ -186,9 +186,12 @@ def _shapes(head: Head, kind: str, name: str, at: Layout, sequences: int, longes
 
 
 def _check(model: Any, name: str, value: Tensor, shapes: list[tuple[int, ...]]) -> None:
-    """Refuse a tensor whose shape begins with none of `shapes`.
+    """Check that the shape of a tensor begins with one of `shapes`.
 
     If the first of `shapes` is ``[S]``, the tensor must have at most two dimensions: a third means results per token.
+
+    Raises:
+        UnsupportedModelError: it has another shape.
     """
     fits = any(tuple(value.shape[: len(shape)]) == shape for shape in shapes)
     if fits and (len(shapes[0]) > 1 or value.dim() <= 2):

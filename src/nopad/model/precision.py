@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 
 from nopad.errors import OptionError
+from nopad.model.bfloat16 import fused
 from nopad.model.int8 import in_int8
 from nopad.model.modes import evaluated
 from nopad.model.safety import is_packed
@@ -28,9 +29,9 @@ log = logging.getLogger("nopad")
 def lowered(model: Any, precision: Precision) -> Any:
     """Return a copy of a float32 model that computes in lower precision, for inference.
 
-    "bfloat16": weights and activations have 8 significant bits; fast on CPUs with AMX or AVX-512 BF16, and on GPUs.
-    "int8": linear layers only, the rest stays in float32; on CPUs only, fast with VNNI or AMX. Make the copy pack-safe,
-    not the original.
+    "bfloat16": weights and activations have 8 significant bits; fast on CPUs with AMX or AVX-512 BF16, and on GPUs. On
+    a CPU without these instructions, a warning is logged. "int8": linear layers only, the rest stays in float32; on
+    CPUs only, fast with VNNI or AMX. Make the copy pack-safe, not the original.
 
     With "int8", each token has its own scale, so a sequence's result does not depend on the rest of its batch, as in
     float32. With "bfloat16", results alone and in a batch differ by larger rounding errors, since kernels add up in
@@ -39,6 +40,7 @@ def lowered(model: Any, precision: Precision) -> Any:
     Raises:
         OptionError: the precision is unknown, the model is pack-safe already or not in float32 ("bfloat16" also accepts
             float64), or "int8" is asked for and the model is not on a CPU or has no linear layer.
+        UnsupportedModelError: "int8" is asked for, and PyTorch does not multiply 8-bit integers exactly on this CPU.
 
     >>> from transformers import BertConfig, BertModel
     >>> from nopad.model import lowered
@@ -51,7 +53,8 @@ def lowered(model: Any, precision: Precision) -> Any:
     if precision == "bfloat16":
         if next(model.parameters()).device.type == "cpu" and not _multiplies_bfloat16():
             log.warning("this CPU has no instructions for bfloat16 (AMX, AVX-512 BF16): it may be slower than float32")
-        return copy.deepcopy(model).to(torch.bfloat16)
+        low = copy.deepcopy(model).to(torch.bfloat16)
+        return fused(low) if next(low.parameters()).device.type == "cpu" and _multiplies_bfloat16() else low
     if {parameter.device.type for parameter in model.parameters()} != {"cpu"}:
         raise OptionError("int8 is for CPUs, and this model is on another device; take bfloat16 there")
     if not any(type(module) is torch.nn.Linear for module in model.modules()):

@@ -1,4 +1,4 @@
-"""Model types that cannot run on packs, and why: `REFUSED`."""
+"""`REFUSED`: the model types that cannot run on packs, each with the reason, as ``{model type: reason}``."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Outputs of mixtures of experts: the logits of their routers, and the loss that balances their experts.
 
 In a packed call a model gets a mask of real tokens, by which transformers' own causal language models leave padding out
-of their loss. The logits of routers that they return are of all slots; here they become those of real tokens, so that
-whatever is counted from them is the same in rows, in a flat batch and in a padded batch without its padding.
+of the loss. The router logits that they return are of all slots. Here they become those of real tokens, so that
+whatever is counted from them is the same in rows, in a flat batch, and in a padded batch without its padding.
 """
 
 from __future__ import annotations
@@ -44,10 +44,11 @@ def refuse_static_routers(model: Any, named: Mapping[str, Any]) -> None:
 
 
 def of_real_tokens(model: Any, at: Placement, output: Any) -> Any:
-    """Return the output with each layer's router logits of real tokens only, ``[T, experts]``, in the order given.
+    """Return the output with router logits of real tokens only, ``[T, experts]`` per layer.
 
-    So they are what a padded batch of the same sequences gives, without its padding. Models return them for all slots,
-    as ``[R * L, experts]`` or ``[R, L, experts]``. A layer without a router may have None.
+    The sequences come in the order given, so the logits are those of a padded batch of the same sequences without its
+    padding. Models return them for all slots, as ``[R * L, experts]`` or ``[R, L, experts]``; a layer without a router
+    may have None. `output` is changed in place. `at` is the batch's layout.
 
     Raises:
         UnsupportedModelError: they have another shape.
@@ -75,7 +76,7 @@ def _real(model: Any, at: Placement, layer: Any) -> Tensor:
 
 
 def check_losses(model: Any, at: Placement, output: Any) -> None:
-    """Refuse a loss of the whole batch that a class of one's own gives for rows with padding.
+    """Check that no class of the user's own returns a loss of the whole batch for rows with padding.
 
     transformers' own classes take padding out of it by their mask. What another forward method does is not known.
 

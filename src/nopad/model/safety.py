@@ -48,11 +48,12 @@ def packed(
 
     Args:
         model: a transformers model, bare or with a head, also inside PEFT.
-        backend: how attention keeps sequences apart: "flex", "mask", "repack", "segments" or "varlen"; or "auto":
-            `segments` on a CPU; on other devices `varlen` for flat batches in half precision on a CUDA GPU (`segments`
-            in layers that the kernel does not support), `repack` if sequences may go on in the next row (rows filled
-            end to end), else `mask`. Models with attention of their own (DeBERTa) never use `varlen`, and use `mask` if
-            their layers are compiled.
+        backend: how attention keeps sequences apart. "segments": one SDPA call per sequence; "varlen": PyTorch's
+            variable-length flash kernel; "mask": a dense mask over whole rows; "repack": one padded row per sequence;
+            "flex": FlexAttention with a block mask; "auto": `segments` on a CPU; on other devices `varlen` for flat
+            batches in half precision on a CUDA GPU (`segments` in layers that the kernel does not support), `repack` if
+            sequences may go on in the next row (rows filled end to end), else `mask`. Models with attention of their
+            own (DeBERTa) never use `varlen`, and use `mask` if their layers are compiled.
         max_sequences: the most sequences that a batch may have; a batch with more is refused. None: unlimited. With
             this limit, heads that give a result per sequence have static shapes too (`nopad.model.static_inputs`).
         head: the kind of head, needed only if the model's class is your own. "tokens": one result per token; "causal":
@@ -157,6 +158,7 @@ def facts_of(model: Any) -> Family:
 
     Raises:
         UnsupportedModelError: the model is not pack-safe, and its type is refused or in no table.
+        OptionError: there is no transformers model inside.
     """
     state: State | None = getattr(bare(model), STATE, None)
     return family_of(bare(model).config) if state is None else state.family

@@ -51,8 +51,9 @@ from nopad.model.images import (
     refuse_others,
 )
 from nopad.model.known import class_of
+from nopad.model.later import take_off_judges, watch_changes
 from nopad.model.mixers import Cut, Join, carry, mixing_hooks, refuse_compiled, release
-from nopad.model.own import foreign
+from nopad.model.own import changes, foreign
 from nopad.model.positions import positions
 from nopad.model.postconditions import check_attended, check_output, check_ran
 from nopad.model.routers import check_losses, of_real_tokens
@@ -62,6 +63,8 @@ from nopad.model.unguarded import check_rows, refuse_marked, refuse_unguarded
 __all__ = ["State", "part_of"]
 
 log = logging.getLogger("nopad")
+
+TYPES = "token_type_ids"
 
 
 @dataclass(eq=False)
@@ -79,7 +82,9 @@ class State:
         cell: the state that the hooks share.
         modules: the modules that the model had when hooks were last attached; if it has others at a call, hooks are
             attached again.
-        own: classes of one's own among the modules that it had when it was made pack-safe.
+        kinds: classes of these modules.
+        own: the user's own classes among its modules when it was made pack-safe, by qualified name.
+        changed: the user's own code that changed its modules then (`nopad.model.own.changes`).
         roles: roles of the hooks that must run once in a call.
     """
 
@@ -92,7 +97,9 @@ class State:
     before: str = ""
     cell: Cell = field(default_factory=Cell)
     modules: tuple[nn.Module, ...] = ()
+    kinds: frozenset[type] = frozenset()
     own: dict[str, type] = field(default_factory=dict)
+    changed: list[Any] = field(default_factory=list)
     roles: tuple[str, ...] = ()
     lock: Any = field(default_factory=Lock)
 
@@ -105,14 +112,18 @@ class State:
 
     @property
     def attending(self) -> Any:
-        """The part of the model that gets nopad's attention: the model itself, or its text part beside images."""
+        """The part of the model that gets nopad's attention: the model itself, or its text part if it takes images."""
         return attending_part(self.model, self.head.base, self.family)
 
     def install(self) -> None:
-        """Register nopad's attention, and attach all hooks; raise `UnsupportedModelError` if the model refuses one."""
+        """Register nopad's attention, and attach all hooks.
+
+        Raises:
+            UnsupportedModelError: the model cannot be hooked, or does not take nopad's attention.
+        """
         attention.register()
         model = self.model
-        self.own = foreign(model)
+        self.own, self.changed = foreign(model), [call for _, call in changes(model)]
         self.cell.owned = True
         self.takes = parameters(type(model).forward)
         if not self.head.stock and takes_more(type(model).forward):
@@ -161,6 +172,7 @@ class State:
         for module in {*_walk(self.model), *self.modules}:
             take_off(module, self.cell)
         release(_walk(self.model))
+        take_off_judges(_walk(self.model))
         if self.before:
             self.attending.set_attn_implementation(self.before)
 
@@ -176,6 +188,8 @@ class State:
         self.cell.owned = True  # also for a cell that came with a copied model
         # Threads share the modules, so only one may change their hooks at a time.
         with self.lock:
+            if len(modules) == len(self.modules) and all(map(is_, modules, self.modules)):
+                return  # another thread has done it, and may run the model already
             hooks = list(self._hooks())
             self._refuse_later()
             for module in {*modules, *self.modules}:
@@ -189,11 +203,13 @@ class State:
             free = (UnpackFirst, PackAgain, NoPositions, NoLookup, Cut, Join, *((Count,) if self.head.stock else ()))
             counted = (hook for _, hook in hooks if not isinstance(hook, free))
             self.roles = tuple(hook.role for hook in counted)
-            self.modules = modules
+            self.modules, self.kinds = modules, frozenset(map(type, modules))
         self.tell_cell()
 
     def _refuse_later(self) -> None:
-        """Refuse modules of one's own that came after the model was made pack-safe, of which nothing is proven.
+        """Check that no module of the user's own classes came after the model was made pack-safe.
+
+        Nothing is proven of such a module.
 
         Raises:
             UnsupportedModelError: there is one.
@@ -256,8 +272,13 @@ class State:
         """Begin a call: check that batch and model fit, and turn the batch into the model's own arguments.
 
         Returns the new ``(args, kwargs)``, or None for a call that goes on unchanged: a call with static shapes
-        (`nopad.model.static_inputs`), or an ordinary call. An ordinary call with tensors of a packed batch is refused,
-        unless it runs inside another packed call. `frame` is the frame that calls the module; None while compiling.
+        (`nopad.model.static_inputs`), or an ordinary call. `frame` is the frame that calls the module; None while
+        compiling.
+
+        Raises:
+            BatchError: the batch does not fit the model; or an ordinary call, which does not run inside another packed
+                call, has tensors of a packed batch.
+            UnsupportedModelError: the model cannot run this batch, or was changed after it was made pack-safe.
         """
         if torch.compiler.is_compiling():
             arguments = bound(module, args, kwargs)
@@ -295,6 +316,7 @@ class State:
                 "was made pack-safe; make it so anew: nopad.packed(nopad.unpacked(model))"
             )
         self.renew()
+        watch_changes(self.modules, self.kinds, self.changed, self.cell)
         if self.family.mixers:
             carry(self.cell, self.modules)
         check_raw(module, self.head.base, self.family, named)
@@ -320,6 +342,10 @@ class State:
 
         `leave_static` ends a call with static shapes. The output of an ordinary call, or of a call that raised, does
         not change.
+
+        Raises:
+            UnsupportedModelError, BatchError: a check at the end fails (`nopad.model.postconditions`,
+                `nopad.model.routers`).
         """
         if is_static(bound(module, args, kwargs).get("attention_mask")):
             return leave_static(module, self.cell, self.head, output)
@@ -344,7 +370,13 @@ class State:
         return output.to_tuple() if call.as_tuple and hasattr(output, "to_tuple") else output
 
     def _opened(self, guard: PackedMask, named: Mapping[str, Any], module: nn.Module) -> Call:
-        """Return the `Call` for the batch whose `attention_mask` is `guard`; raise `BatchError` if it does not fit."""
+        """Return the `Call` for the batch whose `attention_mask` is `guard`.
+
+        Raises:
+            BatchError: targets are missing or not wanted, or the batch's layout does not suit compiled layers or the
+                head.
+            UnsupportedModelError: layers are compiled, and this model does not allow that.
+        """
         compiled = any(one._compiled_call_impl is not None or "_orig_mod" in one._modules for one in self.modules)
         if compiled:
             refuse_compiled(module, self.family)
@@ -392,10 +424,19 @@ class State:
         _say_once(f"{type(module).__name__} on {device.type}: attention backend {chosen!r} for {layout.form} batches")
         return chosen
 
+    def _types_are_narrow(self, width: int) -> bool:
+        """Return whether the table of zeros that stands for token types left out is narrower than rows (ConvBERT's)."""
+        table = getattr(getattr(self.head.base, "embeddings", None), TYPES, None)
+        return isinstance(table, torch.Tensor) and table.dim() == 2 and table.shape[1] < width
+
     def _fit(self, named: dict[str, Any], call: Call, axes: torch.Tensor | None) -> None:
         """Replace the batch's items in `named` by the arguments that the model takes.
 
-        `axes` are positions with three axes, ``[3, R, L]``, in place of ordinary ones; None: there are none.
+        `axes` are positions with three axes, ``[3, R, L]``, in place of ordinary ones; None: there are none. Also sets
+        `positions` and `as_tuple` of `call`, and, for a model with a front end, the states in `call.seen`.
+
+        Raises:
+            BatchError: a column of the batch does not fit the model (`leave_columns`).
         """
         takes = self.takes
         placed = call.placed
@@ -419,6 +460,8 @@ class State:
         if asked is not None or (call.as_tuple and (self.head.stock or "return_dict" in takes)):
             named["return_dict"] = True
         leave_columns(self.model, takes, named)
+        if TYPES in takes and named.get(TYPES) is None and self._types_are_narrow(placed.layout.shape[1]):
+            named[TYPES] = torch.zeros_like(placed.ids, dtype=torch.long)
         if self.family.front is not None:
             call.seen[STATES] = named.pop(STATES)
             named[self.family.front[1]] = blank(self.model.config, next(self.model.parameters()))
@@ -465,7 +508,12 @@ def _walk(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def _refuse_ambiguous(head: Head, layout: Any) -> None:
-    """Refuse batches in which an unknown class's results per row would look like results per sequence."""
+    """Refuse batches in which an unknown class's results per row would look like results per sequence.
+
+    Raises:
+        BatchError: the class gives results per sequence, and the batch has as many rows as sequences, but not one
+            sequence in each row.
+    """
     rows = layout.shape[0]
     alone = layout.depth == 1 and not layout.crossing
     if head.gives == "sequence" and rows == layout.sequences and not alone:

@@ -23,7 +23,7 @@ __all__ = ["enter_static", "leave_static"]
 
 
 def enter_static(cell: Cell, head: Head, named: Mapping[str, Any], frame: FrameType | None) -> None:
-    """Begin a call with static shapes and the arguments `named`.
+    """Begin a call with static shapes and the arguments `named`; its state is kept in `cell.static`.
 
     `frame` is the frame that calls the module; None while compiling.
 

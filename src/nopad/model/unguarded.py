@@ -53,9 +53,10 @@ def refuse_marked(named: Mapping[str, Any]) -> None:
 
 
 def check_rows(model: nn.Module, base: Any, mixers: Collection[str] = ()) -> None:
-    """Refuse a head that mixes the tokens of a row across sequences.
+    """Check that the head of a model does not mix the tokens of a row across sequences.
 
-    `mixers` are the class names of modules that run sequence by sequence (`nopad.model.mixers`), which may do so.
+    Modules whose class names are in `mixers` may mix tokens, since they run sequence by sequence
+    (`nopad.model.mixers`). `base` is the base model, which is not checked.
 
     Raises:
         UnsupportedModelError: the head has a recurrent, convolution or attention layer.

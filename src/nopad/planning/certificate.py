@@ -43,7 +43,8 @@ class Certificate:
             there is none. The lengths rise, and the values do not fall.
 
     Raises:
-        ValueError: lengths do not rise from 1 on, or values fall or are not from 0 to 2^40.
+        ValueError: a length is below 1 or not above the one before it, or a value is below the one before it or not
+            from 0 to 2^40.
 
     >>> proof = Certificate(((1, 0), (3, 1), (6, 2)))
     >>> proof.best(capacity=8, depth=None)

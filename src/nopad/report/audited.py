@@ -11,10 +11,10 @@ HERE = Path(__file__).resolve().parent
 
 
 def audit_page(verdict: Any, trace: Any = None, fix: Any = None) -> str:
-    """Return the page as HTML.
+    """Return the page about an audit as HTML.
 
     `verdict` is what `nopad.audit` or `nopad.audit_step` returns, `trace` a `nopad.auditing.Trace` and `fix` a
-    `nopad.auditing.Fix`; None: left out.
+    `nopad.auditing.Fix`. The page has no part about a `trace` or `fix` that is None.
     """
     import jinja2
 

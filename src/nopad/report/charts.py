@@ -155,7 +155,12 @@ def source_chart(subject: Subject) -> Any:
 
 
 def slots_chart(subject: Subject, settings: Settings) -> Any:
-    """Return a chart of all slots, split into tokens and padding: three ways without packing, and packed."""
+    """Return a chart with a bar of slots, tokens and padding, for packing and for three ways without packing.
+
+    Raises:
+        OptionError: as in `ways_of`.
+        MissingExtraError: altair is not installed.
+    """
     alt = load_altair()
     ways = ways_of(subject.plan, settings)
     parts = ("tokens", "padding")

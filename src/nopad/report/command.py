@@ -1,4 +1,4 @@
-"""The command that makes a plan or a packed dataset again, with the options that this command has."""
+"""Write the command that makes a plan or a packed dataset again, with no option that the command does not have."""
 
 from __future__ import annotations
 
@@ -45,9 +45,10 @@ def pack_command(manifest: Manifest, out: str) -> str:
 
 
 def plan_command(made: Plan, given: str, out: str | None) -> str:
-    """Return the command that plans `given` again, as one line for a shell; `out` is the plan file, None: none.
+    """Return the command that makes the plan `made` again, as one line for a shell.
 
-    If the plan was made of a corpus by `nopad plan`, its `facts` have the options by which the corpus was read.
+    `given` is the name of the input in this command, and `out` the file to write the plan to (None: the command writes
+    no file). If `nopad plan` made the plan of a corpus, its `facts` have the options by which the corpus was read.
     """
     corpus = made.facts.get("corpus", {})
     values = {
@@ -65,10 +66,10 @@ def plan_command(made: Plan, given: str, out: str | None) -> str:
 
 
 def tokenizer_of(stated: Mapping[str, Any] | None, options: Mapping[str, Any]) -> str | None:
-    """Return the SHA-256 of the tokenizer that made the ids; None if the ids were there before.
+    """Return the SHA-256, in hex, of the tokenizer that made the ids; None if the data were ready-made ids.
 
     `stated` is the entry ``tokenizer`` of a manifest or of a plan's facts. Chats and pairs are tokenised as they are
-    read, so theirs stands in `options`.
+    read, so their tokenizer is in `options`, the options by which the data were read.
     """
     made = (stated or {}).get("sha256") or options.get("pretrain_tokenizer")
     found: str | None = made or (options.get("encoder") or {}).get("tokenizer")
@@ -76,7 +77,10 @@ def tokenizer_of(stated: Mapping[str, Any] | None, options: Mapping[str, Any]) -
 
 
 def _asked(algorithm: str, options: Mapping[str, Any]) -> list[str]:
-    """Return the algorithm's options and the conditions that differ from their defaults, as NAME=VALUE."""
+    """Return those of a plan's `options` (of its algorithm, and conditions) that differ from the defaults.
+
+    Each is a text NAME=VALUE.
+    """
     own, conditions = complete_options(algorithm, {})
     usual = {**own, **conditions}
     return _pairs({name: value for name, value in options.items() if name in usual and value != usual[name]})
@@ -87,7 +91,10 @@ def _pairs(options: Mapping[str, Any]) -> list[str]:
 
 
 def _text(value: Any) -> str:
-    """Return a value as the command line reads it: JSON, or the text itself where it is not also a number or so."""
+    """Return a value as the command line reads it: as JSON; but a string that is no JSON stays as it is.
+
+    A string such as "7" or "true" would be read as another type, so it gets the quotes of JSON.
+    """
     if not isinstance(value, str) or value in ("None", "True", "False"):
         return json.dumps(value)
     try:
@@ -98,9 +105,10 @@ def _text(value: Any) -> str:
 
 
 def _of_corpus(options: Mapping[str, Any], capacity: int) -> dict[str, Any]:
-    """Return the values that differ from the defaults by the names of the command's parameters.
+    """Return the `options` that differ from their defaults, by the names of the command's parameters.
 
-    `options` are the settings of `ReaderOptions`, `CorpusOptions`, an encoder, and pre-training pairs.
+    `options` are the settings of `ReaderOptions`, `CorpusOptions`, an encoder, and pre-training pairs, as a manifest or
+    a plan's facts store them. `capacity`, that of the packs, decides the defaults of pre-training pairs.
     """
     found = {name: value for name, value in options.items() if name in _DEFAULTS and value != _DEFAULTS[name]}
     if "mask_field" in found and found["mask_field"] is None:
@@ -125,9 +133,11 @@ def _of_corpus(options: Mapping[str, Any], capacity: int) -> dict[str, Any]:
 
 
 def _line(verb: Literal["plan", "pack"], sources: list[str], values: Mapping[str, Any], given: str = "INPUT") -> str:
-    """Return the command with those of the `values`, by name, for which it has an option; names of `sources`, if any.
+    """Return the command ``nopad VERB`` as one line for a shell.
 
-    The words are made from the parameters of the command, so that no option stands in it that the command lacks.
+    The input is `given`; with named `sources`, it is ``NAME=given`` for each name. `values` are values of options, by
+    the names of the command's parameters. A value that is None, empty or the default, or for which the command has no
+    option, is left out.
     """
     words = ["nopad", verb, *([f"{name}={given}" for name in sources] or [given])]
     for parameter in _parameters(verb):
@@ -139,7 +149,7 @@ def _line(verb: Literal["plan", "pack"], sources: list[str], values: Mapping[str
 
 @cache
 def _parameters(verb: str) -> tuple[Any, ...]:
-    """Return the options of a command, as click has them."""
+    """Return the options of ``nopad plan`` or ``nopad pack`` as objects of click."""
     import typer
 
     from nopad.cli.pack import pack

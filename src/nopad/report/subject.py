@@ -121,7 +121,7 @@ def read_subject(path: Path) -> Subject:
 
     Raises:
         FormatError: the path is not a histogram, plan or packed dataset.
-        OptionError: the histogram states no valid capacity, or is empty.
+        OptionError: the histogram states no valid capacity, or the histogram or plan holds no sequence.
         LengthError: a length or count in the histogram is out of range, or a length is above the capacity.
         CorruptError: the dataset is damaged, or its job has not finished.
         StorageError: a file of the dataset cannot be read.

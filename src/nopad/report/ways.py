@@ -48,7 +48,10 @@ class Way:
 
 
 def ways_of(plan: Plan, settings: Settings) -> list[Way]:
-    """Return the four ways: padding to the capacity, dynamic padding, padding sorted by length, and packing by `plan`.
+    """Return what epochs take in four ways to make batches.
+
+    The ways are padding to the capacity, dynamic padding, dynamic padding of batches sorted by length, and packing by
+    `plan`, in this order.
 
     Raises:
         OptionError: `settings.of_tokens` is below the number of tokens in the plan.
@@ -80,7 +83,8 @@ def ways_of(plan: Plan, settings: Settings) -> list[Way]:
 def formulas(settings: Settings) -> list[str]:
     """Return a sentence on how each of steps, GPU-hours, hours, money and energy is computed, if its setting is given.
 
-    With `tokens_per_second`, one more sentence says what the computation leaves out.
+    Further sentences say if numbers are extrapolated (`of_tokens`) or are those of several `epochs` and, with
+    `tokens_per_second`, what the computation leaves out. The list is empty if no setting asks for a sentence.
     """
     given = []
     if settings.rows_per_step is not None:
@@ -110,9 +114,10 @@ def formulas(settings: Settings) -> list[str]:
 
 
 def savings(ways: list[Way], settings: Settings) -> str:
-    """Return a sentence on what packing saves, compared with each other way; "" if no rate is given.
+    """Return a sentence on what packing saves, compared with each other way; "" if there is no `tokens_per_second`.
 
-    A comparison whose GPU-hours round to nothing is left out.
+    `ways` is the result of `ways_of` with the same `settings`. A comparison whose difference in GPU-hours rounds to 0
+    is left out.
 
     >>> import nopad
     >>> ways = ways_of(nopad.plan([6, 2, 6, 2], capacity=8), settings := Settings(tokens_per_second=1e-3))

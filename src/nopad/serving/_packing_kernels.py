@@ -113,7 +113,10 @@ def most_urgent(levels: NDArray[Any], n: int) -> NDArray[Any]:
 
 @njit(cache=True, nogil=True)
 def highest(levels: NDArray[Any], n: int) -> NDArray[Any]:
-    """Return the indices of the `n` highest levels, as `most_urgent` does, by one partition."""
+    """Return the indices of the `n` highest levels, ascending; of equal levels, the first ones.
+
+    They are found by one partition of all `levels`. Unlike in `most_urgent`, gaps are not left out.
+    """
     least = np.partition(levels, levels.size - n)[levels.size - n]
     left = n - np.sum(levels > least)
     chosen = np.empty(n, dtype=np.int64)
@@ -131,7 +134,7 @@ def levels_of(table: NDArray[Any], index: NDArray[Any], limits: NDArray[Any], no
     """Return the urgency of the requests whose rows in the table are `index`; int64, same shape.
 
     It is `LEVELS` once a request must leave. Before, it is `MIDDLE` + priority + 1 per `AGE_STEP` waited, and less than
-    `LEVELS`. Gaps have the level `GAP`. `index` is in order of arrival.
+    `LEVELS`. Gaps have the level `GAP`. `index` is in order of arrival, and `now` is the time in nanoseconds.
     """
     levels = np.empty(index.size, dtype=np.int64)
     waited, until = 0, -1  # those that arrived until then have waited so many steps, or more
@@ -299,8 +302,9 @@ def decide(
 ) -> tuple[int, int, int]:
     """Choose the next batch, and take its requests out of the table; return (reason, number of requests, their tokens).
 
-    ``batch``, int64 ``[4, n]``, gets the number, length, row and start of each request, in order of arrival; it has
-    room for all that can leave. Three zeros mean that no batch leaves now.
+    `now` is the time in nanoseconds. `idle` is 1 if the model has nothing to run, and `draining` is 1 if no more
+    requests will come; else they are 0. ``batch``, int64 ``[4, n]``, gets the number, length, row and start of each
+    request, in order of arrival; it has room for all that can leave. Three zeros mean that no batch leaves now.
     """
     waiting = waiting_of(state)
     if waiting == 0:

@@ -113,7 +113,10 @@ def top_up(
 def filled(
     lengths: NDArray[Any], limits: NDArray[Any], row: NDArray[Any], start: NDArray[Any]
 ) -> tuple[NDArray[Any], int]:
-    """Return the number of slots used in each row, or in the one stream, and the number of requests placed."""
+    """Return the number of slots used in each row, and the number of requests placed.
+
+    If all rows are one stream (`is_crossing`), the first result has one number, for the stream.
+    """
     crossing = is_crossing(limits)
     fill = np.zeros(1 if crossing else limits[ROWS], dtype=np.int64)
     placed = 0
@@ -127,7 +130,7 @@ def filled(
 
 @njit(cache=True, nogil=True)
 def put(fill: NDArray[Any], length: int, limits: NDArray[Any]) -> tuple[int, int]:
-    """Place a request, for which there must be room; return (row, start)."""
+    """Place a request of this length, for which there must be room: add it to `fill`, and return (row, start)."""
     capacity, crossing = limits[CAPACITY], is_crossing(limits)
     at = row_for(fill, length, room_of(limits), limits)
     begin = after(fill[at], limits[SEPARATOR])
@@ -137,7 +140,10 @@ def put(fill: NDArray[Any], length: int, limits: NDArray[Any]) -> tuple[int, int
 
 @njit(cache=True, nogil=True)
 def stopped(placed: int, requests: int, widest: int, limits: NDArray[Any]) -> int:
-    """Return why a batch takes no more, of so many `requests` and with so much room left; see `top_up`."""
+    """Return why a batch takes no more requests, or 0: the reason that `top_up` returns.
+
+    The batch has `placed` of `requests` given requests, and a request of up to `widest` tokens still fits.
+    """
     if placed == limits[MOST]:
         return COUNT
     return FULL if placed < requests or widest < 1 else 0
@@ -145,7 +151,7 @@ def stopped(placed: int, requests: int, widest: int, limits: NDArray[Any]) -> in
 
 @njit(cache=True, nogil=True)
 def room_of(limits: NDArray[Any]) -> int:
-    """Return the number of slots of a row, or of the one stream."""
+    """Return the number of slots of a row or, if all rows are one stream (`is_crossing`), of the stream."""
     return int(limits[CAPACITY] * limits[ROWS] if is_crossing(limits) else limits[CAPACITY])
 
 

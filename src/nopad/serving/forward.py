@@ -20,6 +20,7 @@ from torch import Tensor
 
 from nopad.batch import Flat, PackedBatch, Rows
 from nopad.batch.columns import from_features
+from nopad.batch.form import Form
 from nopad.errors import BatchError, InputError, LengthError, OptionError, RequestError
 from nopad.model.admission import device_of, positions_of
 from nopad.model.postconditions import FREE, declared
@@ -29,7 +30,7 @@ from nopad.serving.batching import Batching
 from nopad.serving.buffers import Output, check_buffers, filled
 from nopad.tasks.core import Core, Prepared
 
-__all__ = ["Placed", "Tensors", "answers", "batch_of", "check_batching"]
+__all__ = ["Placed", "Tensors", "answers", "batch_of", "check_batching", "form_of"]
 
 IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"
 Placed = tuple[int, Sequences]  # a row of the batch, and one sequence that begins in it
@@ -176,16 +177,16 @@ class Tensors(Core):
             parts = [_with_types(part) for part in parts]
         return super().joined(parts)
 
-    def run_batch(self, batch: PackedBatch) -> list[Any]:
+    def run_batch(self, batch: PackedBatch, model: Any = None) -> list[Any]:
         """Return the results of a batch (`results_of`), not made in inference mode, so that training can use them."""
         with torch.no_grad():
-            return self.results_of(batch.to(device_of(self.model)))
+            return self.results_of(batch.to(device_of(self.model)), self.model if model is None else model)
 
-    def try_batch(self, batch: PackedBatch) -> None:
+    def try_batch(self, batch: PackedBatch, model: Any = None) -> None:
         """Run the model, so that `outputs` is known."""
-        self.run_batch(batch)
+        self.run_batch(batch, model)
 
-    def results_of(self, batch: PackedBatch) -> list[Any]:
+    def results_of(self, batch: PackedBatch, model: Any) -> list[Any]:
         """Return, for each sequence, a dict of its outputs by name; see `Core.results_of`.
 
         Outputs per token are ``[length, ...]``; other outputs are the values of the sequence. A sequence with NaN in an
@@ -195,7 +196,7 @@ class Tensors(Core):
             RequestError: the model returns no named outputs.
             Exception: any error that the model raises.
         """
-        output = self.model(**batch)
+        output = model(**batch)
         if not isinstance(output, Mapping):
             raise RequestError(f"{type(bare(self.model)).__name__} returns no named outputs; set return_dict=True")
         results: list[dict[str, Tensor]] = [{} for _ in range(batch.layout.sequences)]
@@ -244,6 +245,19 @@ class Tensors(Core):
         return declared(self._head, name) == "token" or self.by_place(name)
 
 
+def form_of(batching: Batching, compiled: bool) -> Form:
+    """Return the layout of the batches of a runner, whose model may be compiled.
+
+    Compiled attention knows which slots see each other by sequence numbers within a row alone. So rows that are filled
+    end to end become one row with the slots of all of them, in which no sequence crosses a border.
+    """
+    if batching.rows is None:
+        return Flat()
+    if batching.policy != "end_to_end":
+        return Rows(batching.capacity, rows=batching.rows)
+    return Rows(batching.slots, rows=1) if compiled else Rows(batching.capacity, rows=batching.rows, end_to_end=True)
+
+
 def check_batching(core: Core, batching: Batching) -> None:
     """Check that a core's model can run batches as `batching` describes them.
 
@@ -262,15 +276,13 @@ def check_batching(core: Core, batching: Batching) -> None:
         raise OptionError(f"{type(inner).__name__} runs one row at a time; leave rows out, for flat batches")
 
 
-def batch_of(placed: Sequence[Placed], core: Core, batching: Batching) -> PackedBatch:
-    """Return a batch of sequences that are sorted by the rows in which they begin."""
+def batch_of(placed: Sequence[Placed], core: Core, form: Form) -> PackedBatch:
+    """Return a batch of sequences that are sorted by the rows in which they begin; `form` is of `form_of`."""
     sequences = core.joined([one for _, one in placed])
-    if batching.rows is None:
-        return PackedBatch.from_columns(sequences, Flat())
-    if batching.policy == "end_to_end":
-        return PackedBatch.from_columns(sequences, Rows(batching.capacity, rows=batching.rows, end_to_end=True))
-    per_row = np.unique([row for row, _ in placed], return_counts=True)[1]
-    return PackedBatch.from_columns(sequences, Rows(batching.capacity, rows=batching.rows), per_row=per_row)
+    if isinstance(form, Flat) or form.end_to_end:
+        return PackedBatch.from_columns(sequences, form)
+    rows = [0 if form.rows == 1 else row for row, _ in placed]
+    return PackedBatch.from_columns(sequences, form, per_row=np.unique(rows, return_counts=True)[1])
 
 
 def answers(placed: Sequence[Placed], run: Callable[[Sequence[Placed]], list[Any]]) -> list[Any]:
@@ -278,16 +290,31 @@ def answers(placed: Sequence[Placed], run: Callable[[Sequence[Placed]], list[Any
 
     `run` runs a batch. A batch that fails is split in halves, so f failing sequences among n take about 2 f log2(n)
     more runs; if all n fail, there are 2 n - 1 runs in total.
+
+    Sequences whose results are errors (NaN) run again without the others, and are split in halves too: a dense mask, as
+    compiled models and GPUs have it, multiplies values of other sequences by 0, and 0 x NaN is NaN.
     """
     try:
-        return run(placed)
+        found = run(placed)
     except Exception as error:
-        if len(placed) == 1:
-            failed = RequestError(f"the model fails for this request: {type(error).__name__}: {error}")
-            failed.__cause__ = error
-            return [failed]
-        middle = len(placed) // 2
-        return [*answers(placed[:middle], run), *answers(placed[middle:], run)]
+        if len(placed) > 1:
+            return _halves(placed, run)
+        failed = RequestError(f"the model fails for this request: {type(error).__name__}: {error}")
+        failed.__cause__ = error
+        return [failed]
+    odd = [at for at, one in enumerate(found) if isinstance(one, RequestError)]
+    if len(odd) < 2:  # a single one has NaN of its own
+        return found
+    if len(odd) == len(placed):
+        return _halves(placed, run)
+    for at, one in zip(odd, answers([placed[at] for at in odd], run), strict=True):
+        found[at] = one
+    return found
+
+
+def _halves(placed: Sequence[Placed], run: Callable[[Sequence[Placed]], list[Any]]) -> list[Any]:
+    middle = len(placed) // 2
+    return [*answers(placed[:middle], run), *answers(placed[middle:], run)]
 
 
 def _rows_of(given: Mapping[str, Any], model: Tensors) -> list[Request]:

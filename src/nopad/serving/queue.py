@@ -159,9 +159,9 @@ class RequestQueue:
     def add(self, requests: Iterable[Waiting], deadline: int | None, priority: int) -> None:
         """Add requests, each with all its sequences or not at all.
 
-        If the queue is full and `when_full` is "block", wait for room.
-
-        Callers that wait enter in the order in which they came, whatever their priorities.
+        `deadline` is a time of the queue's clock in nanoseconds; None: there is none. If the queue is full and
+        `when_full` is "block", wait for room. Callers that wait enter in the order in which they came, whatever their
+        priorities. If a request is refused, those before it stay in the queue; `cancel` removes them.
 
         Raises:
             LengthError, OptionError: a sequence is too long for a batch, or the priority is not valid.
@@ -181,7 +181,16 @@ class RequestQueue:
             self._changed.notify_all()  # others than the worker wait for this too
 
     def _enter(self, lengths: list[int], deadline: int | None) -> None:
-        """Return when a request may be added: at once, or after those who wait for room already; see `add`."""
+        """Wait until a request with sequences of these `lengths` may be added: after the callers that wait already.
+
+        Without such callers and with enough room, this returns at once. It also returns at once for a request that
+        `OnlinePacker.add_all` then refuses, since it is too long or `when_full` is "raise".
+
+        Raises:
+            QueueFullError: the worker itself calls this while other callers wait.
+            DeadlineError: the deadline cannot be met.
+            RunnerClosedError: the runner is closed.
+        """
         self.check_open()
         tokens = sum(lengths)
         never = tokens > self._batching.max_waiting_tokens
@@ -206,7 +215,7 @@ class RequestQueue:
             self._call_next()
 
     def _call_next(self) -> None:
-        """Wake the first caller of the line, since there may be room."""
+        """Wake the first of the callers that wait for room (the line), since there may be room now."""
         if self._line:
             self._line[0].notify()
 
@@ -321,7 +330,7 @@ class RequestQueue:
         fail(left, RunnerClosedError(f"the runner's worker died: {died}"))
 
     def _send_away(self) -> None:
-        """Wake all callers of the line, who then find that the runner is closed."""
+        """Wake all callers that wait for room (the line); they then find that the runner is closed."""
         for one in self._line:
             one.notify()
 

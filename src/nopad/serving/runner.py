@@ -22,21 +22,23 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from contextvars import copy_context
 from dataclasses import replace
 from functools import partial
-from itertools import islice
+from itertools import chain, islice, repeat
 from types import TracebackType
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 from nopad.batch import PackedBatch
-from nopad.errors import InputError, OptionError, RequestError
+from nopad.errors import InputError, OptionError, RequestError, UnsupportedModelError
 from nopad.model.safety import bare
 from nopad.options import MAX_LENGTH, Option, check_choice
 from nopad.serving.answer import Answer
 from nopad.serving.batching import LONGEST_S, Batching, in_ns
-from nopad.serving.forward import Placed, Tensors, Widths, answers, batch_of, check_batching
+from nopad.serving.compiling import WARM_RUNS, Mode, compiled_rows, unfit
+from nopad.serving.forward import Placed, Tensors, Widths, answers, batch_of, check_batching, form_of
 from nopad.serving.packer import OnlineBatch, OnlinePacker
 from nopad.serving.queue import Part, RequestQueue, RunnerStatistics, Waiting, WhenFull
 from nopad.tasks.core import Core, of_length
@@ -45,7 +47,7 @@ __all__ = ["PackRunner"]
 
 _log = logging.getLogger("nopad")
 _FIXED = Option(default=None, high=MAX_LENGTH, help="places of every result per token")
-_AT_ONCE = 64  # requests of one call that are tokenised together, while the model runs earlier ones
+_AT_ONCE = (64, 256, 1024, 4096)  # requests of one call that are tokenised together, while the model runs earlier ones
 _WARM_TOKENS = (8, 64, 512)  # tokens of the batches that run before a runner is ready, besides a full one
 _WARM_LENGTH = 128
 _TRAINING = "the model was put into training mode while it serves, where results depend on chance; call model.eval()"
@@ -89,13 +91,20 @@ class PackRunner:
             in the same way.
         fast: on CPUs, run a model's float32 linear layers with a faster kernel (`nopad.model.fast_linear`), which takes
             as much memory again as their weights; None: measure, and do so only if it is faster. Not allowed
-            with an Embedder, which always measures, or a Predictor, which has its own `fast`.
+            with an Embedder, which always measures, or a Predictor, which has its own `fast`; nor with a compiled
+            model.
+        compile: compile the model with torch.compile, so that every batch runs as rows of one shape, by one graph;
+            needs `Batching.rows`. True, or torch.compile's mode: "default", "reduce-overhead" or "max-autotune" (both
+            use CUDA graphs on a GPU), or "max-autotune-no-cudagraphs". False: the model runs as it is, as it also does
+            if you have compiled it yourself. Heads with a result per sequence need ``nopad.packed(model,
+            max_sequences=...)``. With "end_to_end", rows become one row of all slots, whose attention takes longer.
         warm_up: run some batches before the constructor returns; `submit` can check `out` only if this is done.
         clock: function that returns the current time as an integer in nanoseconds, and never goes back.
 
     Raises:
         OptionError: the model is not pack-safe or cannot run batches as `batching` describes them, or an option is
             invalid.
+        UnsupportedModelError: the model cannot be compiled.
         RunnerClosedError: the worker died while it started.
 
     >>> import nopad
@@ -124,6 +133,7 @@ class PackRunner:
         when_full: WhenFull = "block",
         widths: Widths | int = "own",
         fast: bool | None = None,
+        compile: bool | Mode = False,
         warm_up: bool = True,
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
@@ -134,19 +144,28 @@ class PackRunner:
             self.widths = _FIXED.check("widths", widths)
         if isinstance(model, Core) and (fast is not None or widths != "own"):
             raise OptionError(f"fast and widths are for models, and a {type(model).__name__} is given; leave them out")
-        self._core = model if isinstance(model, Core) else Tensors(model, self.widths, fast)
+        self._core = (
+            model if isinstance(model, Core) else Tensors(model, self.widths, fast if compile is False else False)
+        )
         self._core.model.eval()
         capacity, rows = self._core.shape
         self.batching = Batching(capacity=capacity, rows=rows) if batching is None else batching
         if not isinstance(self.batching, Batching):
             raise OptionError(f"batching is of type {type(batching).__name__}; expected nopad.serving.Batching")
         check_batching(self._core, self.batching)
+        self._compiled = compiled_rows(self._core, self.batching, compile)
+        if fast and self._compiled is not None:
+            raise OptionError("fast is a kernel for models that are not compiled; leave fast or compile out")
+        self._form = form_of(self.batching, self._compiled is not None)
+        self._unfit: UnsupportedModelError | None = None
         self._turn = _turn_of(self._core.model)
         self._clock = clock
         self._queue = RequestQueue(self.batching, self.when_full, clock, self._is_worker)
         self._process = os.getpid()
         self._ready = threading.Event()
-        self._worker = threading.Thread(target=self._work, args=(warm_up,), name="nopad-runner", daemon=True)
+        # In the caller's context, which has the settings of torch.compile (torch._inductor.config) that it made
+        work = partial(copy_context().run, self._work, warm_up)
+        self._worker = threading.Thread(target=work, name="nopad-runner", daemon=True)
         self._worker.start()
         _open.add(self)
         try:
@@ -154,6 +173,8 @@ class PackRunner:
         except BaseException:  # such as KeyboardInterrupt: nobody waits for the runner any more
             self.close(drain=False)
             raise
+        if self._unfit is not None:
+            raise self._unfit
         self._queue.check_open()
 
     def __call__(self, inputs: Any, **how: Any) -> Any:
@@ -164,7 +185,8 @@ class PackRunner:
 
         Raises:
             ServingError: a request was not answered; the others may have been.
-            InputError: as for `submit`; messages number the requests from 0.
+            InputError: `inputs` are neither a request nor an iterable of requests; or as for `submit`. Messages number
+                the requests from 0.
         """
         if self._core.is_one(inputs):
             return self.submit(inputs, **how).result()
@@ -214,7 +236,7 @@ class PackRunner:
         made = [Waiting(one, Answer(self._worker), now) for one in prepared]
         deadline = None if deadline_s is None else now + in_ns(deadline_s)
         try:
-            self._queue.add([one for one in made if one.tokens], deadline, priority)
+            self._queue.add(self._in_line(made), deadline, priority)
         except BaseException:  # some requests were added already, and nobody has their futures
             for one in made:
                 self._queue.cancel(one.numbers)
@@ -227,6 +249,17 @@ class PackRunner:
             else:  # the task leaves it out
                 one.future.set_result(self._core.finish(one.prepared, []))
         return [one.future for one in made]
+
+    def _in_line(self, made: list[Waiting]) -> list[Waiting]:
+        """Return the requests that have tokens in the order in which they join the queue.
+
+        In flat batches, the shortest go first: attention takes sequences of one length in one call, which is faster.
+        The caller waits for all of them anyway. Rows are fuller where long and short requests wait together.
+        """
+        found = [one for one in made if one.tokens]
+        if self.batching.rows is None and not self.batching.keep_order:
+            found.sort(key=lambda one: one.tokens)
+        return found
 
     def _cancelled(self, numbers: range, future: Any) -> None:
         if future.cancelled():
@@ -282,15 +315,18 @@ class PackRunner:
     def _work(self, warm_up: bool) -> None:
         died = None
         try:
-            with self._core.kernels():
+            with self._core.kernels() if self._compiled is None else nullcontext():
                 if warm_up:
                     self._warm_up()
                 self._ready.set()
                 while (batch := self._queue.take()) is not None:
                     self._run(batch)
         except BaseException as error:  # whatever it is, nobody may wait for ever
-            died = f"{type(error).__name__}: {error}"
-            _log.exception("the worker of a PackRunner died")
+            if isinstance(error, UnsupportedModelError) and not self._ready.is_set():
+                self._unfit = error  # the constructor raises it
+            else:
+                died = f"{type(error).__name__}: {error}"
+                _log.exception("the worker of a PackRunner died")
         finally:
             self._queue.die(died)
             self._ready.set()
@@ -298,24 +334,31 @@ class PackRunner:
     def _warm_up(self) -> None:
         """Run batches of different sizes, which a packer makes as for requests.
 
-        An error here is only logged: requests may still run, only the first ones more slowly.
+        An error here is only logged: requests may still run, only the first ones more slowly. But no request runs if a
+        compiled model does not.
+
+        Raises:
+            UnsupportedModelError: the compiled model does not run.
         """
         longest = min(_WARM_LENGTH, self._core.longest or _WARM_LENGTH, self.batching.longest)
         slots = self.batching.slots
+        sizes = {min(tokens, slots) for tokens in (*_WARM_TOKENS, slots)}
         packer = OnlinePacker(replace(self.batching, max_waiting_tokens=2 * slots + _WARM_LENGTH))
         try:
-            for tokens in sorted({min(tokens, slots) for tokens in (*_WARM_TOKENS, slots)}):
+            for tokens in sorted(sizes) if self._compiled is None else [slots] * WARM_RUNS:
                 lengths = [longest] * (tokens // longest) or [tokens]
                 packer.add_all(lengths, 0)
-                with self._turn:
+                with self._turn, self._core.lanes.turn():
                     while (batch := packer.poll(0, draining=True).batch) is not None:
-                        self._core.try_batch(self._warming(batch))
+                        self._core.try_batch(self._warming(batch), self._compiled)
         except Exception as error:
+            if self._compiled is not None:
+                raise unfit(self._core, error) from error
             _log.warning(f"a PackRunner could not warm up, so its first requests take longer: {error}")
 
     def _warming(self, batch: OnlineBatch) -> PackedBatch:
         placed = sorted(zip(batch.rows.tolist(), batch.lengths.tolist(), strict=True))
-        return batch_of([(row, of_length([length])) for row, length in placed], self._core, self.batching)
+        return batch_of([(row, of_length([length])) for row, length in placed], self._core, self._form)
 
     def _run(self, batch: list[Part]) -> None:
         placed: list[Placed] = [(part.row, part.sequence) for part in batch]
@@ -330,10 +373,12 @@ class PackRunner:
 
     def _run_placed(self, placed: Any) -> list[Any]:
         def work(indices: list[int]) -> list[Any]:
-            return self._core.run_batch(batch_of([placed[index] for index in indices], self._core, self.batching))
+            batch = batch_of([placed[index] for index in indices], self._core, self._form)
+            return self._core.run_batch(batch, self._compiled)
 
         if self.batching.rows is not None:
-            return work(list(range(len(placed))))
+            with self._core.lanes.turn():
+                return work(list(range(len(placed))))
         return self._core.lanes.run([one.seq_lengths.item() for _, one in placed], work)
 
 
@@ -354,8 +399,10 @@ def _numbered_from(first: int) -> Iterator[None]:
 
 
 def _parts(requests: Iterator[Any]) -> Iterator[list[Any]]:
-    """Yield the requests of a call in lists of at most 64."""
-    while part := list(islice(requests, _AT_ONCE)):
+    """Yield the requests of a call in lists of 64, so that the model soon has work, then 256, 1,024 and 4,096."""
+    for size in chain(_AT_ONCE, repeat(_AT_ONCE[-1])):
+        if not (part := list(islice(requests, size))):
+            return
         yield part
 
 

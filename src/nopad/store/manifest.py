@@ -1,7 +1,7 @@
 """The manifest of a packed dataset, ``nopad.json``: the settings, totals and checksums that `nopad.verify` compares.
 
 It holds no time and no path, so the same input gives the same bytes. It includes a checksum of itself
-(`nopad.store.seal`), so damage to it is noticed.
+(`nopad.seal`), so damage to it is noticed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Literal
 from nopad.corpus import Counts
 from nopad.errors import CorruptError, FormatError
 from nopad.files import storage_errors, write_atomic
-from nopad.store.seal import SEAL, sealed, unsealed
+from nopad.seal import SEAL, sealed, unsealed
 
 __all__ = [
     "FORMAT_VERSION",

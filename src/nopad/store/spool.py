@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 from nopad.corpus import CHAIN_START, Block, Carried, Counts, Source, chain
 from nopad.errors import ResumeError
 from nopad.files import fsync_folder, storage_errors
+from nopad.seal import sealed_line, sealed_lines
 from nopad.sequences import Sequences
-from nopad.store.seal import sealed_line, sealed_lines
 from nopad.store.spool_files import spool_files, text_array
 
 __all__ = ["Progress", "Spool"]

@@ -6,78 +6,120 @@ import fcntl
 import os
 import re
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
-from nopad.errors import InterruptedJobError, OutputBusyError, OutputExistsError
+from nopad.errors import (
+    CorruptError,
+    InterruptedJobError,
+    OutputBusyError,
+    OutputExistsError,
+    ResumeError,
+    SourceError,
+    StorageError,
+)
 from nopad.files import fsync_folder, storage_errors
 from nopad.store.manifest import MANIFEST, PLAN, split_folders
 from nopad.store.workspace import JOB, WORK
 
-__all__ = ["DATASET", "PREDICTIONS", "check_made", "replacement"]
+__all__ = ["DATASET", "PREDICTIONS", "check_made", "replaced"]
+
+Made = TypeVar("Made")
 
 # The names that a job leaves in its folder
 NEW = ".replacing"  # subfolder of the old output, into which the new output is written
+MOVING = ".moving"  # the same, once the old output is removed
 RESULTS = "_predictions.json"
 WHOLE = (MANIFEST, RESULTS)  # a folder with one of these files is complete
-DATASET = re.compile(
-    rf"{re.escape(MANIFEST)}|{re.escape(PLAN)}|{re.escape(NEW)}|\.work|shards|packs\.arrow|sequences\.arrow"
-)
-PREDICTIONS = re.compile(rf"{re.escape(RESULTS)}|{re.escape(NEW)}|part-\d+\.parquet|\.work")
+_WORKING = rf"{re.escape(NEW)}|{re.escape(MOVING)}|{re.escape(WORK)}"
+DATASET = re.compile(rf"{re.escape(MANIFEST)}|{re.escape(PLAN)}|shards|packs\.arrow|sequences\.arrow|{_WORKING}")
+PREDICTIONS = re.compile(rf"{re.escape(RESULTS)}|part-\d+\.parquet|{_WORKING}")
+_OTHER_WORK = (OutputExistsError, ResumeError, CorruptError)
+_GOES_ON = (InterruptedJobError, KeyboardInterrupt, StorageError, SourceError)  # after which the same call may succeed
 
 
-@contextmanager
-def replacement(out: Path, names: re.Pattern[str]) -> Iterator[Path]:
-    """For a ``with`` block, give the folder to write into; the end of the block replaces nopad's old output in `out`.
+def replaced(out: Path, names: re.Pattern[str], make: Callable[[Path], Made]) -> Made:
+    """Write new output in place of nopad's old output in a folder; return what `make` returns.
 
-    If `out` is missing or empty, the block gets `out` itself. Otherwise it gets the subfolder `NEW` of `out`; `out` may
-    be a mount or a link. At the end of the block, the old files are removed and the new files take their place. If the
-    block raises an error, the old files stay as they are. A kill after the removal leaves a folder without a manifest,
-    which a later call of this function replaces, too.
+    `make` writes into the folder that it gets, and goes on with its own job if one was interrupted there. That is `out`
+    if there is no complete output in it. Otherwise it is the subfolder `NEW` of `out` (which may be a mount or a link);
+    at the end, the old files are removed and the new files take their place. Until then, the old files stay as they
+    are. After an interruption or a kill at any moment, the same call goes on where it stopped. A call that makes
+    something else begins anew.
 
     Args:
         out: the folder.
         names: the names that nopad writes there, `DATASET` or `PREDICTIONS`. The folder of a job that held a share out
             may also hold its two datasets' folders, ``train`` and ``validation``.
+        make: writes the output. It raises OutputExistsError, ResumeError or CorruptError if the folder holds other or
+            damaged work.
 
     Raises:
         OutputExistsError: `out` is a file, holds a file with any other name, or holds no trace of a job.
         OutputBusyError: another process is writing there.
-        InterruptedJobError: the block was interrupted.
+        InterruptedJobError: `make` was interrupted.
         StorageError: a file cannot be removed or moved.
     """
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
-        yield out
-        return
+        return make(out)
     check_made(out, names)
-    new = out / NEW
+    new, moving = out / NEW, out / MOVING
     with storage_errors("replacing", out):
         for folder in (out, new):
             _refuse_busy(folder)
-        _remove(new)
-        new.mkdir()
+        moved = moving.is_dir()
+        if moved:
+            _move(moving, out)
+    if moved or not (new.is_dir() or _is_whole(out)):
+        with suppress(*_OTHER_WORK):
+            return make(out)
     try:
-        yield new
+        made = _made(new, make)
     except BaseException as error:
-        shutil.rmtree(new, ignore_errors=True)
+        if not isinstance(error, _GOES_ON):
+            shutil.rmtree(new, ignore_errors=True)
         if isinstance(error, InterruptedJobError):
-            raise InterruptedJobError(f"interrupted; {out} is as it was") from None
+            raise InterruptedJobError(
+                f"interrupted; {out} is as it was. Run the same command again: it goes on where it stopped"
+            ) from None
         raise
     with storage_errors("replacing", out):
-        _swap(out, new)
+        for path in sorted((path for path in out.iterdir() if path != new), key=lambda path: path.name not in WHOLE):
+            _remove(path)
+        fsync_folder(out)
+        os.replace(new, moving)  # from here on, all that is in `out` is new
+        fsync_folder(out)
+        _move(moving, out)
+    return made
 
 
-def _swap(out: Path, new: Path) -> None:
-    """Remove the old files, those in `WHOLE` first; then move the new files to `out`, those in `WHOLE` last."""
-    old = sorted((path for path in out.iterdir() if path != new), key=lambda path: path.name not in WHOLE)
-    for path in old:
-        _remove(path)
-    fsync_folder(out)
-    for path in sorted(new.iterdir(), key=lambda path: path.name in WHOLE):
+def _made(new: Path, make: Callable[[Path], Made]) -> Made:
+    """Return what `make` returns for the folder `new`; other work that was left there is removed."""
+    with storage_errors("replacing", new):
+        left = new.is_dir() and any(new.iterdir())
+        new.mkdir(exist_ok=True)
+    if left:
+        with suppress(*_OTHER_WORK):
+            return make(new)
+        with storage_errors("replacing", new):
+            _remove(new)
+            new.mkdir()
+    return make(new)
+
+
+def _is_whole(out: Path) -> bool:
+    """Whether a folder holds a complete output."""
+    return any((out / name).is_file() for name in WHOLE) or bool(split_folders(out))
+
+
+def _move(moving: Path, out: Path) -> None:
+    """Move the new files to `out`, those in `WHOLE` last."""
+    for path in sorted(moving.iterdir(), key=lambda path: path.name in WHOLE):
         os.replace(path, out / path.name)
     fsync_folder(out)
-    new.rmdir()
+    moving.rmdir()
 
 
 def _remove(path: Path) -> None:
@@ -88,7 +130,7 @@ def _remove(path: Path) -> None:
 
 
 def check_made(out: Path, names: re.Pattern[str]) -> None:
-    """Check that `out` is a folder that nopad has written; `names` is as in `replacement`.
+    """Check that `out` is a folder that nopad has written; `names` is as in `replaced`.
 
     Raises:
         OutputExistsError: `out` is a file, holds a file with any other name, or holds no trace of a job.
@@ -100,10 +142,8 @@ def check_made(out: Path, names: re.Pattern[str]) -> None:
         for path in folder.iterdir():
             if not names.fullmatch(path.name) and path not in halves:
                 raise OutputExistsError(f"{path} was not written by nopad; move it, or choose another folder")
-    made = (
-        (out / MANIFEST).is_file() or (out / RESULTS).is_file() or (out / WORK / JOB).is_file() or (out / NEW).is_dir()
-    )
-    if not (made or halves):
+    begun = (out / WORK / JOB).is_file() or (out / NEW).is_dir() or (out / MOVING).is_dir()
+    if not (begun or _is_whole(out)):
         raise OutputExistsError(f"{out} holds no job of nopad; choose another folder")
 
 

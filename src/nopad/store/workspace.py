@@ -20,8 +20,8 @@ from typing import Any, Protocol
 
 from nopad.errors import CorruptError, OptionError, OutputBusyError, OutputExistsError, ResumeError
 from nopad.files import PARTIAL_SUFFIX, fsync_folder, sha256_file, storage_errors, write_atomic
+from nopad.seal import sealed, sealed_line, sealed_lines, unsealed
 from nopad.store.manifest import MANIFEST, PLAN, Manifest
-from nopad.store.seal import sealed, sealed_line, sealed_lines, unsealed
 
 __all__ = ["Workspace", "check_outside", "differences", "holds"]
 

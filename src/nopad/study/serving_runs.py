@@ -1,13 +1,15 @@
-"""PopRT's packed serving by real runs: its requests through a model of the demo's size, in its ways and in ours.
+"""Measure PopRT's packed serving by real runs: PopRT's requests, in its own ways and in nopad's.
 
 The requests have the lengths of PopRT's examples (`nopad.study.serving`): the first ones, as many as fill some batches
-with one request per row. Their tokens are random. First all requests wait from the beginning, as in PopRT's throughput
-test: requests per second (the ways take turns, twice, and the faster turn counts), and the largest difference of any
-hidden state from that of the original way. Then they arrive at random times, the same for all ways: 0.6 times as many
-per second as the original way answers. Latency is the time from when a request arrives until its answer is there.
+with one request per row. Their tokens are random, and the model has the size of the demo's. In a first run, all
+requests wait from the beginning, as in PopRT's throughput test. This run gives the requests per second (the ways take
+turns, twice, and the faster turn counts), and the largest difference of any hidden state from that of the original way.
+In a second run, the requests arrive at random times, the same for all ways: 0.6 times as many per second as the
+original way answers. This run gives the latency: the time from when a request arrives until its answer is there.
 
-The original way is the model as it is, on batches padded to the grid, one request per row. PopRT's ways are static
-grids of the same shape, so that their batches take about equally long; ours is flat batches without padding.
+The original way is the model as it is, on batches padded to a grid (a fixed number of rows and of tokens per row), one
+request per row. PopRT's ways fill static grids of the same shape, so that their batches take about equally long;
+nopad's way is flat batches without padding.
 
 BERT is all-MiniLM-L6-v2; DeBERTa is a DeBERTa-v2 of the same size with random weights. A runner needs no separators.
 """
@@ -70,22 +72,22 @@ class RealRow:
 
 
 class _Original(Tensors):
-    """The model as it is, on batches padded to a grid, one request per row."""
+    """The model as it is, on batches padded to a grid (fixed rows and tokens per row), one request per row."""
 
     def __init__(self, model: Any, grid: Grid) -> None:
         super().__init__(model)
         self.lanes = Lanes(self.model, most=1)  # each part would be a whole grid
         self._grid = grid
 
-    def results_of(self, batch: PackedBatch) -> list[Any]:
-        """Return the hidden states of each request; see `Core.results_of`."""
+    def results_of(self, batch: PackedBatch, model: Any) -> list[Any]:
+        """Return ``{"last_hidden_state": ...}``, ``[L, H]``, for each request of L tokens; see `Core.results_of`."""
         ids = torch.zeros(self._grid.rows, self._grid.capacity, dtype=torch.long)
         mask = torch.zeros_like(ids)
         mask[:, 0] = 1  # rows without a request
         parts = batch.unpack_tokens(batch[_IDS])
         for row, part in enumerate(parts):
             ids[row, : len(part)], mask[row, : len(part)] = part, 1
-        states = self.model(input_ids=ids, attention_mask=mask).last_hidden_state
+        states = model(input_ids=ids, attention_mask=mask).last_hidden_state
         return [{"last_hidden_state": one[: len(part)].clone()} for one, part in zip(states, parts, strict=False)]
 
 
@@ -120,7 +122,7 @@ def real_rows(
         model: a pack-safe base model with at least `grid.capacity` positions.
         batches: how many batches the requests fill with one request per row, at most 100; None: 6 for BERT and 10 for
             DeBERTa.
-        say: called with the name of each way, and more, before it runs.
+        say: called with a line of text, which begins with the name of a way, before each run of that way.
 
     Raises:
         OptionError: `batches` is not from 1 to 100, or the model is not pack-safe.
@@ -160,7 +162,11 @@ def real_rows(
 def _all_waiting(
     runners: dict[str, PackRunner], requests: Sequence[Any], say: Callable[[str], None]
 ) -> tuple[dict[str, float], dict[str, list[Any]], dict[str, int]]:
-    """Run all requests at once in each way, by turns; return the least seconds, the hidden states and the batches."""
+    """Run all requests at once in each way, in turns.
+
+    Returns three dicts by way: the seconds of the fastest turn, the hidden states of each request, and the number of
+    batches.
+    """
     fastest, states, batches = dict.fromkeys(runners, math.inf), {}, {}
     for _ in range(TURNS):
         for way, runner in runners.items():
@@ -184,7 +190,10 @@ def _served(way: str, grid: Grid, model: Any) -> tuple[Any, Batching]:
 
 
 def _latencies(runner: PackRunner, requests: Sequence[Any], per_s: float) -> list[float]:
-    """Submit requests at random times, as many per second; return the seconds that each took until its answer."""
+    """Submit requests at random times, `per_s` per second on average.
+
+    Returns the seconds that each request took until its answer, in the order of the answers.
+    """
     taken: list[float] = []
     due = time.perf_counter()
     for number, request in enumerate(requests):

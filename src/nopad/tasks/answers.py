@@ -192,6 +192,7 @@ class Answers(Task):
 
         Raises:
             RecordError: a text is missing or empty, or an answer is not in its context.
+            LengthError: there is no record.
         """
         questions, contexts = [], []
         spans: list[tuple[int, int] | None] = []
@@ -211,9 +212,9 @@ class Answers(Task):
     def results(self, outputs: Any, batch: PackedBatch) -> list[dict[str, Any]]:
         """Return, for each window (sequence) of the batch, its best ``spans``, and ``null``, the score for no answer.
 
-        A span is a list of its first token, its last token (inclusive) and its score. Tokens are counted from the
-        context's first token in the window. The score is the start logit of the first token plus the end logit of the
-        last one; ``null`` is the sum of both logits at ``[CLS]``.
+        There are at most `n_best` spans, the best first. A span is a list of first token, last token (inclusive) and
+        score. Tokens are counted from the context's first token in the window. The score is the start logit of the
+        first token plus the end logit of the last one; ``null`` is the sum of both logits at ``[CLS]``.
 
         Raises:
             BatchError: the logits are NaN or infinite; or the batch lacks the column ``context`` of this task.

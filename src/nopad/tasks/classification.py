@@ -53,9 +53,7 @@ class _Judged(OfTexts):
             if self.pair is not None:
                 pairs.append(field_of(record, self.pair, number, option="pair"))
             if labels:
-                if self.label not in record:
-                    raise RecordError(f"record {number} has no {self.label!r}; its columns are {', '.join(record)}")
-                targets.append(self.target(record[self.label], number))
+                targets.append(self.target(_label(record, self.label, number), number))
         found = tokenised(
             self.tokenizer,
             texts,
@@ -107,6 +105,11 @@ class Classification(_Judged):
         super().__init__(tokenizer, **options)
         self.names = names_of(labels)
         self.objective = OfSequences("classes", len(self.names))
+
+    @classmethod
+    def labels_in(cls, record: Mapping[str, Any], number: int, options: Mapping[str, Any]) -> Sequence[Any]:
+        """Return the label of record `number`, as a list of one; see `Task.labels_in`."""
+        return [_label(record, options["label"], number)]
 
     def target(self, value: Any, number: int) -> int:
         """Return the number of the class that is a record's label.
@@ -172,6 +175,14 @@ class SeveralLabels(_Judged):
         self.names = names_of(labels)
         self.labels_as = None if labels_as is None else check_choice("labels_as", labels_as, LabelsAs)
         self.objective = OfSequences("several", len(self.names))
+
+    @classmethod
+    def labels_in(cls, record: Mapping[str, Any], number: int, options: Mapping[str, Any]) -> Sequence[Any]:
+        """Return the classes of record `number`, or the number of each of its flags; see `Task.labels_in`."""
+        value = _label(record, options["label"], number)
+        if not isinstance(value, list | tuple | np.ndarray):
+            raise RecordError(f"record {number}: {options['label']} is {value!r}; it is a list of classes")
+        return range(len(value)) if options["labels_as"] == "flags" else list(value)
 
     def target(self, value: Any, number: int) -> list[float]:
         """Return a list with a 1 for each class that applies, and a 0 for each other class.
@@ -261,6 +272,15 @@ class Regression(_Judged):
     def results(self, outputs: Any, batch: PackedBatch) -> list[dict[str, Any]]:
         """Return, for each sequence, ``score``: the predicted number."""
         return [{"score": score} for score in outputs["logits"].double().reshape(-1).tolist()]
+
+
+def _label(record: Mapping[str, Any], column: str, number: int) -> Any:
+    """Return the label of record `number`; raise `RecordError` if the record has none."""
+    if column not in record:
+        raise RecordError(
+            f'record {number} has no {column!r}; its columns are {", ".join(record)}. Name the label\'s: label="..."'
+        )
+    return record[column]
 
 
 def names_of(labels: Sequence[str] | int) -> list[str]:

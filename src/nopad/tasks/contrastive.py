@@ -85,7 +85,7 @@ class InBatch(Vectors):
     def loss(self, outputs: Any, batch: PackedBatch, denominator: Tensor) -> Tensor:
         """Return the sum of the losses of this rank's anchors, divided by `denominator`; a scalar.
 
-        An anchor is compared with the candidates of all ranks.
+        An anchor is compared with the candidates of all ranks, so all ranks must call this together.
 
         Raises:
             BatchError: a batch has an anchor without its positive, or a positive without its anchor.

@@ -61,6 +61,10 @@ class Core(ABC):
         precision: the precision to which the constructor lowered the model (`nopad.model.lowered`); None: unchanged.
         lanes: runs the sequences of a flat batch, as several batches at the same time where that is faster.
         longest: most tokens of a sequence; None: unlimited.
+
+    Raises:
+        OptionError: `fast` is not True, False or None, or the model's precision cannot be lowered.
+        UnsupportedModelError: nopad refuses this model; the message gives the reason.
     """
 
     model: Any
@@ -93,10 +97,12 @@ class Core(ABC):
         """
 
     @abstractmethod
-    def results_of(self, batch: PackedBatch) -> list[Any]:
+    def results_of(self, batch: PackedBatch, model: Any) -> list[Any]:
         """Run the model on a batch, and return a result for each of its sequences, in the order of the batch.
 
-        No two results share memory. If the model returns NaN for a sequence, its result is a RequestError.
+        `model` is the core's own, or a `nopad.model.compiled.CompiledRows` of it. No two results share memory, and none
+        is a view of the model's outputs, which the next call may overwrite (CUDA graphs). If the model returns NaN for
+        a sequence, its result is a RequestError.
         """
 
     @abstractmethod
@@ -119,15 +125,18 @@ class Core(ABC):
         """Concatenate the sequences of several requests, in order."""
         return Sequences.joined(parts)
 
-    def run_batch(self, batch: PackedBatch) -> list[Any]:
-        """Move a batch to the model's device, and return its `results_of`, computed without gradients."""
-        with torch.inference_mode():
-            return self.results_of(batch.to(device_of(self.model)))
+    def run_batch(self, batch: PackedBatch, model: Any = None) -> list[Any]:
+        """Move a batch to the model's device, and return its `results_of`, computed without gradients.
 
-    def try_batch(self, batch: PackedBatch) -> None:
+        `model` None: the core's own.
+        """
+        with torch.inference_mode():
+            return self.results_of(batch.to(device_of(self.model)), self.model if model is None else model)
+
+    def try_batch(self, batch: PackedBatch, model: Any = None) -> None:
         """Run the model on a batch made with `of_length`, as a warm-up: a model's first run is its slowest."""
         with torch.inference_mode():
-            self.model(**batch.to(device_of(self.model)))
+            (self.model if model is None else model)(**batch.to(device_of(self.model)))
 
     def kernels(self, tokens: int | None = None) -> AbstractContextManager[None]:
         """Return a context manager in which float32 linear layers run with the faster kernel, if `fast` is set.
@@ -144,10 +153,11 @@ class Core(ABC):
 
 
 def by_length(lengths: Sequence[int], budget: int, most: int | None = None) -> Iterator[list[int]]:
-    """Yield the indices of sequences in flat batches, the shortest first; `most` sequences at most, None: any number.
+    """Yield, for each flat batch, the indices of its sequences; the shortest sequences come first.
 
-    A batch has at most `budget` tokens, or one longer sequence. Sequences of one length lie side by side, since
-    attention takes them in one call then (`nopad.model.backends.segments`).
+    A batch has at most `budget` tokens, or one longer sequence, and at most `most` sequences (None: any number).
+    Neighbours have equal or similar lengths; attention takes neighbours of one length in one call
+    (`nopad.model.backends.segments`).
 
     >>> list(by_length([2, 1, 5, 2], budget=4))
     [[1, 0], [3], [2]]

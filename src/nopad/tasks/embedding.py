@@ -20,7 +20,7 @@ from torch import Tensor
 
 from nopad.batch import PackedBatch
 from nopad.batch.device import place
-from nopad.batch.packed import MASK
+from nopad.batch.filling import MASK
 from nopad.corpus.tokenizer import load_tokenizer
 from nopad.errors import BatchError, FormatError, LengthError, OptionError, RecordError, RequestError
 from nopad.losses.checks import check_batch
@@ -138,12 +138,13 @@ class Embedder(Core):
 
         The model's weights must not change while `encode` runs, since `nopad.model.fast_linear` works on copies of
         them. `tokenizer` is anything that `nopad.load_tokenizer` accepts. If `max_tokens` is None, a text may have as
-        many tokens as the model has positions. About `budget` tokens are run at a time.
-        If `precision` is "bfloat16" or "int8", a copy of the model computes in that precision (`nopad.model.lowered`).
+        many tokens as the model has positions. About `budget` tokens are run at a time. If `precision` is "bfloat16" or
+        "int8", a copy of the model computes in that precision (`nopad.model.lowered`).
 
         Raises:
-            OptionError: the pooling is unknown, there is no tokenizer, `max_tokens` exceeds the model's positions or
-                leaves no room, or the model's precision cannot be lowered.
+            OptionError: the pooling is unknown, there is no tokenizer, `texts` are not `Texts`, `max_tokens` exceeds
+                the model's positions or leaves no room, `budget` is not an integer of at least 1, or the model's
+                precision cannot be lowered.
             UnsupportedModelError: nopad refuses this model; the message gives the reason.
         """
         if pooling not in POOLINGS:
@@ -235,7 +236,7 @@ class Embedder(Core):
             prompt_name: name of one of the model's own prompts (``Embedder.texts.prompts``). Without `prompt` and
                 `prompt_name`, the default prompt of the model's folder is used, if it has one.
             over_long: what to do with texts above `max_tokens`: "error" refuses them, "truncate" cuts and counts them
-                (`truncated`); sentence-transformers cuts without a word.
+                (`truncated`). sentence-transformers cuts them, and neither warns nor counts.
             batch_size: most texts run at a time. None: as many as have about `budget` tokens, which is faster. The
                 vectors do not depend on it.
             normalize_embeddings: True: scale vectors to length 1, even if `normalize` of this embedder is False.
@@ -284,7 +285,11 @@ class Embedder(Core):
         return isinstance(given, str)
 
     def prepare(self, requests: Sequence[Any], **how: Any) -> tuple[list[Prepared], Mapping[str, int]]:
-        """Tokenise texts; see `Core.prepare`. `how` has `prompt`, `prompt_name` or `over_long`, as in `encode`."""
+        """Tokenise texts; see `Core.prepare`. `how` may have `prompt`, `prompt_name` and `over_long`, as in `encode`.
+
+        Raises:
+            OptionError, LengthError: `how` has another option; or as for `encode`.
+        """
         if odd := how.keys() - {"prompt", "prompt_name", "over_long"}:
             raise OptionError(f"there is no option {min(odd)!r} of a text; there are prompt, prompt_name and over_long")
         sequences, skip, cut = self._tokenised(requests, **how)
@@ -295,10 +300,10 @@ class Embedder(Core):
         ]
         return [Prepared(one) for one in made], {"truncated": cut} if cut else {}
 
-    def results_of(self, batch: PackedBatch) -> list[Any]:
+    def results_of(self, batch: PackedBatch, model: Any) -> list[Any]:
         """Return the vector of each sequence, float32 ``[H]``, or a RequestError; see `Core.results_of`."""
         skip = batch.pop(SKIP).cpu().numpy() if SKIP in batch else 0
-        vectors = self._embedded(batch, skip, self.normalize)
+        vectors = self._embedded(model, batch, skip, self.normalize)
         found: list[Any] = [vector.copy() for vector in vectors]
         for at in odd_rows(vectors):
             found[at] = RequestError("the model gives NaN for this text")
@@ -325,7 +330,13 @@ class Embedder(Core):
         prompt_name: str | None = None,
         over_long: OverLong = "error",
     ) -> tuple[list[NDArray[np.int64]], int, int]:
-        """Return each text's ids, how many first tokens of every text are not pooled, and how many texts were cut."""
+        """Return each text's ids, the number of first tokens of every text that are not pooled, and how many were cut.
+
+        The ids include those of the prompt and of special tokens. The number of texts cut is added to `truncated` too.
+
+        Raises:
+            OptionError, LengthError: as for `encode`.
+        """
         for number, text in enumerate(texts):
             if not isinstance(text, str):
                 raise OptionError(f"text {number} is of type {type(text).__name__}; expected a str")
@@ -372,7 +383,11 @@ class Embedder(Core):
         return self._vectors(sequences, 0, normalize=self.normalize)
 
     def _skipped(self, prompt: str) -> int:
-        """Return how many tokens at the beginning of each sequence are not pooled, since they belong to the prompt."""
+        """Return how many tokens at the beginning of each sequence are not pooled, since they belong to the prompt.
+
+        Raises:
+            OptionError: the prompt is not to be pooled, and the first token is the one that is pooled.
+        """
         if not prompt or self.texts.include_prompt or self.pooling == "last":
             return 0
         if self.pooling == "first":
@@ -392,7 +407,16 @@ class Embedder(Core):
         most: int | None = None,
         done: Shown = lambda texts: None,
     ) -> NDArray[np.float32]:
-        """Return one vector per sequence, run at most `most` at a time; call `done` with the number of each batch's."""
+        """Return one vector per sequence of ids, in order; float32 ``[n, H]``.
+
+        At most `most` sequences are run at a time (None: as many as have about `budget` tokens). After each batch,
+        `done` is called with the number of its sequences. The first `skip` tokens of each sequence are not pooled.
+
+        Raises:
+            OptionError: `sequences` is not a list of lists of ids.
+            LengthError: a sequence has no token, or more than the model has positions.
+            RecordError: the model gives NaN for a sequence.
+        """
         if not hasattr(sequences, "__len__") or isinstance(sequences, str | bytes | Mapping | Set):
             raise OptionError(f"sequences are of type {type(sequences).__name__}; expected a list of lists of ids")
         limit = _positions(bare(self.model))
@@ -421,13 +445,15 @@ class Embedder(Core):
     def _vectors_of(
         self, sequences: list[Any], skip: int, normalize: bool, indices: list[int]
     ) -> Sequence[NDArray[np.float32]]:
-        """Return the vectors of some of these sequences."""
+        """Return the vectors of the sequences with these `indices`, run as one flat batch; float32 ``[H]`` each."""
         with torch.inference_mode():
             batch = PackedBatch.from_sequences([sequences[index] for index in indices])
-            return list(self._embedded(batch.to(device_of(self.model)), skip, normalize))
+            return list(self._embedded(self.model, batch.to(device_of(self.model)), skip, normalize))
 
-    def _embedded(self, batch: PackedBatch, skip: int | NDArray[np.int64], normalize: bool) -> NDArray[np.float32]:
-        vectors = embed(self.model, batch, pooling=self.pooling, normalize=normalize, skip=skip)
+    def _embedded(
+        self, model: Any, batch: PackedBatch, skip: int | NDArray[np.int64], normalize: bool
+    ) -> NDArray[np.float32]:
+        vectors = embed(model, batch, pooling=self.pooling, normalize=normalize, skip=skip)
         found: NDArray[np.float32] = vectors.float().cpu().numpy()
         return found
 
@@ -435,7 +461,11 @@ class Embedder(Core):
 def _mean_behind(states: Tensor, placed: Placement, skipped: NDArray[np.int64]) -> Tensor:
     """Return the mean of each sequence's states without those of its first `skipped` tokens; ``[S, H]``.
 
-    `skipped` is one number for all sequences, or an array with a number for each sequence.
+    `states` are the last hidden states, and `placed` says where each sequence lies in them. `skipped` is one number for
+    all sequences, or an array with a number for each sequence.
+
+    Raises:
+        LengthError: a sequence has no token after the first `skipped`.
     """
     at = placed.layout
     left = at.seq_lengths - skipped

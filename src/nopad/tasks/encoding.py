@@ -1,4 +1,4 @@
-"""Options of `Embedder.encode` that bear the names of sentence-transformers' `encode`: checks, and what they give."""
+"""Options of `Embedder.encode` that have the names of sentence-transformers' `encode`: check them, and apply them."""
 
 from __future__ import annotations
 
@@ -28,11 +28,13 @@ _FLAGS = {
 
 
 def check_encoding(batch_size: int | None, precision: str, **flags: Any) -> As:
-    """Check the options, and return what `Embedder.encode` returns.
+    """Check options of `Embedder.encode`, and return the form of its result: "array", "tensor" or "list" (of tensors).
+
+    `flags` are `normalize_embeddings`, `convert_to_numpy`, `convert_to_tensor` and `show_progress_bar`.
 
     Raises:
-        OptionError: a flag is neither True nor False, `batch_size` is below 1, or vectors of another precision are
-            wanted.
+        OptionError: a flag is neither True nor False (`show_progress_bar` may be None), `batch_size` is neither None
+            nor an integer of at least 1, or `precision` is not "float32".
     """
     _TEXTS.check("batch_size", batch_size)
     for name, option in _FLAGS.items():
@@ -49,7 +51,10 @@ def check_encoding(batch_size: int | None, precision: str, **flags: Any) -> As:
 
 
 def given_as(vectors: NDArray[np.float32], form: As, one: bool, device: torch.device) -> Any:
-    """Return vectors ``[n, H]`` in the given form, tensors on `device`; if `one`, the only vector, ``[H]``."""
+    """Return vectors ``[n, H]`` as an array, a tensor or a list of tensors; tensors are on `device`.
+
+    If `one`, there is one vector, and it is returned as an array or a tensor ``[H]``.
+    """
     if form == "array":
         return vectors[0] if one else vectors
     found = torch.from_numpy(vectors).to(device)
@@ -60,7 +65,10 @@ def given_as(vectors: NDArray[np.float32], form: As, one: bool, device: torch.de
 
 @contextmanager
 def progress(shown: bool | None, texts: int) -> Iterator[Shown]:
-    """Give a function that is called with the number of texts that a batch had, and draws a bar if `shown`."""
+    """In a ``with`` block, give a function to call after each batch, with the number of its texts.
+
+    If `shown`, the function moves a progress bar for `texts` texts on standard error; otherwise it does nothing.
+    """
     if not shown:
         yield lambda done: None
         return

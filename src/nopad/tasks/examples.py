@@ -154,10 +154,11 @@ def parts_of(records: Iterable[T], at_once: int, fewest: int = 1) -> Iterator[li
 def encoded_part(
     encode: Callable[[Any], Examples], part: Iterable[Mapping[str, Any]], numbers: Sequence[int] | Any
 ) -> Examples:
-    """Apply `encode` to `part`, some records of a source.
+    """Return ``encode(part)``, where `part` are some records of a source.
 
-    In error messages, the i-th record of `part` is called by its number in the source, ``numbers[i]``. An error names
-    its record before it quotes it, so only the first number of a message is one of a record.
+    If `encode` raises an error of nopad about a record, the message gets the record's number in the source: the i-th
+    record of `part` has the number ``numbers[i]``. Only the first "record N" in a message is replaced, since the text
+    after it may quote the record.
     """
     try:
         return encode(part)
@@ -169,7 +170,8 @@ def encoded_part(
 def readable(records: Iterable[Any], counts: dict[str, int], after: int = 0) -> Iterator[tuple[int, Any]]:
     """Yield (number, record) for each record that can be read, from number `after` on; numbers begin at 0.
 
-    Records that a `RecordStream` is to skip are counted, in ``counts["bad_skipped"]``. `after` is for streams only.
+    Records that a `RecordStream` skips, since they cannot be read, are counted in ``counts["bad_skipped"]``. `after` is
+    for record streams only.
     """
     items = records.each(after=after) if isinstance(records, RecordStream) else iter(records)
     for number, record in enumerate(items, after):
@@ -257,7 +259,7 @@ def paired(
     The prediction is None if the task left the record out.
 
     Raises:
-        RecordError: a record is not a mapping, or there are more or fewer predictions than records.
+        RecordError: a record is not a mapping; or, at the end, there were more or fewer predictions than records.
         LengthError: there is no record.
     """
     count = 0

@@ -162,7 +162,7 @@ def _limit(path: Path, positions: int | None) -> dict[str, Any]:
     """Return ``{"max_tokens": most tokens of a text}``, at most `positions`; an empty dict if there is no limit.
 
     Raises:
-        FormatError: the limit is not an integer from 1.
+        FormatError: the limit is not an integer of at least 1.
     """
     file = path / "sentence_bert_config.json"
     limit = _read(file).get("max_seq_length")
@@ -174,10 +174,10 @@ def _limit(path: Path, positions: int | None) -> dict[str, Any]:
 
 
 def _read(file: Path, kind: type = dict) -> Any:
-    """Return the content of a JSON file; an empty dict or list if there is no file.
+    """Return the content of a JSON file, which must be a `kind`: a dict, or a list of dicts. No file: an empty `kind`.
 
     Raises:
-        FormatError: the file is not JSON, or holds something else than a `kind`.
+        FormatError: the file is not JSON, or holds something else.
     """
     found: Any = None
     try:

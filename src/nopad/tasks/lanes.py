@@ -16,13 +16,16 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
 from nopad.model.admission import device_of
 from nopad.model.linear import active, shared
 from nopad.model.safety import bare
+from nopad.model.sharing import may_be_shared
 
 __all__ = ["Lanes"]
 
@@ -30,16 +33,18 @@ log = logging.getLogger("nopad")
 
 FEWEST_TOKENS = 256  # of a lane; smaller matrices are multiplied more slowly
 TURNS = 3  # batches that are timed in each way, after one that is not
-SAFE = ("nopad", "torch", "transformers")  # libraries whose modules may run in several threads at once
 Work = Callable[[list[int]], Sequence[Any]]
+_turns: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # a lock for each model that threads must not share
+_turns_lock = threading.Lock()
 
 
 class Lanes:
-    """Runs the work of one model in one lane (a thread) or in several, whichever was faster.
+    """Runs the sequences of a batch in one lane or in several, whichever was faster for this model.
 
-    It takes one lane for models on another device than the CPU, for models with modules of the user's own (whose
-    forward may not be thread-safe), and where PyTorch has one thread, runs under autocast, or in a function or dispatch
-    mode of the user's.
+    A lane is a thread that runs some of the sequences as one batch. There is only one lane if the model is not on a
+    CPU; if PyTorch has one thread; under autocast; and in a `TorchFunctionMode` or `TorchDispatchMode` of the user. A
+    model that threads must not share (`nopad.model.sharing`), such as one with modules or hooks of the user's own, runs
+    in one lane, and in one thread at a time.
 
     >>> from transformers import BertConfig, BertModel
     >>> from nopad.tasks.lanes import Lanes
@@ -50,26 +55,44 @@ class Lanes:
     """
 
     def __init__(self, model: Any, most: int | None = None) -> None:
-        """Start without any thread; `model` is a pack-safe model, `most` the largest number of lanes (None: any)."""
-        inner = bare(model)
-        modules = [type(module).__module__.split(".")[0] for module in inner.modules()]
-        self.most = 1 if device_of(inner).type != "cpu" or not set(modules) <= set(SAFE) else most
-        self._square = 1 / (6 * max(int(getattr(inner.config, "hidden_size", 0) or 0), 64))
+        """Keep what is needed to choose lanes; threads are started by `run`.
+
+        `model` is a pack-safe model, and `most` the largest number of lanes; None: as many as PyTorch has threads.
+        """
+        self._model = bare(model)
+        self.most = 1 if device_of(self._model).type != "cpu" else most
+        self._square = 1 / (6 * max(int(getattr(self._model.config, "hidden_size", 0) or 0), 64))
         self._trial: _Trial | None = None
         self._pools: dict[tuple[int, int, int], _Pool] = {}
         self._lock = threading.Lock()  # held while lanes run: two calls at once would get half of the cores each
 
-    def run(self, lengths: Sequence[int], work: Work) -> list[Any]:
-        """Return a result for each sequence, in order.
+    def turn(self) -> AbstractContextManager[Any]:
+        """Return a context manager in which this thread alone runs the model; if threads may share it, it does nothing.
 
-        `work` gets indices of sequences, those of the shortest first, runs them without gradients, and returns a result
-        for each. It is called once with all indices, or in several threads with some of them each. `lengths` are the
-        numbers of tokens. (Attention takes neighbours of one length in one call: `nopad.model.backends.segments`.)
+        A thread may enter it again.
+        """
+        if may_be_shared(self._model):
+            return nullcontext()
+        with _turns_lock:
+            lock: AbstractContextManager[Any] = _turns.setdefault(self._model, threading.RLock())
+        return lock
+
+    def run(self, lengths: Sequence[int], work: Work) -> list[Any]:
+        """Return a result for each sequence, in the order of `lengths`, the numbers of tokens of the sequences.
+
+        `work` gets a list of indices into `lengths`, runs these sequences without gradients, and returns a result for
+        each. It is called once with all indices, or in several threads at the same time, each with some of them.
+        Shorter sequences come first in the list, since attention takes neighbours of one length in one call
+        (`nopad.model.backends.segments`).
 
         Raises:
-            Exception: `work` raised it; all other calls of it have ended by then.
+            Exception: `work` raised it; by then, all its calls in other threads have ended.
         """
         every = sorted(range(len(lengths)), key=lengths.__getitem__)
+        turn = self.turn()
+        if not isinstance(turn, nullcontext):
+            with turn:
+                return _in_order([every], [work(every)])
         tokens, threads = sum(lengths), torch.get_num_threads()
         most = min(self.most or threads, threads, len(lengths) // 2, tokens // FEWEST_TOKENS)
         if most < 2 or not _is_plain() or not self._lock.acquire(blocking=False):
@@ -78,15 +101,27 @@ class Lanes:
             if self._trial is None or self._trial.threads != threads:
                 self._trial = _Trial(threads)
             lanes, begin = self._trial.lanes(most), time.perf_counter()
-            found = _in_order([every], [work(every)]) if lanes == 1 else self._divided(lengths, work, lanes, threads)
+            pool = None if lanes == 1 else self._pool(lanes, threads)
+            found = _in_order([every], [work(every)]) if pool is None else self._divided(lengths, work, lanes, pool)
+            if lanes > 1 and pool is None:
+                return found  # not timed: these are no lanes
             self._trial.note(lanes, most, (time.perf_counter() - begin) / tokens)
             return found
         finally:
             self._lock.release()
 
-    def _divided(self, lengths: Sequence[int], work: Work, lanes: int, threads: int) -> list[Any]:
+    def _pool(self, lanes: int, threads: int) -> _Pool | None:
+        """Return threads for lanes; None: they cannot be started, for a limit of the system."""
         made_for = (lanes, threads, os.getpid())  # a forked process has none of its parent's threads
-        pool = self._pools.get(made_for) or self._pools.setdefault(made_for, _Pool(lanes, threads))
+        try:
+            pool = self._pools.get(made_for) or self._pools.setdefault(made_for, _Pool(lanes, threads))
+        except (RuntimeError, threading.BrokenBarrierError) as error:
+            log.info(f"batches in several threads: not here, since no thread can be started: {error}")
+            self.most = 1
+            return None
+        return pool
+
+    def _divided(self, lengths: Sequence[int], work: Work, lanes: int, pool: _Pool) -> list[Any]:
         parts = divided([length * (1 + length * self._square) for length in lengths], lanes)
         for part in parts:
             part.sort(key=lengths.__getitem__)
@@ -95,13 +130,16 @@ class Lanes:
         try:
             for part in parts:
                 futures.append(pool.submit(_in_lane, work, part, mode))
+        except RuntimeError:
+            pass  # Python ends, and lanes take nothing more
         finally:
             wait(futures)  # also after Ctrl-C: the caller may change the model as soon as this returns
-        return _in_order(parts, [future.result() for future in futures])
+        done = [future.result() for future in futures]
+        return _in_order(parts, done + [work(part) for part in parts[len(done) :]])
 
 
 def _in_order(parts: Sequence[Sequence[int]], results: Sequence[Sequence[Any]]) -> list[Any]:
-    """Return the results of all parts by their indices: the result of sequence i at index i."""
+    """Return all results in one list, that of sequence i at index i; ``results[p]`` are those of ``parts[p]``."""
     found: list[Any] = [None] * sum(map(len, parts))
     for part, mine in zip(parts, results, strict=True):
         for index, result in zip(part, mine, strict=True):
@@ -110,9 +148,10 @@ def _in_order(parts: Sequence[Sequence[int]], results: Sequence[Sequence[Any]]) 
 
 
 def divided(costs: Sequence[float], parts: int) -> list[list[int]]:
-    """Return the indices of `costs` in this many parts of about equal cost, each in ascending order; none is empty.
+    """Divide the indices of `costs` into `parts` lists of about equal cost; return the lists, each ascending.
 
-    The dearest goes first, each to the part that costs least so far. `parts` is at most the number of costs.
+    The costliest index is given first, each to the list that costs least so far. `parts` must be at most the number of
+    costs; then no list is empty.
     """
     loads = [(0.0, part) for part in range(parts)]
     found: list[list[int]] = [[] for _ in range(parts)]
@@ -124,7 +163,10 @@ def divided(costs: Sequence[float], parts: int) -> list[list[int]]:
 
 
 class _Trial:
-    """Which number of lanes is the fastest for `threads` threads; known after a few batches in each way."""
+    """Finds the fastest number of lanes for `threads` threads of PyTorch, by timing a few batches with each number.
+
+    The numbers tried are 1, 2, 4, ... and `threads` itself.
+    """
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
@@ -133,14 +175,22 @@ class _Trial:
         self._best: int | None = None
 
     def lanes(self, most: int) -> int:
-        """Return the number of lanes for the next batch, at most `most`."""
+        """Return the number of lanes for the next batch, at most `most`, its largest possible number.
+
+        While the fastest number is not known, this is the number that was tried least often. Afterwards, it is the
+        fastest number, or 1 if that is above `most`.
+        """
         if self._best is None:
             ways = [lanes for lanes in self._times if lanes <= most]
             return min(ways, key=lambda lanes: len(self._times[lanes]))
         return self._best if self._best <= most else 1
 
     def note(self, lanes: int, most: int, spent: float) -> None:
-        """Note the seconds per token of a batch; they count if the batch was large enough for every way."""
+        """Record that a batch with this number of `lanes` took `spent` seconds per token.
+
+        The time is ignored if `most`, the batch's largest possible number of lanes, does not allow all numbers that are
+        tried. Once there are enough times for each number, the fastest is chosen, and logged.
+        """
         if self._best is not None or most < max(self._times):
             return
         self._times[lanes].append(spent)
@@ -153,33 +203,55 @@ class _Trial:
 
 
 class _Pool:
-    """Threads that run a lane each, with an equal share of PyTorch's threads."""
+    """Threads that run one lane each; every lane may use an equal share of PyTorch's threads."""
 
     def __init__(self, lanes: int, threads: int) -> None:
         self._executor = ThreadPoolExecutor(lanes, "nopad-lane", _take, (threads // lanes,))
         # Each thread starts now: the number of threads set last, in any thread, is what new threads of the user get.
         barrier = threading.Barrier(lanes, timeout=10)
-        for future in [self._executor.submit(barrier.wait) for _ in range(lanes)]:
-            future.result()
-        torch.set_num_threads(threads)
+        try:
+            for future in [self._executor.submit(barrier.wait) for _ in range(lanes)]:
+                future.result()
+        except BaseException:
+            barrier.abort()
+            self._executor.shutdown()
+            raise
+        finally:
+            torch.set_num_threads(threads)
 
     def submit(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
         return self._executor.submit(function, *args)
 
 
 def _take(threads: int) -> None:
-    """Let this thread's operations use this many threads."""
+    """Let PyTorch use this many threads for operations called from the current thread."""
     torch.get_num_threads()  # PyTorch sets the default when it is first asked in a thread: before, not after
     torch.set_num_threads(threads)
 
 
 def _in_lane(work: Work, part: list[int], mode: Any) -> Sequence[Any]:
-    """Call `work` in the caller's `fast_linear` mode: PyTorch's modes are those of a thread."""
+    """Return ``work(part)``, called in the `fast_linear` mode of the caller of `Lanes.run` (None: no mode).
+
+    This must be done again in each lane, since a mode of PyTorch holds only in the thread that entered it.
+    """
     with shared(mode):
         return work(part)
 
 
+def _forget() -> None:
+    """Make new locks in a process that was forked, where nobody is left to release the old ones."""
+    global _turns_lock
+    _turns_lock = threading.Lock()
+    _turns.clear()
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
 def _is_plain() -> bool:
-    """Return whether the thread is in no mode of PyTorch that a lane would not be in, besides `fast_linear`."""
+    """Return whether the thread is in no mode of PyTorch (autocast, `TorchFunctionMode`, `TorchDispatchMode`).
+
+    `fast_linear` does not count, since lanes run in it too.
+    """
     functions, dispatched = torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()
     return not torch.is_autocast_enabled("cpu") and functions == (active() is not None) and not dispatched

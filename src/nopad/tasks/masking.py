@@ -64,7 +64,10 @@ class Masking(EpochCollate):
         self.mask_id, self.marked = self.masks.mask_id, marked
 
     def facts(self) -> dict[str, Any]:
-        """Return the settings on which masks depend, by name: seed, rate, `max_predictions`, a hash of token ids."""
+        """Return the settings on which masks depend, by name: seed, rate, `max_predictions`, and a hash of token ids.
+
+        The hash (SHA-256, in hex) covers the ids of the mask token, of the special tokens and of all others.
+        """
         how = self.masks
         ids = hashlib.sha256(np.concatenate([[how.mask_id], how.special, [-1], how.ordinary]).tobytes())
         return {
@@ -126,7 +129,7 @@ def masks_of(tokenizer: Any, **options: Any) -> Masks:
 
 
 def _vocabulary(tokenizer: Any) -> tuple[int, NDArray[np.int64], NDArray[np.int64]]:
-    """Return the ids of the mask token, of all special tokens, and of all others.
+    """Return the id of the mask token, the ids of all special tokens, and those of all others, ascending; int64.
 
     Raises:
         OptionError: there is no mask token, or every token is special.

@@ -82,7 +82,8 @@ class Predictor(Core):
     Args:
         task: the task.
         model: the model with the task's head (`Task.model`); it is made pack-safe and put into evaluation mode.
-        capacity: most tokens of a pack; None: 4,096 (or all positions, if fewer), raised for a longer sequence.
+        capacity: most tokens of a pack; None: 4,096 (or the model's positions, if fewer), or the length of the
+            longest sequence that is run, if that is more.
         rows: number of packs run at a time; None: 1 if the model cannot run several rows, for lack of a pad id; else as
             many as hold about 4,096 tokens.
         form: layout of a batch in memory, a `nopad.Rows` or `nopad.Flat`. None: one flat row without padding on a CPU
@@ -180,7 +181,8 @@ class Predictor(Core):
                 if isinstance(form, Flat):
                     found = self.lanes.run(chosen.seq_lengths.tolist(), partial(self._run_flat, chosen))
                 else:
-                    found = self.run_batch(PackedBatch.from_columns(chosen, form, per_row=per_row))
+                    with self.lanes.turn():
+                        found = self.run_batch(PackedBatch.from_columns(chosen, form, per_row=per_row))
                 _refuse_nan(found, examples.record[numbers])
                 for number, result in zip(numbers.tolist(), found, strict=True):
                     results[number] = result
@@ -192,7 +194,7 @@ class Predictor(Core):
         )
 
     def _run_flat(self, sequences: Sequences, indices: list[int]) -> list[Any]:
-        """Return the results of some of these sequences, which are run as one flat batch."""
+        """Return the task's results for the sequences with these `indices`, which are run as one flat batch."""
         return self.run_batch(PackedBatch.from_columns(sequences.take(np.array(indices)), Flat()))
 
     def is_one(self, given: Any) -> bool:
@@ -205,7 +207,7 @@ class Predictor(Core):
         A request is a record (a dict of columns), a text, or a tuple or list of texts, one per text column of the task.
 
         Raises:
-            OptionError: `how` has an option, or the task cannot answer a single record.
+            OptionError: an option is given in `how`, or the task cannot answer a single record.
             RecordError, LengthError: a request is not valid or too long; the message gives its number.
         """
         if how:
@@ -216,9 +218,9 @@ class Predictor(Core):
         self._check_lengths(examples)
         return [Prepared(one.sequences, one) for one in examples.of_each_record()], examples.counts
 
-    def results_of(self, batch: PackedBatch) -> list[Any]:
+    def results_of(self, batch: PackedBatch, model: Any) -> list[Any]:
         """Return the task's result for each sequence; see `Core.results_of`."""
-        outputs = self.task.objective.outputs(self.model, batch)
+        outputs = self.task.objective.outputs(model, batch)
         odd = self._odd(outputs, batch)
         if len(odd) == batch.layout.sequences:
             return list(odd.values())
@@ -314,6 +316,9 @@ class Predictions(Iterator["dict[str, Any] | None"]):
         records, sequences, tokens: number of records, sequences and tokens predicted so far; these grow by a chunk of
             `batch_records` records at a time.
 
+    Raises:
+        OptionError: `batch_records` is not an integer of at least 1.
+
     >>> import nopad
     >>> from transformers import BertConfig, BertForSequenceClassification
     >>> sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
@@ -377,8 +382,7 @@ def predict(
 
     Returns:
         An iterator over one dict per record, or None where the record was left out: by the task, or since it cannot be
-        read (`open_records` with ``on_bad_record="skip"``); `Predictions.counts` says how
-        often, by reason.
+        read (`open_records` with ``on_bad_record="skip"``). `Predictions.counts` says how often, by reason.
 
     Raises:
         OptionError, UnsupportedModelError: as for `Predictor`.
@@ -400,11 +404,18 @@ def predict(
 
 
 class Chunk:
-    """Some consecutive records of an input, of which those that cannot be read and are to be skipped get no prediction.
+    """Some consecutive records of an input, which are encoded and predicted together.
+
+    A record that cannot be read, and is to be skipped, gets None as its prediction.
 
     Args:
-        items: the records; `nopad.corpus.runs.Bad` in place of one to be skipped.
-        first: number of the first record in the input, from 0.
+        items: the records, with a `nopad.corpus.runs.Bad` in place of each record that cannot be read.
+        first: number in the input, from 0, of the first of these records.
+
+    Attributes:
+        first: as given.
+        size: number of `items`.
+        records: the records that can be read, by their numbers in the input.
     """
 
     def __init__(self, items: Sequence[Mapping[str, Any] | Bad], first: int) -> None:
@@ -413,19 +424,22 @@ class Chunk:
         self._numbers = [*self.records]
 
     def encode(self, predictor: Predictor) -> Examples | None:
-        """Return the examples of the records; None: none can be read.
+        """Return the examples of the records that can be read; None: there is no such record.
 
         Raises:
-            RecordError, LengthError: as for `Predictor.encode`; messages have a record's number in the input.
+            RecordError, LengthError: as for `Predictor.encode`; messages give a record's number in the input.
         """
         with self._numbered():
             return predictor.encode([*self.records.values()]) if self.records else None
 
     def predicted(self, predictor: Predictor, examples: Examples | None) -> Predicted:
-        """Return the predictions for `examples`, with None for each record that cannot be read.
+        """Return a prediction for each of the chunk's records, None for those that cannot be read.
+
+        `examples` is the result of `encode`.
 
         Raises:
-            RecordError, LengthError, OptionError: as for `Predictor.forward`, numbered as in `encode`.
+            RecordError, LengthError, OptionError: as for `Predictor.forward`; messages give a record's number in the
+                input.
         """
         counts = {"bad_skipped": bad} if (bad := self.size - len(self.records)) else {}
         if examples is None:
@@ -438,7 +452,10 @@ class Chunk:
 
     @contextmanager
     def _numbered(self) -> Iterator[None]:
-        """In a ``with`` block, let messages have a record's number in the input, or the first number of the chunk."""
+        """In a ``with`` block, change the record number in an error's message to the record's number in the input.
+
+        A message without a record number gets the number of the chunk's first record instead.
+        """
         try:
             yield
         except (RecordError, LengthError) as error:
@@ -450,7 +467,11 @@ class Chunk:
 def _encoded(
     predictor: Predictor, records: Iterable[Mapping[str, Any]], size: int
 ) -> Generator[tuple[Chunk, Examples | None], None, None]:
-    """Encode records in chunks of `size`; yield each chunk with its examples."""
+    """Encode records in chunks of `size`; yield each chunk with its examples (None: none of its records can be read).
+
+    Raises:
+        RecordError, LengthError: as for `Chunk.encode`; for records of files, messages begin with file and line.
+    """
     items = records.each() if isinstance(records, RecordStream) else iter(records)
     first = 0
     while part := list(islice(items, size)):

@@ -38,9 +38,9 @@ from nopad.files import damage_errors, local_path, sha256_file, write_atomic
 from nopad.model.admission import device_of
 from nopad.model.safety import bare
 from nopad.options import Option
+from nopad.seal import sealed, unsealed
 from nopad.store.manifest import tool_versions
 from nopad.store.monitor import Monitor, Silent
-from nopad.store.seal import sealed, unsealed
 from nopad.store.workspace import Workspace, check_outside, differences, holds
 from nopad.tasks.examples import placed
 from nopad.tasks.parts import aligned, schema_of_part, table_of, together, write_part
@@ -301,7 +301,9 @@ class _Job:
 
 
 def changes_of(before: Mapping[str, int], now: Mapping[str, int]) -> str:
-    """Return in words how the files of an input differ, by their names and sizes in bytes; "" if they do not.
+    """Return in words how the files of an input have changed; "" if they have not.
+
+    `before` and `now` map the names of the files to their sizes in bytes.
 
     >>> changes_of({"a.txt": 3, "b.txt": 5}, {"b.txt": 6, "c.txt": 1, "d.txt": 1})
     'new: c.txt, d.txt; gone: a.txt; of another size: b.txt'
@@ -331,7 +333,11 @@ def _made(out: Path, manifest: Mapping[str, Any]) -> PredictionFiles:
 
 
 def _kept(chunk: Chunk, column: str) -> list[Any]:
-    """Return the value of a column for each record; None for a record that cannot be read."""
+    """Return the value of a column for each record of a chunk; None for a record that cannot be read.
+
+    Raises:
+        RecordError: a record has no such column.
+    """
     for number, record in chunk.records.items():
         if column not in record:
             has = ", ".join(map(str, record)) or "nothing"

@@ -80,7 +80,8 @@ def load_task(name: str, spec: str | Path, options: Mapping[str, Any], **how: An
     """Load a task and its model from a folder, or from the hub by name.
 
     Options that are not in `options` are taken from the model: names of labels from its configuration, `max_length`
-    from its number of positions, and others as `Task.found_options` reads them from its folder.
+    from its number of positions (if the task has no length of its own), and others as `Task.found_options` reads them
+    from its folder.
 
     Args:
         name: the task's name.
@@ -125,7 +126,7 @@ def load_task(name: str, spec: str | Path, options: Mapping[str, Any], **how: An
         )
     positions = positions_of(model, family_of(config))
     if positions is not None and "max_length" in options_of(kind):
-        most = min(found.get("max_length") or positions, positions)
+        most = min(task.max_length or positions, positions)  # some tasks have a length of their own, such as 384
         if options.get("max_length") not in (None, most):
             raise OptionError(f"max_length is {options['max_length']}, and {spec} has {positions} positions")
         found["max_length"] = most

@@ -1,10 +1,10 @@
 """The loss that balances the experts of a mixture, as a part of what a training step learns.
 
-For each expert, it multiplies the share of tokens that chose it by its mean probability (arXiv 2101.03961, section
-2.2): a product of two means over the tokens of one call. So it cannot be summed over micro-batches and ranks and be
-divided by one denominator at the end: the share in all tokens of a step is known only when all of them have run. Each
-batch has a loss of its own, which a model gives as `aux_loss`. Here the losses of a step's batches are averaged: each
-is weighted by the batch's share of what the step divides by.
+For each expert, the loss multiplies the share of tokens that chose this expert by the expert's mean probability (arXiv
+2101.03961, section 2.2): a product of two means over the tokens of one call. So the loss cannot be summed over
+micro-batches and ranks and be divided by one denominator at the end: the share of all tokens of a step is known only
+when all of them have run. Each batch has a loss of its own, which a model gives as `aux_loss`. Here the losses of a
+step's batches are averaged: each is weighted by the batch's share of the step's denominator.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ COEFFICIENTS = ("router_aux_loss_coef", "aux_loss_coef")
 
 
 def coefficient_of(config: Any) -> float | None:
-    """Return by what a model's configuration multiplies the loss that balances experts; None: it does not say."""
+    """Return the coefficient of the loss that balances experts, from a model's configuration; None: it has none."""
     for one in (config, config.get_text_config()):
         for name in COEFFICIENTS:
             value = getattr(one, name, None)
@@ -36,7 +36,11 @@ def coefficient_of(config: Any) -> float | None:
 
 
 def learned_share(config: Any) -> float | None:
-    """Return the coefficient if a configuration asks for the logits of routers; None: nothing of them is learned."""
+    """Return the coefficient of the loss that balances experts, if training adds this loss; None: it does not.
+
+    It does if the model's configuration sets `output_router_logits`. The result is None too if the configuration has no
+    coefficient; then `auxiliary` raises an error.
+    """
     return coefficient_of(config) if routes(config) else None
 
 

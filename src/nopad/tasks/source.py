@@ -115,6 +115,8 @@ class TaskSource(Source):
     def _made(self, part: list[Mapping[str, Any]], first: int) -> _Made:
         """Encode the records `part`; `first` is the number of the first of them in the input.
 
+        If `first` is 0, also set `left_out` to the columns of the first record that the task does not read.
+
         Raises:
             OptionError: the task makes groups, or a column has several numbers per sequence.
             RecordError, LengthError: the task cannot encode a record, or a record lacks a column of `carry`.
@@ -155,8 +157,10 @@ class TaskSource(Source):
     def _carried(self, part: list[Mapping[str, Any]], made: Examples, first: int) -> dict[str, pa.Array]:
         """Return the columns named by `carry`, with a value per sequence: that of the sequence's record.
 
+        `made` are the examples of the records `part`, and `first` is the number of the first of these in the input.
+
         Raises:
-            RecordError: a record lacks such a column, or the values of a column have no common type.
+            RecordError: a record lacks such a column or has None there, or the values of a column have no common type.
         """
         found = {}
         for name in self._carry:
@@ -248,9 +252,10 @@ def _told(schema: pa.Schema) -> str:
 
 
 def _decode(data: pa.RecordBatch, first_line: int, *, of: int, truncated: int, empty: int) -> Iterator[Records]:
-    """Yield the sequences of a block as one `Records`.
+    """Yield the sequences of a block, the rows of `data`, as one `Records`.
 
-    They come from `of` records, of which `truncated` were truncated, and `empty` left out since they have no token.
+    They come from `of` records, of which `truncated` were truncated, and `empty` left out since they have no token. The
+    first of these records has the line number `first_line`.
     """
     record = data.column(_NUMBER).to_numpy()
     lists = {field.name: list_parts(data.column(field.name)) for field in data.schema if is_list(field.type)}

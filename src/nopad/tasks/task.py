@@ -51,7 +51,11 @@ def _noting(constructor: Callable[..., None]) -> Callable[..., None]:
 
 
 def _placing(encode: Callable[..., Examples]) -> Callable[..., Examples]:
-    """Wrap `Task.encode`: of a stream, bad records to skip are counted, and errors name a record's file and line."""
+    """Wrap a task's `encode` method, so that it can read a `RecordStream`.
+
+    Of a stream, records that cannot be read and are to be skipped are left out and counted (``bad_skipped``), and
+    messages about a record give its number in the stream, and its file and line. Other records are passed on unchanged.
+    """
 
     @functools.wraps(encode)
     def placing(self: Any, records: Iterable[Mapping[str, Any]], **options: Any) -> Examples:
@@ -111,7 +115,10 @@ class Task(ABC):
     options: dict[str, Any]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Wrap a subclass's constructor, which then stores its arguments in `options`, and its `encode`: `_placing`."""
+        """Wrap two methods of a subclass: the constructor, which then stores its arguments in `options`; and `encode`.
+
+        `_placing` says what the wrapped `encode` does.
+        """
         super().__init_subclass__(**kwargs)
         if "encode" in vars(cls):
             cls.encode = _placing(cls.encode)  # type: ignore[method-assign]
@@ -181,6 +188,17 @@ class Task(ABC):
         return getattr(transformers, self.auto).from_pretrained(name, **{**self.model_options(), **options})
 
     @classmethod
+    def labels_in(cls, record: Mapping[str, Any], number: int, options: Mapping[str, Any]) -> Sequence[Any]:
+        """Return the labels in record `number`: names or numbers of classes; () for a task without classes.
+
+        `options` are all options of the task, with which no task has to be made.
+
+        Raises:
+            RecordError: the record has no label, or its labels are not in the form that the task reads.
+        """
+        return ()
+
+    @classmethod
     def found_options(cls, folder: Path) -> dict[str, Any]:
         """Return options of this task that a model's folder states outside ``config.json``; {} unless overridden."""
         return {}
@@ -219,7 +237,10 @@ class Task(ABC):
     def loader(
         self, data: Examples | Iterable[Mapping[str, Any]], capacity: int | None = None, **options: Any
     ) -> PackedLoader:
-        """Return a `nopad.PackedLoader` over records with labels, or over examples; `options` are the loader's.
+        """Return a `nopad.PackedLoader` over `data`: records with labels, or examples that this task made of them.
+
+        `capacity` and `options` are those of the loader. It gets the task's `collate`, and keeps sequences together
+        that belong together (`Examples.group`), unless `options` say otherwise.
 
         Raises:
             LengthError: the task left every record out, or as for `encode` and `PackedLoader`.

@@ -23,6 +23,9 @@ class OfTexts(Task):
         empty: what happens to a record whose text has no token: "skip" leaves it out and counts it, as "empty_skipped";
             "error" raises LengthError. Where the tokenizer puts special tokens around an empty text, only tasks that
             learn the text itself (`nopad.tasks.MaskedLM`, `nopad.tasks.CausalLM`) call it empty.
+
+    Raises:
+        OptionError: `empty` has another value; or as for `Task`.
     """
 
     def __init__(self, tokenizer: Any, *, empty: Empty = "skip", **options: Any) -> None:

@@ -108,6 +108,20 @@ class TokenClassification(Task):
             raise OptionError(f"records are texts with spans, and no tag is 'O', for words outside: {self.names[:20]}")
         self.objective = OfTags(self.names)
 
+    @classmethod
+    def labels_in(cls, record: Mapping[str, Any], number: int, options: Mapping[str, Any]) -> Sequence[Any]:
+        """Return the tags of record `number`; of a text, ``O`` and the tags of its spans. See `Task.labels_in`.
+
+        For a span whose label is no tag's name, these are the ``B-`` and ``I-`` tags of the label.
+        """
+        if options["text"] is None:
+            return _listed(record, options["tags"], number, "tags")
+        found: list[Any] = ["O"]
+        for at, span in enumerate(_listed(record, options["spans"], number, "spans")):
+            label = _parts(span, f"record {number}: {options['spans']}[{at}]")[2]
+            found += [label] if label[:2] in ("B-", "I-") else [f"B-{label}", f"I-{label}"]
+        return found
+
     def model_options(self) -> dict[str, Any]:
         """Return settings of the model's configuration, by name: the names of the tags."""
         return {"id2label": dict(enumerate(self.names)), "label2id": dict(self._number)}
@@ -228,18 +242,9 @@ class TokenClassification(Task):
             RecordError: the span has another form, lies outside of the text, has no label, or does not consist of whole
                 words; the message begins with `where`.
         """
-        wanted = ("start", "end", "label")
-        fields = [span.get(one) for one in wanted] if isinstance(span, Mapping) else span
-        if not isinstance(fields, list | tuple) or len(fields) != 3:
-            raise RecordError(f"{where} is {span!r}; expected a dict with start, end and label")
-        begin, end, label = fields
-        for value in (begin, end):
-            if not isinstance(value, int | np.integer) or isinstance(value, bool):
-                raise RecordError(f"{where} is {span!r}; start and end are numbers of characters")
+        begin, end, label = _parts(span, where)
         if not 0 <= begin < end <= len(text):
             raise RecordError(f"{where} is {span!r}, and the text has the characters 0 to {len(text)}")
-        if not isinstance(label, str):
-            raise RecordError(f"{where} is {span!r}; its label is a name, such as {self.names[-1]!r}")
         touched = [n for n, (a, b) in enumerate(words) if a < end and b > begin]
         partly = [text[words[n][0] : words[n][1]] for n in touched if words[n][0] < begin or words[n][1] > end]
         if partly or not touched:
@@ -248,7 +253,9 @@ class TokenClassification(Task):
         return touched[0], touched[-1] + 1, label
 
     def _tags_of(self, label: str, count: int, where: str) -> list[int]:
-        """Return the tag numbers of a span's `count` words; the tags' names say if they are BIO, IO, BIOES or plain.
+        """Return the tag numbers of a span's `count` words.
+
+        The names of the task's tags decide their scheme: BIO, IO, BIOES, or the label itself without a prefix.
 
         Raises:
             RecordError: no tag is for `label`; the message begins with `where`.
@@ -327,6 +334,24 @@ class TokenClassification(Task):
             counts += [len(one & other), len(one), len(other)]
         found = {"accuracy": right / words if words else float("nan")}
         return {**found, **f1_of(*counts.tolist())} if has_entities(self.names) else found
+
+
+def _parts(span: Any, where: str) -> list[Any]:
+    """Return start, end and label of a span.
+
+    Raises:
+        RecordError: the span has another form, start or end is no integer, or the label is no text; the message begins
+            with `where`.
+    """
+    fields = [span.get(one) for one in ("start", "end", "label")] if isinstance(span, Mapping) else span
+    if not isinstance(fields, list | tuple) or len(fields) != 3:
+        raise RecordError(f"{where} is {span!r}; expected a dict with start, end and label")
+    for value in fields[:2]:
+        if not isinstance(value, int | np.integer) or isinstance(value, bool):
+            raise RecordError(f"{where} is {span!r}; start and end are numbers of characters")
+    if not isinstance(fields[2], str):
+        raise RecordError(f"{where} is {span!r}; its label is a name, such as 'PER'")
+    return list(fields)
 
 
 def _listed(record: Mapping[str, Any], name: str, number: int, option: str) -> list[Any]:

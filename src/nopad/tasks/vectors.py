@@ -54,16 +54,22 @@ class Vectors(Objective):
 
 
 class _OnlyVectors(Vectors):
+    """`Vectors` for predictions alone: there is nothing to train or to evaluate."""
+
     def denominator(self, batch: PackedBatch) -> NoReturn:
-        """Refuse to train."""
+        """Refuse to train.
+
+        Raises:
+            OptionError: always.
+        """
         raise OptionError("the task embed has nothing to learn from; train embeddings with nopad.tasks.Contrastive")
 
     def loss(self, outputs: Any, batch: PackedBatch, denominator: Tensor) -> NoReturn:
-        """Refuse to train."""
+        """Refuse to train, as `denominator` does."""
         self.denominator(batch)
 
     def meter(self) -> Meter:
-        """Refuse to evaluate."""
+        """Refuse to evaluate, as `denominator` does."""
         self.denominator(PackedBatch.from_sequences([[0]]))
 
 

@@ -55,6 +55,9 @@ class Model:
         backend: how attention keeps sequences apart (`nopad.packed`).
         config: fields of the model's configuration to change, such as a dropout.
         lora: options of `peft.LoraConfig`; if there are any, only adapters are trained.
+
+    Raises:
+        OptionError: neither `name` nor `init_from` is given, or both `fresh` and `init_from`.
     """
 
     name: str | None = None
@@ -89,6 +92,10 @@ class Data:
             "file"; None: a line, or a paragraph for the task ``pretrain``.
         held_out: share of the training records, from 0 to below 1, that is used for evaluation instead of training;
             drawn with ``trainer.data_seed``, or ``trainer.seed`` without it.
+
+    Raises:
+        OptionError: `train` is missing, a name in `train` or `eval` is empty, `held_out` is out of range, or both
+            `held_out` and `eval` are given.
     """
 
     train: tuple[str, ...] | str = ()
@@ -130,15 +137,20 @@ class Packing:
     """``[packing]``: options of `nopad.PackedLoader`.
 
     Attributes:
-        capacity: most tokens of a pack; None: the rows of a packed dataset are used unchanged.
+        capacity: most tokens of a pack; None: for records in rows, the model's positions, but at most 2,048 unless
+            ``task.max_length`` is longer; the rows of a packed dataset are used unchanged.
         rows, tokens, sequences: number of rows, tokens or sequences that a rank takes per micro-step; give at most one
-            of them. Without any: one row.
+            of them. Without any: rows that hold about 8 sequences, or one row of stored tokens.
         token_cap: with `sequences`, most tokens that a rank takes per micro-step.
         depth, algorithm, options: how packs are planned, as in `nopad.plan`.
         cost: the cost model by which ranks are balanced: "tokens", or "attention:HIDDEN_SIZE".
         accumulation, last, balance, align, together, prefetch: as in `nopad.PackedLoader`.
         correction: how hyper-parameters that were tuned without packs are corrected by the packing factor
             (`nopad.training.scale_for_packing`): "accumulation", "betas" or "none".
+
+    Raises:
+        OptionError: two of `rows`, `tokens` and `sequences` are given, a number is below 1, there is no such algorithm,
+            or the algorithm does not have one of `options` or does not allow its value.
     """
 
     capacity: int | None = None
@@ -162,8 +174,6 @@ class Packing:
         given = [name for name in ("rows", "tokens", "sequences") if getattr(self, name) is not None]
         if len(given) > 1:
             raise OptionError(f"packing.{given[0]} and packing.{given[1]} both say what a micro-step is; give one")
-        if not given:
-            object.__setattr__(self, "rows", 1)
         for name in ("capacity", "rows", "tokens", "sequences", "token_cap", "accumulation", "align", "depth"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -210,6 +220,9 @@ class Output:
 
     Attributes:
         folder: folder for checkpoints, metrics and the trained model: a new or empty one, or that of a resumed run.
+
+    Raises:
+        OptionError: `folder` is missing, or is a URL.
     """
 
     folder: str = ""
@@ -222,7 +235,12 @@ class Output:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """The configuration of a run. `read_config` reads one from a file."""
+    """The configuration of a run: one attribute for each table of the file. `read_config` reads one from a file.
+
+    Raises:
+        OptionError: two tables contradict each other: ``[optimizer]`` and ``trainer.optim``, LAMB and a weight decay of
+            0, or ``[schedule]`` and the Trainer's own schedule.
+    """
 
     model: Model
     data: Data
@@ -315,7 +333,11 @@ def read_config(path: str | Path, overrides: Sequence[str] = (), *, init_from: s
 
 
 def _optional(name: str, made: Mapping[str, Mapping[str, Any]], document: Mapping[str, Any]) -> Any:
-    """Return an optional table as its dataclass; None if it was left out. Its field in `_CHOOSES` must be given."""
+    """Return an optional table as its dataclass; None if it was left out.
+
+    Raises:
+        OptionError: the table lacks the field that `_CHOOSES` names for it.
+    """
     if not made[name] and name not in document:
         return None
     if _CHOOSES[name] not in made[name]:
@@ -345,7 +367,13 @@ def _parsed(path: Path) -> dict[str, Any]:
 
 
 def _override(made: dict[str, dict[str, Any]], text: str) -> None:
-    """Put ``TABLE.FIELD=VALUE`` into the tables; ``TABLE.FIELD.KEY=VALUE`` sets one key of a field that is a table."""
+    """Put ``TABLE.FIELD=VALUE`` into the tables `made`, in place.
+
+    ``TABLE.FIELD.KEY=VALUE`` sets one key of a field that is a table itself.
+
+    Raises:
+        OptionError: `text` has another form, the table or field is unknown, or the value does not fit the field.
+    """
     name, equals, value = text.partition("=")
     names = [one.strip() for one in name.split(".")]
     with _of(f"--set {text}"):
@@ -374,7 +402,13 @@ def _toml_value(text: str) -> Any:
 
 
 def _table(name: str, given: Mapping[str, Any], path: str | None, task: str | None = None) -> dict[str, Any]:
-    """Return a table's fields, each converted to its type; refuse unknown fields, wrong types, and `_ELSEWHERE`."""
+    """Return the fields `given` of a table, each converted to its type.
+
+    `path` is the file they are from, for messages; `task` is the name of the task, if `given` does not have it.
+
+    Raises:
+        OptionError: a field is unknown, has a value of a wrong type, or is set in another place (`_ELSEWHERE`).
+    """
     made = {}
     for key, value in given.items():
         try:
@@ -412,7 +446,11 @@ def _task(made: dict[str, Any]) -> TaskTable:
 
 @cache
 def _trainer_fields() -> Mapping[str, Any]:
-    """Return the fields that ``[trainer]`` may have (of `transformers.TrainingArguments`), with their types."""
+    """Return the fields that ``[trainer]`` may have (of `transformers.TrainingArguments`), with their types.
+
+    Raises:
+        MissingExtraError: transformers is not installed.
+    """
     try:
         from transformers import TrainingArguments
     except ImportError as error:
@@ -423,7 +461,11 @@ def _trainer_fields() -> Mapping[str, Any]:
 
 @cache
 def _task_options(name: str) -> Mapping[str, Any]:
-    """Return the options of a task, with their types."""
+    """Return the options of a task, with their types.
+
+    Raises:
+        OptionError: there is no task called `name`.
+    """
     from nopad.tasks.registry import options_of, task_class
 
     found = options_of(task_class(name))

@@ -83,7 +83,11 @@ class CountedLR(LRScheduler):
         super().__init__(optimizer)
 
     def _seen_by(self, loader: PackedLoader) -> int:
-        """Return how many sequences, tokens or whole steps the loader has given."""
+        """Return how many sequences, tokens or whole steps (`schedule.counts`) the loader has given.
+
+        Raises:
+            OptionError: sequences or tokens are counted, the data are a stream, and there are several ranks.
+        """
         seen: int = getattr(loader, f"{self.schedule.counts}_seen")
         return seen
 

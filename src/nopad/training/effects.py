@@ -24,6 +24,7 @@ def effects(
     total: int | None = None,
     scaled: Scaled | None = None,
     routers: float | None = None,
+    usual: int | None = None,
 ) -> str:
     """Return a few lines of text about what packing changes.
 
@@ -34,8 +35,9 @@ def effects(
         total: length of training, in the unit that the schedule counts.
         scaled: the correction of hyper-parameters that was made; None: no correction was asked for.
         routers: coefficient of the loss that balances experts (`nopad.tasks.routing`); None: it is no part of a step.
+        usual: number of sequences that a rank and micro-step has without packs; None: one for each row.
     """
-    lines = [str(summary), *_changes(summary, args, schedule, scaled)]
+    lines = [str(summary), *_changes(summary, args, schedule, scaled, usual)]
     if routers is not None:
         lines.append(
             f"experts  {routers:g} times the loss that balances them (aux_loss) is learned too: of each micro-batch by "
@@ -62,13 +64,17 @@ def length_of(schedule: Schedule, loader: PackedLoader, args: Any) -> int:
     return total
 
 
-def _changes(summary: Summary, args: Any, schedule: Schedule | None, scaled: Scaled | None) -> list[str]:
+def _changes(
+    summary: Summary, args: Any, schedule: Schedule | None, scaled: Scaled | None, usual: int | None
+) -> list[str]:
     """Return lines of text about what packing changes, and what corrects these changes."""
     before, after = summary.steps_not_packed, summary.steps
     corrected = list(scaled.lines) if scaled is not None else []
     if (scaled is not None and scaled.how == "accumulation") or not before or not after:
         return corrected
-    factor = before / after
+    shape = summary.shape
+    each = usual * shape.world_size * shape.accumulation if usual else 0
+    factor = summary.sequences / after / each if each else before / after
     if factor < _WORTH_SAYING:
         return corrected
     per_step = summary.sequences / after
@@ -83,7 +89,7 @@ def _changes(summary: Summary, args: Any, schedule: Schedule | None, scaled: Sca
     if args.max_steps > 0:
         lines.append(
             f"length   max_steps={args.max_steps} are {args.max_steps / after:.2f} epochs; without packs they would be "
-            f"{args.max_steps / before:.2f}"
+            f"{args.max_steps / (after * factor):.2f}"
         )
     return lines
 

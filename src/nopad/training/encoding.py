@@ -94,7 +94,8 @@ def encoded(
     Raises:
         RecordError, LengthError: as for `Task.encode`; the record numbers in messages count all records, from 0. A
             LengthError is also raised if the task leaves out every record.
-        FormatError: the task makes columns of other dtypes or shapes for some records than for others.
+        FormatError: a column has another kind of dtype or another shape for some records than for the first ones, or
+            values that do not fit the dtype of the first ones.
         StorageError: the disk is full, or a file cannot be written.
     """
     facts = {"version": _VERSION, "records": records.fingerprint(), "part": asdict(part), **settings}
@@ -118,14 +119,15 @@ def encoded(
 
 
 def _write(task: Task, records: Stored, of: Part, place: Path, at_once: int) -> dict[str, Any]:
-    """Encode one part of the records into files; return what ``examples.json`` holds.
+    """Encode one part of the records into files in `place`, `at_once` at a time; return what ``examples.json`` holds.
 
     It holds the number of records, the number of sequences that stay together (``group``), the counts of records cut or
     left out, the names of the columns per token, and the length of each array.
 
     Raises:
         LengthError: no record gives an example.
-        FormatError: the task makes columns of other dtypes or shapes for some records than for others.
+        FormatError: a column has another kind of dtype or another shape for some records than for the first ones, or
+            values that do not fit the dtype of the first ones.
     """
     counts, bad = Counter[str](), dict[str, int]()
     group, seen, ends = 1, 0, 0
@@ -158,7 +160,10 @@ def _write(task: Task, records: Stored, of: Part, place: Path, at_once: int) -> 
         counts.update(bad)
         if not ends:
             said = f"nothing is left of {seen:,} records{counted(counts)}; look at over_long, or give other records"
-            raise LengthError(said if seen or bad else "there is no record, so nothing to train on")
+            none = "there is no record, so nothing to train on"
+            if of.held_out:
+                none = f"no record was drawn at a share of {of.share}; hold out more, or give others as data.eval"
+            raise LengthError(said if seen or bad else none)
         facts = {name: column.size for name, column in columns.items()}
     return {"records": seen, "group": group, "counts": dict(counts), "tokens": tokens, "columns": facts}
 
@@ -179,14 +184,21 @@ class _Column:
         return self
 
     def add(self, values: NDArray[Any]) -> None:
-        """Append values, converted to the dtype of the first ones; another kind of dtype or shape raises an error."""
-        if values.shape[1:] != self.more or values.dtype.kind != self.dtype.kind:
+        """Append values, converted to the dtype of the first ones.
+
+        Raises:
+            FormatError: the values have another kind of dtype or another shape, or the conversion would change a value.
+            StorageError: the disk is full, or the write failed.
+        """
+        fits = values.shape[1:] == self.more and values.dtype.kind == self.dtype.kind
+        kept = np.ascontiguousarray(values, self.dtype) if fits else values
+        if not fits or (values.dtype != self.dtype and not ((kept == values) | (values != values)).all()):
             raise FormatError(
                 f"{self.path.stem} is {values.dtype} {values.shape[1:]} in one part of the records and {self.dtype} "
                 f"{self.more} in another; a task gives every record the same columns"
             )
         with storage_errors("writing", self.path):
-            self._file.write(np.ascontiguousarray(values, self.dtype).data)
+            self._file.write(kept.data)
         self.size += len(values)
 
     def __exit__(

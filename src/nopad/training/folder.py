@@ -210,7 +210,10 @@ class RunFolder:
         )
 
     def _anew(self) -> str:
-        """Return what to do in place of resuming: take the run's weights, if it has written some, or begin anew."""
+        """Return advice on what to do instead of resuming, as text for a message.
+
+        It is to begin a new run with the weights of this one or, if this run has written none, without them.
+        """
         if not _checkpoints(self.path) and not [*self.path.glob("*model*.safetensors")]:
             return "begin anew in another output.folder: this run has no weights yet"
         return f"take only its weights, with --init-from {self.path} and another output.folder"

@@ -18,7 +18,7 @@ from nopad.loading.sources import open_tokens
 from nopad.loading.sources.megatron import megatron_prefix
 from nopad.loading.summary import Summary
 from nopad.store.manifest import MANIFEST, split_folders
-from nopad.tasks import Objective, OfTokens, Task
+from nopad.tasks import Examples, Objective, OfTokens, Task
 from nopad.tasks.examples import counted
 from nopad.tasks.registry import task_class
 from nopad.training.config import TrainConfig
@@ -100,33 +100,46 @@ class Loaders:
     def __init__(
         self, config: TrainConfig, args: Any, task: Task | None, tokenizer: Any, objective: Objective, cache: Path
     ) -> None:
+        self._examples: dict[str, Examples] = {}
         self.config, self.args, self.task, self.objective, self.cache = config, args, task, objective, cache
         self.tokenizer = tokenizer
         self.seed = args.seed if args.data_seed is None else args.data_seed
         self.notes: list[str] = []
 
     def of(self, config: TrainConfig, args: Any) -> Loaders:
-        """Return the `Loaders` of the same run with another configuration and other training arguments."""
-        return Loaders(config, args, self.task, self.tokenizer, self.objective, self.cache)
+        """Return the `Loaders` of the same run with other options of packing and other training arguments."""
+        made = Loaders(config, args, self.task, self.tokenizer, self.objective, self.cache)
+        made._examples = self._examples  # packing does not change them
+        return made
 
-    def loader(self, data: Any, name: str) -> PackedLoader:
-        """Return the loader of `data`: records, or a place where tokens are stored. `name` is "train" or "eval".
+    def examples(self, data: Any, name: str) -> Examples | None:
+        """Return the examples of `data`, encoded once; None: these are stored tokens. `name` is "train" or "eval".
 
         Raises:
-            InputError: records or tokens cannot be read, encoded or packed, or records are to be packed into rows and
-                there is no ``packing.capacity``.
+            InputError: records cannot be read or encoded.
         """
-        options, capacity = self._options(training=name == "train"), self.config.packing.capacity
-        if isinstance(data, RecordStream):
+        if not isinstance(data, RecordStream):
+            return None
+        if name not in self._examples:
             assert self.task is not None
-            if capacity is None and self.config.packing.rows is not None:
-                raise OptionError("packing.capacity is missing: most tokens of a pack")
             part = Part(share=self.config.data.held_out, seed=self.seed, held_out=name == "eval")
             if not self.config.data.held_out:
                 part = Part()
             data = data.as_text(self.task.text_columns())
             settings = {**self._settings(), "read": data.settings()}
-            examples = encoded(self.task, data, self.cache, settings, part=part)
+            self._examples[name] = encoded(self.task, data, self.cache, settings, part=part)
+        return self._examples[name]
+
+    def loader(self, data: Any, name: str) -> PackedLoader:
+        """Return the loader of `data`: records, or a place where tokens are stored. `name` is "train" or "eval".
+
+        Raises:
+            InputError: records or tokens cannot be read, encoded or packed.
+        """
+        options, capacity = self._options(training=name == "train"), self.config.packing.capacity
+        examples = self.examples(data, name)
+        if examples is not None:
+            assert self.task is not None
             self.notes.append(f"{name:<8} {examples}")
             return self.task.loader(examples, capacity, **options)
         if self.task is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from nopad.tasks.fit import check_rows
 from nopad.tasks.registry import options_of, task_class
 from nopad.tasks.routing import learned_share
 from nopad.training.checks import check_arguments
+from nopad.training.choosing import Chosen
 from nopad.training.config import Optimizer, TrainConfig
 from nopad.training.correcting import corrected
 from nopad.training.effects import effects, length_of
@@ -60,6 +61,9 @@ class Prepared:
         total: length of training in the unit that the schedule counts; None: there is no schedule.
         memory: estimate of the memory that training needs.
         notes: lines of text on how many sequences the records gave, and how many were cut or left out.
+        chosen: lines of text on what was chosen because the configuration leaves it out; "" if there is nothing.
+        usual: number of sequences per rank and micro-step for which rows were chosen; None: the configuration gives
+            rows.
     """
 
     config: TrainConfig
@@ -73,6 +77,8 @@ class Prepared:
     evaluation: PackedLoader | None
     memory: Estimate
     notes: tuple[str, ...]
+    chosen: str = ""
+    usual: int | None = None
     scaled: Scaled | None = None
     total: int | None = None
 
@@ -86,11 +92,12 @@ class Prepared:
 
     def __str__(self) -> str:
         """Return a description of the training, as a few lines of text."""
-        lines = [*self.notes]
+        lines = [*self.notes, *([self.chosen] if self.chosen else [])]
         summary = self.train.summary()
         if isinstance(summary, Summary):
             routers = learned_share(self.model_config) if "causal" in self.objective.heads else None
-            lines.append(effects(summary, self.args, self.config.schedule, self.total, self.scaled, routers))
+            told = (self.config.schedule, self.total, self.scaled, routers, self.usual)
+            lines.append(effects(summary, self.args, *told))
             if summary.steps and self.args.max_steps <= 0:
                 steps = round(summary.steps * self.args.num_train_epochs)
                 epochs = f"{self.args.num_train_epochs:g} epoch{'s' * (self.args.num_train_epochs != 1)}"
@@ -119,23 +126,31 @@ def prepare(config: TrainConfig, cache: Path) -> Prepared:
         check_arguments(args)
     records = find_data(config)
     kind = None if config.task.name is None else task_class(config.task.name)
-    tokenizer = _tokenizer(config, needed=kind is not None)
-    task = None if kind is None else _task(config, kind, tokenizer, given=_has_length(config, kind))
+    tokenizer, chosen = _tokenizer(config, needed=kind is not None), Chosen(config)
+    if kind is not None:
+        with about("data.train"):
+            chosen.labels(kind, records["train"], read_model_config(config.model, None))
+    task = None if kind is None else _task(chosen.config, kind, tokenizer, given=_has_length(config, kind))
     auto = None if kind is None else kind.auto
     model_config = read_model_config(config.model, task)
     shape = outline(config.model, model_config, auto)
     check_positions(config.model, shape)
+    chosen.capacity(records["train"], longest(shape))
     why = ""
     if task is not None:
         if task.max_length is None:
             why = " (max_length is not given, so it is the capacity, or the model's positions if these are fewer)"
-        config, task = _with_length(config, task, longest(shape))
+        if chosen.length(task, longest(shape)) or not _has_length(config, type(task)):
+            task = _task(chosen.config, type(task), tokenizer)
     objective = objective_of(shape) if task is None else task.objective
-    made = Loaders(config, args, task, tokenizer, objective, cache)
+    made = Loaders(chosen.config, args, task, tokenizer, objective, cache)
     with about("data.train", why):
-        made, scaled = corrected(made, records["train"])
+        chosen.rows(made.examples(records["train"], "train"))
+        args = arguments(chosen.config)
+        made, scaled = corrected(made.of(chosen.config, args), records["train"])
         train = made.loader(records["train"], "train")
         _check_longest(train, longest(shape))
+    chosen.usual(task, made.args)
     config, args = made.config, made.args
     _optimizer(config, args)
     with about("data.held_out" if config.data.held_out else "data.eval", why):
@@ -159,6 +174,8 @@ def prepare(config: TrainConfig, cache: Path) -> Prepared:
         evaluation=evaluation,
         memory=memory,
         notes=tuple(made.notes),
+        chosen=str(chosen),
+        usual=chosen.usual_sequences,
         scaled=scaled,
         total=None if config.schedule is None else length_of(config.schedule, train, args),
     )
@@ -188,7 +205,11 @@ def _optimiser_line(optimizer: Optimizer, args: Any) -> str:
 
 
 def _check_longest(loader: PackedLoader | None, positions: int | None) -> None:
-    """Refuse sequences that are longer than the model has positions."""
+    """Refuse data with a sequence longer than the model's number of `positions` (None: unlimited).
+
+    Raises:
+        OptionError: there is such a sequence.
+    """
     summary = None if loader is None else loader.summary()
     if positions is not None and isinstance(summary, Summary) and summary.longest > positions:
         raise OptionError(
@@ -244,7 +265,13 @@ def _tokenizer(config: TrainConfig, *, needed: bool) -> Any:
 
 
 def _task(config: TrainConfig, kind: type[Task], tokenizer: Any, *, given: bool = True) -> Task:
-    """Return the task; with `given` False, without its `over_long`, whose `max_length` is not known yet."""
+    """Return a task of the class `kind` with the options of the configuration.
+
+    With `given` False, the option `over_long` is left out, since it needs a `max_length`, which is not known yet.
+
+    Raises:
+        OptionError: the task refuses an option, lacks one that it needs, or has no choice about ``data.empty``.
+    """
     options = {name: one for name, one in config.task.options.items() if given or name != "over_long"}
     empty = config.data.empty
     if empty is not None and "empty" in options_of(kind):
@@ -260,26 +287,8 @@ def _task(config: TrainConfig, kind: type[Task], tokenizer: Any, *, given: bool 
 
 
 def _has_length(config: TrainConfig, kind: type[Task]) -> bool:
-    """Return whether a `max_length` is given, or is the task's own default."""
+    """Return whether the task has a `max_length`: in the configuration, or as the default of the class `kind`."""
     return config.task.options.get("max_length", options_of(kind)["max_length"].default) is not None
-
-
-def _with_length(config: TrainConfig, task: Task, positions: int | None) -> tuple[TrainConfig, Task]:
-    """Return configuration and task, with a `max_length` if one is known.
-
-    A task without `max_length` gets the least of ``packing.capacity``, ``packing.tokens`` and the model's number of
-    positions, as far as these are known. A given `max_length` above the model's positions raises an `OptionError`.
-    """
-    most = [one for one in (config.packing.capacity, config.packing.tokens, positions) if one is not None]
-    if task.max_length is not None:
-        if positions is not None and task.max_length > positions:
-            raise OptionError(f"task.max_length is {task.max_length}, and the model has {positions} positions")
-        return config, task
-    if not most:
-        return config, _task(config, type(task), task.tokenizer)
-    options = {**config.task.options, "max_length": min(most)}
-    config = replace(config, task=replace(config.task, options=options))
-    return config, _task(config, type(task), task.tokenizer)
 
 
 def train(

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["to_toml"]
+__all__ = ["as_toml", "to_toml"]
 
 
 def to_toml(document: Mapping[str, Mapping[str, Any]]) -> str:
@@ -14,7 +14,7 @@ def to_toml(document: Mapping[str, Mapping[str, Any]]) -> str:
     lines = []
     for name, table in document.items():
         lines.append(f"[{name}]")
-        lines += [f"{_key(key)} = {_value(value)}" for key, value in table.items() if value is not None]
+        lines += [f"{_key(key)} = {as_toml(value)}" for key, value in table.items() if value is not None]
         lines.append("")
     return "\n".join(lines)
 
@@ -27,7 +27,12 @@ def _text(value: str) -> str:
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def _value(value: Any) -> str:
+def as_toml(value: Any) -> str:
+    """Return a value as TOML, such as ``["no", "yes"]``.
+
+    >>> as_toml(True), as_toml(["no", 1e-05]), as_toml({"a b": None, "c": 1})
+    ('true', '["no", 1e-05]', '{c = 1}')
+    """
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int | float):
@@ -35,6 +40,6 @@ def _value(value: Any) -> str:
     if isinstance(value, str):
         return _text(value)
     if isinstance(value, Mapping):
-        inner = ", ".join(f"{_key(str(key))} = {_value(one)}" for key, one in value.items() if one is not None)
+        inner = ", ".join(f"{_key(str(key))} = {as_toml(one)}" for key, one in value.items() if one is not None)
         return f"{{{inner}}}"
-    return f"[{', '.join(_value(one) for one in value)}]"
+    return f"[{', '.join(as_toml(one) for one in value)}]"

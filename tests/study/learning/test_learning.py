@@ -83,6 +83,13 @@ def test_more_seeds_are_the_study_of_so_many_from_the_beginning(done, tmp_path):
     assert study_learning(prepared, tmp_path) == found
 
 
+def test_a_folder_that_is_not_there_is_made(done, tmp_path):
+    _, prepared, *_ = done
+    folder = tmp_path / "new" / "study"
+    assert study_learning(replace(prepared, recipes=()), folder) == Learning(factor=prepared.factor)
+    assert len((folder / RESULTS).read_text().splitlines()) == 1
+
+
 def test_weights_that_are_gone_are_named(done, tmp_path):
     folder, prepared, *_ = done
     lines = (folder / RESULTS).read_text().splitlines(keepends=True)

@@ -1,4 +1,4 @@
-"""`find_fix` and `find_step_fix`: which change of a foreign collator, model or loss makes its audit pass."""
+"""`find_fix` and `find_step_fix`: which changes of a user's collator, model or loss make an audit pass."""
 
 from nopad.auditing.fixes.fix import Change, Fix
 from nopad.auditing.fixes.run import find_fix

@@ -1,4 +1,4 @@
-"""The changes that are tried: how a collator's batch, or a model, is often wrong, and the line that mends it."""
+"""The changes that are tried: each mends a frequent fault of a collator, model or loss, by a few lines of code."""
 
 from __future__ import annotations
 
@@ -97,7 +97,11 @@ SUMMED = Change(
 
 
 def nopads_own(causal: bool, safe: bool = False) -> Change:
-    """Return the change to nopad's batches; `causal`: labels are of next tokens; `safe`: the model is pack-safe."""
+    """Return the change that uses nopad's batches in place of the collator, and makes the model pack-safe.
+
+    `causal`: whether the model shifts labels, so that each token predicts the next one. `safe`: whether the model is
+    pack-safe already.
+    """
     more = ", causal=True" if causal else ""
     made = f"batch = nopad.PackedBatch.from_features(features{more})"
     code = made if safe else f"model = nopad.packed(model)\n{made}"
@@ -105,7 +109,10 @@ def nopads_own(causal: bool, safe: bool = False) -> Change:
 
 
 def without_first_labels(layout: Layout) -> Change:
-    """Return the change that takes labels from the first token of each sequence."""
+    """Return the change that sets the label of each sequence's first token to -100 (no label).
+
+    `layout` has the lines of code that find these tokens.
+    """
     return Change(
         "labels of first tokens",
         "the last token of a sequence predicts the first of the next one",
@@ -115,11 +122,12 @@ def without_first_labels(layout: Layout) -> Change:
 
 @dataclass(frozen=True)
 class Layout:
-    """How a collator lays sequences.
+    """Where a collator puts the sequences of a batch.
 
     Attributes:
         one_row: whether all sequences are in one row, in the order given, with nothing between them.
-        number: the lines that say of which sequence each token is.
+        number: lines of code that set `number`, int64 ``[R, L]``: of which sequence each token is. Only a comment if
+            the sequences are not in one row: then nopad finds `number` itself, and the user's collator must know it.
     """
 
     one_row: bool
@@ -127,19 +135,19 @@ class Layout:
 
     @classmethod
     def of(cls, batch: Mapping[str, Any], places: Places) -> Layout:
-        """Return the layout of a batch."""
+        """Return the layout of a batch in which the sequences are at `places`."""
         together = np.concatenate(places.of)
         one_row = places.shape[0] == 1 and np.array_equal(together, np.arange(places.shape[1]))
         return cls(one_row, _COUNTED if one_row else _GIVEN)
 
 
 class Changed:
-    """A collator with changes behind it; the code of each change is what runs.
+    """A collator that calls another collator, and then runs the code of changes on its batch.
 
     Attributes:
-        collate: the collator as it is.
-        changes: the changes of its batch.
-        model: the model, which some changes ask for its configuration.
+        collate: the other collator.
+        changes: the changes that are run; of those given, the ones of the model or loss are left out.
+        model: the model; the code of some changes reads its configuration.
     """
 
     def __init__(self, collate: Any, changes: Sequence[Change], model: Any) -> None:
@@ -148,7 +156,13 @@ class Changed:
         self.__name__ = f"{getattr(collate, '__name__', type(collate).__name__)}, changed"
 
     def __call__(self, features: Sequence[Mapping[str, Any]]) -> Any:
-        """Return the collator's batch with the changes."""
+        """Return the collator's batch with the changes.
+
+        If the batch is a `PackedBatch` or no mapping, it is returned as it is.
+
+        Raises:
+            BatchError: a change must know of which sequence each token is, and a sequence is not whole in the batch.
+        """
         given = [dict(one) for one in features]  # a collator may take columns out of them
         batch = self.collate(features)
         if isinstance(batch, PackedBatch) or not isinstance(batch, Mapping):
@@ -162,7 +176,10 @@ class Changed:
 
 
 def changed_loss(changes: Sequence[Change]) -> Any:
-    """Return the loss function that the changes give, ``(model, batch, step)`` to a scalar; None: they give none."""
+    """Return a function ``(model, batch, step)`` that runs the code of the first change of a loss; None: there is none.
+
+    The function returns the loss, a scalar tensor.
+    """
     for change in changes:
         if change.where == "loss":
             told: dict[str, Any] = {"torch": torch}
@@ -172,16 +189,16 @@ def changed_loss(changes: Sequence[Change]) -> Any:
 
 
 def changed_model(model: Any, changes: Sequence[Change]) -> None:
-    """Run the changes of a model on it."""
+    """Run the code of those changes that belong to a model; this changes `model` itself."""
     for change in changes:
         if change.where == "model":
             exec(change.code, {"model": bare(model)})
 
 
 def _numbers(batch: Mapping[str, Any], features: Sequence[Mapping[str, Any]]) -> Tensor:
-    """Return the number of each token's sequence, int64 ``[R, L]``; -1 in padding.
+    """Return, for each token of the batch, the index of its sequence in `features`, int64 ``[R, L]``; -1 in padding.
 
-    What a collator puts behind a sequence, such as a separator, is of that sequence.
+    Tokens that the collator puts behind a sequence, such as a separator, count as tokens of that sequence.
     """
     places = find(batch, [[int(token) for token in one["input_ids"]] for one in features])
     number = np.full(places.shape[0] * places.shape[1], -1)
@@ -197,9 +214,10 @@ def _numbers(batch: Mapping[str, Any], features: Sequence[Mapping[str, Any]]) ->
 
 
 def groups_for(model: Any, batch: Mapping[str, Any], layout: Layout, causal: bool) -> list[list[Change]]:
-    """Return the changes that may help, in groups of which one at a time is tried.
+    """Return the changes that may help, in groups; of each group, at most one change is made at a time.
 
-    `batch` and `layout` are of the collator as it is; `causal`: whether tokens see earlier ones only.
+    `batch` is a batch of the collator without changes, and `layout` its layout. `causal`: whether a token attends to
+    earlier tokens only.
     """
     inner = bare(model)
     takes = set(inspect.signature(type(inner).forward).parameters)
@@ -229,14 +247,14 @@ def groups_for(model: Any, batch: Mapping[str, Any], layout: Layout, causal: boo
 
 
 def sets_of(groups: Sequence[Sequence[Change]], most: int = MOST) -> Iterator[tuple[Change, ...]]:
-    """Yield sets of changes, the smallest first, with at most one change of each group."""
+    """Yield sets of 1 to `most` changes, the smallest first, with at most one change of each group."""
     for size in range(1, min(most, len(groups)) + 1):
         for chosen in combinations(groups, size):
             yield from product(*chosen)
 
 
 def trying(number: int, most: int) -> str:
-    """Return what a monitor is told before a set of changes is tried.
+    """Return the text that a monitor gets before the set of changes with this number is tried.
 
     >>> trying(3, 9)
     'trying 3 of at most 9'
@@ -259,7 +277,7 @@ def _mask(layout: Layout, causal: bool) -> str:
 
 
 def _after_padding(model: nn.Module) -> bool:
-    """Return whether a table of positions has a padding_idx, after which positions begin."""
+    """Return whether an embedding of positions has a ``padding_idx``: then positions begin at ``padding_idx + 1``."""
     return any(
         "position_embeddings" in name and getattr(module, "padding_idx", None) is not None
         for name, module in model.named_modules()

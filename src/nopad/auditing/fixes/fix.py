@@ -1,4 +1,4 @@
-"""`Fix`: the changes that make an audit pass, each with its line of code."""
+"""`Fix`: the changes that make an audit pass, each with its lines of code."""
 
 from __future__ import annotations
 
@@ -21,9 +21,11 @@ class Change:
     Attributes:
         name: a short name, such as "position_ids".
         why: what is wrong without it.
-        code: the lines of code. They are run as they stand here: with `batch` (what the collator gave), `features`
-            (what it was given), `model` and `torch`, and in a loss function with `step`.
-        where: where the code belongs: "collator", "model", "loss", or "instead" of collator and model.
+        code: the lines of code. Those of a collator use the variables `batch` (what the collator returned), `features`
+            (its argument), `model` and `torch`, and some `number` (int64 ``[R, L]``: of which sequence each token is,
+            -1 in padding). Those of a loss are the body of a function of `model`, `batch` and `step`.
+        where: where the code belongs: "collator" (at its end), "model" (after it is loaded), "loss" (in place of it),
+            or "instead" (in place of the collator).
 
     >>> from nopad.auditing import Change
     >>> Change("use_cache", "with a cache, borders are not looked for", 'batch["use_cache"] = False').where
@@ -42,10 +44,11 @@ class Fix:
 
     Attributes:
         changes: the fewest changes with which the audit passes; empty if it passes as it is, or if none were found.
-        verdict: the verdict of the audit with these changes; without them, if there are none.
+        verdict: the verdict of the audit with these changes; if there are none, of the audit without changes.
         tried: number of sets of changes that were tried.
-        nearest: if none were found in a step, the changes that remove most of what is wrong; empty: none removes any.
-        nearly: what these remove, and what remains, as text.
+        nearest: if `find_step_fix` found no changes with which the step passes, those that remove most of what is
+            wrong; empty: none removes anything.
+        nearly: what the changes in `nearest` remove, and what remains wrong, as text.
 
     >>> import nopad.auditing
     >>> from transformers import DataCollatorWithFlattening, LlamaConfig, LlamaForCausalLM
@@ -69,11 +72,14 @@ class Fix:
 
     @property
     def code(self) -> str:
-        """The lines of all changes, in the order in which they run."""
+        """The lines of code of all changes, in the order of `changes`; "" without changes."""
         return "\n".join(change.code for change in self.changes)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the changes and whether the audit passes with them, as plain dicts and lists."""
+        """Return the result as plain dicts and lists, without the verdict.
+
+        The keys are found, tried and changes, and, if there are nearest changes, also nearest and nearly.
+        """
         changes, nearest = (
             [{"name": c.name, "why": c.why, "code": c.code, "where": c.where} for c in some]
             for some in (self.changes, self.nearest)

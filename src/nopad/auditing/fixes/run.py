@@ -1,7 +1,7 @@
 """`find_fix`: try changes of a collator's batch and of the model, and name the fewest with which the audit passes.
 
-Cost: one run of four short sequences in float64 for each set of changes, and a whole audit for each that gives the
-right outputs there. A few dozen sets are tried at most.
+Cost: one run of four short sequences in float64 for each set of changes, and a whole audit for each set with which
+these sequences get the right outputs. A few dozen sets are tried at most.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ def find_fix(
     seed: int = 0,
     monitor: Monitor | None = None,
 ) -> Fix:
-    """Find the fewest changes of a foreign collator or model with which `nopad.audit` passes.
+    """Find the fewest changes of your own collator or model with which `nopad.audit` passes.
 
-    Each change is a line of code for the collator (position_ids, a block-diagonal mask, no mask, no cache, ...) or for
-    the model (its attention implementation). The lines are run on copies, alone and together, the smallest sets first;
-    only a set with which the whole audit passes is named. If there is none, nopad's own batches are tried, then batches
-    with one sequence per row.
+    Each change is a few lines of code for the collator (position_ids, a block-diagonal mask, no mask, no cache, ...) or
+    for the model (its attention implementation). They run on the collator's batches and on copies of the model: first
+    single changes, then two and three together. Only changes with which the whole audit passes are returned. If there
+    are none, nopad's own batches are tried, then batches with one sequence per row.
 
     Args:
         model: a transformers model that is not pack-safe; only copies of it are changed.
@@ -70,14 +70,18 @@ def find_fix(
         layers: as in `nopad.audit`.
         gradients: as in `nopad.audit`.
         seed: as in `nopad.audit`.
-        monitor: is told which set of changes is tried (`nopad.store.monitor`); None: nobody is.
+        monitor: object that is told which set of changes is tried (see `nopad.store.monitor`); None: no progress is
+            shown.
 
     Returns:
-        A `nopad.auditing.Fix`. Without changes: the audit passes as it is, if `Fix.found`, or nothing helps.
+        A `nopad.auditing.Fix`. If its `changes` are empty, either the audit passes without any (`Fix.found` is true),
+        or no changes help.
 
     Raises:
-        BatchError: the collator fails, or cuts, drops or changes sequences, or adds tokens: no line after it helps.
-        OptionError: the model is pack-safe already, or an option is out of range.
+        BatchError: the collator fails, or cuts, drops or changes sequences, or adds tokens; code that runs after the
+            collator cannot mend this.
+        OptionError: the model is pack-safe already, `collator` is None, or an option is one that `nopad.audit` refuses.
+        UnsupportedModelError: as `nopad.audit`.
 
     >>> import nopad.auditing
     >>> from transformers import BertConfig, BertModel, DataCollatorWithFlattening
@@ -118,7 +122,10 @@ def find_fix(
 
 
 def _audited(model: Any, collator: Collator, changes: Sequence[Change], asked: dict[str, Any]) -> Verdict | None:
-    """Return the verdict of the whole audit with changes; None: they cannot be made."""
+    """Return the verdict of the whole audit with `changes`; None: they cannot be made on this model or batch.
+
+    `asked` holds the further arguments of `audit`.
+    """
     try:
         if changes[0].name == OURS:
             return audit(model, **asked)
@@ -132,7 +139,7 @@ def _audited(model: Any, collator: Collator, changes: Sequence[Change], asked: d
 
 
 class _Quick:
-    """Runs short sequences with changes, and compares outputs only."""
+    """A quick test of changes: runs at most four short sequences in float64, and compares their outputs only."""
 
     def __init__(self, model: Any, collator: Collator, seed: int, stack: ExitStack) -> None:
         self.model, self.collator, self.seed, self.stack = model, collator, seed, stack
@@ -153,7 +160,10 @@ class _Quick:
         yield from sets_of(groups_for(self.model, batch, layout, is_causal(trial)))
 
     def passes(self, changes: Sequence[Change]) -> bool:
-        """Return whether all outputs are those of sequences alone."""
+        """Return whether packed sequences have the outputs that they have alone, with these changes.
+
+        The result is False too if the model or the collator fails with them.
+        """
         key = tuple(change.code for change in changes if change.where == "model")
         alone = self._alone(key)
         if alone is None:
@@ -166,7 +176,10 @@ class _Quick:
             return False
 
     def _alone(self, lines: tuple[str, ...]) -> Alone | None:
-        """Return what sequences get alone in a copy on which these lines were run; None: the copy does not run."""
+        """Return the outputs of sequences alone, from a copy of the model on which these lines of code were run.
+
+        The result is None if the lines or the copy fail. Results are kept, one for each tuple of lines.
+        """
         if lines not in self.alone:
             self.alone[lines] = None
             try:
@@ -185,7 +198,10 @@ def _tokens(model: Any) -> Tokens:
 
 
 def is_causal(trial: Trial) -> bool:
-    """Return whether the first token of a sequence keeps its values when the last one is another."""
+    """Return whether the model is causal: the first token's outputs do not change when the last token is replaced.
+
+    This is tried on the longest sequence. The result is False if no output has values per token.
+    """
     longest = max(range(len(trial.sequences)), key=lambda number: len(trial.sequences[number]))
     mine, plain = trial.sequences[longest], trial.others[longest]
     other = [*mine[:-1], next((token for token in plain if token != mine[-1]), mine[-1])]

@@ -1,6 +1,7 @@
-"""`Search`: which changes mend a step that may be wrong in several ways at once, by few audits.
+"""`Search`: find, with few audits, the changes that mend a training step, which may have several faults.
 
-A change that removes a finding is kept, and the next one is chosen by what is found then: a fault may hide another.
+A change that removes a finding is kept, and the next change is chosen by what the audit finds then, since one fault may
+hide another.
 """
 
 from __future__ import annotations
@@ -25,15 +26,17 @@ DEEP, PAIRS = 4, 2  # changes of a set that is built finding by finding, and of 
 
 
 class Search:
-    """Tries sets of changes of a step; each set is audited once.
+    """Tries sets of changes of a training step; each set is audited once.
 
     Attributes:
-        audited: audits the step with changes.
-        before: the verdict without changes, which did not pass.
-        groups: the changes, of each group at most one at a time; in this order they are made.
+        audited: function that audits the step with changes, and returns the verdict.
+        before: the verdict without changes; it did not pass.
+        groups: the changes; of each group, at most one is made at a time. Those of the collator run in the order of the
+            groups.
         last: sets that are tried last.
         monitor: is told which set is tried.
-        seen: the verdicts so far, by the names of the changes; None: the changes do not go with this step.
+        seen: the verdict for each set that was tried; None: these changes cannot be made in this step.
+        most: number of single changes, pairs, and sets of `last`; the monitor shows it as the number of sets to try.
     """
 
     def __init__(
@@ -49,7 +52,10 @@ class Search:
         self.most = len(self._pairs()) + len(last)
 
     def fix(self) -> Fix:
-        """Return the changes with which the step passes, none of which can be left out, or what comes nearest."""
+        """Return the changes with which the step passes, none of which can be left out.
+
+        If there are none, the result has the changes that remove most of what is wrong, as `Fix.nearest`.
+        """
         nearest: tuple[Change, ...] = ()
         for changes in self._sets():
             verdict = self._verdict(changes)
@@ -63,10 +69,11 @@ class Search:
         return Fix(changes=(), verdict=self.before, tried=tried, nearest=nearest, nearly=self._nearly(nearest))
 
     def _sets(self) -> Iterator[tuple[Change, ...]]:
-        """Yield the sets to try: what removes a finding, and more from there; then all single ones and pairs.
+        """Yield the sets to try; each verdict must be in `seen` before the next set is taken.
 
-        Of changes after which the model still does not give what it gives alone, the best is kept: one that mends all
-        of it may come later.
+        First, changes are added one by one, up to 4. Each time, all changes that could be added are tried, and the one
+        that removes most is kept. The trying stops early at a change after which only the loss is wrong. Then follow
+        all single changes and pairs that were not tried yet, and then the sets of `last`.
         """
         kept: tuple[Change, ...] = ()
         while len(kept) < DEEP:
@@ -88,14 +95,18 @@ class Search:
         yield from self.last
 
     def _pairs(self) -> list[tuple[Change, ...]]:
-        """Return all single changes and pairs; if only the loss is wrong, of those that are of the loss."""
+        """Return all single changes and pairs; if only the loss is wrong, only those of changes of labels and loss."""
         groups = self.groups
         if _in_loss(self.before):
             groups = [[one for one in group if one.name in IN_LOSS] for group in groups]
         return list(sets_of([group for group in groups if group], PAIRS))
 
     def _next(self, kept: Sequence[Change]) -> list[Change]:
-        """Return the changes that may be made besides those `kept`, the likeliest by what is found with these first."""
+        """Return the changes that may be added to those `kept`, the most promising first.
+
+        The findings of the audit with the changes in `kept` decide the order. If only the loss is wrong there, the
+        result has only changes of labels and loss.
+        """
         verdict = self._known(kept)
         table = OF_INPUT.get(input_of(verdict.first_difference), ())
         in_loss = _in_loss(verdict)
@@ -126,7 +137,10 @@ class Search:
         return self.seen[changes]
 
     def _fewest(self, changes: tuple[Change, ...], verdict: StepVerdict) -> Fix:
-        """Leave out each change without which the step passes too."""
+        """Return the fix with `changes`, less those without which the step passes too.
+
+        `verdict` is the verdict with all of `changes`.
+        """
         for change in changes if len(changes) > 1 and changes not in self.last else ():
             fewer = tuple(one for one in changes if one is not change)
             without = self._verdict(fewer)
@@ -145,7 +159,7 @@ class Search:
 
 
 def _in_loss(verdict: StepVerdict) -> bool:
-    """Return whether the model gives all sequences what they get alone, as far as is known."""
+    """Return whether only labels or the loss can be wrong: no finding is one of `HIDES`."""
     return not set(_kinds(verdict)) & set(HIDES)
 
 
@@ -154,7 +168,11 @@ def _kinds(verdict: StepVerdict) -> list[str]:
 
 
 def _less(before: StepVerdict, after: StepVerdict) -> bool:
-    """Return whether less is wrong than before: what hides other faults is gone, or else one of the findings."""
+    """Return whether less is wrong in `after` than in `before`.
+
+    This is so if the step passes, if the gravest finding (see `HIDES`) has become less grave, or, with equally grave
+    ones, if one of the findings is gone.
+    """
     if after.passed:
         return True
     first, second = _hidden(before), _hidden(after)
@@ -167,5 +185,5 @@ def _hidden(verdict: StepVerdict) -> tuple[int, bool]:
 
 
 def _places(verdict: StepVerdict) -> list[tuple[str, str | None]]:
-    """Return what is found, and at which module where it is in a module."""
+    """Return the kind of each finding, with the first module that differs; None for those about labels or the loss."""
     return [(kind, verdict.first_difference if kind in HIDES else None) for kind in _kinds(verdict)]

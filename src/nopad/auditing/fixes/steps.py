@@ -1,4 +1,4 @@
-"""`find_step_fix`: try changes of a training step's collator, model and loss, and name the fewest that mend it.
+"""`find_step_fix`: try changes of a training step's collator, model and loss, and name the fewest that mend the step.
 
 Cost: one audit of the step for each set of changes that is tried. What an audit finds decides what is tried next.
 """
@@ -51,10 +51,11 @@ def find_step_fix(
 ) -> Fix:
     """Find the fewest changes of collator, model and loss with which `nopad.audit_step` passes.
 
-    As in `find_fix`, each change is a line of code, the lines are run on copies, and only changes with which the step
-    passes are named. For a step there are two more: labels of first tokens, and the loss with one denominator. A change
-    that removes a finding is kept, and the search goes on from there by what is found next, up to four changes; else
-    each change and each pair is tried. Of a trainer, only the collator is changed; it is left as it was.
+    The changes are those of `find_fix` and two more: no label on the first token of each sequence, and a loss with one
+    denominator for the step. They are tried on the collator's batches and on copies of the model, and only changes with
+    which the whole step passes are returned. A change that removes a finding is kept, and what the audit finds then
+    decides what is tried next, up to four changes. If these do not suffice, each change and each pair is tried. If
+    `trainer` is given, only its collator is changed, and the trainer has its own collator again afterwards.
 
     Args:
         model: as in `nopad.audit_step`.
@@ -62,12 +63,13 @@ def find_step_fix(
         collate: as in `nopad.audit_step`.
         loss: as in `nopad.audit_step`.
         trainer: as in `nopad.audit_step`.
-        monitor: is told which set of changes is tried (`nopad.store.monitor`); None: nobody is.
+        monitor: object that is told which set of changes is tried (see `nopad.store.monitor`); None: no progress is
+            shown.
         options: further arguments of `nopad.audit_step`: ranks, accumulation, per, alone, causal, seed.
 
     Returns:
-        A `nopad.auditing.Fix`. Without changes: the step passes as it is, if `Fix.found`, or nothing helps; then
-        `Fix.nearest` has the changes that remove something of what is wrong.
+        A `nopad.auditing.Fix`. If its `changes` are empty, either the step passes without any (`Fix.found` is true), or
+        no changes make it pass; then `Fix.nearest` has those that remove most of what is wrong.
 
     Raises:
         OptionError, BatchError, LengthError: as `nopad.audit_step`.
@@ -92,7 +94,7 @@ def find_step_fix(
 
 
 class _Step:
-    """A step that is audited with changes; the arguments are those of `find_step_fix`."""
+    """A training step that is audited with changes; the arguments are those of `find_step_fix`."""
 
     def __init__(
         self, model: Any, sequences: Any, collate: Any, loss: Any, trainer: Any, options: dict[str, Any]
@@ -101,7 +103,7 @@ class _Step:
         self.trainer, self.options = trainer, options
 
     def audited(self, changes: Sequence[Change]) -> StepVerdict:
-        """Audit the step with these changes."""
+        """Audit the step with these changes, which may be none, and return the verdict."""
         if self.trainer is not None:
             with self._lent(changes):
                 return audit_step(trainer=self.trainer, **self.options)
@@ -122,7 +124,10 @@ class _Step:
         )
 
     def groups(self) -> list[list[Change]]:
-        """Return the changes that may help, in groups of which one at a time is tried, in the order they are run."""
+        """Return the changes that may help, in groups; of each group, at most one change is made at a time.
+
+        Changes of the collator run in the order of their groups.
+        """
         sample, model = self._sample(), self._model()
         groups: list[list[Change]] = []
         if sample is not None:
@@ -137,7 +142,7 @@ class _Step:
         return [losses, *groups] if losses else groups
 
     def last(self) -> list[tuple[Change, ...]]:
-        """Return the sets of changes that are tried last, nopad's own batches; of a trainer there are none."""
+        """Return the sets of changes that are tried last: nopad's own batches; none if a trainer is given."""
         if self.trainer is not None:
             return []
         ours = nopads_own(shifts_labels(self.model), is_packed(self.model))
@@ -150,7 +155,11 @@ class _Step:
         return [LOSS] * (self.loss is not None) + [SUMMED] * (not shifts_labels(self.model))
 
     def _sample(self) -> tuple[Mapping[str, Any], Layout] | None:
-        """Return a batch of a few sequences and its layout; None: it cannot be had, or nopad made it."""
+        """Return the collator's batch of the first 4 sequences, and its layout.
+
+        The result is None if there is no collator, if the batch is a `PackedBatch` or no mapping, or if an exception
+        was raised.
+        """
         if self.trainer is None:
             features, collate = list(self.sequences)[:4], self.collate
         else:
@@ -170,7 +179,7 @@ class _Step:
 
     @contextmanager
     def _lent(self, changes: Sequence[Change]) -> Iterator[None]:
-        """Inside this context, the trainer's collator has these changes."""
+        """Inside this context, the trainer's collator is `Changed` by these changes; afterwards it is its own again."""
         own = self.trainer.data_collator
         if changes:
             self.trainer.data_collator = Changed(own, changes, bare(self.trainer.model))

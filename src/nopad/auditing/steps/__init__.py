@@ -1,13 +1,16 @@
 """`audit_step`: compare one real training step, with accumulation and ranks, with the same sequences run alone.
 
-Kinds of findings:
+Kinds of findings (the text of each finding says more):
 
 * what the collator did: "sequence dropped", "sequence truncated", "tokens added", "labels dropped", "labels added",
   "labels changed";
-* what the model did: "contamination", "different from alone", "head fed with rows";
-* the mistake that explains the loss: "mean of means", "first token counted", "label across a border", "per sequence",
-  "per token", "wrong denominator", "wrong scale";
-* others: "not finite", "random", "own dtype", "raised", "unknown".
+* what the model did: "contamination" (a sequence sees another), "different from alone" (none does, but outputs differ,
+  as with other positions), "head fed with rows" (a head gives a result per row instead of per sequence);
+* the mistake that explains the loss: "mean of means" (over micro-batches or ranks), "first token counted" (in the
+  denominator), "label across a border" (a last token predicts the next sequence), "per sequence" or "per token" (the
+  other mean than asked for), "wrong denominator", "wrong scale" (such as a missing division by accumulation steps);
+* others: "not finite" (the loss), "random" (numbers are drawn besides dropout), "own dtype" (only the model's own dtype
+  differs), "raised" (an exception), "unknown".
 """
 
 from nopad.auditing.steps.ranks import Step

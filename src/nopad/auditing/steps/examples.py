@@ -27,8 +27,9 @@ class Example:
 
     Attributes:
         columns: the sequence's columns in the dataset, as tensors without a batch dimension and without padding:
-            ``input_ids`` ``[length]``, other columns per token ``[length]``, columns per sequence, and its images
-            (``pixel_values``, ``image_grid_thw``), whose first dimension stays.
+            ``input_ids`` ``[length]``, other columns per token ``[length]``, columns per sequence in any shape, and
+            images (``pixel_values``, ``image_grid_thw``), which keep the first dimension that their processor gives
+            them.
         per_token: names of the columns per token.
     """
 
@@ -75,9 +76,10 @@ class Example:
     def inputs(self, model: Any) -> dict[str, Tensor | bool]:
         """Return the arguments for running this sequence alone: the columns that the model's forward method takes.
 
-        Each column gets a batch dimension: ``[1, length]`` per token, else ``[1, ...]``; images have one of their own.
-        The columns are on the device of the model's first parameter, and floats have its dtype. ``use_cache`` is False
-        if model and configuration have it.
+        Each column gets a batch dimension: ``[1, length]`` per token, else ``[1, ...]``. Images stay as they are,
+        except ``pixel_values`` of one image ``[C, height, width]``, which get it too. The tensors are on the device of
+        the model's first parameter, and floats have its dtype. ``use_cache`` is added as False if the forward method
+        and the configuration know it.
         """
         forward = inspect.signature(type(_named(model)).forward).parameters
         takes = set(forward)
@@ -127,11 +129,11 @@ def examples_of(features: Sequence[Mapping[str, Any]]) -> list[Example]:
 
 
 def merged(model: Any, examples: Sequence[Example], ends: frozenset[int] = frozenset()) -> list[str]:
-    """Return a note if examples hold a token that ends a text before their own end: several texts, laid end to end.
+    """Return a list with one note if an example seems to hold several texts, joined in one sequence; else ``[]``.
 
-    Such texts see each other, and an audit that takes each example as one sequence cannot show it. `ends` are ids that
-    end a text, besides those of the model's configuration. Ends at the very beginning do not count: some models begin
-    texts by the same id.
+    This is so if an id that ends a text (the configuration's ``eos_token_id``, or one of `ends`) has other tokens
+    before and after it. Texts in one example see each other, and an audit that takes each example as one sequence
+    cannot show it.
     """
     told = getattr(getattr(_named(model), "config", None), "eos_token_id", None)
     found = ends.union(told if isinstance(told, list) else [] if told is None else [told])

@@ -46,7 +46,8 @@ class Plan:
         how: what is audited, as text.
         notes: remarks for the user.
         ends: ids that end a text, besides those of the model's configuration.
-        wide: whether casts to narrower floats give float64 in the passes in float64.
+        wide: whether, while the model runs in float64, casts to float32 or less give float64 instead; False after the
+            user's code failed in this way.
         checks: the measurements so far.
     """
 
@@ -69,6 +70,9 @@ class Plan:
         """Run the sequences alone in `dtype` (None: the model's own); return their losses and gradients.
 
         In float64, casts to narrower floats give float64 too, if the model runs in this way (`wide`).
+
+        Raises:
+            ModelFailedError: the model or the user's function raised an exception.
         """
         made = copied(self.model, dtype, plain=True)
         exact = Exact(self.wide and dtype == torch.float64)
@@ -184,7 +188,11 @@ def _stepped(
 
 
 def _own_dtype(plan: Plan, wanted: list[Example], truth: Truth, found: list[Finding]) -> None:
-    """Compare in the model's own dtype too; a difference becomes a finding."""
+    """Compare the step with its sequences alone in the model's own dtype too; a difference is added to `found`.
+
+    If the sequences alone do not run in this dtype, only a note is added to the plan. If the model's dtype is float64,
+    nothing is done.
+    """
     dtype = next(plan.model.parameters()).dtype
     if dtype == torch.float64:
         return

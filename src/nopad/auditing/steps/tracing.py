@@ -1,6 +1,6 @@
 """Find the first module whose output for a sequence differs between the step and the sequence alone, and why.
 
-Whether a sequence sees another is found by giving it other tokens: the others' outputs must stay as they are.
+To find whether sequences see each other, one sequence gets other tokens: the outputs of the others must not change.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ def first_differences(
 ) -> list[tuple[str, Finding]]:
     """Return (name of the first module that differs, finding) for each kind of difference.
 
-    A kind of difference is "contamination", "different from alone" (no sequence sees another, and yet inputs are not
-    those alone, such as positions) or "head fed with rows". `run` runs the micro-batch through `model`; `alone`
-    is a copy of the same model, which runs the sequences alone. The list is empty if no output differs by more than
-    `limit` (relative to its largest value), if the batch has no input_ids, or if one of the two models fails.
+    The kinds are "contamination" (a sequence sees another, or this is unknown), "different from alone" (no sequence
+    sees another, but the model gets other inputs than for a sequence alone, such as positions) and "head fed with rows"
+    (a head gives a result per row instead of per sequence). `run` runs the micro-batch through `model`; `alone` is a
+    copy of the same model, which runs the sequences alone. The list is empty if no output differs by more than `limit`
+    (relative to its largest value), if the batch has no input_ids, or if one of the two models fails.
     """
     if micro.shape is None:
         return []
@@ -68,10 +69,12 @@ def first_differences(
 
 
 def _seen(micro: Micro, run: Callable[[], Any], model: Any, before: Mapping[str, Tensor], limit: float) -> bool | None:
-    """Return whether some sequence of the micro-batch sees another: moves its outputs when it gets other tokens.
+    """Return whether some sequence of the micro-batch sees another: whether its outputs change with the other's tokens.
 
-    `before` has the modules' outputs as the batch is. None: unknown, since the micro-batch holds one sequence only, or
-    does not run with other tokens.
+    At most 8 sequences get other tokens, one at a time. ``input_ids`` of the batch are overwritten meanwhile, and are
+    restored at the end. `before` has the modules' outputs for the unchanged batch, by name. The result is None
+    (unknown) if the micro-batch has only one sequence, if it does not run with other tokens, or if the step does not
+    read these ids.
     """
     ids = micro.batch["input_ids"]
     there = [at for at in micro.places if at is not None]
@@ -102,7 +105,10 @@ def _seen(micro: Micro, run: Callable[[], Any], model: Any, before: Mapping[str,
 
 
 def _moved(before: Tensor, after: Tensor | None, places: Tensor, limit: float) -> bool:
-    """Return whether an output moved at these places of the concatenated rows."""
+    """Return whether an output changed by more than `limit`, relative to its largest value, at these places.
+
+    `places` are positions in the concatenated rows. An output that is missing, or has another shape, has not changed.
+    """
     if after is None or after.shape != before.shape:
         return False
     first, second = (value.reshape(-1, *value.shape[2:])[places.to(value.device)] for value in (before, after))
@@ -110,12 +116,12 @@ def _moved(before: Tensor, after: Tensor | None, places: Tensor, limit: float) -
 
 
 def _padded(micro: Micro) -> bool:
-    """Return whether the batch has slots that hold no sequence."""
+    """Return whether the batch has positions that hold no token of a sequence."""
     return sum(len(at) for at in micro.places if at is not None) < int(micro.batch["input_ids"].numel())
 
 
 def _differs(micro: Micro, name: str, value: Tensor, single: list[dict[str, Tensor]], limit: float) -> Finding | None:
-    """Return a finding if the output of module `name` differs, or has not one result for each sequence.
+    """Return a finding if the output of module `name` differs from that alone, or has no result for each sequence.
 
     None: there is no such difference, or the output cannot be compared.
     """
@@ -154,7 +160,10 @@ def _differs(micro: Micro, name: str, value: Tensor, single: list[dict[str, Tens
 
 
 def _why(name: str, seen: bool | None, padded: bool) -> str:
-    """Return why a sequence gets another result at the module `name`; `seen`: whether some sequence sees another."""
+    """Return as text why the output of module `name` for a sequence differs from that of the sequence alone.
+
+    `seen`: whether some sequence sees another; None: unknown. `padded`: whether the batch has padding.
+    """
     others = input_of(name) or ("positions, token types or ids" if "embedding" in name else "")
     tail = {True: "; further on, a sequence sees another", False: f"; {UNSEEN}", None: ""}[seen]
     if others:

@@ -44,7 +44,7 @@ class _Noting:
 
 
 class _Ranked:
-    """An accelerator that knows the simulated ranks."""
+    """A wrapper of the trainer's accelerator that shows the simulated ranks as its processes."""
 
     def __init__(self, accelerator: Any, ranks: int) -> None:
         self._accelerator, self._ranks = accelerator, ranks
@@ -69,7 +69,7 @@ class _Ranked:
         return self.gather(value)
 
     def reduce(self, value: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
-        """Return the sum or the mean of the values of all ranks."""
+        """Return the sum, times `scale`, or the mean of the values of all ranks, as accelerate does."""
         if self._world is None or not isinstance(value, Tensor) or reduction not in ("sum", "mean"):
             return self._accelerator.reduce(value, reduction, scale)
         total = torch.stack(self._world.everybody(value)).sum(0) * scale
@@ -200,10 +200,10 @@ def _micros(batches: Sequence[Any], given: Sequence[Any], accumulation: int) -> 
 
 
 def _told(batch: Mapping[str, Any]) -> list[Example]:
-    """Return the sequences of a batch, found by its own layout (`told`).
+    """Return the sequences of a batch, where `told` finds them: by cu_seq_lens_q, position_ids, and the like.
 
     Raises:
-        OptionError: the batch has images, and is no `PackedBatch`, which knows whose they are.
+        OptionError: the batch has images and is not a `PackedBatch`, so it does not say which sequence an image is of.
     """
     shape = tuple(batch["input_ids"].shape)
     parts = told(batch)

@@ -143,7 +143,7 @@ class StepVerdict:
         return json.dumps(self.to_dict(), indent=1, allow_nan=False)
 
     def to_junit(self) -> str:
-        """Return the verdict as JUnit XML, one test case per check, and one per finding, for CI systems."""
+        """Return the verdict as JUnit XML for CI systems, as text; each check and each finding is one test case."""
         raised = self.error or "Exception"
         findings = [Failure(one.kind, one.text, raised if one.kind == "raised" else "") for one in self.findings]
         return junit(f"a step of {self.model}, {self.how}", self.checks, str(self), findings)

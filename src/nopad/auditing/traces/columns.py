@@ -1,4 +1,4 @@
-"""The columns of a trace: the tokens of a batch, sequence by sequence, and what each module gives for them."""
+"""The columns of a trace: the tokens of a batch, sequence by sequence, and each module's values for these tokens."""
 
 from __future__ import annotations
 
@@ -24,13 +24,15 @@ Numbers = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """The tokens of a batch, in the order in which their sequences lie in it; those of targets come last.
+    """The tokens of a batch, one column each, in the order in which their sequences lie in the batch.
+
+    Tokens of targets, which an encoder–decoder's decoder reads, come last. T is the number of columns.
 
     Attributes:
         places: where the sequences lie in the batch.
-        sequences: number of each token's sequence; int64 ``[T]``.
-        positions: number of each token in its sequence, from 0; int64 ``[T]``.
-        rows: number of each token's row in the batch; int64 ``[T]``.
+        sequences: index of each token's sequence; int64 ``[T]``.
+        positions: index of each token in its sequence; int64 ``[T]``.
+        rows: index of each token's row in the batch; int64 ``[T]``.
         source: number of columns that are tokens of sequences; the others are tokens of their targets.
     """
 
@@ -42,7 +44,7 @@ class Columns:
 
     @classmethod
     def of(cls, places: Places) -> Columns:
-        """Return the columns of a batch."""
+        """Return the columns of a batch in which the sequences lie at `places`."""
         sides = [places] if places.target is None else [places, places.target]
         parts = [(side, number) for side in sides for number in _order(side)]
         return cls(
@@ -57,10 +59,10 @@ class Columns:
         return len(self.sequences)
 
     def spread(self, value: Tensor, pooled: bool) -> tuple[slice, Tensor] | None:
-        """Return which columns a module's output belongs to, and its values for each of them, ``[n, values]``.
+        """Return the columns that a module's output has values for, and these values, ``[n columns, values]``.
 
-        A result per sequence belongs to every token of its sequence; `pooled`: whether the module may give such
-        results. None: the output cannot be divided among tokens.
+        With `pooled`, an output with one row per sequence is also taken: its row then counts for every token of the
+        sequence. The result is None if the output cannot be divided among tokens.
         """
         target = self.places.target
         if target is not None and tuple(value.shape[:2]) == target.shape:
@@ -76,17 +78,18 @@ class Columns:
         return slice(0, self.source), _repeated(parts, self.places)
 
     def flat(self, value: Tensor) -> bool:
-        """Return whether an output may be of the rows laid end to end, as a router of experts gets them.
+        """Return whether an output may have the batch's rows laid end to end, ``[R * L, values]``, as routers do.
 
-        An expert that gets all tokens has the same shape. It gets each of them once, in order.
+        The output of an expert of a mixture that gets all tokens has the same shape; it has each token once, in order.
         """
         shape = self.places.shape
         return value.dim() == 2 and tuple(value.shape) != shape and value.shape[0] == shape[0] * shape[1]
 
     def joined(self, parts: list[Tensor], kind: str) -> tuple[slice, Tensor]:
-        """Return which columns the parts of an output belong to, one per sequence, and values ``[n, values]``.
+        """Return the columns that an output has values for, and these values, ``[n columns, values]``.
 
-        `kind` is "token", "target" or "sequence", as in `nopad.auditing.trial.Kinds`.
+        `parts` is the output, one part per sequence. `kind` says what its values belong to: "token", "target" (a
+        target's token) or "sequence"; a sequence's values count for every token of it.
         """
         if kind == "sequence":
             return slice(0, self.source), _repeated(parts, self.places)
@@ -97,7 +100,7 @@ class Columns:
 
 
 def _order(places: Places) -> list[int]:
-    """Return the numbers of the sequences in the order in which they lie in the batch."""
+    """Return the indices of the sequences, in the order in which the sequences lie in the batch."""
     return sorted(range(len(places.of)), key=lambda number: int(places.of[number][0]))
 
 
@@ -113,9 +116,10 @@ def _taken(value: Tensor, places: Places) -> Tensor:
 
 
 def moved_by(before: Tensor, after: Tensor) -> NDArray[np.float64]:
-    """Return how far the values of each column moved, relative to the largest value before; float64 ``[n]``.
+    """Return the largest change of a value in each row, relative to the largest finite value of `before`.
 
-    A value that becomes infinite or NaN, and one that was, moved infinitely far; unless both are equal.
+    `before` and `after` are ``[n, values]``; the result is float64 ``[n]``. If one of two values is infinite or NaN,
+    and the other is not the same, the change is infinite.
     """
     same = (before == after) | (before.isnan() & after.isnan())
     apart = (before - after).double().abs().masked_fill(same, 0)
@@ -129,8 +133,9 @@ def moved_by(before: Tensor, after: Tensor) -> NDArray[np.float64]:
 def recorded(model: Any, keep: Callable[[str, int, Tensor], None]) -> Iterator[None]:
     """Inside this context, call ``keep(name, number, output)`` each time that a module of the model finishes.
 
-    `output` is the first tensor of its output, if it is of floating point and has at least 2 dimensions. `number`
-    counts the calls of this module, from 1.
+    `output` is the module's output, or the first entry of a tuple or list; other outputs than floating-point tensors
+    with at least 2 dimensions are passed over, and so is the output of the model itself. `number` counts the calls of
+    this module that are not passed over, from 1.
     """
     calls: dict[str, int] = {}
 

@@ -1,4 +1,4 @@
-"""`Trace`: which tokens of a batch a poisoned token reaches, module by module."""
+"""`Trace`: which tokens of a batch change, module by module, when one token is poisoned (replaced by another)."""
 
 from __future__ import annotations
 
@@ -23,24 +23,29 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Trace:
-    """How far each token's state moves, module by module, when one token of the batch is replaced by another.
+    """How much each token's values change, module by module, when one token of the batch is poisoned.
 
-    A token may move those of its own sequence. Where it moves a token of another sequence, sequences leak into each
-    other. P is the number of poisoned tokens, M that of module outputs, T that of tokens in the batch.
+    To poison a token is to replace it by another one. This may change the values of its own sequence; if it changes
+    those of another sequence by more than `limit`, this is a leak. P is the number of poisoned tokens, M the number of
+    module outputs, and T the number of tokens in the batch; each of these tokens is a column.
 
     Attributes:
         model: class name of the model.
         how: the backend or collator that is meant to keep sequences apart.
-        modules: names of the modules, in the order in which they finish, then those of the model's outputs; M strings.
+        modules: names of the modules, in the order in which they finish, then names of the model's outputs; M strings.
         influence: largest change of each token's values in an output, relative to the output's largest value; float64
             ``[P, M, T]``. Infinite: it became infinite or NaN. NaN: the output has no value for this token.
-        sequences: number of each token's sequence; int64 ``[T]``.
-        positions: number of each token in its sequence, from 0; int64 ``[T]``.
-        rows: number of the row of the batch in which each token lies; int64 ``[T]``.
-        source: number of columns that are tokens of the sequences; the others are tokens of their targets.
+        sequences: index of each token's sequence; int64 ``[T]``.
+        positions: index of each token in its sequence; int64 ``[T]``.
+        rows: index of the batch's row in which each token lies; int64 ``[T]``.
+        source: number of columns that are tokens of the sequences; the later ones are tokens of their targets, which
+            the decoder of an encoder–decoder reads.
         poisoned: the column of each poisoned token; int64 ``[P]``.
-        limit: largest change of another sequence that is not a leak: 0 on a CPU, else a few roundings.
-        drawn: the modules that are drawn: embeddings, layers, the first module that leaks, and outputs; int64.
+        limit: largest change of another sequence that is not a leak, relative as in `influence`: 0 on a CPU, else a few
+            roundings. On any device, it is a few roundings per layer if the poisoned token changes which tokens are
+            computed together, as in a mixture of experts.
+        drawn: indices in `modules` of those that pictures show: embeddings, layers, the first module that leaks, and
+            outputs; int64.
         outputs: number of the model's outputs, which come last in `modules`.
 
     >>> import nopad.auditing
@@ -66,43 +71,46 @@ class Trace:
 
     @cached_property
     def matrix(self) -> Floats:
-        """How far each token moves, by whichever poisoned token moves it most; float64 ``[M, T]``."""
+        """The largest of each token's changes by any poisoned token; float64 ``[M, T]``, NaN where it has no value."""
         return _most(self.influence)
 
     @cached_property
     def leaks(self) -> Floats:
-        """How far tokens of one sequence move each token of the others; float64 ``[M, T]``, 0 where nothing leaks."""
+        """Each token's largest change by a poisoned token of another sequence; float64 ``[M, T]``, 0: no leak."""
         found: Floats = np.nan_to_num(_most(self.leaking), nan=0.0, posinf=math.inf)
         return found
 
     @cached_property
     def leaking(self) -> Floats:
-        """The entries of `influence` that are leaks; 0 elsewhere; float64 ``[P, M, T]``."""
+        """The entries of `influence` that are leaks, and 0 for all other entries; float64 ``[P, M, T]``."""
         other = self.sequences[None, :] != self.sequences[self.poisoned][:, None]
         found: Floats = np.where(other[:, None, :] & (self.influence > self.limit), self.influence, 0.0)
         return found
 
     @property
     def isolated(self) -> bool:
-        """Whether no poisoned token moves another sequence in an output of the model.
+        """Whether no poisoned token changes another sequence in any output of the model.
 
-        If no output of the model can be divided among sequences, its modules decide.
+        If no output of the model can be divided among sequences, the outputs of its modules are looked at instead.
         """
         return not self.leaks[-self.outputs if self.outputs else 0 :].any()
 
     @property
     def first_leak(self) -> str | None:
-        """Name of the first module in which a poisoned token moves another sequence; None: there is none."""
+        """Name of the first module in which a poisoned token changes another sequence; None: there is none."""
         found = np.flatnonzero(self.leaks.any(1))
         return self.modules[found[0]] if found.size else None
 
     @property
     def reached(self) -> list[int]:
-        """Numbers of the sequences that a poisoned token of another sequence moves in some module, ascending."""
+        """Indices of the sequences that a poisoned token of another sequence changes in some module, ascending."""
         return [int(number) for number in np.unique(self.sequences[self.leaks.any(0)])]
 
     def summary(self, named: bool = True) -> str:
-        """Return what was poisoned and what it reached, as one sentence; `named`: with the model, and how it is run."""
+        """Return one sentence that says which tokens were replaced, and which sequences this changed.
+
+        With `named`, it begins with the class of the model and the backend or collator.
+        """
         tokens = [f"token {self.positions[at]} of sequence {self.sequences[at]}" for at in self.poisoned]
         said = tokens[0] if len(tokens) == 1 else f"{len(tokens)} tokens, one at a time,"
         head = f"{self.model}, {self.how}: {said} replaced" if named else f"{said} replaced"
@@ -115,12 +123,13 @@ class Trace:
         return head + (tail if not self.isolated else tail.replace("LEAKS", "moves") + ", but no result shows it")
 
     def draw(self, width: int | None = None, colour: bool = False) -> str:
-        """Return the trace as text: layers down, tokens across, a shade for how far each token moves.
+        """Return the trace as text: a line for each drawn module, a column for each token, darker for larger changes.
 
         Args:
-            width: number of characters of a line. Where the tokens do not fit, neighbours within a sequence share a
-                character. None: as wide as it takes.
-            colour: use ANSI colours: blue for the own sequence, orange for leaks. Else leaks are x and X.
+            width: most characters of a line. If the tokens do not fit, neighbours within a sequence share a character.
+                None: as many as needed.
+            colour: use ANSI colours: blue for the poisoned token's own sequence, orange for leaks. Without colours,
+                leaks are the letters x and X.
 
         Raises:
             OptionError: `width` is too small for one character per sequence.
@@ -130,13 +139,15 @@ class Trace:
         return drawn(self, width, colour)
 
     def to_svg(self) -> str:
-        """Return the trace as an SVG picture that adapts to light and dark pages and names each value on hover."""
+        """Return the trace as SVG, as text; it adapts to light and dark pages, and shows values under the pointer."""
         from nopad.auditing.traces.svg import picture
 
         return picture(self)
 
     def save(self, path: str | Path) -> None:
-        """Write the trace as a picture (``.svg``), text (``.txt``) or numbers (``.json``).
+        """Write the trace to a file: a picture (``.svg``), text (``.txt``) or numbers (``.json``), by its suffix.
+
+        A file that exists is replaced.
 
         Raises:
             OptionError: the path has another suffix, or there is no such folder.
@@ -151,7 +162,10 @@ class Trace:
         write_text(target, makers[target.suffix]())
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the trace as plain dicts and lists; a change that is infinite or NaN becomes None."""
+        """Return the trace as plain dicts and lists; changes that are infinite or NaN become None.
+
+        `rows`, `source` and `outputs` are left out.
+        """
 
         def plain(row: Floats) -> list[float | None]:
             return [float(value) if math.isfinite(value) else None for value in row]
@@ -180,6 +194,6 @@ class Trace:
 
 
 def _most(values: Floats) -> Floats:
-    """Return the largest of the first axis, without NaN; NaN where all are."""
+    """Return the largest value along the first axis, NaN left out; NaN where all values are NaN."""
     found: Floats = np.where(np.isnan(values).all(0), np.nan, np.nan_to_num(values, nan=-1.0, posinf=np.inf).max(0))
     return found

@@ -1,8 +1,9 @@
-"""`trace`: run a batch as it is and with one token replaced, and compare what every module gives.
+"""`trace`: run a batch as it is and with one token replaced, and compare the outputs of all modules.
 
-Cost: two runs for each token that is tried, in float64, on six short sequences. Where no token is named, each sequence
-is replaced as a whole first, which shows every leak there is: six runs. Up to three tokens of a sequence are then
-tried: first, middle and last; all of them, only if the sequence leaks and these three do not show it.
+Cost: one run of six short sequences in float64 for each token that is tried, and two more if the token changes another
+sequence. If the caller names no token, each sequence is first replaced as a whole, which finds every leak. Then the
+first, middle and last token of a sequence are tried, and its other tokens only if the sequence leaks but these three do
+not show it.
 """
 
 from __future__ import annotations
@@ -50,33 +51,35 @@ def trace(
     layers: int | None = None,
     seed: int = 0,
 ) -> Trace:
-    """Replace one token of a batch by another, and measure which tokens' states change, module by module.
+    """Replace one token of a batch by another, and measure which tokens' values change, module by module.
 
-    Six random sequences are batched as in `nopad.audit`, and run through copies of the model. In a sound model only the
-    sequence of the replaced token changes.
+    Six random sequences are batched as in `nopad.audit`, and run through a copy of the model in float64, or in the
+    model's own dtype if it does not run in float64. If sequences are kept apart, only the sequence of the replaced
+    token changes.
 
     Args:
         model: a transformers model. Without a collator, the copies are made pack-safe if the model is not.
         collator: any function from features (dicts with ``input_ids``) to the arguments of a forward call; the model is
             then run unchanged, with batches of this collator.
         poisoned: the tokens to replace, one after the other, as pairs (sequence, token), both from 0. "each": one token
-            of every sequence. None: one token of one sequence. What is left open is chosen so that a leak shows: a
-            sequence that changes others, if there is one; of its tokens, the first, middle or last one, whichever
-            changes others most, or another one if only that does. If nothing leaks, it is the middle one. First and
-            last tokens are left alone if the collator lays the batch out by them, as one does that looks for eos.
+            of every sequence. None: one token of one sequence. With None, nopad chooses a sequence that changes others,
+            if there is one. With None and "each", it chooses the first, middle or last token, whichever changes others
+            most, or another token if only that one does; if nothing leaks, the middle one. It chooses no first or last
+            token if the collator's batch depends on them, for example because the collator looks for eos.
         capacity: length of the longest sequence, and most tokens of a row.
         backend: attention backend with which the copies are made pack-safe, as in `nopad.packed`.
         layers: trace a copy with only the first `layers` layers; None: all layers.
         seed: random seed of the tokens.
 
     Returns:
-        A `nopad.auditing.Trace`: the matrix, a verdict, and the picture.
+        A `nopad.auditing.Trace`. It holds the changes, says whether anything leaks, and draws a picture.
 
     Raises:
         UnsupportedModelError: nopad refuses this model; the message gives the reason.
         BatchError: the collator fails, or cuts, drops or changes sequences, or adds tokens.
-        OptionError: an option is out of range, there is no such token, or the model takes images, is pack-safe with
-            another backend, is random in evaluation mode, or raises an exception on the batch.
+        OptionError: an option is out of range, `poisoned` names a token that does not exist, or the model takes images,
+            has no vocabulary to draw from, is pack-safe with another backend, is random in evaluation mode, or raises
+            an exception on the batch.
 
     >>> import nopad.auditing
     >>> from transformers import BertConfig, BertModel, DataCollatorWithFlattening
@@ -112,7 +115,10 @@ def trace(
 
 
 def _changed(trial: Trial, tokens: Tokens) -> Trial:
-    """Return the trial with another token in `others` at every place, also where by chance it was the same one."""
+    """Return a copy of the trial in which `others` and `sequences` have different tokens at every place.
+
+    Where both were drawn alike, the next larger of the ordinary ids takes the place of the one in `others`.
+    """
     plain = tokens.plain
     others = [
         [new if new != old else int(plain[(np.searchsorted(plain, old) + 1) % plain.size]) for old, new in pair]
@@ -123,7 +129,14 @@ def _changed(trial: Trial, tokens: Tokens) -> Trial:
 
 @dataclass
 class _Run:
-    """One run of the batch: where its tokens are, and what each module gave for them."""
+    """One run of the batch: its tokens, and the values of each module and model output for them.
+
+    Attributes:
+        columns: the tokens of the batch.
+        names: names of the modules, then of the model's outputs.
+        values: by name, the columns that there are values for, and these values ``[n columns, values]``.
+        outputs: number of the model's outputs.
+    """
 
     columns: Columns
     names: list[str]
@@ -133,11 +146,12 @@ class _Run:
 
 @dataclass
 class _Traced:
-    """A trial whose poisoned tokens are traced.
+    """A model with the sequences in which tokens are poisoned, one after the other.
 
     Attributes:
+        trial: the model's copy and its sequences.
         dtype: dtype of the model's copy.
-        how: what keeps sequences apart, in words.
+        how: as text, what keeps sequences apart.
     """
 
     trial: Trial
@@ -153,7 +167,7 @@ class _Traced:
         self.clean = self._run(self.trial.sequences)
 
     def trace(self, asked: Any) -> Trace:
-        """Trace the tokens that are asked for, as in the argument `poisoned` of `trace`."""
+        """Poison the tokens that `asked` names, in the form of the argument `poisoned` of `trace`; return the trace."""
         places, found, limits = [], [], []
         for sequence, tokens in self._asked(asked):
             token, influence, limit = self._worst(sequence, tokens)
@@ -179,10 +193,10 @@ class _Traced:
         return replace(made, drawn=_drawn(made, bare(self.trial.model)))
 
     def _asked(self, asked: Any) -> list[tuple[int, list[int]]]:
-        """Return (sequence, tokens of which one is to be poisoned) for each poisoned token.
+        """Return for each token to poison (its sequence, the tokens of the sequence that may be chosen).
 
         Raises:
-            OptionError: there is no such sequence or token, or `asked` is something else.
+            OptionError: there is no such sequence or token, or `asked` is neither None, "each" nor a list of pairs.
         """
         lengths = [len(sequence) for sequence in self.trial.sequences]
         if asked is None or asked == "each":
@@ -190,10 +204,11 @@ class _Traced:
             if asked == "each":
                 return [(number, tokens) for number, (tokens, _) in found.items() if tokens]
             usual = self._poisoned(None).victim
-            worst = max([usual, *found], key=lambda number: found[number][1] > 0)  # the first of equal ones
+            # The first of equal ones; one without tokens, of which none may be poisoned, comes last
+            worst = max([usual, *found], key=lambda number: (bool(found[number][0]), found[number][1] > 0))
             return [(worst, found[worst][0])]
         pairs = list(asked) if isinstance(asked, Sequence) and not isinstance(asked, str) else []
-        if not pairs or not all(isinstance(one, Sequence) and len(one) == 2 for one in pairs):
+        if not pairs or not all(_is_pair(one) for one in pairs):
             raise OptionError(f'poisoned is {asked!r}; give "each", or pairs of a sequence and its token, as [(2, 0)]')
         for sequence, token in pairs:
             if not 0 <= sequence < len(lengths):
@@ -205,9 +220,11 @@ class _Traced:
         return [(sequence, [token]) for sequence, token in pairs]
 
     def _open(self, number: int) -> tuple[list[int], float]:
-        """Return which tokens of a sequence may be poisoned, and how far all of them together move other sequences.
+        """Return which tokens of a sequence may be poisoned, and how much others change if all of these are poisoned.
 
-        Of a sequence of up to 3 tokens that a collator lays out by its first and last token, there may be none.
+        The change is 0 if it is within the limit. The tokens are all of the sequence; or, if this would change the
+        collator's layout of the batch, all but the last; or, if this would too, all but the first and last. A sequence
+        of up to 3 tokens may have none.
         """
         every = list(range(len(self.trial.sequences[number])))
         within = every[1:-1] if len(every) > 3 else []
@@ -216,7 +233,10 @@ class _Traced:
         return tokens, self._moved(number, tokens)[1] if tokens else 0.0
 
     def _laid_alike(self, poisoned: Poisoned) -> bool:
-        """Return whether a collator lays the poisoned batch out as the clean one: all but the tokens is the same."""
+        """Return whether the batch of the poisoned sequences equals the clean batch in everything but the token ids.
+
+        With nopad's own batches this is always so. It is not if the sequences cannot be found in the poisoned batch.
+        """
         if self.trial.collator is None:
             return True
         try:
@@ -230,10 +250,10 @@ class _Traced:
         return batch.keys() == self.batch.keys() and all(_equal(mine, other) for mine, other in beside)
 
     def _worst(self, sequence: int, tokens: list[int]) -> tuple[int, Floats, float]:
-        """Poison each of these tokens; return the one that moves other sequences most, what it moves, and the limit.
+        """Return the token that changes other sequences most, its influence ``[M, T]`` (see `Trace`), and the limit.
 
-        The first, middle and last are tried (for a collator, between those at the borders of the sequence), and the
-        others if only these show a leak.
+        The first, middle and last of `tokens` are tried, and the others only if these three show no leak but all
+        `tokens` together do. With a collator, the first and last token of the sequence are among these others.
         """
         size = len(self.trial.sequences[sequence])
         spare = self.trial.collator is not None and size > 3
@@ -248,7 +268,10 @@ class _Traced:
         return token, influence, limit
 
     def _moved(self, sequence: int, tokens: list[int]) -> tuple[Floats, float, float]:
-        """Poison these tokens together; return the influence, how far others move (0: within the limit), the limit."""
+        """Poison these tokens at the same time; return their influence, the change of other sequences, and the limit.
+
+        The influence is float64 ``[M, T]``, as in `Trace`. The change is the largest; 0 if it is within the limit.
+        """
         poisoned = self._poisoned(sequence, tokens)
         influence = self._influence(self._run(poisoned.others))
         other = self.clean.columns.sequences != sequence
@@ -260,7 +283,7 @@ class _Traced:
         return Poisoned(self.trial, self.kinds, sequence, tokens, self.form)
 
     def _run(self, sequences: list[list[int]]) -> _Run:
-        """Run the batch, and keep what each module and the model give for each token."""
+        """Run the sequences in one batch, and keep the values of each module and model output for each token."""
         at: list[Columns] = []
         values: dict[str, tuple[slice, Tensor]] = {}
         flat: set[str] = set()
@@ -291,7 +314,7 @@ class _Traced:
         return _Run(columns, names, values, len(outputs))
 
     def _influence(self, run: _Run) -> Floats:
-        """Return how far each token moved from the clean run, ``[M, T]``; NaN where it has no value in both runs."""
+        """Return each token's change since the clean run, float64 ``[M, T]``; NaN unless both runs have its values."""
         clean = self.clean
         order = self._same_order(run.columns)
         found = np.full((len(clean.names), len(clean.columns)), np.nan)
@@ -304,7 +327,10 @@ class _Traced:
         return found
 
     def _same_order(self, other: Columns) -> NDArray[np.int64]:
-        """Return where each column of the clean run is among those of another run; a collator may mix them."""
+        """Return the index of each column of the clean run among those of another run; int64 ``[T]``.
+
+        They may differ, since a collator may order sequences by their tokens.
+        """
         clean = self.clean.columns
         side = np.arange(len(clean)) >= clean.source
         where = {key: at for at, key in enumerate(zip(side, other.sequences, other.positions, strict=True))}
@@ -312,15 +338,24 @@ class _Traced:
         return np.array([where[key] for key in keys], dtype=np.int64)
 
 
+def _is_pair(given: Any) -> bool:
+    """Return whether this is a sequence of two integers."""
+    return isinstance(given, Sequence) and len(given) == 2 and all(isinstance(one, int | np.integer) for one in given)
+
+
 def _equal(mine: Any, other: Any) -> bool:
-    """Return whether two values of batches are the same."""
+    """Return whether two values of batches are equal; tensors also in shape, other values also in type."""
     if isinstance(mine, Tensor) and isinstance(other, Tensor):
         return mine.shape == other.shape and torch.equal(mine, other)
     return type(mine) is type(other) and bool(np.all(mine == other))
 
 
 def _drawn(trace: Trace, model: nn.Module) -> NDArray[np.int64]:
-    """Return the modules to draw: the embeddings, each layer, the first that leaks, and the model's outputs."""
+    """Return the indices of the modules to draw, ascending; int64.
+
+    They are the last module that changes before the first layer (mostly the embeddings), each layer that changes, the
+    first module that leaks, and the model's outputs. If no layer changes, all modules are drawn.
+    """
     layers = _layers(model)
     modules = len(trace.modules) - trace.outputs
     names = [name.partition(", call ")[0] for name in trace.modules[:modules]]
@@ -334,12 +369,12 @@ def _drawn(trace: Trace, model: nn.Module) -> NDArray[np.int64]:
 
 
 def _within(name: str, layers: set[str]) -> bool:
-    """Return whether a module is one of the layers, or inside one."""
+    """Return whether the module called `name` is one of the layers, or inside one."""
     return any(name == layer or name.startswith(f"{layer}.") for layer in layers)
 
 
 def _layers(model: nn.Module) -> set[str]:
-    """Return the names of a model's layers: what its outermost lists of modules hold."""
+    """Return the names of a model's layers: the entries of its outermost `nn.ModuleList` modules."""
     found: set[str] = set()
     lists = [name for name, module in model.named_modules() if isinstance(module, nn.ModuleList)]
     for name in lists:

@@ -1,4 +1,4 @@
-"""A trace as an SVG picture: layers down, tokens across, blue for the own sequence, orange for leaks."""
+"""A trace as SVG: a line per module, a column per token; blue for the poisoned token's sequence, orange for leaks."""
 
 from __future__ import annotations
 
@@ -49,13 +49,16 @@ def picture(trace: Trace) -> str:
 
 
 def _tag(name: str, *inside: str, **given: Any) -> str:
-    """Return an element; ``text_anchor`` is its attribute text-anchor, and ``class_`` its class."""
+    """Return an SVG element that contains the elements or text `inside`; keywords become its attributes.
+
+    ``_`` in a keyword becomes ``-`` and is left out at the end, as in ``text_anchor`` and ``class_``.
+    """
     said = "".join(f' {key.rstrip("_").replace("_", "-")}="{escape(str(value))}"' for key, value in given.items())
     return f"<{name}{said}>" + "\n".join(inside) + f"</{name}>" if inside else f"<{name}{said}/>"
 
 
 def _across(trace: Trace) -> list[int]:
-    """Return the x of each token: a gap before each sequence, a wider one before each row of the batch."""
+    """Return the x of each token in pixels; sequences are apart by a gap, rows of the batch by a wider one."""
     found, x = [], 0
     target = np.arange(len(trace.sequences)) >= trace.source
     for at in range(len(trace.sequences)):
@@ -67,7 +70,7 @@ def _across(trace: Trace) -> list[int]:
 
 
 def _panel(trace: Trace, number: int, names: list[str], across: list[int]) -> Iterator[str]:
-    """Yield the elements for one poisoned token."""
+    """Yield the SVG elements for poisoned token `number`; `across` has the x of each column."""
     column = int(trace.poisoned[number])
     for begin, end in _sequences(trace):
         x, after = across[begin], across[end - 1] + CELL
@@ -89,7 +92,10 @@ def _panel(trace: Trace, number: int, names: list[str], across: list[int]) -> It
 
 
 def _cell(trace: Trace, number: int, row: int, at: int, x: int, y: int, name: str) -> Iterator[str]:
-    """Yield the element for a token that moves in a module, if it does."""
+    """Yield the SVG element for column `at` and module `row`, if the poisoned token `number` changes its values.
+
+    Changes of other sequences within the limit are not drawn.
+    """
     value = float(trace.influence[number, row, at])
     leak = trace.leaking[number, row, at] > 0
     own = trace.sequences[at] == trace.sequences[trace.poisoned[number]]
@@ -103,7 +109,7 @@ def _box(kind: str, x: int, y: int, *inside: str, **given: Any) -> str:
 
 
 def _sequences(trace: Trace) -> Iterator[tuple[int, int]]:
-    """Yield the first column of each sequence and the one after its last; targets are sequences of their own."""
+    """Yield (first column, column after the last) of each sequence and each target."""
     target = np.arange(len(trace.sequences)) >= trace.source
     new = (np.diff(trace.sequences) != 0) | (np.diff(target) != 0) | (np.diff(trace.rows) != 0)
     borders = [0, *(np.flatnonzero(new) + 1).tolist(), len(trace.sequences)]
@@ -116,7 +122,7 @@ def _where(trace: Trace, at: int) -> str:
 
 
 def _opacity(value: float) -> str:
-    """Return the opacity of a change: the larger, the fuller, on a logarithmic scale."""
+    """Return the opacity of a change, as text: from 0.20 for 1e-5 and less to 1.00 for 1 and more, by its logarithm."""
     decades = math.log10(value) if math.isfinite(value) else 0.0
     return f"{min(max(1 + decades / DECADES * (1 - FAINT), FAINT), 1.0):.2f}"
 

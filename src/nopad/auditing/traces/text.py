@@ -1,4 +1,4 @@
-"""A trace as text: layers down, tokens across, with colours or with plain characters."""
+"""A trace as text: a line per module, a column per token, with colours or with plain characters."""
 
 from __future__ import annotations
 
@@ -24,13 +24,21 @@ USUAL = 120  # characters of a line up to which each token has two
 
 
 def shade(value: float) -> int:
-    """Return the number of a value's shade, from 0 (faint) to 3 (full)."""
+    """Return the index in `SHADES` for a change of this size, from 0 (faint) to 3 (full)."""
     return sum(value >= bound for bound in BOUNDS)
 
 
 @dataclass(frozen=True)
 class _Block:
-    """Columns of one sequence in one row of the batch, with the first column of each of its cells."""
+    """The columns of one sequence or target in one row of the batch, divided into cells.
+
+    Attributes:
+        sequence: index of the sequence.
+        row: index of the row.
+        target: whether these are tokens of the sequence's target.
+        columns: the columns; int64.
+        cells: the columns of each cell; the tokens of a cell share a character.
+    """
 
     sequence: int
     row: int
@@ -60,7 +68,13 @@ def drawn(trace: Trace, width: int | None, colour: bool) -> str:
 
 
 def _fitted(trace: Trace, margin: int, width: int | None) -> tuple[list[_Block], int]:
-    """Return the blocks, divided into so many cells as fit, and the number of characters of a cell."""
+    """Return the blocks, divided into as many cells as fit, and the number of characters of a cell (1 or 2).
+
+    `margin` is the number of characters before the first block, `width` the most characters of a line (None: no limit).
+
+    Raises:
+        OptionError: `width` is too small for one character per sequence.
+    """
     keys = zip(trace.rows, trace.sequences, np.arange(len(trace.sequences)) >= trace.source, strict=True)
     groups = [(key, [at for at, _ in group]) for key, group in groupby(enumerate(keys), key=lambda pair: pair[1])]
     tokens, borders = len(trace.sequences), len(groups) + 1
@@ -84,7 +98,10 @@ def _block(key: tuple[int, int, bool], at: list[int], each: int) -> _Block:
 
 
 def _head(trace: Trace, blocks: list[_Block], margin: int, size: int, column: int) -> list[str]:
-    """Return two lines over a panel: the sequences' numbers, and where the poisoned token is."""
+    """Return two lines for the top of a picture: the sequences' numbers, and a mark over the poisoned token.
+
+    `size` is the number of characters of a cell, `column` the column of the poisoned token.
+    """
     numbers, marks = [], []
     for block in blocks:
         room = len(block.cells) * size
@@ -100,7 +117,7 @@ def _head(trace: Trace, blocks: list[_Block], margin: int, size: int, column: in
 
 
 def _bordered(blocks: list[_Block], parts: list[str]) -> str:
-    """Join the parts of a line: a thin border between sequences, a double one between rows of the batch."""
+    """Join the parts of a line, one per block, by a thin border between sequences and a double one between rows."""
     line = "│"
     for at, part in enumerate(parts):
         after = blocks[at + 1] if at + 1 < len(blocks) else None

@@ -44,7 +44,7 @@ class _Table:
 def dataset_tokens(dataset: Any, options: ReaderOptions, *, empty: str = "refuse") -> ArrowTokens:
     """Return the rows of a `datasets.Dataset` as a source, in the order that ``select`` or ``shuffle`` gave them.
 
-    The dataset and its format (``set_format``) are not changed.
+    `options` says which columns are read. The dataset and its format (``set_format``) are not changed.
 
     Raises:
         SourceError: the dataset has a transform, is an iterable dataset or a dict of splits, or has no columns that can
@@ -62,6 +62,8 @@ def dataset_tokens(dataset: Any, options: ReaderOptions, *, empty: str = "refuse
 
 def file_tokens(paths: Sequence[Path], options: ReaderOptions, *, empty: str = "refuse") -> ArrowTokens:
     """Return the rows of Arrow files or streams, one file after the other, as a source.
+
+    `options` says which columns are read.
 
     Raises:
         SourceError: a file is missing, damaged, or has other columns than the first; or there is another reason, as for
@@ -196,7 +198,10 @@ def _selection(schema: pa.Schema, options: ReaderOptions, name: str) -> Selectio
 
 
 def _bounds(chunks: Sequence[pa.Array]) -> NDArray[np.int64]:
-    """Return the first row of each chunk (a piece of consecutive rows), and the end; int64 ``[chunks + 1]``."""
+    """Return the number of each chunk's first row, and the number of all rows; int64 ``[chunks + 1]``.
+
+    A chunk is a piece of consecutive rows.
+    """
     return np.cumsum([0, *map(len, chunks)], dtype=np.int64)
 
 
@@ -252,7 +257,8 @@ class _Lists:
         """Return the lengths of all lists, after checking all offsets; int32 ``[rows]``.
 
         Raises:
-            SourceError: offsets fall, or a list lies beyond the values of its chunk.
+            SourceError: an offset is below the one before it, or a list is too long, or lies beyond the values of its
+                chunk.
         """
         if self._width:
             return np.full(self._bounds[-1], self._width, np.int32)
@@ -281,7 +287,7 @@ def _whole(column: pa.ChunkedArray, name: str, place: str) -> list[pa.Array]:
     """Return those chunks of a column (pieces of consecutive rows) that are not empty.
 
     Raises:
-        SourceError: there is a null; the message names the column `name` of the source `place`.
+        SourceError: there is a null, also within a list; the message names the column `name` of the source `place`.
     """
     row = 0
     for chunk in column.chunks:

@@ -45,7 +45,8 @@ def open_tokens(
         inputs: a folder with ``ids.npy`` and ``offsets.npy``; a Megatron pair, given as ``NAME``, ``NAME.bin`` or
             ``NAME.idx``; a `datasets.Dataset`, the folder of a saved one, or Arrow files; a packed dataset of nopad
             or its folder; other ready-made ids that `nopad.open_source` reads (Parquet, JSON Lines, lists of ids,
-            lists of dicts), or a source that it returned.
+            lists of dicts), or a source that it returned; `nopad.sequences.Sequences` in memory; or an open
+            `TokenSource`, which is returned as it is.
         options: which columns of tables and records are read; None: the defaults of `ReaderOptions`.
         empty: what to do with sequences that have no token: "refuse" raises LengthError; "skip" leaves them out
             (`TokenSource.skipped` counts them).

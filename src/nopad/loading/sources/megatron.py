@@ -55,6 +55,7 @@ class MegatronTokens(TokenSource):
             read, their bounds do not rise, or the sequences of a document do not follow one another.
         SourceError: a file is missing or cannot be read.
         LengthError: a sequence or document has no token, and `empty` is "refuse".
+        OptionError: `unit` or `empty` has another value than those listed in `open_tokens`.
     """
 
     def __init__(self, prefix: Path, *, unit: str = "sequences", empty: str = "refuse") -> None:
@@ -83,7 +84,7 @@ class MegatronTokens(TokenSource):
         """Return the type of the ids, the number of sequences, and the number of document bounds.
 
         Raises:
-            FormatError: the magic, the version, the type of the ids or a number is impossible.
+            FormatError: the magic, the version or the type of the ids is wrong, or a number is larger than the file.
         """
         data = idx.array(np.dtype("u1"), 0, min(_HEADER.size, idx.size)).tobytes()
         if len(data) < _HEADER.size or not data.startswith(_MAGIC):
@@ -105,7 +106,12 @@ class MegatronTokens(TokenSource):
         return np.dtype(_DTYPES[code]), n, bounds
 
     def _check(self) -> None:
-        """Refuse an index that contradicts itself or does not match the ``.bin``."""
+        """Refuse an index that contradicts itself or does not match the ``.bin``.
+
+        Raises:
+            FormatError: a length or place is impossible, or ``.bin`` is not as large as all sequences together; or as
+                in `_check_documents`, if documents are read.
+        """
         lengths, width = self._lengths_in.values, self._ids.dtype.itemsize
         total, held = int(lengths.sum(dtype=np.int64)) * width, self._ids.file.size
         if total != held:
@@ -133,7 +139,12 @@ class MegatronTokens(TokenSource):
         return ends
 
     def _check_documents(self) -> None:
-        """Refuse bounds that fall, and documents whose sequences do not follow one another."""
+        """Check the bounds of documents, and that the sequences of each document follow one another in the ``.bin``.
+
+        Raises:
+            FormatError: the bounds do not rise from 0 to the number of sequences, or a sequence does not follow the one
+                before it in its document.
+        """
         bounds, n = self._bounds.values, self._lengths_in.size
         if not bounds.size or bounds[0] != 0 or bounds[-1] != n or (np.diff(bounds) < 0).any():
             raise FormatError(f"{self._idx_path}: document bounds must rise from 0 to the {n:,} sequences; {_OTHER}")

@@ -120,9 +120,12 @@ class TokenSource(ABC):
     def __init__(self, name: str, *, empty: str = "refuse", files: Sequence[MappedFile] = ()) -> None:
         """Take the lengths of all sequences, O(n); `files` are checked for changes at every `gather`.
 
+        `empty` says what to do with sequences that have no token: "refuse" or "skip".
+
         Raises:
             LengthError: a sequence has no token, and `empty` is "refuse".
             SourceError: no sequence has a token, or a file cannot be read.
+            OptionError: `empty` has another value.
         """
         self.name, self._files = name, tuple(files)
         EMPTY.check("empty", empty)
@@ -258,7 +261,9 @@ class TokenSource(ABC):
             file.prove()
 
     def _without_mask(self, found: Sequences, chosen: NDArray[np.int64]) -> Sequences:
-        """Refuse padding, and drop the mask that would mark it.
+        """Return the sequences without their ``attention_mask``, after checking that it marks no padding.
+
+        `chosen` are the numbers of these sequences, for the message.
 
         Raises:
             SourceError: the mask is not all 1.
@@ -320,6 +325,12 @@ def _content(found: Sequences) -> Iterator[bytes | memoryview]:
 
 
 def _check_ids(bits: int, dtype: np.dtype[Any], name: str) -> None:
-    """Refuse ids out of range; `bits` is the bitwise OR of all, as signed integers of the same width."""
+    """Refuse ids out of range.
+
+    `bits` is the bitwise OR of all ids, each taken as a signed integer of the same width; `dtype` is their own type.
+
+    Raises:
+        SourceError: an id is negative or above 2^31 - 1; the message names the source `name`.
+    """
     if bits > MAX_ID or (bits < 0 and (dtype.kind == "i" or dtype.itemsize > 2)):
         raise SourceError(f"{name}: holds an id that is negative or above {MAX_ID}; ids are integers from 0 to that")

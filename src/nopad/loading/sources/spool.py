@@ -32,8 +32,8 @@ from nopad.errors import SourceError
 from nopad.files import fsync_folder, fsync_path, locked, storage_errors, write_atomic
 from nopad.loading.sources.arrays import ArrayTokens, memory_tokens
 from nopad.loading.sources.mapped import MappedArray, MappedFile
+from nopad.seal import sealed, unsealed
 from nopad.sequences import Sequences
-from nopad.store.seal import sealed, unsealed
 
 __all__ = ["IN_MEMORY", "Parts", "spooled"]
 
@@ -135,10 +135,13 @@ def _write(parts: Iterable[Sequences], partial: Path, place: Path, name: str) ->
 
 
 def _write_columns(parts: Iterable[Sequences], folder: Path, name: str) -> list[dict[str, Any]]:
-    """Write one file per column; return their descriptions: name, per token or sequence, file, dtype, size.
+    """Write the columns of `parts` to `folder`, one file each, with a further one for the offsets of sequences.
+
+    Returns a description of each file: name of the column, whether it has a value per token or per sequence, name of
+    the file, dtype, and number of values.
 
     Raises:
-        SourceError: there is no sequence.
+        SourceError: there is no sequence; the message calls the source `name`.
     """
     columns: dict[tuple[str, str], _Column] = {}
     end = 0
@@ -195,7 +198,9 @@ class _Column:
 
 
 def _opened(place: Path, name: str, empty: str, left_out: tuple[str, ...]) -> ArrayTokens:
-    """Map a copy as a source, after checking that its tokens still have the fingerprint that was written with it.
+    """Map the copy in the folder `place` as a source, after checking it.
+
+    The tokens must have the fingerprint that was written with them. The other arguments are as in `spooled`.
 
     Raises:
         SourceError: the copy is damaged.
@@ -218,7 +223,9 @@ def _opened(place: Path, name: str, empty: str, left_out: tuple[str, ...]) -> Ar
 def _described(
     place: Path, columns: list[dict[str, Any]], name: str, left_out: tuple[str, ...] = (), empty: str = "skip"
 ) -> ArrayTokens:
-    """Map the files of a copy in folder `place` as a source; `columns` is from `_write_columns`.
+    """Map the files of a copy in folder `place` as a source.
+
+    `columns` is from `_write_columns`; the other arguments are as in `spooled`.
 
     Raises:
         SourceError: a file is missing or has another size than was written.

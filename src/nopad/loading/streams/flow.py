@@ -24,7 +24,11 @@ class Flow:
     """The units (packs or single sequences) of one rank from a place on, in order."""
 
     def __init__(self, place: StreamPlace, reader: Reader, packing: Packing, shuffling: Shuffling) -> None:
-        """Begin at `place`; reading and tokenising start when `take` first needs more units, and then run ahead."""
+        """Begin at `place`, with what reads the source, and the settings by which sequences are packed and shuffled.
+
+        Reading and tokenising start when `take` first needs more units; from then on, they run ahead of the training
+        loop.
+        """
         self._place, self._shuffling = place, shuffling
         self._ready = deque(place.ready)
         self._groups = cast(Generator[Read, None, None], reader.groups(place.cursor))
@@ -58,6 +62,7 @@ class Flow:
 
         Raises:
             SourceError: the last passes over the source gave this rank no sequence; or reading fails.
+            RecordError: a record is bad, too long or empty, and the options do not allow it.
         """
         read = next(self._groups, None)
         if read is None:

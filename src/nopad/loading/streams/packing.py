@@ -63,7 +63,7 @@ class Packing:
 
 
 class Packer:
-    """Makes units (packs or single sequences) from sequences as they arrive, and numbers these from 0 in this order."""
+    """Makes units (packs or single sequences) from sequences as they arrive; numbers the sequences from 0 on."""
 
     def __init__(self, packing: Packing) -> None:
         """Begin without any sequence."""
@@ -86,7 +86,10 @@ class Packer:
         return [(number,) for number in range(first, self._arrived)]
 
     def finish(self) -> list[tuple[int, ...]]:
-        """Pack all sequences that still wait; return these packs, each as the numbers of its sequences."""
+        """Pack all sequences that still wait; return these packs, each as the numbers of its sequences.
+
+        If sequences are not packed, none waits, and the result is empty.
+        """
         return [] if self._inner is None else _numbers(self._inner.finish())
 
     def restore(self, arrived: int, numbers: NDArray[np.int64], lengths: NDArray[np.int32]) -> None:

@@ -215,7 +215,12 @@ class _Pass:
         yield self._group, self._next_pass(first)
 
     def _blocks(self) -> Iterator[Block]:
-        """Yield the blocks from that of the cursor on, with `Block.at` set; refuse a source that has changed."""
+        """Yield the blocks from that of the cursor on, with `Block.at` set.
+
+        Raises:
+            SourceError: the first of them is not the block that the cursor was made with, or the source has no such
+                block any more: the source has changed.
+        """
         at, source = self._cursor.at, self._reader.source
         blocks = source.blocks_from(at) if at else source.blocks()
         found = False
@@ -306,7 +311,7 @@ class _Pass:
         return group, self._cursor
 
     def _next_pass(self, records: int) -> Cursor:
-        """Return the cursor after the last of the pass's `records`: the next pass, or the end of the stream.
+        """Return the cursor after a pass of so many `records`: at the next pass, or at the end of the stream.
 
         Raises:
             SourceError: the source has no record, or another number of records than in an earlier pass.

@@ -263,6 +263,8 @@ class StreamSupply(Supply):
     def _goes_on(self, units: int, exchange: Exchange) -> bool:
         """Return whether all ranks take one more step; `units` is how many packs or sequences this rank has for it.
 
+        `exchange` sends this number to all ranks and returns theirs, so every rank must call this.
+
         Raises:
             OptionError: a rank has units, not every rank has enough for a whole step, and `last` is "refuse".
         """

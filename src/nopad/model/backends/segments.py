@@ -1,15 +1,15 @@
 """One SDPA call per sequence: nothing is computed for padding or across sequences.
 
-The cost is O(sum of l^2) for lengths l, plus about 15 microseconds per call and layer. Sequences of one length that
-follow one another in the stream share a call, in which each is a row of its own. This is the fastest backend on a CPU;
-on a GPU the calls cost more than they save. A sequence never reads another sequence's values, not even NaN.
+The cost is O(sum of l^2) for lengths l, plus about 15 microseconds per call and layer. Consecutive sequences of equal
+length share a call, in which each is a row of its own. This is the fastest backend on a CPU; on a GPU the calls cost
+more than they save. A sequence never reads another sequence's values, not even NaN.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-from itertools import groupby, pairwise
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,12 +29,11 @@ def segments(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cros
     """
     if isinstance(placed, Cross):
         queries, keys, pairs = placed.queries, placed.keys, placed.pairs
-        of_queries, of_keys = (_alone(side) for side in (queries, keys))
+        of_queries, of_keys = _pieces(queries, together=False), _pieces(keys, together=False)
     else:
         queries = keys = placed
-        of_queries = of_keys = placed.keep("runs", lambda: _runs(placed))
-        pairs = list(range(len(of_queries)))
-    # Split, not sliced: the backward pass of each slice would allocate a gradient of the whole stream.
+        of_queries = of_keys = placed.keep("pieces", lambda: _pieces(placed, together=True))
+        pairs = list(range(len(of_queries.runs)))
     parts = _split(query, queries, of_queries)
     others = list(zip(_split(key, keys, of_keys), _split(value, keys, of_keys), strict=True))
     full = replace(heads, causal=False, window=None)
@@ -43,29 +42,73 @@ def segments(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cros
         theirs, values = others[pairs[at]]
         keep = _keep(placed, mine.shape[2], mine.device, heads) if not heads.plain else None
         out.append(attend(mine, theirs, values, keep, full).transpose(1, 2).flatten(0, 1))
-    return queries.rows(torch.cat(out)) if out else query.transpose(1, 2)
+    return _joined(out, queries, of_queries) if out else query.transpose(1, 2)
 
 
-def _runs(placed: Placement) -> list[tuple[int, int]]:
-    """Return runs of sequences of one length in stream order, as (number of sequences, their length)."""
-    lengths = (end - begin for begin, end in pairwise(placed.bounds))
-    return [(len(list(run)), length) for length, run in groupby(lengths)]
+@dataclass(frozen=True)
+class _Pieces:
+    """How states are cut into sequences.
+
+    Attributes:
+        runs: sequences of one length that lie side by side, as (number of sequences, their length), in stream order.
+        gaps: padding in the concatenated rows before each run, and after the last one; None: the states are to be cut
+            in stream order, since the rows hold the sequences in another one.
+    """
+
+    runs: list[tuple[int, int]]
+    gaps: list[int] | None
 
 
-def _alone(placed: Placement) -> list[tuple[int, int]]:
-    """Return every sequence as a run of its own, in stream order."""
-    return [(1, end - begin) for begin, end in pairwise(placed.bounds)]
+def _pieces(placed: Placement, together: bool) -> _Pieces:
+    """Return how a batch is cut; with `together`, neighbours of one length are one run, else each is its own."""
+    bounds = np.asarray(placed.bounds)
+    lengths, index = np.diff(bounds), placed.layout.index
+    within = np.diff(index) == 1
+    within[bounds[1:-1] - 1] = True
+    starts = index[bounds[:-1]]
+    ends = starts + lengths
+    gaps = starts - np.concatenate([[0], ends[:-1]])
+    if not within.all() or (gaps < 0).any():  # a sequence in pieces, or rows in another order than the stream
+        gaps = np.zeros(len(lengths), np.int64)
+        found: list[int] | None = None
+    else:
+        found = []
+    runs: list[tuple[int, int]] = []
+    for length, gap in zip(lengths.tolist(), gaps.tolist(), strict=True):
+        if together and runs and runs[-1][1] == length and not gap:
+            runs[-1] = (runs[-1][0] + 1, length)
+            continue
+        runs.append((1, length))
+        if found is not None:
+            found.append(gap)
+    if found is not None:
+        found.append(placed.layout.slots - int(ends[-1]) if len(ends) else placed.layout.slots)
+    return _Pieces(runs, found)
 
 
-def _split(states: Tensor, placed: Placement, runs: list[tuple[int, int]]) -> list[Tensor]:
+def _split(states: Tensor, placed: Placement, pieces: _Pieces) -> list[Tensor]:
     """Split states ``[R, H, L, D]`` into one ``[n, H, length, D]`` per run of n sequences, in stream order."""
-    if placed.index is not None:
-        states = placed.stream(states.transpose(1, 2)).transpose(0, 1)[None]
-    parts = torch.split(states, [n * length for n, length in runs], dim=2)
+    by_token = states.transpose(1, 2)
+    if pieces.gaps is None:
+        flat, gaps = placed.stream(by_token), [0] * (len(pieces.runs) + 1)
+    else:
+        flat, gaps = by_token.flatten(0, 1), pieces.gaps
+    sizes = [size for gap, (n, length) in zip(gaps, pieces.runs, strict=False) for size in (gap, n * length)]
+    # Split, not sliced: the backward pass of each slice would allocate a gradient of the whole stream.
+    parts = torch.split(flat, [*sizes, gaps[-1]])[1::2]
     return [
-        part if n == 1 else part[0].transpose(0, 1).view(n, length, *part.shape[1::2]).transpose(1, 2)
-        for part, (n, length) in zip(parts, runs, strict=True)
+        part.view(n, length, *part.shape[1:]).transpose(1, 2)
+        for part, (n, length) in zip(parts, pieces.runs, strict=True)
     ]
+
+
+def _joined(out: list[Tensor], placed: Placement, pieces: _Pieces) -> Tensor:
+    """Join the results of all runs, each ``[n * length, H, D]``, to ``[R, L, H, D]``; the inverse of `_split`."""
+    if pieces.gaps is None:
+        return placed.rows(torch.cat(out))
+    padding = [out[0].new_zeros(gap, *out[0].shape[1:]) for gap in pieces.gaps]
+    each = [part for gap, one in zip(padding, out, strict=False) for part in (gap, one) if len(part)]
+    return torch.cat([*each, padding[-1]]).view(*placed.layout.shape, *out[0].shape[1:])
 
 
 def _keep(placed: Placement | Cross, length: int, device: torch.device, heads: Heads) -> Tensor | None:

@@ -41,8 +41,8 @@ def within(
     Three methods are tried in turn; each gets a share of the operations left in `budget`, and no slower method begins
     once the budget is spent. The facts of the result name the method that made the plan.
 
-    1. `spread`, until it finds a plan of at most ``1 + bound // 10,000`` packs above the lower bound; with `exact`,
-       until it finds a plan that meets the bound
+    1. `spread`, which opens all packs at the start, until it finds a plan of at most ``1 + bound // 10,000`` packs
+       above the lower bound; with `exact`, until it finds a plan that meets the bound
     2. `by_tokens`, if the plan is more than ``bound // 100`` packs above the bound
     3. column generation, if the plan is above the bound (without `exact`: by more than ``bound // 2,000`` and
        ``1 + bound // 10,000`` packs), and if capacity and number of sequences are small enough for its memory

@@ -204,7 +204,11 @@ def spreads(strategies: Strategies) -> dict[str, Any]:
 
 
 def _to_mean(packs: int, cap: int, depth: int, cost: int, sequences: int) -> dict[str, Any]:
-    """Return what `spreads` returns; `cap` and `depth` are the highest of a pack, `cost` and `sequences` the totals."""
+    """Return what `spreads` returns.
+
+    `cap` is the highest cost of a pack and `depth` the largest number of sequences in one; `cost` and `sequences` are
+    the totals of all packs.
+    """
     return {
         "packs": packs,
         "cap": cap,

@@ -234,9 +234,10 @@ def fill(plan: Guide, load: Load, align: int, budget: Budget) -> Packed:
     """Return a plan of all sequences of `load`: the patterns of `plan`, filled with real lengths.
 
     Each rounded length in a pattern of `plan` is a slot for one sequence. For sequences without a slot, `guide` makes a
-    plan in rounded lengths again, a few times; the last of them are placed by best-fit. The operations of both steps
-    are charged to `budget`, and those of filling (`FILLING`) by the caller. Best-fit always places all sequences; with
-    no budget left it may still look at a million classes of equal packs, and then opens new packs.
+    plan in rounded lengths again, a few times; those still without a slot are placed by best-fit. The operations of
+    these two steps are charged to `budget` here; the caller charges those of filling (`FILLING`). Best-fit always
+    places all sequences; with no budget left it may still look at a million classes of equal packs, and then opens new
+    packs.
     """
     from nopad.planning.costs import _kernels
 

@@ -102,7 +102,10 @@ class Search:
         self.best = Listed.placed(self.histogram, self.capacity, self.depth)
 
     def run(self) -> None:
-        """Try the heuristics, then, up to a capacity of 2^24, the steps of `go_on`; end early at a good plan."""
+        """Try the heuristics, then, up to a capacity of 2^24, the steps of `go_on`; end early at a good plan.
+
+        The plan found is `best`, its lower bound `bound`.
+        """
         if not self.good() and self.depth is not None:
             for packs in (self.bound, self.bound + 1):
                 if not self.good():
@@ -144,7 +147,11 @@ class Search:
         return self.fewer is not None and self.bound >= self.fewer
 
     def offer(self, packs: Listed) -> None:
-        """Keep `packs` as the best plan if they are fewer than before; if `fewer` is None, charge for more entries."""
+        """Keep `packs` as the best plan if there are fewer of them than in the best plan so far.
+
+        If `fewer` is None, `budget` is charged for each entry that the new plan has more than the old one; an entry is
+        a pack and the number of its copies.
+        """
         if packs.packs < self.best.packs:
             if self.fewer is None:
                 self.budget.charge(_ENTRY_STEPS * max(0, packs.copies.size - self.best.copies.size))

@@ -16,6 +16,7 @@ def knapsack(sizes: NDArray[Any], values: NDArray[Any], table: NDArray[Any]) -> 
     A class stands for sequences of equal or similar size. The first sizes of the classes chosen add up to at most r,
     and their second sizes to at most q. Class i has the two sizes ``sizes[i]`` (``[m, 2]``) and the value
     ``values[i]``. The first sizes ascend, no class has both sizes 0, and a class may be used any number of times.
+    `table` is int64 ``[largest r + 1, largest q + 1]``; with one column, the second sizes are ignored.
     """
     rooms, places = table.shape
     table[:] = 0

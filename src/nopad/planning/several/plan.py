@@ -102,7 +102,11 @@ class SeveralPlan:
 
     @cached_property
     def task(self) -> Task:
-        """The sequences, capacities and prices of this plan as a `Task`; the sequences are those of its strategies."""
+        """The sequences, capacities and prices of this plan as a `Task`; the sequences are those of its strategies.
+
+        Raises:
+            ValueError: the number of sequences of one size does not fit into 64 bits.
+        """
         own = np.zeros((len(self.sizes), 2), dtype=np.int64)
         own[:, : self.kinds] = self.sizes
         found, at = distinct(own)

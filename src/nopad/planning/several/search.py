@@ -167,8 +167,8 @@ class _Search:
     def _loose(self) -> NDArray[np.bool_]:
         """Return which sizes have no extra, so that any capacity may hold them at no loss; bool ``[k]``.
 
-        The extra of a size is its value in the linear program beyond ``rates . size`` (`PriceCertificate`).
-        Before a linear program was solved, all sizes count as such.
+        The extra of a size is its value in the linear program beyond ``rates . size`` (`PriceCertificate`). Before a
+        linear program was solved, all sizes count as having none.
         """
         if self.worth is None:
             return np.ones(self.task.counts.size, dtype=bool)
@@ -193,7 +193,10 @@ class _Search:
         return bool(task.counts.size <= _MOST_EXACT and cells * task.counts.size <= _EXACT_CELLS)
 
     def _exact(self) -> None:
-        """Solve the linear program in which every size is a class of its own, and round it to packs."""
+        """Solve the linear program in which every size is a class of its own, and round it to packs.
+
+        The packs are kept if they are the best so far. If the budget allows no round of the program, nothing is done.
+        """
         master = Master(self.task, Classes.every(self.task))
         relaxed = master.relax(self.budget, near=1e-9)
         if relaxed is None:
@@ -215,7 +218,11 @@ class _Search:
         return min(_MOST_CLASSES, int((steps / cells) ** 0.5))
 
     def _classes(self) -> None:
-        """Solve with sizes grouped into classes: one program proves a bound, another says what each capacity gets."""
+        """Group sizes into classes, prove a bound, and make plans (step 4 of the module).
+
+        Linear programs over the corners of classes prove the bound, up to three for two kinds of size. A program over
+        their means says which sequences each capacity gets.
+        """
         task, most = self.task, self._most_classes()
         proven = 0.0
         best: tuple[int, ...] = (0, 1)

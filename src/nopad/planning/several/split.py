@@ -171,8 +171,8 @@ def pack_each(task: Task, counts: NDArray[np.int64], budget: Budget, *, quick: b
 
     Each capacity may take an equal part of the budget that is left. Capacities with the highest price per token come
     first. With one kind of size, the room left in the packs of a capacity is filled with sequences of later capacities.
-    `quick` has a meaning only there: all packs are made by best-fit. For two kinds, which have no such quick way, a
-    small budget makes `pack_both` quick.
+    `quick` has an effect only with one kind of size: all packs are then made by best-fit. With two kinds, it is a small
+    budget that makes `pack_both` quick.
     """
     counts, packing = counts.copy(), Counter[Pack]()
     rates = [price / limit for price, limit in zip(task.prices, task.capacities[:, 0].tolist(), strict=True)]

@@ -128,11 +128,13 @@ def prepare(size: Size, recipes: Sequence[Recipe], seeds: int, folder: Path | No
         size: one of `SIZES`, or a `Size` of your own.
         recipes: the recipes to run, such as the function `nopad.study.learning.recipes` returns.
         seeds: number of seeds that each recipe runs with.
-        folder: where results are kept; runs with a result there count as done. None: results are not kept.
+        folder: where results are kept, created if it does not exist; runs with a result there count as done. None:
+            results are not kept.
 
     Raises:
         FormatError: `folder` has the results of a different study, or of a recipe of the same name with other settings.
         LengthError: there are fewer than 100 texts, by `Size.documents` or in this machine's standard library.
+        StorageError: `folder` cannot be made, or the results in it cannot be read or written.
     """
     given = material(size.capacity, size.vocabulary, size.documents)
     p = factor_of(given)
@@ -172,14 +174,17 @@ def study_learning(
 
     Args:
         prepared: the study to run, from `prepare`.
-        folder: where results are kept; runs with a result there are not run again. None: results are not kept.
+        folder: where results are kept, created if it does not exist; runs with a result there are not run again. If
+            another process runs a study in the folder, this waits until it ends. None: results are not kept.
         say: called with a line of text whenever a run or a recipe's fine-tuning is done.
 
     Raises:
         FormatError: `folder` has the results of a different study or of a recipe of the same name with other settings,
             or lacks weights that are to be fine-tuned.
-        StorageError: a result cannot be read or written.
+        StorageError: `folder` cannot be made or locked, or a result cannot be read or written.
     """
+    if folder is not None:
+        _make(folder)
     with nullcontext() if folder is None else locked(folder / ".lock"):  # another process waits, then finds all done
         return _studied(prepared, folder, say)
 
@@ -231,7 +236,10 @@ def _header(size: Size, factor: float) -> dict[str, Any]:
 def _kept(folder: Path | None, size: Size, factor: float, seeds: int, recipes: Sequence[Recipe]) -> Learning:
     """Return the results in a folder that are of use to a study with this number of seeds, each result once.
 
-    If the folder has no results file, one with a header line is written.
+    `size` and the packing `factor` tell the study from others. Without a `folder`, there are no results.
+
+    If the folder has no results file, one with a header line is written. A last line that was not written to its end,
+    since the study was stopped, is removed from the file.
 
     Raises:
         FormatError: the folder is of another study, or one of `recipes` ran there with other settings.
@@ -240,8 +248,7 @@ def _kept(folder: Path | None, size: Size, factor: float, seeds: int, recipes: S
     found = Learning(factor=factor)
     if folder is None:
         return found
-    with storage_errors("creating", folder):
-        folder.mkdir(parents=True, exist_ok=True)
+    _make(folder)
     path = folder / RESULTS
     header = _header(size, factor)
     if not path.exists():
@@ -268,6 +275,11 @@ def _kept(folder: Path | None, size: Size, factor: float, seeds: int, recipes: S
             )
         _take(line, found, seeds)
     return found
+
+
+def _make(folder: Path) -> None:
+    with storage_errors("creating", folder):
+        folder.mkdir(parents=True, exist_ok=True)
 
 
 def _take(line: dict[str, Any], found: Learning, seeds: int) -> None:

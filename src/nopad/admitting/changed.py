@@ -1,0 +1,117 @@
+"""Try a model of a library whose code was changed: by hooks, forward methods and functions of one's own.
+
+nopad's tables say what transformers' code does, and a proof is done on a copy. A hook on one module of a model is in
+neither. So the model itself is run on a few short sequences, alone and in packs.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nopad.auditing.failure import ModelFailedError
+from nopad.auditing.limits import apart, largest_finite
+from nopad.auditing.tokens import Tokens
+from nopad.auditing.trial import Kinds, Trial, kinds_of, per_sequence
+from nopad.errors import NopadError, UnsupportedModelError
+from nopad.model.admission import positions_of
+from nopad.model.modes import evaluated
+from nopad.model.own import changes, said
+from nopad.model.safety import state_of, unpacked
+
+__all__ = ["check_changes"]
+
+LONGEST = 24  # tokens of a sequence
+SEQUENCES = 6
+# Largest differences of an output, relative to its largest value, by its dtype: between a pack and alone, and between
+# two packs in which only other sequences differ, which run on the same kernels.
+OF_FORM = {torch.float64: 1e-6, torch.float32: 1e-4}
+OF_OTHERS = {torch.float64: 1e-6, torch.float32: 1e-5}
+OF_HALF, OF_GPU = 5e-2, 5e-3  # a GPU may multiply float32 with 10 bits
+
+
+def check_changes(model: Any) -> None:
+    """Run a pack-safe model if code of one's own changes it (`nopad.model.own.changes`), and compare packs with alone.
+
+    Args:
+        model: a pack-safe transformers model, without wrappers. It is not copied: hooks of one's own run too.
+
+    Raises:
+        UnsupportedModelError: a sequence does not get in a pack what it gets alone, or the model cannot be tried; the
+            model is not pack-safe any more.
+    """
+    found = changes(model)
+    if not found:
+        return
+    try:
+        why = _differs(model)
+    except (NopadError, ModelFailedError) as error:
+        why = str(error)
+    if why:
+        unpacked(model)
+        more = f" and {len(found) - 1} more changes" if len(found) > 1 else ""
+        raise UnsupportedModelError(
+            f"{said(*found[0])}{more} change what {type(model).__name__} computes, and nopad cannot tell that its "
+            f"sequences stay apart: {why}. Take them off; or give prove='never', if they see one token at a time"
+        )
+
+
+def _differs(model: Any) -> str:
+    """Return how packs differ from each sequence alone, in words; "": they do not.
+
+    Raises:
+        NopadError, ModelFailedError: the model does not run.
+    """
+    state = state_of(model)
+    limit = positions_of(model, state.family)
+    longest = min(LONGEST, limit // 3) if state.family.narrow and limit is not None else LONGEST
+    tokens = Tokens.of(model.config.get_text_config())
+    with evaluated(model), torch.no_grad(), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # as of checkpointing without gradients
+        trial = Trial.drawn(model, None, longest, 0, tokens, min(SEQUENCES, state.most or SEQUENCES))
+        alone = [trial.alone(number) for number in range(len(trial.sequences))]
+        kinds = kinds_of(alone, trial)
+        wanted = {name: [one[name][0] for one in alone] for name in kinds}
+        every = list(range(len(alone)))
+        for form in trial.forms:
+            if form != "flat" and state.head.one_row:
+                continue
+            found = _packed(trial, kinds, form, trial.sequences)
+            said = _apart(wanted, found, every, OF_FORM, "between pack and alone")
+            for kept in (every[::2], every[1::2]):
+                mixed = [trial.sequences[one] if one in kept else trial.others[one] for one in every]
+                other = _packed(trial, kinds, form, mixed)
+                said = said or _apart(found, other, kept, OF_OTHERS, "when only others in its pack change")
+            if said:
+                return said
+    return ""
+
+
+def _packed(trial: Trial, kinds: Kinds, form: str, sequences: list[list[int]]) -> dict[str, list[Tensor]]:
+    batch, places = trial.batch(form, sequences)
+    return per_sequence(trial.run(batch, "packed"), places, kinds)
+
+
+def _apart(
+    wanted: dict[str, list[Tensor]],
+    found: dict[str, list[Tensor]],
+    numbers: list[int],
+    limits: dict[torch.dtype, float],
+    when: str,
+) -> str:
+    """Return which output of these sequences differs by more than its limit, in words; "": none."""
+    for name in (one for one in wanted if one in found):
+        scale = max(map(largest_finite, wanted[name])) or 1e-30
+        for number in numbers:
+            one, other = wanted[name][number], found[name][number]
+            given = other[: len(one)] if one.dim() and len(other) > len(one) else other
+            if given.shape != one.shape:
+                return f"{name} of a sequence is {list(given.shape)} {when}, and else {list(one.shape)}"
+            most = limits.get(one.dtype, OF_HALF)
+            moved = apart(one, given) / scale
+            if not moved <= (most if one.device.type == "cpu" or one.dtype == torch.float64 else max(most, OF_GPU)):
+                return f"{name} of a sequence differs by {moved:.1e} {when}"
+    return ""

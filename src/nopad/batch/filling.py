@@ -1,0 +1,69 @@
+"""The items of a batch: columns placed as a layout says, with padding, positions and the guard."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from nopad.batch.columns import Records
+from nopad.batch.guard import PackedMask
+from nopad.batch.images import Images
+from nopad.batch.layout import Layout
+from nopad.batch.values import check_fill, named
+from nopad.errors import BatchError, OptionError
+from nopad.sequences import Sequences
+
+__all__ = ["MASK", "filled", "without_first"]
+
+MASK = "attention_mask"
+
+
+def without_first(stacked: Sequences, layout: Layout) -> tuple[Sequences, Layout]:
+    """Return the sequences with the labels of first tokens, if there are labels, set to -100; and a causal layout.
+
+    The given arrays do not change.
+    """
+    if "labels" in stacked.tokens:
+        labels = stacked.tokens["labels"].copy()
+        labels[stacked.begins] = -100
+        stacked = replace(stacked, tokens={**stacked.tokens, "labels": labels})
+    return stacked, layout.marked(causal=True)
+
+
+def filled(
+    stacked: Sequences,
+    layout: Layout,
+    pad_id: int,
+    fill: Mapping[str, Any] | None,
+    records: Records | None = None,
+    images: Images | None = None,
+) -> dict[str, Any]:
+    """Return the items of a `PackedBatch` of these columns, placed as the layout says.
+
+    `pad_id` and `fill` are as in `PackedBatch.from_sequences`.
+
+    Raises:
+        OptionError: `fill` names no per-token column, or a column cannot hold its padding value.
+        BatchError: a per-token column does not have one value per token.
+    """
+    fills = {"input_ids": pad_id, **named("fill", fill)}
+    for name, value in fills.items():
+        if name not in stacked.tokens:
+            per_token = ", ".join(stacked.tokens)
+            raise OptionError(f"fill names {name!r}; columns with a value per token are {per_token}")
+        check_fill(name, value, stacked.tokens[name].dtype)
+    for name, column in stacked.tokens.items():
+        if column.shape != (layout.tokens,):
+            raise BatchError(f"column {name!r} is {list(column.shape)}, and the sequences have {layout.tokens} tokens")
+    fields: dict[str, Any] = {
+        name: layout.scatter(column, fills.get(name, -100 if name.endswith("labels") else 0))
+        for name, column in stacked.tokens.items()
+    }
+    layout = layout.marked(records=records) if records else layout
+    fields["position_ids"] = layout.position_ids
+    fields |= stacked.values
+    if images is not None:
+        layout = layout.marked(images=images.counts)
+        fields |= images.fields(layout.order)
+    return {**fields, MASK: PackedMask(layout)}

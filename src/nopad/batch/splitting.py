@@ -1,0 +1,69 @@
+"""Values per token: from a batch's rows to one array per sequence, and back. O(tokens), without a loop over tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from nopad.batch.layout import Layout
+from nopad.batch.values import index_like, joined, shape_of
+from nopad.errors import BatchError
+
+__all__ = ["laid_out", "split"]
+
+
+def split(values: Any, at: Layout, target: Layout | None) -> list[Any]:
+    """Return one array ``[length, ...]`` per sequence, in the order given; see `PackedBatch.unpack_tokens`.
+
+    Args:
+        values: ``[R, L, ...]``, one value per slot; NumPy or torch.
+        at: where the tokens lie.
+        target: where the tokens of the batch's targets lie; None: it has none.
+
+    Raises:
+        BatchError: `values` is not an array, its shape does not begin with ``[R, L]``, or it has that of the targets.
+    """
+    given = tuple(shape_of(values)[:2])
+    aimed = None if target is None or given != target.shape else target
+    if aimed is not None and not (given == at.shape and at.same_places(aimed)):
+        raise BatchError(
+            "these values have the shape of the targets; give them to batch.targets.unpack_tokens, or to "
+            "batch.sources.unpack_tokens if they are the encoder's"
+        )
+    if given != at.shape:
+        raise BatchError(
+            f"values per token have the shape {list(values.shape)}; expected [{at.shape[0]}, {at.shape[1]}, ...]"
+        )
+    stream = values.reshape(at.slots, *values.shape[2:])
+    if at.form != "flat":
+        stream = stream[index_like(stream, at.index)]
+    out: list[Any] = [None] * at.sequences
+    for number, (begin, end) in zip(at.order.tolist(), pairwise(at.cu_seqlens.tolist()), strict=True):
+        out[number] = stream[begin:end]
+    return out
+
+
+def laid_out(values: Sequence[Any], at: Layout) -> Any:
+    """Return values of sequences as the tokens lie, ``[R, L, ...]`` with 0 in padding; the inverse of `split`.
+
+    Args:
+        values: one array ``[length, ...]`` per sequence, in the order given; NumPy or torch.
+        at: where the tokens lie.
+
+    Raises:
+        BatchError: there is not one array for each sequence, an array is not as long as its sequence, or the arrays
+            differ in type or in the dimensions after the first.
+    """
+    stream = joined(values, at)
+    shape = (*at.shape, *stream.shape[1:])
+    if at.form == "flat":
+        return stream.reshape(shape)
+    index = index_like(stream, at.index)
+    if isinstance(stream, np.ndarray):
+        rows = np.zeros((at.slots, *stream.shape[1:]), dtype=stream.dtype)
+        rows[index] = stream
+        return rows.reshape(shape)
+    return stream.new_zeros(at.slots, *stream.shape[1:]).index_copy(0, index, stream).reshape(shape)

@@ -1,0 +1,144 @@
+"""``-`` as an input: standard input becomes a temporary file, whose format is told by the user or by its first bytes.
+
+Nothing is guessed silently. What begins like JSON, Parquet or Arrow is read as that, and fails loudly if it is not.
+What may be a CSV or TSV file, or a text with the same number of commas in each line, is refused until
+``--stdin-format`` says which it is.
+"""
+
+from __future__ import annotations
+
+import atexit
+import csv
+import io
+import json
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Literal, get_args
+
+import typer
+
+from nopad.cli.options import CORPUS
+from nopad.corpus.finding import MAGIC
+from nopad.corpus.squad import begins_as_squad
+from nopad.errors import OptionError
+
+__all__ = ["StdinFormat", "from_stdin", "remove_spooled"]
+
+Format = Literal["text", "jsonl", "json", "csv", "tsv", "parquet", "arrow"]
+StdinFormat = Annotated[
+    Format | None,
+    typer.Option(
+        "--stdin-format",
+        help="Format of standard input. Default: as its first bytes show; what may be CSV or TSV is refused.",
+        rich_help_panel=CORPUS,
+    ),
+]
+
+_LOOKED_AT = 1 << 16  # bytes
+_ROWS = 20  # most lines that are compared with the first one
+_NAME = re.compile(r"[^\n.!?]{1,64}")  # of a column; a sentence is none
+_TEXT = "text"  # usual name of the column of texts: the only one of a file without commas
+_spooled: list[Path] = []
+
+
+@atexit.register
+def remove_spooled() -> None:
+    """Delete the temporary files of standard input."""
+    while _spooled:
+        shutil.rmtree(_spooled.pop(), ignore_errors=True)
+
+
+def from_stdin(inputs: Sequence[str], form: Format | None = None) -> list[str]:
+    """Return the inputs with ``-`` replaced by the path of a temporary file that holds what standard input gave.
+
+    The file is deleted when the process ends.
+
+    Args:
+        inputs: the inputs of a command.
+        form: format of standard input; None: as its first bytes show.
+
+    Raises:
+        OptionError: ``-`` is given twice, or standard input is a terminal; or `form` is None and the input may be CSV
+            or TSV, or `form` is given and ``-`` is not.
+    """
+    places = [at for at, given in enumerate(inputs) if given == "-" or given.endswith("=-")]
+    if not places:
+        if form is not None:
+            raise OptionError(f"--stdin-format {form} is of standard input, and no input is -; leave it out, or give -")
+        return list(inputs)
+    if len(places) > 1:
+        raise OptionError("- is standard input, and it can be read once; give it once")
+    if sys.stdin is None or sys.stdin.isatty():
+        raise OptionError("- is standard input, and nothing is piped into it; give a file, or pipe one in")
+    stream = sys.stdin.buffer
+    begin = stream.read(_LOOKED_AT)
+    suffix = _suffix(begin) if form is None else f".{'txt' if form == 'text' else form}"
+    folder = Path(tempfile.mkdtemp(prefix="nopad-"))
+    _spooled.append(folder)
+    path = folder / f"stdin{suffix}"
+    with open(path, "wb") as file:
+        file.write(begin)
+        shutil.copyfileobj(stream, file, 1 << 20)
+    name = inputs[places[0]].removesuffix("-")
+    return [f"{name}{path}" if at == places[0] else given for at, given in enumerate(inputs)]
+
+
+def _suffix(begin: bytes) -> str:
+    """Return the suffix of a file that begins like this.
+
+    Raises:
+        OptionError: it may be CSV or TSV.
+
+    >>> _suffix(b'{"text": "yes"}'), _suffix(b"PAR1..."), _suffix(b"It is red.")
+    ('.jsonl', '.parquet', '.txt')
+    """
+    for magic, suffix in MAGIC.items():
+        if begin.startswith(magic) and suffix.removeprefix(".") in get_args(Format):
+            return suffix
+    text = begin.decode("utf-8-sig", "replace")
+    if text.lstrip().startswith(("{", "[")):
+        return ".json" if text.lstrip().startswith("[") or _is_one(begin) else ".jsonl"
+    for form, sign in (("tsv", "\t"), ("csv", ",")):
+        if _is_table(text, sign, whole=len(begin) < _LOOKED_AT):
+            names = text.splitlines()[0][:60]
+            raise OptionError(
+                f"- begins with {names!r}, as a {form.upper()} file with these columns does; say which it is: "
+                f"--stdin-format {form} or --stdin-format text"
+            )
+    return ".txt"
+
+
+def _is_one(begin: bytes) -> bool:
+    """Whether an object of JSON is the whole input, as SQuAD's own and a histogram are, and not one of its lines."""
+    if begins_as_squad(begin):
+        return True
+    begin = begin.removeprefix(b"\xef\xbb\xbf").strip()
+    try:
+        found = json.loads(begin)
+    except ValueError:
+        return False
+    return "histogram" in found or b"\n" in begin
+
+
+def _is_table(text: str, sign: str, *, whole: bool) -> bool:
+    """Whether a text may be a table with a line of names: all rows have as many cells, separated by `sign`.
+
+    With `whole`, the last line is complete. One column is a table only if its name is that of the column of texts.
+    """
+    try:
+        rows = list(islice(csv.reader(io.StringIO(text), delimiter=sign), _ROWS + 1))
+    except csv.Error:
+        return False
+    rows = [row for row in (rows if whole or len(rows) > _ROWS else rows[:-1]) if row]
+    if not rows:
+        return False
+    names = [name.strip() for name in rows[0]]
+    if names == [_TEXT]:
+        return True
+    known = len(set(names)) == len(names) and all(_NAME.fullmatch(name) for name in names)
+    return len(rows) > 1 and len(names) > 1 and known and all(len(row) == len(names) for row in rows)

@@ -1,0 +1,173 @@
+"""`Bfloat16Linear`: a linear layer in bfloat16 for inference on CPUs, with its activation in the same pass.
+
+In eager PyTorch, a linear layer in bfloat16 copies its bias to the result, brings its weights into oneDNN's order, and
+multiplies, in each call; the activation behind it reads and writes the largest tensor of the model once more. On CPUs
+that multiply bfloat16 fast (AMX), those take as long as the multiplication. Here, weights are brought into order once,
+and oneDNN adds the bias and computes the activation on the sums, in float32, before they are rounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nopad.model.linear import is_hooked, is_plain_layer
+
+__all__ = ["Bfloat16Linear", "formula_of", "fused"]
+
+PROBE = 8  # rows on which a module with a fused activation is compared with the module before
+ROUNDING = 2.0**-6  # difference allowed there, of the largest value: the module before rounds twice, to 8 bits
+FORMULAS: dict[tuple[str, str], Callable[[Tensor], Tensor]] = {
+    ("gelu", "none"): nn.functional.gelu,
+    ("gelu", "tanh"): partial(nn.functional.gelu, approximate="tanh"),
+    ("relu", ""): nn.functional.relu,
+    ("swish", ""): nn.functional.silu,
+}  # what oneDNN computes in one pass with a product, by its names of it
+
+
+class Bfloat16Linear(nn.Linear):
+    """A linear layer in bfloat16, and the activation after it, if any.
+
+    On a CPU, without gradients, it runs on weights in oneDNN's order, which are a copy; a weight that was changed in
+    place or replaced is copied again (a change through ``.data`` cannot be noticed). With gradients, under autocast, in
+    compiled code, and on other devices, it runs as `torch.nn.Linear` and the activation would.
+
+    >>> import torch
+    >>> from nopad.model.bfloat16 import Bfloat16Linear
+    >>> plain, gelu, states = torch.nn.Linear(64, 8).bfloat16(), torch.nn.GELU(), torch.randn(5, 64).bfloat16()
+    >>> with torch.inference_mode():
+    ...     bool(torch.allclose(Bfloat16Linear(plain, gelu)(states), gelu(plain(states)), rtol=0, atol=0.02))
+    True
+    """
+
+    def __init__(self, plain: nn.Linear, activation: nn.Module | None = None) -> None:
+        """Share the parameters of `plain`; `activation` is a module for which `formula_of` has an answer."""
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = plain.in_features, plain.out_features
+        self.weight, self.bias = plain.weight, plain.bias
+        self.training = plain.training
+        self.activation = activation
+        self._formula = (None if activation is None else formula_of(activation)) or ("none", "")
+        self._laid_out: tuple[tuple[int, int, int], Tensor] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the copied weights, which can be neither copied nor stored."""
+        return {**self.__dict__, "_laid_out": None}
+
+    def forward(self, states: Tensor) -> Tensor:
+        """Return ``[..., out_features]`` for `states` ``[..., in_features]``, of their dtype and on their device."""
+        if not self._is_fast(states):
+            found = nn.functional.linear(states, self.weight, self.bias)
+            return found if self.activation is None else self.activation(found)
+        name, formula = self._formula
+        made: Tensor = torch.ops.mkldnn._linear_pointwise(states, self._packed(), self.bias, name, [], formula)
+        return made
+
+    def _is_fast(self, states: Tensor) -> bool:
+        return (
+            states.device.type == self.weight.device.type == "cpu"
+            and states.dtype == self.weight.dtype == torch.bfloat16
+            and states.numel() > 0
+            and not torch.is_grad_enabled()
+            and not torch.is_autocast_enabled("cpu")
+            and not torch.compiler.is_compiling()
+            and _is_supported()
+        )
+
+    def _packed(self) -> Tensor:
+        """Return the weight in oneDNN's order."""
+        weight = self.weight
+        state = (id(weight), 0 if weight.is_inference() else weight._version, weight.data_ptr())
+        if self._laid_out is None or self._laid_out[0] != state:
+            self._laid_out = (state, torch.ops.mkldnn._reorder_linear_weight(weight.detach()))
+        return self._laid_out[1]
+
+
+def fused(model: Any) -> Any:
+    """Replace a bfloat16 model's linear layers by `Bfloat16Linear`, in place, and return the model.
+
+    A module of transformers that holds nothing but linear layers, one activation and dropout is tried with the
+    activation fused into each of its layers, and takes the first with which its results are the same up to rounding.
+    """
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if is_plain_layer(child) and child.weight.dtype == torch.bfloat16:
+                setattr(module, name, Bfloat16Linear(child))
+    for module in model.modules():
+        if type(module).__module__.startswith("transformers.") and not is_hooked(module):
+            _fuse_activation(module)
+    return model
+
+
+@cache
+def _is_supported() -> bool:
+    """Return whether oneDNN multiplies bfloat16 matrices on this CPU at all; a model may come from another machine."""
+    available: Any = torch.backends.mkldnn.is_available
+    supported: Any = torch.ops.mkldnn._is_mkldnn_bf16_supported
+    return bool(available() and supported())
+
+
+def formula_of(activation: nn.Module) -> tuple[str, str] | None:
+    """Return oneDNN's name of an activation and of its approximation; None if it has none.
+
+    >>> from nopad.model.bfloat16 import formula_of
+    >>> formula_of(torch.nn.GELU(approximate="tanh")), formula_of(torch.nn.Tanh())
+    (('gelu', 'tanh'), None)
+    """
+    if type(activation).__module__.split(".")[0] not in ("torch", "transformers") or len(list(activation.children())):
+        return None
+    far = torch.logspace(0, 30, 61)  # where an activation may be clipped
+    states = torch.cat([torch.linspace(-8, 8, 1025), far, -far])
+    found = _probed(activation, states)
+    for names, formula in FORMULAS.items():
+        if found is not None and found.shape == states.shape and torch.allclose(found, formula(states), 1e-6, 1e-6):
+            return names
+    return None
+
+
+def _fuse_activation(module: nn.Module) -> None:
+    """Fuse a module's activation into the linear layer before it, if a probe shows which one that is."""
+    layers = {name: child for name, child in module.named_children() if type(child) is Bfloat16Linear}
+    others = {n: c for n, c in module.named_children() if n not in layers and type(c) is not nn.Dropout}
+    if not layers or len(others) != 1:
+        return
+    ((place, activation),) = others.items()
+    if formula_of(activation) is None:
+        return
+    width = next(iter(layers.values())).in_features
+    states = torch.randn(PROBE, width, generator=torch.Generator().manual_seed(0)).bfloat16()
+    before = _probed(module, states)
+    for name, layer in layers.items():
+        setattr(module, name, Bfloat16Linear(layer, activation))
+        setattr(module, place, nn.Identity())
+        after = _probed(module, states)
+        if _is_near(after, before):
+            return
+        setattr(module, name, layer)
+        setattr(module, place, activation)
+
+
+def _is_near(found: Tensor | None, before: Tensor | None) -> bool:
+    """Return whether two results are the same up to rounding to bfloat16; not if either is missing."""
+    if found is None or before is None or found.shape != before.shape:
+        return False
+    return bool((found - before).abs().max() <= ROUNDING * before.abs().max())
+
+
+def _probed(module: nn.Module, states: Tensor) -> Tensor | None:
+    """Return a module's result on `states`, in float32; None if it takes other arguments, or returns no tensor."""
+    was = {one: one.training for one in module.modules()}
+    module.eval()
+    try:
+        with torch.inference_mode():
+            found = module(states)
+    except (TypeError, ValueError, RuntimeError, IndexError, AttributeError):
+        return None
+    finally:
+        for one, training in was.items():
+            one.training = training
+    return found.float() if isinstance(found, Tensor) and bool(found.isfinite().all()) else None

@@ -1,0 +1,88 @@
+"""Whether threads may run one model at the same time: whether its code keeps nothing in modules while it runs.
+
+A module that stores states of a call in an attribute (RecurrentGemma's recurrent blocks do) gives a call in another
+thread the states of the first. Code of transformers is read for such assignments; what is neither of transformers, nor
+of PyTorch or nopad, may do anything.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+from torch import nn
+
+from nopad.model.known import class_of
+from nopad.model.own import of_all_modules, of_module
+
+__all__ = ["may_be_shared"]
+
+SAFE = ("nopad", "torch", "transformers")
+ROPES = ("dynamic", "longrope")  # frequencies that a module changes with the longest sequence of a call
+STORES = ("register_buffer", "register_parameter", "setattr", "__setattr__", "append", "extend", "update")
+
+
+def may_be_shared(model: nn.Module) -> bool:
+    """Return whether several threads may run a model at once, without gradients and in evaluation mode.
+
+    >>> from transformers import BertConfig, BertModel, RecurrentGemmaConfig, RecurrentGemmaModel
+    >>> from nopad.model.sharing import may_be_shared
+    >>> sizes = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 32}
+    >>> may_be_shared(BertModel(BertConfig(**sizes))), may_be_shared(RecurrentGemmaModel(RecurrentGemmaConfig(**sizes)))
+    (True, False)
+    """
+    modules = list(model.modules())
+    if not all(_keeps_nothing(kind) for kind in {class_of(module) for module in modules}):
+        return False
+    if any(rope in str(vars(module).get("rope_type", "")) for module in modules for rope in ROPES):
+        return False
+    changed = (change for module in modules for change in of_module(module, SAFE))
+    return not any(changed) and not any(of_all_modules({type(module) for module in modules}, SAFE))
+
+
+@lru_cache(maxsize=4096)
+def _keeps_nothing(kind: type) -> bool:
+    """Return whether the forward method of a class, and the class's methods that it calls, assign no attribute."""
+    library = kind.__module__.partition(".")[0]
+    if library not in SAFE:
+        return False
+    return library != "transformers" or not any(map(_stores, _run_methods(kind)))
+
+
+def _run_methods(kind: type) -> Iterator[ast.AST]:
+    """Yield the code of `forward` and of all methods that it calls, of these classes of transformers."""
+    waiting, seen = ["forward"], set[str]()
+    while waiting:
+        name = waiting.pop()
+        method = inspect.unwrap(getattr(kind, name, None) or len)
+        if name in seen or not inspect.isfunction(method) or not method.__module__.startswith("transformers.models."):
+            continue
+        seen.add(name)
+        code = ast.parse(textwrap.dedent(inspect.getsource(method)))
+        yield code
+        waiting += [one.attr for one in ast.walk(code) if isinstance(one, ast.Attribute) and _of_self(one)]
+
+
+def _stores(code: ast.AST) -> bool:
+    for one in ast.walk(code):
+        if isinstance(one, ast.Attribute | ast.Subscript) and isinstance(one.ctx, ast.Store) and _of_self(one):
+            return True
+        if isinstance(one, ast.Call):
+            called: Any = one.func
+            if isinstance(called, ast.Name) and called.id == "setattr":
+                return True
+            in_place = isinstance(called, ast.Attribute) and called.attr.endswith("_") and called.attr[-2:] != "__"
+            if isinstance(called, ast.Attribute) and _of_self(called) and (in_place or called.attr in STORES):
+                return True
+    return False
+
+
+def _of_self(node: Any) -> bool:
+    """Return whether an expression is an attribute or an item of `self`, or of what `self` holds."""
+    while isinstance(node, ast.Attribute | ast.Subscript):
+        node = node.value
+    return isinstance(node, ast.Name) and node.id == "self"

@@ -1,0 +1,91 @@
+"""Compile a runner's model, so that every batch of it is one run of the same graph (`nopad.model.compiled`)."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import torch
+
+from nopad.errors import OptionError, UnsupportedModelError
+from nopad.model.compiled import CompiledRows, is_compiled
+from nopad.model.routers import refuse_static_routers
+from nopad.model.safety import bare, state_of
+from nopad.serving.batching import Batching
+from nopad.serving.forward import Tensors
+from nopad.tasks.core import Core
+
+__all__ = ["WARM_RUNS", "Mode", "compiled_rows", "unfit"]
+
+Mode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
+WARM_RUNS = 3  # with CUDA graphs, the first call runs as it is, the second is recorded, and the third replays it
+
+
+def compiled_rows(core: Core, batching: Batching, mode: bool | Mode) -> CompiledRows | None:
+    """Return what runs the batches of a core whose model is compiled, or is to be compiled; None: it is not.
+
+    Nothing is compiled yet: the first call does that.
+
+    Args:
+        core: the core.
+        batching: the batches that it will run.
+        mode: True, or torch.compile's mode; False: the model is compiled already, or stays as it is.
+
+    Raises:
+        OptionError: `mode` is unknown, or the model is compiled already; the batches have no rows; the model gives
+            results per sequence and has no `max_sequences`.
+        UnsupportedModelError: the model cannot be compiled on packs; the message gives the reason.
+    """
+    if not isinstance(mode, bool) and mode not in get_args(Mode):
+        known = ", ".join(map(repr, get_args(Mode)))
+        raise OptionError(f"compile is {mode!r}; it is True, False, or a mode of torch.compile: {known}")
+    already = is_compiled(core.model)
+    if not already and mode is False:
+        return None
+    name = type(bare(core.model)).__name__
+    if already and mode is not False:
+        raise OptionError(f"this {name} is compiled already, and runs as it is; leave compile out")
+    if batching.rows is None:
+        raise OptionError(
+            f"a compiled model takes rows of one shape, and batches are flat; give batching=Batching("
+            f"capacity={min(batching.capacity, 512)}, rows=8), or any other number of rows"
+        )
+    model = core.model if already else torch.compile(core.model, mode=_mode(mode), fullgraph=True, dynamic=False)
+    found = CompiledRows(model)
+    refuse_static_routers(bare(core.model), {})
+    if isinstance(core, Tensors):
+        _check_pooler(core)
+    return found
+
+
+def _mode(mode: bool | Mode) -> str | None:
+    return None if isinstance(mode, bool) else mode
+
+
+def _check_pooler(core: Tensors) -> None:
+    """Refuse a base model whose results per sequence would be missing.
+
+    Raises:
+        OptionError: they need a limit of sequences.
+        UnsupportedModelError: they are read from a token that is known only by its id (CLIP).
+    """
+    state = state_of(core.model)
+    name = type(state.model).__name__
+    if state.family.pooled == "eos":
+        raise UnsupportedModelError(
+            f"{name} reads its pooler_output from the end-of-sequence token, which static shapes do not tell; leave "
+            "compile out"
+        )
+    if state.most is None and state.head.pools:
+        raise OptionError(
+            f"{name} gives a result per sequence beside those per token (pooler_output), of which static shapes want a "
+            "limit: nopad.packed(model, max_sequences=...); or load the model with add_pooling_layer=False"
+        )
+
+
+def unfit(core: Core, error: Exception) -> UnsupportedModelError:
+    """Return the error of a runner whose compiled model could not run its first batch."""
+    said = " ".join(str(error).split())[:300]
+    return UnsupportedModelError(
+        f"{type(bare(core.model)).__name__} does not run compiled: {type(error).__name__}: {said}; leave compile out, "
+        "or compile its layers one by one, each with layer.compile()"
+    )

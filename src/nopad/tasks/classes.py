@@ -1,0 +1,98 @@
+"""Find the classes of a task in its records, for configurations that do not name them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from nopad.errors import OptionError, RecordError
+from nopad.tasks.examples import numbered
+from nopad.tasks.registry import options_of
+from nopad.tasks.task import Task
+
+__all__ = ["MOST", "classes_found"]
+
+MOST = 1000  # classes; a column with more different values is hardly one of classes
+
+
+def classes_found(
+    kind: type[Task], records: Iterable[Mapping[str, Any]], options: Mapping[str, Any], known: Sequence[str] = ()
+) -> list[str] | int:
+    """Return the classes that occur in the labels of records, as the option ``labels`` of a task gives them.
+
+    Names are sorted; a tag ``O`` comes first. If the names are exactly those in `known`, they have the order of
+    `known`. Labels that are numbers give their number of classes; then every number from 0 to the largest one must
+    occur. This reads all records once.
+
+    Args:
+        kind: the class of the task.
+        records: records with labels.
+        options: options of the task, such as the names of its columns; others have their defaults.
+        known: names of classes in an order that is to be kept, such as that of a trained model.
+
+    Raises:
+        RecordError: a record has no label, or its label is neither a name nor a number of a class.
+        LengthError: there is no record.
+        OptionError: there are fewer than 2 classes or more than 1,000, some labels are names and others numbers, or
+            numbers are left out; the message says what to give as ``labels``.
+
+    >>> from nopad.tasks import Classification
+    >>> classes_found(Classification, [{"label": "yes"}, {"label": "no"}, {"label": "yes"}], {})
+    ['no', 'yes']
+    >>> classes_found(Classification, [{"right": 1}, {"right": 0}], {"label": "right"})
+    2
+    """
+    usual = {name: one.default for name, one in options_of(kind).items() if one.default is not one.empty}
+    given = {**usual, **options}
+    names: set[str] = set()
+    numbers: set[int] = set()
+    for number, record in numbered(records):
+        for label in kind.labels_in(record, number, given):
+            if isinstance(label, str):
+                names.add(label)
+            elif isinstance(label, int | np.integer) and not isinstance(label, bool) and label >= 0:
+                numbers.add(int(label))
+            else:
+                raise RecordError(
+                    f"record {number} has the label {label!r}; the name of a class is a text, and its number is an "
+                    'integer from 0. The task "regress" learns other numbers'
+                )
+        if len(names) + len(numbers) > MOST:
+            raise OptionError(
+                f"there are more than {MOST:,} different labels, such as {_some(names or numbers)}; check the column, "
+                "or give labels= if these are classes"
+            )
+    if names and numbers:
+        raise OptionError(
+            f"some labels are names ({_some(names)}) and others numbers ({_some(numbers)}); make them the same, or "
+            "give labels="
+        )
+    if len(names) + len(numbers) < 2:
+        found = f"only the label {_some(names or numbers)}" if names or numbers else "no label"
+        raise OptionError(f"there is {found}, and a task needs at least 2 classes; give labels=")
+    if numbers:
+        return _count(numbers)
+    return list(known) if set(known) == names else sorted(names, key=lambda name: (name != "O", name))
+
+
+def _count(numbers: set[int]) -> int:
+    """Return the number of classes of which these are the numbers.
+
+    Raises:
+        OptionError: the numbers are not 0, 1, 2, ...
+    """
+    most = max(numbers)
+    if len(numbers) <= most:
+        raise OptionError(
+            f"the labels are the numbers {_some(numbers)}, and numbers of classes are 0, 1, 2, ...; give labels="
+            f"{most + 1} if other classes do not occur, or write the names of classes into the column"
+        )
+    return most + 1
+
+
+def _some(labels: Iterable[Any]) -> str:
+    """Return the first labels in their order, as text."""
+    found = sorted(labels)
+    return ", ".join(map(repr, found[:5])) + (", ..." if len(found) > 5 else "")

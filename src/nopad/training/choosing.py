@@ -1,0 +1,148 @@
+"""Choose what a configuration leaves out: classes, capacity, rows, and the most tokens of a sequence.
+
+These depend on the data and the model, so `nopad.training.run.prepare` chooses them when it has read both. Lines of
+text say what was chosen and why; they are printed before training begins.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from nopad.corpus.record_stream import RecordStream
+from nopad.errors import OptionError
+from nopad.tasks import Examples, Task
+from nopad.tasks.classes import classes_found
+from nopad.tasks.registry import options_of
+from nopad.training.config import TrainConfig
+from nopad.training.toml import as_toml
+
+__all__ = ["CAPACITY", "SEQUENCES", "Chosen"]
+
+CAPACITY = 2048  # most tokens of a pack, unless the configuration or a sequence needs more
+SEQUENCES = 8  # of a rank and micro-step: the default of transformers (per_device_train_batch_size)
+_UNNAMED = "LABEL_"  # how transformers calls classes that nobody named
+_TOLD = ("learning_rate", "num_train_epochs", "lr_scheduler_type", "seed")  # fields of [trainer] that are always said
+
+
+class Chosen:
+    """A configuration that is being completed.
+
+    Attributes:
+        config: the configuration, with what has been chosen so far.
+        lines: what has been chosen, and why; one line of text each.
+        usual_sequences: number of sequences that the chosen rows were to hold; None: rows were not chosen.
+    """
+
+    def __init__(self, config: TrainConfig) -> None:
+        self.config = config
+        self.lines: list[str] = []
+        self.usual_sequences: int | None = None
+
+    def labels(self, kind: type[Task], records: Any, model_config: Any) -> None:
+        """Choose ``task.labels``, if the task has classes and none are given: those in the training records.
+
+        Classes that the model's configuration already names keep their order. Stored tokens are not looked at.
+
+        Raises:
+            InputError: the records cannot be read, have no labels, or their labels are no classes.
+        """
+        options = self.config.task.options
+        if "labels" in options or "labels" not in options_of(kind) or not isinstance(records, RecordStream):
+            return
+        names = [str(name) for _, name in sorted((getattr(model_config, "id2label", None) or {}).items())]
+        known = () if all(name.startswith(_UNNAMED) for name in names) else names
+        found = classes_found(kind, records, options, known)
+        self._task(labels=found)
+        order = "in the model's order" if found == known else "sorted"
+        self._say("task.labels", found, "the classes in data.train" + ("" if isinstance(found, int) else f", {order}"))
+
+    def capacity(self, records: Any, positions: int | None) -> None:
+        """Choose ``packing.capacity`` for records packed into rows: the model's positions, but at most `CAPACITY`.
+
+        A longer ``max_length`` of the task makes it larger. `positions` is the model's number of positions; None:
+        unlimited.
+        """
+        packing, name = self.config.packing, self.config.task.name
+        if packing.capacity or packing.tokens or packing.sequences or name is None:
+            return
+        if not isinstance(records, RecordStream):
+            return
+        capacity, why = CAPACITY, "packs may be longer than sequences"
+        if positions is not None and positions < capacity:
+            capacity, why = positions, "the model's positions"
+        longest = self.config.task.options.get("max_length")
+        if longest is not None and longest > capacity:
+            capacity, why = longest, "task.max_length"
+        self.config = replace(self.config, packing=replace(packing, capacity=capacity))
+        self._say("packing.capacity", capacity, why)
+
+    def length(self, task: Task, positions: int | None) -> bool:
+        """Choose ``task.max_length``, if the task has none; return whether it was chosen.
+
+        It is the least of ``packing.capacity``, ``packing.tokens`` and the model's number of positions, as far as these
+        are known.
+
+        Raises:
+            OptionError: the given `max_length` exceeds the model's positions.
+        """
+        packing = self.config.packing
+        most = [one for one in (packing.capacity, packing.tokens, positions) if one is not None]
+        if task.max_length is not None:
+            if positions is not None and task.max_length > positions:
+                raise OptionError(f"task.max_length is {task.max_length}, and the model has {positions} positions")
+            return False
+        if not most:
+            return False
+        self._task(max_length=min(most))
+        self._say("task.max_length", min(most), "the least of packing.capacity and the model's positions")
+        return True
+
+    def rows(self, examples: Examples | None) -> None:
+        """Choose ``packing.rows``, if nothing says what a micro-step is: rows that hold about `SEQUENCES` sequences.
+
+        Sequences that stay together, such as the two of a pair, count once. For stored tokens (None), it is one row.
+        """
+        packing = self.config.packing
+        if packing.rows or packing.tokens or packing.sequences:
+            return
+        rows = 1
+        if examples is not None and packing.capacity is not None:
+            each = examples.tokens / (len(examples) / examples.group)
+            rows = max(math.ceil(SEQUENCES * each / packing.capacity), 1)
+            what = "sequences" if examples.group == 1 else "records"
+            self.usual_sequences = SEQUENCES * examples.group
+            enough = f"enough for {SEQUENCES} {what} per rank and micro-step"
+            self._say("packing.rows", rows, f"{enough}, which have {each:,.0f} tokens on average")
+        else:
+            self._say("packing.rows", rows, "per rank and micro-step")
+        self.config = replace(self.config, packing=replace(packing, rows=rows))
+
+    def usual(self, task: Task | None, args: Any) -> None:
+        """Note defaults that decide what is learned, of the task and of `transformers.TrainingArguments`."""
+        given: Mapping[str, Any] = self.config.trainer
+        found = {}
+        if task is not None and "over_long" not in self.config.task.options:
+            found["task.over_long"] = task.over_long
+        for name in _TOLD:
+            elsewhere = (name == "num_train_epochs" and args.max_steps > 0) or (
+                name == "lr_scheduler_type" and self.config.schedule is not None
+            )
+            if name not in given and not elsewhere:
+                value = getattr(args, name)
+                found[f"trainer.{name}"] = getattr(value, "value", value)
+        if found:
+            self.lines.append(", ".join(f"{name} = {as_toml(value)}" for name, value in found.items()))
+
+    def _task(self, **options: Any) -> None:
+        table = replace(self.config.task, options={**self.config.task.options, **options})
+        self.config = replace(self.config, task=table)
+
+    def _say(self, name: str, value: Any, why: str) -> None:
+        self.lines.append(f"{name} = {as_toml(value)}: {why}")
+
+    def __str__(self) -> str:
+        """Return `lines` as text, of which the first begins with "chosen"."""
+        return "\n".join(f"{'' if number else 'chosen':<9}{line}" for number, line in enumerate(self.lines))

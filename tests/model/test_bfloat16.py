@@ -1,0 +1,150 @@
+"""Linear layers in bfloat16 with their activations in the same pass: the same numbers up to rounding, once less."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from transformers import BertConfig, BertForMaskedLM, DistilBertConfig, DistilBertModel, LlamaConfig, LlamaModel
+from transformers.activations import ACT2CLS, ACT2FN
+
+import nopad
+from nopad.model import lowered, precision
+from nopad.model.bfloat16 import Bfloat16Linear, formula_of, fused
+
+BERT = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64, "vocab_size": 99}
+KNOWN = {"gelu", "gelu_accurate", "gelu_fast", "gelu_new", "gelu_python", "gelu_pytorch_tanh", "gelu_python_tanh"}
+KNOWN |= {"silu", "swish", "relu"}
+supported = pytest.mark.skipif(
+    not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="oneDNN multiplies no bfloat16 matrices on this CPU"
+)
+
+
+def bert():
+    torch.manual_seed(0)
+    return BertForMaskedLM(BertConfig(**BERT)).eval()
+
+
+def states_of(model, tokens):
+    with torch.inference_mode():
+        return model(input_ids=tokens)[0].float()
+
+
+@supported
+def test_nearer_to_float32_than_layers_and_activations_one_by_one():
+    exact, tokens = bert(), torch.randint(1, 99, (4, 30), generator=torch.Generator().manual_seed(1))
+    plain, made = copy.deepcopy(exact).bfloat16(), fused(copy.deepcopy(exact).bfloat16())
+    layers = [module for module in made.modules() if type(module) is Bfloat16Linear]
+    assert len(layers) == 14
+    assert sum(layer.activation is not None for layer in layers) == 2
+    wanted = states_of(exact, tokens)
+    errors = [float((states_of(model, tokens) - wanted).pow(2).mean().sqrt()) for model in (plain, made)]
+    assert errors[1] <= 1.02 * errors[0] < 0.02 * float(wanted.std())
+
+
+@supported
+def test_which_layer_an_activation_belongs_to_is_tried():
+    sizes = {"dim": 32, "hidden_dim": 64, "n_layers": 1, "n_heads": 2, "vocab_size": 99}
+    distilled = fused(DistilBertModel(DistilBertConfig(**sizes)).eval().bfloat16())
+    network = distilled.transformer.layer[0].ffn
+    assert type(network.lin1.activation).__name__ == "GELUActivation"
+    assert network.lin2.activation is None
+    assert type(network.activation) is nn.Identity
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    gated = fused(LlamaModel(LlamaConfig(**sizes, vocab_size=99)).eval().bfloat16()).layers[0].mlp
+    assert gated.gate_proj.activation is not None
+    assert gated.up_proj.activation is None is gated.down_proj.activation
+
+
+@supported
+def test_what_is_no_transformers_module_or_has_hooks_or_other_formulas_keeps_its_activation():
+    own = nn.Sequential(nn.Linear(8, 16), nn.GELU()).bfloat16()
+    assert fused(own)[0].activation is None
+    assert type(own[1]) is nn.GELU
+    watched, seen = bert().bfloat16(), []
+    block = watched.bert.encoder.layer[0]
+    block.intermediate.dense.register_forward_hook(lambda *_: seen.append("dense"))
+    block.attention.self.register_forward_pre_hook(lambda *_: seen.append("attention"))
+    fused(watched)
+    assert type(block.intermediate.dense) is nn.Linear
+    assert type(block.intermediate.intermediate_act_fn) is not nn.Identity
+    states_of(watched, torch.tensor([[3, 4]]))
+    assert sorted(seen) == ["attention", "dense"]
+    other = fused(BertForMaskedLM(BertConfig(**BERT, hidden_act="quick_gelu")).eval().bfloat16())
+    assert all(layer.activation is None for layer in other.modules() if type(layer) is Bfloat16Linear)
+
+
+@pytest.mark.parametrize("name", sorted(set(ACT2CLS) - {"xielu"}))  # which has parameters of its own
+def test_formulas_are_known_by_what_they_compute(name):
+    activation, states = ACT2FN[name], torch.linspace(-9, 9, 777)
+    names = formula_of(activation)
+    assert (names is not None) == (name in KNOWN)
+    if names is not None:
+        layer = nn.Linear(777, 777, bias=False).bfloat16()
+        with torch.no_grad():
+            layer.weight.copy_(torch.eye(777))
+        with torch.inference_mode():
+            found = Bfloat16Linear(layer, activation)(states[None].bfloat16())[0].float()
+        wanted = activation(states.bfloat16().float())
+        torch.testing.assert_close(found, wanted, rtol=2**-7, atol=1e-5)
+
+
+@supported
+def test_a_weight_that_is_changed_or_replaced_is_taken_anew():
+    layer, states = Bfloat16Linear(nn.Linear(64, 8).bfloat16()), torch.ones(3, 64, dtype=torch.bfloat16)
+    with torch.inference_mode():
+        before = layer(states)
+        layer.weight.mul_(2)
+        layer.bias.mul_(2)
+        torch.testing.assert_close(layer(states), 2 * before)
+        layer.weight = nn.Parameter(torch.zeros(8, 64, dtype=torch.bfloat16))
+        layer.bias = None
+        assert not layer(states).any()
+        assert layer(states[:0]).shape == (0, 8)
+        assert layer(states.view(3, 1, 64)).shape == (3, 1, 8)
+
+
+@supported
+def test_copies_and_stored_models_compute_the_same():
+    made, tokens = fused(bert().bfloat16()), torch.tensor([[2, 5, 7, 11]])
+    wanted = states_of(made, tokens)
+    assert set(made.state_dict()) == set(bert().state_dict())
+    assert made.cls.predictions.decoder.weight is made.bert.embeddings.word_embeddings.weight
+    assert torch.equal(states_of(copy.deepcopy(made), tokens), wanted)
+    assert torch.equal(states_of(pickle.loads(pickle.dumps(made)), tokens), wanted)
+
+
+def test_with_gradients_autocast_and_in_other_types_it_is_the_plain_layer():
+    torch.manual_seed(0)
+    plain, gelu = nn.Linear(16, 4).bfloat16(), nn.GELU()
+    layer, states = Bfloat16Linear(plain, gelu), torch.randn(3, 16).bfloat16()
+    layer(states).sum().backward()
+    assert layer.weight.grad is not None
+    assert torch.equal(layer(states), gelu(plain(states)))
+    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(layer(states.float()), gelu(plain(states.float())))
+    layer.float()
+    with torch.inference_mode():
+        assert torch.equal(layer(states.float()), gelu(plain(states.float())))
+
+
+@supported
+def test_on_packs_each_sequence_is_what_it_is_alone(monkeypatch):
+    monkeypatch.setattr(precision, "_multiplies_bfloat16", lambda: True)
+    model = nopad.packed(lowered(bert(), "bfloat16"))
+    assert type(model.bert.encoder.layer[0].output.dense) is Bfloat16Linear
+    sequences = [list(range(1, 1 + n)) for n in (1, 2, 3, 17, 17, 40)]
+    batch = nopad.PackedBatch.from_sequences(sequences)
+    with torch.inference_mode():
+        found = batch.unpack_tokens(model(**batch).logits)
+        for sequence, one in zip(sequences, found, strict=True):
+            alone = model(**nopad.PackedBatch.from_sequences([sequence])).logits[0]
+            torch.testing.assert_close(one.float(), alone.float(), rtol=0, atol=0.01)
+
+
+def test_a_cpu_without_the_instructions_keeps_the_plain_layers(monkeypatch):
+    monkeypatch.setattr(precision, "_multiplies_bfloat16", lambda: False)
+    assert type(lowered(bert(), "bfloat16").bert.encoder.layer[0].output.dense) is nn.Linear

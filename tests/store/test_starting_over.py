@@ -1,0 +1,160 @@
+"""A new output takes the place of an old one: the old one stays until then, and the same call goes on after a stop."""
+
+from __future__ import annotations
+
+import shutil
+from itertools import count
+
+import pytest
+
+import nopad
+from nopad.corpus import IterableSource
+from nopad.errors import InterruptedJobError, OutputExistsError, RecordError, StorageError
+from nopad.store import starting_over
+from nopad.store.starting_over import DATASET, MOVING, NEW, replaced
+
+
+@pytest.fixture
+def old(tmp_path, pack, make_records):
+    """A finished dataset, which is to be replaced."""
+    out = tmp_path / "out"
+    pack(IterableSource(make_records(20, seed=1)), out)
+    return out
+
+
+@pytest.fixture
+def source(make_records) -> IterableSource:
+    return IterableSource(make_records(60), block_records=10)
+
+
+@pytest.fixture
+def again(pack):
+    """Replace the output by a dataset of another source."""
+    return lambda source, out, **options: replaced(out, DATASET, lambda place: pack(source, place, **options))
+
+
+@pytest.fixture
+def wanted(tmp_path, pack, source, tree):
+    pack(source, tmp_path / "wanted")
+    return tree(tmp_path / "wanted")
+
+
+@pytest.fixture
+def removals(break_at, monkeypatch):
+    """Count removals of the old output as durable steps of `break_at` too."""
+    real = starting_over._remove
+
+    def stop_before(error, at):
+        left = iter([None] * at)
+
+        def remove(path):
+            if path.parent.name == "out" and next(left, error) is error:
+                raise error
+            real(path)
+
+        monkeypatch.setattr(starting_over, "_remove", remove)
+
+    return stop_before
+
+
+def test_stopped_at_any_step_the_same_call_ends_with_the_same_bytes(
+    tmp_path, small_groups, old, source, again, wanted, tree, break_at
+):
+    before = tree(old)
+    for at in count():
+        out = tmp_path / f"of-{at}"
+        shutil.copytree(old, out)
+        steps = break_at(KeyboardInterrupt(), at=at)
+        stopped = _stopped(again, source, out)
+        break_at.patch.undo()
+        if isinstance(stopped, InterruptedJobError):
+            assert "is as it was. Run the same command again: it goes on where it stopped" in str(stopped)
+            assert {name: data for name, data in tree(out).items() if not name.startswith(NEW)} == before
+            assert nopad.verify(out) == []
+        if stopped is not None:
+            again(source, out)
+        assert tree(out) == wanted, steps[-1]
+        shutil.rmtree(out)
+        if stopped is None:
+            break
+    assert at > 20
+
+
+def _stopped(again, source, out):
+    """What stopped the call; None: it went to its end."""
+    try:
+        again(source, out)
+    except (InterruptedJobError, KeyboardInterrupt) as error:
+        return error
+    return None
+
+
+@pytest.mark.parametrize("at", range(3))
+def test_stopped_while_the_old_output_is_removed(old, source, again, wanted, tree, removals, monkeypatch, at):
+    removals(KeyboardInterrupt(), at)
+    with pytest.raises(KeyboardInterrupt):
+        again(source, old)
+    monkeypatch.undo()
+    assert (old / NEW / "nopad.json").is_file()
+    again(source, old)
+    assert tree(old) == wanted
+
+
+def test_it_goes_on_and_does_not_begin_anew(small_groups, old, source, again, break_at):
+    break_at(KeyboardInterrupt(), match="plan.json")
+    with pytest.raises(InterruptedJobError):
+        again(source, old)
+    break_at.patch.undo()
+    steps = break_at(KeyboardInterrupt(), match="spool", at=10**6)
+    again(source, old)
+    assert steps == []  # what was read is not read again
+
+
+def test_a_call_for_something_else_begins_anew(small_groups, old, source, again, break_at, pack, tree, tmp_path):
+    break_at(KeyboardInterrupt(), match="plan.json")
+    with pytest.raises(InterruptedJobError):
+        again(source, old)
+    break_at.patch.undo()
+    again(source, old, capacity=20)
+    pack(source, tmp_path / "wanted", capacity=20)
+    assert tree(old) == tree(tmp_path / "wanted")
+
+
+def test_an_unfinished_job_in_the_folder_itself_goes_on(
+    tmp_path, small_groups, source, again, interrupt, wanted, tree, break_at
+):
+    out = tmp_path / "out"
+    interrupt(source, out, match="plan.json")
+    steps = break_at(KeyboardInterrupt(), match="spool", at=10**6)
+    again(source, out)
+    assert steps == []
+    assert tree(out) == wanted
+    shutil.rmtree(out)
+    break_at.patch.undo()
+    interrupt(source, out, match="plan.json", capacity=20)
+    again(source, out)
+    assert tree(out) == wanted
+
+
+def test_what_no_repetition_mends_leaves_nothing(old, again, tree, break_at, disk_full, source):
+    before = tree(old)
+    with pytest.raises(RecordError):
+        again(IterableSource([[1, 2], ["no id"]]), old)
+    assert tree(old) == before
+    break_at(disk_full, match="plan.json")
+    with pytest.raises(StorageError):
+        again(source, old)
+    break_at.patch.undo()
+    assert (old / NEW).is_dir()
+    assert nopad.verify(old) == []
+
+
+def test_a_folder_of_moved_files_is_completed_and_replaced(old, source, again, tree, pack, tmp_path):
+    """The kill was within the move, and the next call asks for something else."""
+    (old / MOVING).mkdir()
+    (old / "nopad.json").rename(old / MOVING / "nopad.json")
+    with pytest.raises(OutputExistsError):
+        pack(source, old)
+    again(source, old, capacity=20)
+    pack(source, tmp_path / "wanted", capacity=20)
+    assert tree(old) == tree(tmp_path / "wanted")
