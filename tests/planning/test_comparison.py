@@ -7,6 +7,7 @@ from numba.core.compiler_lock import global_compiler_lock
 
 from nopad import Histogram
 from nopad.planning import comparison, front
+from nopad.planning.optimal import closing
 
 LENGTHS = [5, 3, 4, 2, 8, 8, 1]
 HISTOGRAM = Histogram.from_lengths(LENGTHS)
@@ -42,6 +43,12 @@ def test_the_tiny_input_reaches_the_linear_program(asked):
         assert made.facts["linear_programs"] > 0
 
 
+def test_the_tiny_input_does_not_compile_the_search_for_covers(monkeypatch):
+    monkeypatch.setattr(closing, "cover", None)
+    for name in ("auto", "optimal"):
+        comparison._warm_up(name)
+
+
 def test_seconds_are_without_compilation(monkeypatch):
     def compiles(*given, **options):
         with global_compiler_lock:
@@ -56,9 +63,9 @@ def test_seconds_are_without_compilation(monkeypatch):
 
 def test_a_bound_that_one_algorithm_proves_is_in_every_row():
     counts = Histogram.from_counts(comparison._TINY)
-    rows = comparison.compare(counts, counts, 9, ["lpfhp", "optimal"], [None])
-    alone = front.plan(counts, 9, algorithm="lpfhp").lower_bound
-    proven = front.plan(counts, 9, algorithm="optimal").lower_bound
+    rows = comparison.compare(counts, counts, comparison._TINY_CAPACITY, ["lpfhp", "optimal"], [None])
+    alone = front.plan(counts, comparison._TINY_CAPACITY, algorithm="lpfhp").lower_bound
+    proven = front.plan(counts, comparison._TINY_CAPACITY, algorithm="optimal").lower_bound
     assert [row["lower_bound"] for row in rows] == [max(alone, proven)] * 2
 
 
@@ -73,8 +80,8 @@ def test_notes_are_told_once_with_their_depths():
 
 def test_notes_of_plans_are_in_the_rows():
     counts = Histogram.from_counts(comparison._TINY)
-    rows = comparison.compare(counts, counts, 9, ["auto"], [3, None], options={"effort": 0})
-    made = front.plan(counts, 9, depth=3, effort=0)
+    rows = comparison.compare(counts, counts, comparison._TINY_CAPACITY, ["auto"], [3, None], options={"effort": 0})
+    made = front.plan(counts, comparison._TINY_CAPACITY, depth=3, effort=0)
     assert made.notes
     assert rows[0]["notes"] == list(made.notes)
     assert len(comparison.notes_of(rows)) == len({note for row in rows for note in row["notes"]})

@@ -6,8 +6,9 @@ every machine makes the same choices.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import sqrt
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numba import njit
@@ -28,6 +29,9 @@ _NOISES = (0.25, 0.5, 1.0, 2.0)  # of the descents without messages, in turn
 _NOISE = 0.1  # of those with messages
 _FAILS = 50  # dead ends after which a descent begins again; twice as many in every second one, and so on
 _FIRST_ROUNDS, _ROUNDS = 100, 5  # rounds of messages before the first choice of a descent, and before others
+
+
+Loop = TypeVar("Loop", bound=Callable[..., Any])
 
 
 class Patterns(NamedTuple):
@@ -89,14 +93,25 @@ class State(NamedTuple):
     behind: NDArray[Any]
 
 
-@njit(cache=True, nogil=True)
+def inner(loop: Loop) -> Loop:
+    """Compile a loop that only other loops call.
+
+    It cannot be called from Python, as all loops together take two thirds of the time to compile without the wrappers
+    for such calls.
+    """
+    options: dict[str, Any] = {"cache": True, "nogil": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+    compiled: Loop = njit(**options)(loop)
+    return compiled
+
+
+@inner
 def chance(state: State, key: np.uint64) -> float:
     """Return the next random number, at least 0 and below 1."""
     state.at[DRAWS] += 1
     return float(mix(key + np.uint64(state.at[DRAWS]) * GOLDEN) >> _11) * _UNIT
 
 
-@njit(cache=True, nogil=True)
+@inner
 def kill(patterns: Patterns, state: State, p: int) -> None:
     """Mark pattern `p` as dead."""
     state.dead[p] = True
@@ -106,7 +121,7 @@ def kill(patterns: Patterns, state: State, p: int) -> None:
         state.degree[patterns.items[e]] -= 1
 
 
-@njit(cache=True, nogil=True)
+@inner
 def drop_lossy(patterns: Patterns, state: State) -> None:
     """Kill all patterns that lose more than is left to lose."""
     while state.at[GONE] < patterns.loss.size and patterns.loss[state.at[GONE]] > state.at[LOSS]:
@@ -115,7 +130,7 @@ def drop_lossy(patterns: Patterns, state: State) -> None:
         state.at[GONE] += 1
 
 
-@njit(cache=True, nogil=True)
+@inner
 def use(patterns: Patterns, state: State, p: int, depth: int) -> None:
     """Use pattern `p` once, as choice number `depth`, and kill the patterns that no longer fit."""
     state.chosen[depth], state.marks[depth], state.gone[depth] = p, state.at[TRAIL], state.at[GONE]
@@ -131,7 +146,7 @@ def use(patterns: Patterns, state: State, p: int, depth: int) -> None:
     drop_lossy(patterns, state)
 
 
-@njit(cache=True, nogil=True)
+@inner
 def undo(patterns: Patterns, state: State, depth: int) -> None:
     """Take back choice number `depth`, the last one, and kill its pattern instead."""
     while state.at[TRAIL] > state.marks[depth]:
@@ -148,7 +163,7 @@ def undo(patterns: Patterns, state: State, depth: int) -> None:
     kill(patterns, state, p)
 
 
-@njit(cache=True, nogil=True)
+@inner
 def begin(patterns: Patterns, state: State, demand: NDArray[Any], most_loss: int, key: np.uint64) -> None:
     """Reset the state: no pattern is used, none is dead but the too lossy ones, all messages are random."""
     for p in range(patterns.loss.size):
@@ -163,7 +178,7 @@ def begin(patterns: Patterns, state: State, demand: NDArray[Any], most_loss: int
     drop_lossy(patterns, state)
 
 
-@njit(cache=True, nogil=True)
+@inner
 def scarcest(state: State) -> int:
     """Return the item that is left with the fewest patterns per copy; -1 if no item is left.
 
@@ -182,7 +197,7 @@ def scarcest(state: State) -> int:
     return best
 
 
-@njit(cache=True, nogil=True)
+@inner
 def least_wanted(patterns: Patterns, state: State, prior: NDArray[Any], i: int, noise: float, key: np.uint64) -> int:
     """Return the pattern with item `i` whose items have the most other patterns, so that much stays possible."""
     best, least = -1, np.inf
@@ -198,7 +213,7 @@ def least_wanted(patterns: Patterns, state: State, prior: NDArray[Any], i: int, 
     return best
 
 
-@njit(cache=True, nogil=True)
+@inner
 def likeliest(patterns: Patterns, state: State, prior: NDArray[Any], noise: float, key: np.uint64) -> int:
     """Return the pattern with the highest odds by all messages."""
     best, most = -1, -1.0
@@ -213,7 +228,7 @@ def likeliest(patterns: Patterns, state: State, prior: NDArray[Any], noise: floa
     return best
 
 
-@njit(cache=True, nogil=True)
+@inner
 def weigh(patterns: Patterns, state: State, prior: NDArray[Any], i: int) -> None:
     """Set the odds of all entries of item `i`, by the messages of the other items."""
     for q in range(patterns.first[i], patterns.first[i + 1]):
@@ -230,7 +245,7 @@ def weigh(patterns: Patterns, state: State, prior: NDArray[Any], i: int) -> None
             state.odds[entry] = -odds if once else odds
 
 
-@njit(cache=True, nogil=True)
+@inner
 def times(value: float, factor: float, often: int) -> float:
     """Return ``value * factor**often`` by plain multiplications."""
     for _ in range(often):
@@ -238,7 +253,7 @@ def times(value: float, factor: float, often: int) -> float:
     return value
 
 
-@njit(cache=True, nogil=True)
+@inner
 def scale_odds(patterns: Patterns, state: State, i: int) -> float:
     """Return the largest power of 1/2 whose power by the amount brings the odds of each entry of item `i` to at most 1.
 
@@ -256,7 +271,7 @@ def scale_odds(patterns: Patterns, state: State, i: int) -> float:
     return scale
 
 
-@njit(cache=True, nogil=True)
+@inner
 def add_ahead(state: State, j: int, odds: float, amount: int, left: int) -> None:
     """Set ``ahead[j + 1]`` by one more pattern; ``ahead[j, t]`` is the weight of all uses of j patterns of t copies."""
     once, total = odds < 0, 0.0
@@ -270,7 +285,7 @@ def add_ahead(state: State, j: int, odds: float, amount: int, left: int) -> None
         state.ahead[j + 1, t] /= total
 
 
-@njit(cache=True, nogil=True)
+@inner
 def add_behind(state: State, odds: float, amount: int, left: int) -> None:
     """Change ``behind`` by one more pattern, as `add_ahead` does."""
     total = 0.0
@@ -283,7 +298,7 @@ def add_behind(state: State, odds: float, amount: int, left: int) -> None:
         state.behind[t] /= total
 
 
-@njit(cache=True, nogil=True)
+@inner
 def send(patterns: Patterns, state: State, i: int) -> None:
     """Set the messages of item `i`: the odds that its other patterns leave just enough copies for this pattern."""
     left, scale, j = state.left[i], 1.0, 0
@@ -313,7 +328,7 @@ def send(patterns: Patterns, state: State, i: int) -> None:
             add_behind(state, state.odds[entry], amount, left)
 
 
-@njit(cache=True, nogil=True)
+@inner
 def exchange_messages(patterns: Patterns, state: State, prior: NDArray[Any], rounds: int, limit: int) -> None:
     """Let every item that is left send its messages in turn, `rounds` times, or until `limit` steps are taken."""
     for _ in range(rounds):
@@ -326,7 +341,7 @@ def exchange_messages(patterns: Patterns, state: State, prior: NDArray[Any], rou
                 send(patterns, state, i)
 
 
-@njit(cache=True, nogil=True)
+@inner
 def descend(
     patterns: Patterns,
     state: State,
