@@ -6,7 +6,8 @@ optimal. Otherwise column generation (`search`) solves a linear program over all
 into a pack). Its dual values prove a better bound, and its fractional solution is rounded to whole packs (`rounding`).
 The items of the program are the distinct lengths if the budget allows this; otherwise, lengths are rounded to a few
 hundred sizes (`units`). `gathering` then collects the free space of all packs in a few packs, until these can be
-emptied. The last packs above the bound are removed by an integer program (`closing`).
+emptied. The last packs above the bound are removed by a search over all patterns that waste little
+enough (`closing`, `cover`).
 
 The budget is counted in operations, so the plan is the same on every machine, unless a limit in seconds is set. `auto`
 ends its main search at the first plan within one pack of the bound; `optimal` goes on until the bound is met, the
@@ -70,7 +71,7 @@ def auto(
 ) -> Planned:
     """Return a plan as `optimal` does, but end the main search at the first plan within one pack of its lower bound.
 
-    With what is left of the budget, smaller depths and an integer program may still remove that pack. `effort`,
+    With what is left of the budget, smaller depths and `closing` may still remove that pack. `effort`,
     `seconds` and `budget` are those of `optimal`.
 
     >>> made = auto(Histogram.from_lengths([5, 5, 4, 4, 3, 3, 3, 3, 2]), 10, None)

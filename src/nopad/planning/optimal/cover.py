@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["cover"]
 
 _STEP = 10  # operations of one step of the search
-_PATTERN_STEPS = 2_000  # operations for each pattern, to prepare the search
+_PATTERN_STEPS, _ITEM_STEPS = 2_000, 200  # operations to prepare the search: for each pattern, for each item in it
 _LEAST_PRIOR = 1e-12
 
 
@@ -68,7 +68,7 @@ def cover(
     ordered = [patterns[p] for p in order.tolist()]
     loss = losses[order].astype(np.int64)
     listed = _listed(ordered, loss, demand.size)
-    budget.charge(_PATTERN_STEPS * len(ordered))
+    budget.charge(_PATTERN_STEPS * len(ordered) + _ITEM_STEPS * sum(map(len, ordered)))
     state = _empty(listed, demand)
     limit = max(0, budget.most) // _STEP
     key = np.uint64(random.key(turn, random.STREAM_WITHIN_LENGTH))
