@@ -7,7 +7,7 @@ rows of a batch or decide by the values of a whole row, and classes that came tw
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -23,7 +23,15 @@ from nopad.admitting.small import ran, uncached
 from nopad.errors import UnsupportedModelError
 from nopad.model.batchwide import check_experts
 
-__all__ = ["check_forgets", "check_model", "check_rows_apart", "check_steady", "outputs_of"]
+__all__ = [
+    "check_forgets",
+    "check_model",
+    "check_modules",
+    "check_parts",
+    "check_rows_apart",
+    "check_steady",
+    "outputs_of",
+]
 
 STATISTICS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
 PARTS = ("vision_config", "audio_config", "speech_config", "image_config", "video_config")
@@ -37,7 +45,23 @@ def check_model(model: Any) -> None:
     """
     name, config = type(model).__name__, model.config
     check_experts(model, also=config)
-    for place, module in model.named_modules():
+    check_modules(name, dict(model.named_modules()))
+    if getattr(config, "quantization_config", None) is not None:
+        raise UnsupportedModelError(
+            f"weights of this {name} are quantised (quantization_config), and a small copy of it would not be; prove "
+            "the model that it was made of"
+        )
+    check_parts(model)
+    _check_versions(model)
+
+
+def check_modules(name: str, modules: Mapping[str, nn.Module]) -> None:
+    """Check the modules of a model called `name`, by their names.
+
+    Raises:
+        UnsupportedModelError: one takes statistics of a batch, or has quantised weights.
+    """
+    for place, module in modules.items():
         if isinstance(module, STATISTICS):
             raise UnsupportedModelError(
                 f"{place} of {name} is a {type(module).__name__}, which takes its statistics over whole rows or the "
@@ -50,11 +74,15 @@ def check_model(model: Any) -> None:
                 f"weights of {place or name} ({type(module).__name__}) are quantised, and a small copy of this model "
                 "would not be; prove it before quantising, and see docs/models.md for what nopad runs quantised"
             )
-    if getattr(config, "quantization_config", None) is not None:
-        raise UnsupportedModelError(
-            f"weights of this {name} are quantised (quantization_config), and a small copy of it would not be; prove "
-            "the model that it was made of"
-        )
+
+
+def check_parts(model: Any) -> None:
+    """Check that a model has one part, of text.
+
+    Raises:
+        UnsupportedModelError: it has several.
+    """
+    name, config = type(model).__name__, model.config
     if getattr(config, "is_encoder_decoder", False):
         raise UnsupportedModelError(
             f"{name} has an encoder and a decoder, and of such models nopad runs those of its tables only, T5 and "
@@ -66,7 +94,6 @@ def check_model(model: Any) -> None:
         raise UnsupportedModelError(
             f"{name} has several parts ({what}), and nopad proves models of text only; make its text model pack-safe"
         )
-    _check_versions(model)
 
 
 def _check_versions(model: nn.Module) -> None:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 from transformers import PreTrainedModel
 
 from nopad.admitting.memory import recall, remember
 from nopad.admitting.proof import Proof, prove
+from nopad.admitting.wrapping import prove_wrapper
 from nopad.errors import OptionError, UnsupportedModelError
 from nopad.model import safety
 from nopad.model.families import FAMILIES, FRONTS, IMAGES
 from nopad.model.known import NAMES, class_of, is_stock
 from nopad.model.own import foreign
 from nopad.model.refused import REFUSED
-from nopad.model.safety import bare, is_packed
+from nopad.model.safety import bare, is_packed, outermost
+from nopad.model.wrappers import bases_of, wrap, wraps
 from nopad.options import check_choice
 
 __all__ = ["packed", "proof_of"]
@@ -76,6 +79,10 @@ def packed(
     check_choice("prove", prove, Prove)
     if head is not None and not (isinstance(head, str) and head in NAMES):
         raise OptionError(f"unknown head {head!r}; there are {', '.join(NAMES)}")
+    whole = outermost(model)
+    if wraps(whole) and not is_packed(model):
+        _wrapped(whole, backend, max_sequences, head, prove)
+        return model
     inner = bare(model)
     if is_packed(model) or _in_tables(inner, prove):
         return safety.packed(model, backend=backend, max_sequences=max_sequences, head=head)
@@ -87,6 +94,30 @@ def packed(
         )
     named = None if is_stock(class_of(inner)) else proof.head
     return safety.packed(model, backend=backend, max_sequences=max_sequences, head=named, family=proof.of(inner))
+
+
+def _wrapped(whole: Any, backend: str, max_sequences: int | None, head: str | None, prove: Prove) -> None:
+    """Make a module of one's own around a model pack-safe, in place, if its proof admits it."""
+    name, (place, base) = type(whole).__name__, next(iter(bases_of(whole).items()))
+    kind = type(base).__name__
+    if prove == "never":
+        raise UnsupportedModelError(
+            f"{name} is a module of your own around {kind}, which only a proof can admit (prove='cached'); or make "
+            f"that pack-safe by itself, nopad.packed(model.{place}), if what comes of its states is per token"
+        )
+    if is_packed(base):
+        raise OptionError(
+            f"{place} of this {name} is pack-safe by itself; undo it, nopad.unpacked(model.{place}), and make the "
+            "whole so"
+        )
+    proof = prove_wrapper(whole, packed)
+    log.info(str(proof))
+    if proof.admitted is None:
+        raise UnsupportedModelError(
+            f"{name} is a module of your own around {kind}, and the proof that sequences can be kept apart in it "
+            f"failed: {proof.reason}"
+        )
+    wrap(whole, proof.admitted, partial(packed, backend=backend, max_sequences=max_sequences, prove=prove))
 
 
 def proof_of(model: Any, head: str | None = None, again: bool = False) -> Proof:

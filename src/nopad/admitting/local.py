@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from nopad.admitting.modes import in_mode
 
-__all__ = ["Run", "crossing", "varying"]
+__all__ = ["Run", "crossing", "first_crossing", "varying"]
 
 WIDE = (1, 2, 150, 600, 1500, 5000, 20000)  # tokens of a row
 MANY = (2, 9, 70, 300)  # rows
@@ -49,6 +49,7 @@ class Run:
         held: modules inside that are not run, and what each gives instead.
         length: number of tokens in `given`.
         close: the largest relative change that is rounding.
+        data: names of arguments that come from the tokens, whatever they hold; others are looked at.
     """
 
     module: nn.Module
@@ -56,6 +57,7 @@ class Run:
     held: Mapping[nn.Module, Any]
     length: int
     close: float
+    data: tuple[str, ...] = ()
 
     @property
     def places(self) -> bool:
@@ -91,18 +93,49 @@ def crossing(run: Run, tokens: list[int], mixes: bool = False) -> tuple[bool, bo
     """
     crosses, reads = mixes, False
     for training in (False, True):
-        track = _Track(run.length, [*run.module.parameters(), *run.module.buffers()], not mixes)
-        given = tree_map(lambda one: one.clone() if isinstance(one, Tensor) else one, run.given)
-        for leaf in tree_leaves(given):
-            if isinstance(leaf, Tensor) and _is_data(leaf, tokens):
-                track.put(leaf, TOKEN)
-        holding = _holding(run.held, track.held)
-        with torch.no_grad(), in_mode(run.module, training), holding, _Calls(track.look), track:
-            made = run.module.forward(**given)
+        track, made = _followed(run, tokens, training, not mixes)
         per_token = [one for one in _tensors(made) if tuple(one.shape[:2]) == (1, run.length)]
         crosses |= any(track.of(one) == ROW for one in per_token)
         reads |= track.reads
     return crosses, reads
+
+
+def first_crossing(run: Run, tokens: list[int]) -> tuple[nn.Module | None, bool]:
+    """Return the first module inside to finish that gives something of several tokens, and whether it mixed them.
+
+    It did not if it got something of several tokens. None: there is no such module, outside of those in `held`.
+    """
+    found: list[tuple[nn.Module, bool]] = []
+    for training in (False, True):
+        _followed(run, tokens, training, True, found)
+    return found[0] if found else (None, False)
+
+
+def _followed(
+    run: Run, tokens: list[int], training: bool, tries: bool, found: list[tuple[nn.Module, bool]] | None = None
+) -> tuple[_Track, Any]:
+    """Run a module, and follow what each tensor holds; add to `found` what `first_crossing` returns."""
+    track = _Track(run.length, [*run.module.parameters(), *run.module.buffers()], tries)
+    given = tree_map(lambda one: one.clone() if isinstance(one, Tensor) else one, run.given)
+    for name, value in given.items():
+        for leaf in _tensors([value]):
+            local = tuple(leaf.shape).count(run.length) == 1
+            if _is_data(leaf, tokens) or (name in run.data and local):
+                track.put(leaf, TOKEN)
+
+    def after(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        inputs, outputs = (max(map(track.of, _tensors([value])), default=0) for value in ((args, kwargs), output))
+        if outputs == ROW and found is not None:
+            found.append((module, inputs < ROW))
+
+    inside = [] if found is None else [one for one in run.module.modules() if one not in (run.module, *run.held)]
+    handles = [one.register_forward_hook(after, with_kwargs=True) for one in inside]
+    try:
+        with torch.no_grad(), in_mode(run.module, training), _holding(run.held, track.held), _Calls(track.look), track:
+            return track, run.module.forward(**given)
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def varying(run: Run, mixes: bool, whole: bool = False, brief: bool = False) -> tuple[str, bool]:

@@ -8,7 +8,7 @@ built or run with some sizes changed, fewer are. A model that fits none of this 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -21,7 +21,18 @@ from nopad.model.hooks import Hook
 from nopad.model.known import class_of
 from nopad.model.own import is_own
 
-__all__ = ["LAYER_COUNTS", "deep_copy", "own_parts", "ran", "small_copy", "uncached"]
+__all__ = [
+    "LAYER_COUNTS",
+    "SIZES",
+    "WIDTHS",
+    "deep_copy",
+    "own_parts",
+    "ran",
+    "shake",
+    "short_model",
+    "small_copy",
+    "uncached",
+]
 
 VOCABULARY, POSITIONS = 97, 600
 MOST_LAYERS = 10  # of a copy
@@ -105,7 +116,7 @@ def small_copy(model: Any) -> tuple[Any, str]:
             ) from error
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            _shake(made)
+            shake(made.parameters())
         return made, f"a copy of the whole model, {_number(made)} parameters"
     raise UnsupportedModelError(
         f"{type(model).__name__} is not proven: no small copy of it could be built and run ({reasons[0]}), and with "
@@ -138,6 +149,27 @@ def deep_copy(model: Any) -> Any:
             continue
         return made
     return None
+
+
+def short_model(config: Any, kind: type, sizes: dict[str, int], *, every: bool, fewest: int, most: int) -> Any:
+    """Return a model of a class and configuration in which only what `sizes` names is smaller.
+
+    It has few layers of each kind, but at least `fewest`, or `every` layer. It is in float32 and in evaluation mode,
+    with random weights and no dropout.
+
+    Raises:
+        ValueError: it would have more than `most` parameters.
+        Exception: the class may raise anything for these sizes.
+    """
+
+    def make(kind: type) -> Any:
+        narrow = _narrowed(config, sizes, False)
+        layers = list(range(_count(narrow))) if every else _layers_of(kind, narrow)
+        if len(layers) < fewest:
+            layers = list(range(min(fewest, _count(narrow))))
+        return _with_layers(narrow, layers, False)
+
+    return _built(kind, make, most)
 
 
 def ran(model: Any, tokens: list[int], **more: Any) -> Any:
@@ -240,28 +272,28 @@ def _shares(config: Any, share: int) -> dict[str, int]:
     }
 
 
-def _built(kind: type, make: Callable[[type], Any]) -> Any:
+def _built(kind: type, make: Callable[[type], Any], most: int = 0) -> Any:
     """Build a model, and give it weights that hide nothing: biases of 0 would."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         config = make(kind)
-        _check_size(kind, config)
+        _check_size(kind, config, most or MOST_PARAMETERS)
         made = kind(config)
-        _shake(made)
+        shake(made.parameters())
     return made.float().eval()
 
 
-def _shake(model: nn.Module) -> None:
+def shake(parameters: Iterable[Tensor]) -> None:
     """Change weights such that none of them is 0, infinite or huge."""
     with torch.no_grad():
-        for parameter in model.parameters():
+        for parameter in parameters:
             largest = float(parameter.abs().max() if parameter.numel() else 0)
             if not largest <= 1e3:
                 parameter.copy_(torch.randn_like(parameter) * 0.1)
             parameter.add_(torch.randn_like(parameter) * 0.05)
 
 
-def _check_size(kind: type, config: Any) -> None:
+def _check_size(kind: type, config: Any, most: int) -> None:
     """Refuse to build a model that would be too large.
 
     Raises:
@@ -272,7 +304,7 @@ def _check_size(kind: type, config: Any) -> None:
             count = _number(kind(config))
     except Exception:  # it cannot be built on no device
         return
-    if count > MOST_PARAMETERS:
+    if count > most:
         raise ValueError(f"{count:,} parameters, which are too many to try")
 
 
