@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeVar
 
 from transformers import PreTrainedModel
 
-from nopad.admitting.memory import recall, remember
+from nopad.admitting.memory import recall, recall_wrapper, remember, remember_wrapper
 from nopad.admitting.proof import Proof, prove
 from nopad.admitting.wrapping import prove_wrapper
 from nopad.errors import OptionError, UnsupportedModelError
@@ -18,7 +18,7 @@ from nopad.model.known import NAMES, class_of, is_stock
 from nopad.model.own import foreign
 from nopad.model.refused import REFUSED
 from nopad.model.safety import bare, is_packed, outermost
-from nopad.model.wrappers import bases_of, wrap, wraps
+from nopad.model.wrappers import Admitted, bases_of, wrap, wraps
 from nopad.options import check_choice
 
 __all__ = ["packed", "proof_of"]
@@ -110,14 +110,32 @@ def _wrapped(whole: Any, backend: str, max_sequences: int | None, head: str | No
             f"{place} of this {name} is pack-safe by itself; undo it, nopad.unpacked(model.{place}), and make the "
             "whole so"
         )
-    proof = prove_wrapper(whole, packed)
+    proof = None if prove == "always" else recall_wrapper(whole, base)
+    if proof is None:
+        proof = prove_wrapper(whole, packed)
+        remember_wrapper(whole, base, proof)
     log.info(str(proof))
     if proof.admitted is None:
         raise UnsupportedModelError(
             f"{name} is a module of your own around {kind}, and the proof that sequences can be kept apart in it "
             f"failed: {proof.reason}"
         )
+    _check_head(name, head, proof.admitted)
     wrap(whole, proof.admitted, partial(packed, backend=backend, max_sequences=max_sequences, prove=prove))
+
+
+def _check_head(name: str, head: str | None, admitted: Admitted) -> None:
+    """Refuse a head that the proof contradicts.
+
+    Raises:
+        OptionError: it does.
+    """
+    found = admitted.labels or ("classification" if admitted.sequences else head)
+    if head is not None and (head == "answers" or head != found):
+        raise OptionError(
+            f"{name} has no head {head!r}: by its proof it gives "
+            f"{NAMES[found] if found in NAMES and found != 'answers' else NAMES['tokens']}; leave head out"
+        )
 
 
 def proof_of(model: Any, head: str | None = None, again: bool = False) -> Proof:

@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from nopad.admitting.modes import in_mode
 
-__all__ = ["Run", "crossing", "first_crossing", "varying"]
+__all__ = ["Run", "crossing", "crossing_outputs", "first_crossing", "varying"]
 
 WIDE = (1, 2, 150, 600, 1500, 5000, 20000)  # tokens of a row
 MANY = (2, 9, 70, 300)  # rows
@@ -50,6 +50,8 @@ class Run:
         length: number of tokens in `given`.
         close: the largest relative change that is rounding.
         data: names of arguments that come from the tokens, whatever they hold; others are looked at.
+        sequences: whether `length` is a number of sequences, of which modules in `held` give one entry each; all that
+            is per token is then of several of them.
     """
 
     module: nn.Module
@@ -58,6 +60,7 @@ class Run:
     length: int
     close: float
     data: tuple[str, ...] = ()
+    sequences: bool = False
 
     @property
     def places(self) -> bool:
@@ -100,6 +103,19 @@ def crossing(run: Run, tokens: list[int], mixes: bool = False) -> tuple[bool, bo
     return crosses, reads
 
 
+def crossing_outputs(run: Run, tokens: list[int]) -> tuple[list[Tensor], bool, bool]:
+    """Return which outputs hold something of several tokens (or sequences), and whether modules in `held` get such.
+
+    The third value says whether numbers are read out of tensors. Outputs are those of both modes.
+    """
+    found, handed, reads = [], False, False
+    for training in (False, True):
+        track, made = _followed(run, tokens, training, True)
+        found += [one for one in _tensors(made) if track.of(one) == ROW]
+        handed, reads = handed or track.handed == ROW, reads or track.reads
+    return found, handed, reads
+
+
 def first_crossing(run: Run, tokens: list[int]) -> tuple[nn.Module | None, bool]:
     """Return the first module inside to finish that gives something of several tokens, and whether it mixed them.
 
@@ -116,12 +132,15 @@ def _followed(
 ) -> tuple[_Track, Any]:
     """Run a module, and follow what each tensor holds; add to `found` what `first_crossing` returns."""
     track = _Track(run.length, [*run.module.parameters(), *run.module.buffers()], tries)
+    track.sequences = run.sequences
     given = tree_map(lambda one: one.clone() if isinstance(one, Tensor) else one, run.given)
     for name, value in given.items():
         for leaf in _tensors([value]):
             local = tuple(leaf.shape).count(run.length) == 1
             if _is_data(leaf, tokens) or (name in run.data and local):
                 track.put(leaf, TOKEN)
+            elif name in run.data:
+                track.put(leaf, ROW)
 
     def after(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         inputs, outputs = (max(map(track.of, _tensors([value])), default=0) for value in ((args, kwargs), output))
@@ -282,6 +301,8 @@ class _Track(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.states: dict[int, _State] = {}  # by id; the tensors are kept, so that ids stay theirs
         self.weights = {id(one): one for one in weights}
         self.reads = False
+        self.sequences = False
+        self.handed = 0  # what held modules get
 
     def of(self, tensor: Tensor) -> int:
         """Return what a tensor holds: 0, `TOKEN` or `ROW`."""
@@ -302,6 +323,8 @@ class _Track(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def held(self, module: nn.Module, made: Any, given: Any) -> Any:
         """Return copies of what a module gave; they are of rows if the module gets something of rows."""
         worst = max((self.of(one) for one in tree_leaves(given) if isinstance(one, Tensor)), default=TOKEN)
+        self.handed = max(self.handed, worst)
+        worst = TOKEN if self.sequences else worst
 
         def copied(value: Any) -> Any:
             if not isinstance(value, Tensor):

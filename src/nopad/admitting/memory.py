@@ -15,11 +15,11 @@ import logging
 import os
 import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import transformers
@@ -29,11 +29,15 @@ from nopad.admitting.deriving import Times
 from nopad.admitting.marks import NAMES_ONLY, is_library, mark_of, settings_of
 from nopad.admitting.proof import Proof
 from nopad.admitting.small import own_parts
+from nopad.admitting.wrapping import WrapperProof
 from nopad.errors import StorageError
 from nopad.files import write_atomic
 from nopad.model.families import FAMILIES, Family
+from nopad.model.wrappers import Admitted
 
-__all__ = ["fingerprint", "folder", "recall", "remember"]
+__all__ = ["fingerprint", "folder", "recall", "recall_wrapper", "remember", "remember_wrapper"]
+
+P = TypeVar("P")
 
 log = logging.getLogger("nopad")
 
@@ -47,8 +51,12 @@ def folder() -> Path:
     return (Path(cache) if os.path.isabs(cache) else Path.home() / ".cache") / "nopad" / "proofs"
 
 
-def fingerprint(model: Any, head: str | None = None) -> str | None:
-    """Return a SHA-256, in hex, of all that a proof of `model` depends on; None: this is not known."""
+def fingerprint(model: Any, head: str | None = None, base: Any = None) -> str | None:
+    """Return a SHA-256, in hex, of all that a proof of `model` depends on; None: this is not known.
+
+    `base` is the model of transformers inside, if `model` is a module of one's own around it.
+    """
+    whole = model if base is None else base
     kinds = {f"{kind.__module__}.{kind.__qualname__}": kind for kind in map(type, model.modules())}
     parts: list[Any] = [
         FORMAT,
@@ -57,14 +65,15 @@ def fingerprint(model: Any, head: str | None = None) -> str | None:
         transformers.__version__,
         platform.python_version(),
     ]
-    parts += [head, type(model).__module__, type(model).__qualname__, _settings(model.config)]
+    parts += [head, type(model).__module__, type(model).__qualname__, _settings(whole.config), base is not None]
     for name in sorted(kinds):
         parts.append((name, _code_of(kinds[name])))
-    if own_parts(model):
+    if own_parts(whole):
         return None
     patched = [one for kind in kinds.values() for above in kind.__mro__ for one in vars(above).values()]
     patched = [one for one in patched if isinstance(one, FunctionType) and not is_library(one.__module__ or "")]
-    reached = mark_of(list(settings_of(model)), patched)
+    # Of a wrapper all that it holds, its modules of PyTorch and their settings too.
+    reached = mark_of(list(settings_of(model)) if base is None else model, patched)
     if reached is None:
         return None
     parts.append(reached)
@@ -79,28 +88,45 @@ def fingerprint(model: Any, head: str | None = None) -> str | None:
 
 def recall(model: Any, head: str | None = None) -> Proof | None:
     """Return the remembered proof of a model; None: there is none, or its file is damaged."""
-    mark = fingerprint(model, head)
-    if mark is None:
-        return None
-    try:
-        stored = json.loads((folder() / f"{mark}.json").read_text())
-        return _read(stored, mark)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        return None
+    return _recalled(fingerprint(model, head), _read)
+
+
+def recall_wrapper(wrapper: Any, base: Any) -> WrapperProof | None:
+    """Return the remembered proof of a wrapper around `base`; None: there is none, or its file is damaged."""
+    return _recalled(fingerprint(wrapper, None, base), _read_wrapper)
 
 
 def remember(model: Any, head: str | None, proof: Proof) -> None:
     """Write a proof to its file; where this fails, warn and go on."""
     mark = fingerprint(model, head)
+    _keep(mark, proof.model, {} if mark is None else _written(proof, mark))
+
+
+def remember_wrapper(wrapper: Any, base: Any, proof: WrapperProof) -> None:
+    """Write the proof of a wrapper around `base` to its file; where this fails, warn and go on."""
+    mark = fingerprint(wrapper, None, base)
+    _keep(mark, proof.model, {**asdict(proof), "format": FORMAT, "fingerprint": mark})
+
+
+def _recalled(mark: str | None, read: Callable[[dict[str, Any], str], P]) -> P | None:
     if mark is None:
-        log.info(f"the proof of {proof.model} is not remembered: some of its code has no source file, or is changed")
+        return None
+    try:
+        return read(json.loads((folder() / f"{mark}.json").read_text()), mark)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def _keep(mark: str | None, name: str, stored: dict[str, Any]) -> None:
+    if mark is None:
+        log.info(f"the proof of {name} is not remembered: some of its code has no source file, or is changed")
         return
     path = folder() / f"{mark}.json"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, json.dumps(_written(proof, mark), indent=1, sort_keys=True).encode())
+        write_atomic(path, json.dumps(stored, indent=1, sort_keys=True).encode())
     except (OSError, StorageError) as error:
-        log.warning(f"the proof of {proof.model} is not remembered, and will be done again: {error}")
+        log.warning(f"the proof of {name} is not remembered, and will be done again: {error}")
 
 
 def _settings(config: Any) -> dict[str, Any]:
@@ -178,6 +204,17 @@ def _read(stored: dict[str, Any], mark: str) -> Proof:
     proof = Proof(**{**stored, "family": family, "remembered": True})
     if type(proof.admitted) is not bool or (proof.admitted and family is None):
         raise ValueError("no line for an admitted model")
+    return proof
+
+
+def _read_wrapper(stored: dict[str, Any], mark: str) -> WrapperProof:
+    if stored.pop("format") != FORMAT or stored.pop("fingerprint") != mark:
+        raise ValueError("another format, or another model's proof")
+    said = stored.pop("admitted")
+    admitted = None if said is None else Admitted(**{**said, "columns": _tuples(said["columns"])})
+    proof = WrapperProof(**{**stored, "admitted": admitted, "remembered": True})
+    if (admitted is None) == (not proof.reason):
+        raise ValueError("neither admitted nor refused")
     return proof
 
 

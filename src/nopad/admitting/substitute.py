@@ -77,7 +77,7 @@ class Substitute(nn.Module):
         return dict(self._tensors(self.wrapped(**given)))
 
     def _tensors(self, output: Any) -> Iterator[tuple[str, Tensor]]:
-        for _, name, value in leaves_of(output):
+        for name, value in leaves_of(output):
             if isinstance(value, Tensor):
                 yield name, value if value.is_floating_point() else value.to(torch.get_default_dtype())
             elif not isinstance(value, PLAIN):

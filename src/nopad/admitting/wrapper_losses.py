@@ -1,4 +1,4 @@
-"""Whether the loss of a wrapper is the mean cross entropy of its labels, so that packs give what a padded batch gives."""
+"""Whether a wrapper's loss is the mean cross entropy of its labels, so that packs give what a padded batch gives."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ __all__ = ["with_labels"]
 IGNORED = -100
 CLOSE = 1e-5  # relative; losses are often computed in float32
 LENGTHS = (7, 12, 5)
-KINDS = ("tokens", "causal")
+KINDS = {3: ("tokens", "causal"), 2: ("classification",)}  # by the dimensions of the scores
 
 
 def with_labels(
-    admitted: Admitted, exact: Substitute, safe_with: Callable[[Admitted], Substitute], runs: Callable[[Tensor], Run]
+    admitted: Admitted, exact: Substitute, safe_with: Callable[[Admitted], Substitute], runs: Callable[[str, int], Run]
 ) -> Admitted:
     """Return what a proof says of a wrapper, with what its loss is of its labels, or why labels are refused.
 
@@ -34,13 +34,13 @@ def with_labels(
         admitted: what is known without labels.
         exact: the substitute in float64, not pack-safe.
         safe_with: returns a pack-safe copy of it that takes labels as it is told.
-        runs: returns how to call the wrapper again, with its base held, with these labels of one sequence.
+        runs: returns how to call the wrapper again, with its base held, with labels of a kind that all have one value.
     """
     try:
         losses = Losses(exact)
         kind = losses.kind()
         losses.check(safe_with(replace(admitted, labels=kind)), kind)
-        _check_always(runs)
+        _check_always(runs, kind)
     except NopadError as error:
         return replace(admitted, labels=None, why=str(error))
     except Exception as error:  # a wrapper's code may raise anything
@@ -76,23 +76,24 @@ class Losses:
         name = type(self.model).__name__
         plain = [self.model(input_ids=ids[None]) for ids in self.sequences]
         for scores, value in plain[0].items():
-            if value.dim() != 3 or value.shape[-1] < 2 or tuple(value.shape[:2]) != (1, LENGTHS[0]):
+            per_token = tuple(value.shape[:2]) == (1, LENGTHS[0])
+            if value.dim() != 2 + per_token or value.shape[0] != 1 or value.shape[-1] < 2:
                 continue
-            self.scores, self.labels = scores, list(self._drawn(value.shape[-1]))
-            kinds = set(KINDS)
+            self.scores, self.labels = scores, list(self._drawn(value.shape[-1], per_token))
+            kinds = set(KINDS[value.dim()])
             for ids, labels, before in zip(self.sequences, self.labels, plain, strict=True):
                 try:
-                    after = self.model(input_ids=ids[None], labels=labels[None])
+                    after = self.model(input_ids=ids[None], labels=labels[None] if per_token else labels)
                 except (IndexError, RuntimeError):  # more classes than those of its loss
                     kinds = set()
                     break
                 loss = _loss_of(name, before, after)
-                kinds &= {kind for kind in KINDS if _close(loss, _wanted(before[scores], labels[None], kind))}
+                kinds &= {kind for kind in kinds if _close(loss, _wanted(before[scores], labels, kind))}
             if len(kinds) == 1:
                 return kinds.pop()
         raise UnsupportedModelError(
-            "its loss is not the mean cross entropy of labels [R, L] (shifted by one token or not) of one of its "
-            "outputs, so nopad cannot tell what it would be on packs"
+            "its loss is not the mean cross entropy of one label per token (shifted by one token or not) or per "
+            "sequence, of one of its outputs, so nopad cannot tell what it would be on packs"
         )
 
     def check(self, safe: Substitute, kind: str) -> None:
@@ -103,11 +104,14 @@ class Losses:
         """
         ids = [one.tolist() for one in self.sequences]
         for form in (Flat(), Rows(max(LENGTHS) + 1)):
-            columns = {"labels": [one.tolist() for one in self.labels]}
-            batch = PackedBatch.from_sequences(ids, form=form, columns=columns)
-            plain = PackedBatch.from_sequences(ids, form=form)
-            firsts = torch.from_numpy(batch.layout.position_ids == 0)
-            labels = batch["labels"].masked_fill(firsts, IGNORED) if kind == "causal" else batch["labels"]
+            if kind == "classification":
+                given: dict[str, Any] = {"sequence_columns": {"labels": torch.cat(self.labels).numpy()}}
+            else:
+                given = {"columns": {"labels": [one.tolist() for one in self.labels]}}
+            batch = PackedBatch.from_sequences(ids, form=form, **given)
+            plain, labels = PackedBatch.from_sequences(ids, form=form), batch["labels"]
+            if kind == "causal":
+                labels = labels.masked_fill(torch.from_numpy(batch.layout.position_ids == 0), IGNORED)
             for training in (False, True):
                 with in_mode(safe, training), torch.enable_grad():
                     before = safe(**plain)
@@ -121,9 +125,12 @@ class Losses:
                         "its loss on packs is not the mean cross entropy of all labels, as on the padded batch"
                     )
 
-    def _drawn(self, classes: int) -> Iterator[Tensor]:
+    def _drawn(self, classes: int, per_token: bool) -> Iterator[Tensor]:
         generator = torch.Generator().manual_seed(3)
         for length in LENGTHS:
+            if not per_token:
+                yield torch.randint(classes, (1,), generator=generator)
+                continue
             labels = torch.randint(classes, (length,), generator=generator)
             labels[[length // 2, length - 2]] = IGNORED
             yield labels
@@ -148,7 +155,10 @@ def _loss_of(name: str, before: dict[str, Tensor], after: dict[str, Tensor]) -> 
 
 
 def _wanted(scores: Tensor, labels: Tensor, kind: str) -> Tensor:
-    """Return the mean cross entropy of scores ``[R, L, C]`` and labels ``[R, L]``."""
+    """Return the mean cross entropy of scores ``[R, L, C]`` and labels ``[R, L]``, or ``[S, C]`` and ``[S]``."""
+    if kind == "classification":
+        return cross_entropy(scores, labels, ignore_index=IGNORED)
+    labels = labels.reshape(scores.shape[:2])
     if kind == "causal":
         scores, labels = scores[:, :-1], labels[:, 1:]
     return cross_entropy(scores.flatten(0, 1), labels.flatten(), ignore_index=IGNORED)
@@ -168,16 +178,15 @@ def _alike(one: Tensor | None, two: Tensor | None, scale: float) -> bool:
     return float((one - two).abs().max()) <= 10 * CLOSE * scale
 
 
-def _check_always(runs: Callable[[Tensor], Run]) -> None:
+def _check_always(runs: Callable[[str, int], Run], kind: str) -> None:
     """Check that the same is computed for other labels and on other sizes.
 
     Raises:
         UnsupportedModelError: numbers are read out of tensors, or other functions are called.
     """
     for fill in (0, 1):
-        run = runs(torch.full((1, 1), fill))
-        tokens = run.given["input_ids"][0].tolist()
-        if crossing(run, tokens)[1]:
+        run = runs(kind, fill)
+        if crossing(run, run.given["input_ids"][0].tolist())[1]:
             raise UnsupportedModelError("its loss reads numbers out of tensors, and may decide by them")
         said, _ = varying(run, False, whole=True)
         if said:

@@ -12,12 +12,13 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from nopad.admitting.bad import check_forgets, check_modules, check_parts, check_rows_apart, check_steady
 from nopad.admitting.in_training import check_training
 from nopad.admitting.judging import Judge
-from nopad.admitting.local import Run, crossing, first_crossing, varying
+from nopad.admitting.local import Run, crossing_outputs, first_crossing, varying
 from nopad.admitting.modes import NoDropout
 from nopad.admitting.probing import CLOSE, length_for
 from nopad.admitting.substitute import NAME, Substitute, substitute
@@ -39,6 +40,7 @@ __all__ = ["WAY_OUT", "WrapperProof", "prove_wrapper"]
 log = logging.getLogger("nopad")
 
 SHORT, LONG = 64, 400  # tokens of the longest sequence of an audit
+SEQUENCES = (9, 14, 21, 27, 35, 39, 43, 47, 51, 55, 59)  # of a row with several; one is no size of a wrapper
 WAY_OUT = (
     "return the states of the model inside and pool them with nopad.model.pooled, or run what mixes tokens on each "
     "sequence's states (batch.unpack_tokens)"
@@ -154,7 +156,7 @@ def _proven(small: Substitute, make: MakeBase) -> WrapperProof:
                 )
             check_rows_apart(copy.deepcopy(exact), judge.close)
             check_training(copy.deepcopy(exact))
-            admitted = Admitted(columns=traced.columns, why="it takes none")
+            admitted = Admitted(columns=traced.columns, sequences=traced.sequences, why="it takes none")
             safe = _safe(copy.deepcopy(exact), admitted, make)
             try:
                 differs = judge.apart(safe, state_of(safe).family.narrow) or _with_types(exact, safe, judge)
@@ -181,11 +183,13 @@ def _proven(small: Substitute, make: MakeBase) -> WrapperProof:
     )
 
 
-def _labelled(exact: Substitute, labels: Tensor) -> Run:
-    """Return how to call the wrapper again on one sequence, with its base held, and with these labels ``[1, L]``."""
+def _labelled(exact: Substitute, kind: str, fill: int) -> Run:
+    """Return how to call the wrapper again, with its base held, and with labels that are all `fill`."""
     model = copy.deepcopy(exact)
-    length = length_for(model)
-    return Traced.of(model, labels=labels.expand(1, length).clone()).run()
+    if kind != "classification":
+        return Traced.of(model, labels=torch.full((1, length_for(model)), fill)).run()
+    run = Traced.of(model, labels=torch.tensor([fill])).many()
+    return replace(run, given={**run.given, "labels": torch.full((run.length,), fill)})
 
 
 def _safe(made: Substitute, admitted: Admitted, make: MakeBase) -> Substitute:
@@ -206,6 +210,7 @@ class Traced:
         output: what it gave.
         base: what the base gave.
         calls: how often the base was called.
+        sequences: whether some of what the wrapper gives has one entry per sequence.
     """
 
     model: Substitute
@@ -214,6 +219,7 @@ class Traced:
     output: Any
     base: Any
     calls: int
+    sequences: bool = False
 
     @classmethod
     def of(cls, model: Substitute, **more: Tensor) -> Traced:
@@ -222,7 +228,8 @@ class Traced:
         size = model.config.get_text_config().vocab_size
         tokens = [(5 + 3 * at) % size for at in range(length)]
         made: list[Any] = []
-        handle = base.register_forward_hook(lambda module, args, output: made.append(output))
+        # Of a mapping a copy, since the wrapper may add to it.
+        handle = base.register_forward_hook(lambda module, args, output: made.append(tree_map(_same, output)))
         given = {name: value for name, value in _columns(tokens).items() if name in accepted(wrapper, base)} | more
         try:
             with torch.no_grad():
@@ -256,30 +263,61 @@ class Traced:
         # Zeros where other tokens are looked at, so that a mask that is read shows.
         masked = {"attention_mask": self._mask()} if "attention_mask" in self.given else {}
         run = self.run(**masked)
-        crosses, reads = self._followed(run)
+        crosses, handed, reads = self._followed(run)
+        token = [one for one in crosses if tuple(one.shape[:2]) == (1, len(self.tokens))]
         odd = [full for full, one in self._own() if tuple(one.shape[:2]) != (1, len(self.tokens))]
-        if crosses or odd:
+        if token or handed or (odd and not self._of_sequences()):
             raise UnsupportedModelError(f"{self._first(run, odd)}; {WAY_OUT}")
         if reads:
             raise UnsupportedModelError(
                 f"what {name} computes is not always the same: it reads numbers out of tensors, and may decide by "
                 "them, so a proof on some sequences says nothing of others"
             )
-        varied, _ = varying(self.run(), False, whole=True)
-        if varied:
-            raise UnsupportedModelError(
-                f"what {name} computes is not always the same: {varied}. A proof on some sequences says nothing of "
-                "others"
-            )
+        for each in (self.run(), *([self.many()] if odd else [])):
+            varied, _ = varying(each, False, whole=True)
+            if varied:
+                raise UnsupportedModelError(
+                    f"what {name} computes is not always the same: {varied}. A proof on some sequences says nothing "
+                    "of others"
+                )
+        self.sequences = bool(odd)
+
+    def _of_sequences(self) -> bool:
+        """Whether what is not per token comes of what the base gives per sequence, for each sequence by itself."""
+        run = self.many()
+        sizes = [one.shape for _, one in self._own() if tuple(one.shape[:2]) != (1, len(self.tokens))]
+        if any(not size or size[0] != 1 for size in sizes):
+            return False
+        crosses, _, _ = self._followed(run)
+        wanted = {(run.length, *size[1:]) for size in sizes}
+        with torch.no_grad():
+            made = [tuple(one.shape) for _, one in leaves_of(run.at(1, run.length)[1]) if isinstance(one, Tensor)]
+        mixed = [one for one in crosses if tuple(one.shape[:2]) != (1, len(self.tokens))]
+        return not mixed and all(size in made for size in wanted) and not any(tuple(size) in made for size in sizes)
+
+    def many(self) -> Run:
+        """Return how to call the wrapper on a row of several sequences, with its base held."""
+        length, base = len(self.tokens), self.model.base
+        many = next(one for one in SEQUENCES if one != length and not _has_size(self.model, one))
+
+        def expanded(value: Any) -> Any:
+            if not isinstance(value, Tensor) or not value.dim() or value.shape[0] != 1 or length in value.shape:
+                return value
+            # Each sequence gets something else, since equal entries could be exchanged.
+            scale = torch.linspace(1, 2, many, dtype=torch.float64).reshape(-1, *[1] * (value.dim() - 1))
+            return (value * scale).to(value.dtype)
+
+        held = {base: tree_map(expanded, self.base)}
+        return Run(self.model.wrapped, self.given, held, many, CLOSE, tuple(self.given), sequences=True)
 
     def _mask(self) -> Tensor:
         mask = torch.ones_like(self.given["attention_mask"])
         mask[:, [0, 2, 3]] = 0
         return mask
 
-    def _followed(self, run: Run) -> tuple[bool, bool]:
+    def _followed(self, run: Run) -> tuple[list[Tensor], bool, bool]:
         try:
-            return crossing(run, self.tokens)
+            return crossing_outputs(run, self.tokens)
         except Exception as error:  # a wrapper's code may raise anything
             raise UnsupportedModelError(
                 f"the code of {type(self.model).__name__} cannot be followed ({type(error).__name__}: {error})"
@@ -287,8 +325,8 @@ class Traced:
 
     def _own(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the tensors that the wrapper made itself, by name."""
-        base = {id(one) for _, _, one in leaves_of(self.base)}
-        for _, full, value in leaves_of(self.output):
+        base = {id(one) for _, one in leaves_of(self.base)}
+        for full, value in leaves_of(self.output):
             if isinstance(value, Tensor) and id(value) not in base:
                 yield full, value
             elif not isinstance(value, (Tensor, *PLAIN)):
@@ -299,15 +337,25 @@ class Traced:
         module, mixes = first_crossing(run, self.tokens)
         name = type(self.model).__name__
         names = {one: f"{key} ({type(one).__name__})" for key, one in self.model.wrapped.named_modules()}
+        if odd and not mixes:
+            where = "" if module is None else f" before {names[module]}"
+            return (
+                f"{odd[0]} of {name} is not per token, nor computed from what {type(self.model.base).__name__} gives "
+                f"for each sequence alone: the forward method pools a row, reads some tokens of it or mixes rows{where}"
+            )
         if module is None:
-            what = f": {odd[0]} has one entry per row, and not one per token" if odd else ""
-            return f"the forward method of {name} moves information between tokens by itself{what}"
+            return f"the forward method of {name} moves information between tokens by itself"
         if mixes:
             return f"{names[module]} of {name} moves information between tokens, across the borders of sequences"
-        return (
-            f"the forward method of {name} moves information between tokens by itself (it pools a row, or reads some "
-            f"tokens of it), and gives that to {names[module]}"
-        )
+        return f"the forward method of {name} moves information between tokens by itself, before {names[module]}"
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _has_size(model: nn.Module, size: int) -> bool:
+    return any(size in parameter.shape for parameter in model.parameters())
 
 
 def _columns(tokens: list[int]) -> dict[str, Tensor]:
@@ -330,13 +378,18 @@ def _with_types(exact: Substitute, safe: Substitute, judge: Judge) -> str:
     for form in (Flat(), Rows(max(map(len, types)) + 10)):
         batch = PackedBatch.from_sequences(judge.sequences, form=form, columns={"token_type_ids": types})
         with torch.no_grad():
-            made = {name: batch.unpack_tokens(value) for name, value in safe(**batch).items()}
+            made = {name: _split(batch, value) for name, value in safe(**batch).items()}
             for number, (ids, given) in enumerate(zip(judge.sequences, types, strict=True)):
                 alone = exact(input_ids=torch.tensor([ids]), token_type_ids=torch.tensor([given]))
                 for name, value in alone.items():
                     if apart(value[0], made[name][number]) > judge.limit * max(largest_finite(value), 1e-30):
                         return f"{name} of sequence {number} with token_type_ids differs between packs and alone"
     return ""
+
+
+def _split(batch: PackedBatch, value: Tensor) -> list[Tensor]:
+    per_token = tuple(value.shape[:2]) == batch.layout.shape
+    return list((batch.unpack_tokens if per_token else batch.unpack_sequences)(value))
 
 
 def _audited(small: Substitute, admitted: Admitted, make: MakeBase) -> list[Verdict]:

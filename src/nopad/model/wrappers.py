@@ -56,15 +56,15 @@ class Admitted:
     Attributes:
         columns: the columns of a batch that it takes, of `COLUMNS`.
         labels: what its loss is of its labels: "tokens" (the mean cross entropy), "causal" (the same, shifted by the
-            wrapper); None: labels are refused.
+            wrapper), or "classification" (the same, with one label per sequence); None: labels are refused.
         why: why labels are refused.
-        sequences: names of its outputs that have one entry per sequence.
+        sequences: whether some of what it gives has one entry per sequence.
     """
 
     columns: tuple[str, ...] = COLUMNS[:2]
     labels: str | None = None
     why: str = ""
-    sequences: tuple[str, ...] = ()
+    sequences: bool = False
 
 
 def wraps(model: Any) -> bool:
@@ -113,16 +113,16 @@ def _outer(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             waiting += [(f"{name}.{key}" if name else key, one) for key, one in module._modules.items() if one]
 
 
-def leaves_of(output: Any) -> Iterator[tuple[str, str, Any]]:
+def leaves_of(output: Any) -> Iterator[tuple[str, Any]]:
     """Yield what an output holds: tensors, and all else that is no mapping, tuple or list.
 
-    Each comes with the name of the entry of the output that it is in, and with a name of its own.
+    Each comes with a name.
     """
     named = output.items() if isinstance(output, Mapping) else [("output 0", output)]
     if isinstance(output, tuple | list):
         named = [(f"output {at}", one) for at, one in enumerate(output)]
     for key, value in named:
-        yield from ((str(key), name, one) for name, one in _inside(str(key), value))
+        yield from _inside(str(key), value)
 
 
 def _inside(name: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -271,7 +271,7 @@ class Wrapper:
         """Keep the tensors that the base gave."""
         call: Any = None if torch.compiler.is_compiling() else self.cell.call
         if call is not None:
-            call.own += [one for _, _, one in leaves_of(output) if isinstance(one, Tensor)]
+            call.own += [one for _, one in leaves_of(output) if isinstance(one, Tensor)]
 
     def leave(self, output: Any) -> None:
         """End a call; check, for a packed one, that the base ran once, and the shapes of what the wrapper gives.
@@ -295,18 +295,19 @@ class Wrapper:
                 f"{type(self.base).__name__} of {name} was to run once in a packed call, and did not run"
             )
         own = {id(one) for one in call.own}
-        for top, full, value in leaves_of(output):
+        for full, value in leaves_of(output):
             if isinstance(value, PLAIN) or id(value) in own:
                 continue
             if not isinstance(value, Tensor):
                 raise UnsupportedModelError(f"{full} of {name} is a {type(value).__name__}, in which nopad cannot look")
             if value.dim() == 0 and call.labelled:
                 continue
-            wanted = (call.layout.sequences,) if top in self.admitted.sequences else call.layout.shape
-            if tuple(value.shape[: len(wanted)]) != wanted:
+            wanted = [call.layout.shape, *([(call.layout.sequences,)] if self.admitted.sequences else [])]
+            if not any(tuple(value.shape[: len(size)]) == size for size in wanted):
+                sizes = " or ".join(f"[{', '.join(map(str, size))}, ...]" for size in wanted)
                 raise UnsupportedModelError(
-                    f"{full} of {name} has the shape {list(value.shape)} and not [{', '.join(map(str, wanted))}, ...]: "
-                    "it is of rows or of something else, not what each sequence gets alone"
+                    f"{full} of {name} has the shape {list(value.shape)} and not {sizes}: it is of rows or of "
+                    "something else, not what each sequence gets alone"
                 )
 
     def _check_parts(self) -> None:
@@ -347,7 +348,7 @@ class Wrapper:
             )
         usual = _defaults(self.model)
         for key, value in named.items():
-            if key in (*columns, "labels") or value is None or (key in usual and _equal(usual[key], value)):
+            if key in (*columns, "attention_mask", "labels") or value is None or (key in usual and _equal(usual[key], value)):
                 continue
             raise BatchError(
                 f"{key} was given, and the proof of {name} was without it, so what it changes is not known; leave it "
@@ -367,10 +368,13 @@ class Wrapper:
         labels = named.get("labels")
         if labels is None:
             return
-        layout = call.layout
-        if not isinstance(labels, Tensor) or labels.is_floating_point() or tuple(labels.shape) != layout.shape:
-            raise BatchError(f"labels of {type(self.model).__name__} must be integers {list(layout.shape)}")
+        layout, per_sequence = call.layout, self.admitted.labels == "classification"
+        wanted = (layout.sequences,) if per_sequence else layout.shape
+        if not isinstance(labels, Tensor) or tuple(labels.shape) != wanted:
+            raise BatchError(f"labels of {type(self.model).__name__} must be a tensor of integers {list(wanted)}")
         check_classes(labels, 2**31)
+        if per_sequence:
+            return
         out = call.mask == 0
         if self.admitted.labels == "causal":
             if layout.crossing:
