@@ -216,6 +216,17 @@ class Embedded(Tagger):
         return self.head(self.encoder(inputs_embeds=words, attention_mask=attention_mask).last_hidden_state)
 
 
+class Unpacks(Tagger):
+    """Of a model that returns tuples."""
+
+    def build(self):
+        self.encoder.config.return_dict = False
+
+    def states(self, input_ids, attention_mask):
+        states, _ = self.encoder(input_ids, attention_mask=attention_mask)
+        return states
+
+
 # Refused
 
 
@@ -441,13 +452,45 @@ class Always(Tagger):
         return {"logits": logits, "norm": logits.norm()}
 
 
+class Deeper(Tagger):
+    """Mixes where the model has more layers than a small copy."""
+
+    def between(self, states, input_ids, attention_mask):
+        return states + mean(states) if self.encoder.config.num_hidden_layers == 8 else states
+
+    def __init__(self):
+        super().__init__(num_hidden_layers=8)
+
+
+class Called(Tagger):
+    """What is called is no forward method."""
+
+    def __call__(self, *args, **kwargs):
+        return mean(super().__call__(*args, **kwargs))
+
+
 class Capacity(Tagger):
     def build(self):
         self.expert_capacity = 64
 
 
 ADMITTED = [
-    *(Tagger, Deep, Scaled, Widened, Layers, Placed, Several, Trained, Shifted, Summed, Chained, Unmasked, Embedded),
+    *(
+        Tagger,
+        Deep,
+        Scaled,
+        Widened,
+        Layers,
+        Placed,
+        Several,
+        Trained,
+        Shifted,
+        Summed,
+        Chained,
+        Unmasked,
+        Embedded,
+        Unpacks,
+    ),
     *(Pooler, Both, Doubled, Valued),
 ]
 REFUSED = {
@@ -467,8 +510,8 @@ REFUSED = {
     ManyRows: r"what ManyRows computes is not always the same: it calls other functions on 9 x",
     Places: r"what Places computes is not always the same: tokens get other values on 1 x",
     Sliced: r"output 0 of Sliced is not per token, .* before head \(Linear\)",
-    Neighbour: r"the forward method of Neighbour moves information between tokens by itself",
-    OwnMask: r"OwnMask gives BertModel an attention_mask of its own, in which nopad cannot keep",
+    Neighbour: r"Neighbour gives BertModel something that it computed of several tokens \(ids, states or a mask",
+    OwnMask: r"OwnMask gives BertModel something that it computed of several tokens .*hand input_ids and",
     Twice: r"Twice calls the BertModel inside 2 times on one batch",
     TwoModels: r"TwoModels holds several models, encoder \(BertModel\), other \(BertModel\)",
     Noise: r"Noise gives one sequence two results in evaluation mode: it draws random",
@@ -482,5 +525,7 @@ REFUSED = {
     Named: r"the forward method of Named takes no input_ids, by which a batch is given \(it takes ids, mask\)",
     OwnResult: r"output 0 of OwnResult is a Result, in which nopad cannot look",
     Always: r"norm of Always is not per token, nor computed from",
+    Deeper: r"the forward method of Deeper moves information between tokens by itself, before head",
+    Called: r"Called has a forward method that is not its class's, or a __call__ of its own",
     Capacity: r"the model \(Capacity\) of Capacity has experts of limited capacity \(expert_capacity = 64\)",
 }

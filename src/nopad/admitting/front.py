@@ -80,7 +80,7 @@ def packed(
     if head is not None and not (isinstance(head, str) and head in NAMES):
         raise OptionError(f"unknown head {head!r}; there are {', '.join(NAMES)}")
     whole = outermost(model)
-    if wraps(whole) and not is_packed(model):
+    if wraps(whole):
         _wrapped(whole, backend, max_sequences, head, prove)
         return model
     inner = bare(model)
@@ -100,6 +100,8 @@ def _wrapped(whole: Any, backend: str, max_sequences: int | None, head: str | No
     """Make a module of one's own around a model pack-safe, in place, if its proof admits it."""
     name, (place, base) = type(whole).__name__, next(iter(bases_of(whole).items()))
     kind = type(base).__name__
+    if is_packed(whole):
+        raise OptionError(f"this {name} is pack-safe already; nopad.unpacked(model) undoes it")
     if prove == "never":
         raise UnsupportedModelError(
             f"{name} is a module of your own around {kind}, which only a proof can admit (prove='cached'); or make "

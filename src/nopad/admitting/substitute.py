@@ -24,6 +24,7 @@ __all__ = ["NAME", "Substitute", "substitute"]
 
 NAME = "wrapped"  # of the wrapper in its substitute
 MOST_PARAMETERS = 60_000_000  # of a copy
+ALL = "a base of all layers"
 FEWEST = 3  # layers of a small base, so that four states can be read
 # Sizes of a base that are not seen from outside of it.
 INSIDE = (
@@ -41,6 +42,7 @@ class Substitute(nn.Module):
     def __init__(self, wrapper: nn.Module) -> None:
         super().__init__()
         self.wrapped = wrapper
+        self.config = copy.deepcopy(self.base.config)  # an audit changes it, by which tuples would become mappings
 
     @classmethod
     def of(cls, wrapper: nn.Module) -> Substitute:
@@ -54,14 +56,13 @@ class Substitute(nn.Module):
         """The model of transformers inside."""
         return next(iter(bases_of(self.wrapped).values()))
 
-    @property
-    def config(self) -> Any:
-        """The base's configuration."""
-        return self.base.config
-
     def get_input_embeddings(self) -> Any:
         """Return the base's table of tokens."""
         return self.base.get_input_embeddings()
+
+    def set_experts_implementation(self, name: str) -> None:
+        """Set how the base runs experts."""
+        self.base.set_experts_implementation(name)
 
     def forward(self, **given: Any) -> dict[str, Tensor]:
         """Return the tensors that the wrapper gives, by name; whole numbers as floats.
@@ -70,6 +71,7 @@ class Substitute(nn.Module):
             UnsupportedModelError: it gives an object in which nopad cannot look.
         """
         takes = accepted(self.wrapped, self.base)
+        given.pop("use_cache", None)  # its configuration says no
         if not isinstance(given.get("attention_mask"), PackedMask):
             mask = torch.ones_like(given["input_ids"]) if "input_ids" in given else None
             given = {"attention_mask": mask, **given}
@@ -87,8 +89,10 @@ class Substitute(nn.Module):
                 )
 
 
-def substitute(wrapper: nn.Module, base: Any) -> tuple[Substitute, str]:
+def substitute(wrapper: nn.Module, base: Any, every: bool = False) -> tuple[Substitute, str]:
     """Return a small copy of a wrapper, in float32 and evaluation mode, and how it was made, in words.
+
+    With `every`, its base has all layers, if these are not too many parameters.
 
     Raises:
         UnsupportedModelError: none can be built and run.
@@ -96,7 +100,7 @@ def substitute(wrapper: nn.Module, base: Any) -> tuple[Substitute, str]:
     name, reasons = type(wrapper).__name__, []
     if any(parameter.is_meta for parameter in wrapper.parameters()):
         raise UnsupportedModelError(f"{name} has no weights to be tried (it is on the device 'meta')")
-    for how, make in _bases(wrapper, base):
+    for how, make in sorted(_bases(wrapper, base), key=lambda one: every and one[0] != ALL):
         try:
             made = Substitute.of(_copied(wrapper, base, make()))
             if _number(made) > MOST_PARAMETERS:
@@ -110,8 +114,9 @@ def substitute(wrapper: nn.Module, base: Any) -> tuple[Substitute, str]:
             reasons.append(f"{how}: {type(error).__name__}: {said}")
             continue
         return made, f"{how}, {_number(made)} parameters"
+    said = reasons[0] if reasons else f"it has {_number(wrapper):,} parameters, and holds parts of the model inside"
     raise UnsupportedModelError(
-        f"{name} is not proven: no copy of it could be built and run on input_ids and attention_mask ({reasons[-1]})"
+        f"{name} is not proven: no copy of it could be built and run on input_ids and attention_mask ({said})"
     )
 
 
@@ -140,7 +145,7 @@ def _bases(wrapper: nn.Module, base: Any) -> Iterator[tuple[str, Any]]:
             return make
 
         yield "a base of few layers", made({**inside, **heads})
-        yield "a base of all layers", made({**inside, **heads}, every=True)
+        yield ALL, made({**inside, **heads}, every=True)
         yield "a base of few layers, with its vocabulary", made({"vocab_size": config.get_text_config().vocab_size})
     if _number(wrapper) <= MOST_PARAMETERS:
         yield "a copy of it all", lambda: None

@@ -100,9 +100,10 @@ def prove_wrapper(wrapper: Any, make: MakeBase) -> WrapperProof:
         try:
             _check(wrapper, base)
             small, how = substitute(wrapper, base)
+            deep, _ = substitute(wrapper, base, every=True)
             with inside_model(f"probing a small copy of it ({how})"):
                 try:
-                    proof = _proven(small, make)
+                    proof = _proven(small, deep, base.config, make)
                 except NopadError as error:
                     proof = WrapperProof(model=name, kind=kind, reason=str(error))
         except (NopadError, ModelFailedError) as error:
@@ -132,12 +133,15 @@ def _check(wrapper: Any, base: Any) -> None:
     check_experts(wrapper)
     check_modules(name, outer_modules(wrapper))
     check_parts(base)
-    if "forward" in vars(wrapper):
-        raise UnsupportedModelError(f"{name} has a forward method that is not its class's; put it into the class")
+    if "forward" in vars(wrapper) or type(wrapper).__call__ is not nn.Module.__call__:
+        raise UnsupportedModelError(
+            f"{name} has a forward method that is not its class's, or a __call__ of its own; use "
+            "the forward method of the class"
+        )
 
 
-def _proven(small: Substitute, make: MakeBase) -> WrapperProof:
-    """Judge a small copy; return its proof.
+def _proven(small: Substitute, deep: Substitute, config: Any, make: MakeBase) -> WrapperProof:
+    """Judge a small copy; return its proof. The code is followed in `deep`, with the true `config`.
 
     Raises:
         UnsupportedModelError: what it gives depends on more than each token, or packs differ from alone.
@@ -146,8 +150,12 @@ def _proven(small: Substitute, make: MakeBase) -> WrapperProof:
         check_steady(copy.deepcopy(exact))
         with NoDropout():
             check_forgets(exact)
-            traced = Traced.of(copy.deepcopy(exact))
-            traced.check()
+            for each in (small, deep):
+                with subject_of(each, torch.float64, False) as followed:
+                    traced = Traced.of(followed)
+                    if each is deep:  # by which code may decide
+                        vars(followed.base.config).update(copy.deepcopy(vars(config)))
+                    traced.check()
             judge = Judge(exact)
             if True not in judge.alone:
                 raise UnsupportedModelError(
@@ -266,7 +274,12 @@ class Traced:
         crosses, handed, reads = self._followed(run)
         token = [one for one in crosses if tuple(one.shape[:2]) == (1, len(self.tokens))]
         odd = [full for full, one in self._own() if tuple(one.shape[:2]) != (1, len(self.tokens))]
-        if token or handed or (odd and not self._of_sequences()):
+        if handed:
+            raise UnsupportedModelError(
+                f"{name} gives {base} something that it computed of several tokens (ids, states or a mask of its own), "
+                "in which nopad cannot keep sequences apart; hand input_ids and attention_mask on as they come"
+            )
+        if token or (odd and not self._of_sequences()):
             raise UnsupportedModelError(f"{self._first(run, odd)}; {WAY_OUT}")
         if reads:
             raise UnsupportedModelError(

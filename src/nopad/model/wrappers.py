@@ -348,7 +348,11 @@ class Wrapper:
             )
         usual = _defaults(self.model)
         for key, value in named.items():
-            if key in (*columns, "attention_mask", "labels") or value is None or (key in usual and _equal(usual[key], value)):
+            if (
+                key in (*columns, "attention_mask", "labels")
+                or value is None
+                or (key in usual and _equal(usual[key], value))
+            ):
                 continue
             raise BatchError(
                 f"{key} was given, and the proof of {name} was without it, so what it changes is not known; leave it "
