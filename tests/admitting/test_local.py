@@ -397,7 +397,7 @@ class Wrapper(nn.Module):
 def test_wrappers_that_mix_tokens_are_refused(head):
     with pytest.raises(UnsupportedModelError, match=r"the forward method of Wrapper moves information between tokens"):
         nopad.packed(Wrapper(), head=head)
-    with pytest.raises(UnsupportedModelError, match=r"Wrapper.* nopad\.packed\(model\.base\), if what comes of its"):
+    with pytest.raises(UnsupportedModelError, match=r"Wrapper.* nopad\.packed\(model\.base\), if all that is computed"):
         nopad.packed(Wrapper(), head=head, prove="never")
 
 

@@ -452,6 +452,45 @@ class Always(Tagger):
         return {"logits": logits, "norm": logits.norm()}
 
 
+class Backwards(torch.autograd.Function):
+    """Mixes the gradients of tokens."""
+
+    @staticmethod
+    def forward(context, states):
+        return states.clone()
+
+    @staticmethod
+    def backward(context, slope):
+        return slope + mean(slope)
+
+
+class OwnBackward(Tagger):
+    """Mixes gradients, in training only."""
+
+    def between(self, states, input_ids, attention_mask):
+        return Backwards.apply(states) if self.training else states
+
+
+class Hooked(Tagger):
+    """Mixes gradients of long rows, by a hook."""
+
+    def between(self, states, input_ids, attention_mask):
+        states = states * 1
+        if states.requires_grad:
+            states.register_hook(lambda slope: slope + mean(slope) if slope.shape[1] > 900 else slope)
+        return states
+
+
+class RowsAsTime(Tagger):
+    """A recurrent layer that goes along the rows of a batch."""
+
+    def build(self):
+        self.gru = nn.GRU(32, 32)
+
+    def between(self, states, input_ids, attention_mask):
+        return self.gru(states)[0]
+
+
 class Deeper(Tagger):
     """Mixes where the model has more layers than a small copy."""
 
@@ -525,6 +564,9 @@ REFUSED = {
     Named: r"the forward method of Named takes no input_ids, by which a batch is given \(it takes ids, mask\)",
     OwnResult: r"output 0 of OwnResult is a Result, in which nopad cannot look",
     Always: r"norm of Always is not per token, nor computed from",
+    OwnBackward: r"OwnBackward changes gradients by code of its own \(Backwards\), which cannot be followed",
+    Hooked: r"Hooked changes gradients by code of its own \(register_hook\), which cannot be followed",
+    RowsAsTime: r"gru \(GRU\) of RowsAsTime gives a row of a batch another result than the row alone",
     Deeper: r"the forward method of Deeper moves information between tokens by itself, before head",
     Called: r"Called has a forward method that is not its class's, or a __call__ of its own",
     Capacity: r"the model \(Capacity\) of Capacity has experts of limited capacity \(expert_capacity = 64\)",

@@ -10,6 +10,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -180,17 +181,17 @@ def check_rows_apart(model: Any, close: float) -> None:
     vocabulary = getattr(model.config.get_text_config(), "vocab_size", None) or 97
     ids = torch.tensor(rows) % vocabulary
 
-    def together() -> Any:
+    def together(place: int) -> Any:
         with torch.no_grad():
-            return model(input_ids=ids, **uncached(model))
+            return model(input_ids=ids.flip(0) if place else ids, **uncached(model))
 
-    for training in (False, True):
+    for training, place in product((False, True), (0, 1)):  # a row may change only those after it
         with in_mode(model, training):
             if training and _first_apart(model, partial(ran, model, rows[0]), partial(ran, model, rows[0]), _same):
                 return  # random in training, by more than dropout: nothing can be compared
             try:
-                alike = partial(_first_row, close)
-                name = _first_apart(model, partial(ran, model, rows[0]), together, alike)
+                alike = partial(_row, close, place)
+                name = _first_apart(model, partial(ran, model, rows[0]), partial(together, place), alike)
             except Exception as error:  # a model's code may raise anything
                 raise UnsupportedModelError(
                     f"{type(model).__name__} does not run on two rows ({type(error).__name__}: {error}); is there a "
@@ -213,12 +214,12 @@ def _same(one: Tensor, two: Tensor) -> bool:
     return one.shape == two.shape and torch.equal(one.nan_to_num(), two.nan_to_num())
 
 
-def _first_row(close: float, one: Tensor, two: Tensor) -> bool:
-    """Whether the output `two` of two rows holds the output `one` of the first row alone; other shapes are passed."""
+def _row(close: float, place: int, one: Tensor, two: Tensor) -> bool:
+    """Whether the output `two` of two rows holds, at `place`, the output `one` of a row alone; other shapes pass."""
     if two.dim() != one.dim() or one.shape[:1] != (1,) or two.shape[:1] != (2,) or two.shape[1:] != one.shape[1:]:
         return True
     scale = float(one.abs().max()) if one.numel() else 0.0
-    return float((two[:1] - one).abs().max() if one.numel() else 0.0) <= close * max(scale, 1e-30)
+    return float((two[place : place + 1] - one).abs().max() if one.numel() else 0.0) <= close * max(scale, 1e-30)
 
 
 def _first_apart(

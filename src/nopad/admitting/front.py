@@ -45,7 +45,8 @@ def packed(
     source, the configuration, the versions of torch, transformers and nopad.
 
     Args:
-        model: a transformers model, bare or with a head, also inside PEFT.
+        model: a transformers model, bare or with a head, also inside PEFT; or a module of your own (`nn.Module`) that
+            holds one such model. It is proven as a whole.
         backend: how attention keeps sequences apart: "flex", "mask", "repack", "segments" or "varlen"; or "auto":
             `segments` on a CPU; on other devices `varlen` for flat batches in half precision on a CUDA GPU, `repack`
             if sequences may go on in the next row (rows filled end to end), else `mask`.
@@ -56,8 +57,9 @@ def packed(
             end_logits of question answering. None: it is found out, and proven. A call that contradicts this raises an
             error.
         prove: "cached": models that no table knows are proven, and the verdict is remembered. "always": the proof is
-            done again now, also for model types that nopad's tables refuse. "never": models that no table knows are
-            refused; of a class of your own around a base model of the tables, `head` is taken at its word.
+            done again now, also for model types that nopad's tables refuse. "never": models that no table knows, and
+            modules of your own around a model, are refused; of a `PreTrainedModel` of your own, `head` is taken at its
+            word.
 
     Raises:
         UnsupportedModelError: sequences of this model cannot be kept apart, or the proof failed; the message names the
@@ -105,7 +107,8 @@ def _wrapped(whole: Any, backend: str, max_sequences: int | None, head: str | No
     if prove == "never":
         raise UnsupportedModelError(
             f"{name} is a module of your own around {kind}, which only a proof can admit (prove='cached'); or make "
-            f"that pack-safe by itself, nopad.packed(model.{place}), if what comes of its states is per token"
+            f"that pack-safe by itself, nopad.packed(model.{place}), if all that is computed from its "
+            "states is per token"
         )
     if is_packed(base):
         raise OptionError(

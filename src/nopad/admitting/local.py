@@ -26,8 +26,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from nopad.admitting.modes import in_mode
+from nopad.model.own import is_own
 
-__all__ = ["Run", "crossing", "crossing_outputs", "first_crossing", "varying"]
+__all__ = ["Run", "backward_of_ones_own", "crossing", "crossing_outputs", "first_crossing", "varying"]
 
 WIDE = (1, 2, 150, 600, 1500, 5000, 20000)  # tokens of a row
 MANY = (2, 9, 70, 300)  # rows
@@ -36,6 +37,7 @@ MOST = 20_000_000  # numbers in a tensor, as far as can be foreseen
 TOKEN, ROW = 1, 2  # what a tensor holds: one value per token, or something of several tokens
 FILLED = ("_like", "new_", "empty", "zeros", "ones", "full", "arange")  # in names of operations that read no values
 RAISES = "it raises"
+HOOKS = ("register_hook", "register_post_accumulate_grad_hook")
 READERS = ("tolist", "numpy", "__array__", "data_ptr", "__dlpack__")  # of tensors, and no operations of PyTorch
 
 
@@ -114,6 +116,38 @@ def crossing_outputs(run: Run, tokens: list[int]) -> tuple[list[Tensor], bool, b
         found += [one for one in _tensors(made) if track.of(one) == ROW]
         handed, reads = handed or track.handed == ROW, reads or track.reads
     return found, handed, reads
+
+
+def backward_of_ones_own(run: Run) -> str:
+    """Return the name of an autograd function of one's own, or of a hook on gradients, that a module uses; "": none.
+
+    Modules in `held` are not looked into. What such a function does with gradients cannot be followed.
+    """
+    for training in (False, True):
+        hooks: list[str] = []
+        watch = _Calls(lambda name, args: hooks.append(name) if name in HOOKS else None)  # noqa: B023
+        held = {module: tree_map(_leaf, made) for module, made in run.held.items()}
+        give = _holding(held, lambda module, made, got: made)
+        with torch.enable_grad(), in_mode(run.module, training), give, watch:
+            made = run.module.forward(**run.given)
+        if hooks:
+            return hooks[0]
+        seen, waiting = set(), [one.grad_fn for one in _tensors(made)]
+        while waiting:
+            node = waiting.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            kind = getattr(node, "_forward_cls", None)
+            if kind is not None and is_own(kind):
+                return str(kind.__qualname__)
+            waiting += [one for one, _ in node.next_functions]
+    return ""
+
+
+def _leaf(value: Any) -> Any:
+    floating = isinstance(value, Tensor) and value.is_floating_point()
+    return value.detach().clone().requires_grad_() if floating else value
 
 
 def first_crossing(run: Run, tokens: list[int]) -> tuple[nn.Module | None, bool]:

@@ -18,9 +18,9 @@ from torch.utils._pytree import tree_map
 from nopad.admitting.bad import check_forgets, check_modules, check_parts, check_rows_apart, check_steady
 from nopad.admitting.in_training import check_training
 from nopad.admitting.judging import Judge
-from nopad.admitting.local import Run, crossing_outputs, first_crossing, varying
+from nopad.admitting.local import Run, backward_of_ones_own, crossing_outputs, first_crossing, varying
 from nopad.admitting.modes import NoDropout
-from nopad.admitting.probing import CLOSE, length_for
+from nopad.admitting.probing import length_for
 from nopad.admitting.substitute import NAME, Substitute, substitute
 from nopad.admitting.wrapper_losses import with_labels
 from nopad.auditing.failure import ModelFailedError, inside_model
@@ -150,20 +150,22 @@ def _proven(small: Substitute, deep: Substitute, config: Any, make: MakeBase) ->
         check_steady(copy.deepcopy(exact))
         with NoDropout():
             check_forgets(exact)
-            for each in (small, deep):
-                with subject_of(each, torch.float64, False) as followed:
-                    traced = Traced.of(followed)
-                    if each is deep:  # by which code may decide
-                        vars(followed.base.config).update(copy.deepcopy(vars(config)))
-                    traced.check()
             judge = Judge(exact)
             if True not in judge.alone:
                 raise UnsupportedModelError(
                     f"{type(small).__name__} gives one sequence two results in training, by more than dropout: it "
                     "draws random numbers, so there is nothing to compare packs with"
                 )
-            check_rows_apart(copy.deepcopy(exact), judge.close)
-            check_training(copy.deepcopy(exact))
+            for each in (small, deep):
+                with subject_of(each, torch.float64, False) as followed:
+                    traced = Traced.of(followed, judge.close)
+                    if each is deep:  # by which code may decide
+                        vars(followed.base.config).update(copy.deepcopy(vars(config)))
+                    traced.check()
+                    if each is small:
+                        check_rows_apart(copy.deepcopy(exact), judge.close)
+                        check_training(copy.deepcopy(exact))
+                    traced.check_always()
             admitted = Admitted(columns=traced.columns, sequences=traced.sequences, why="it takes none")
             safe = _safe(copy.deepcopy(exact), admitted, make)
             try:
@@ -177,7 +179,9 @@ def _proven(small: Substitute, deep: Substitute, config: Any, make: MakeBase) ->
                 def safe_with(told: Admitted) -> Substitute:
                     return _safe(copy.deepcopy(exact), told, make)
 
-                admitted = with_labels(admitted, copy.deepcopy(exact), safe_with, partial(_labelled, exact))
+                admitted = with_labels(
+                    admitted, copy.deepcopy(exact), safe_with, partial(_labelled, exact, judge.close)
+                )
     verdicts = _audited(small, admitted, make)
     failed = next((one for one in verdicts if not one.isolated), None)
     if failed is not None:
@@ -191,12 +195,12 @@ def _proven(small: Substitute, deep: Substitute, config: Any, make: MakeBase) ->
     )
 
 
-def _labelled(exact: Substitute, kind: str, fill: int) -> Run:
+def _labelled(exact: Substitute, close: float, kind: str, fill: int) -> Run:
     """Return how to call the wrapper again, with its base held, and with labels that are all `fill`."""
     model = copy.deepcopy(exact)
     if kind != "classification":
-        return Traced.of(model, labels=torch.full((1, length_for(model)), fill)).run()
-    run = Traced.of(model, labels=torch.tensor([fill])).many()
+        return Traced.of(model, close, labels=torch.full((1, length_for(model)), fill)).run()
+    run = Traced.of(model, close, labels=torch.tensor([fill])).many()
     return replace(run, given={**run.given, "labels": torch.full((run.length,), fill)})
 
 
@@ -213,6 +217,7 @@ class Traced:
 
     Attributes:
         model: the substitute, which was run.
+        close: the largest relative change of an output that is rounding.
         tokens: the sequence.
         given: the wrapper's arguments.
         output: what it gave.
@@ -222,6 +227,7 @@ class Traced:
     """
 
     model: Substitute
+    close: float
     tokens: list[int]
     given: dict[str, Any]
     output: Any
@@ -230,8 +236,11 @@ class Traced:
     sequences: bool = False
 
     @classmethod
-    def of(cls, model: Substitute, **more: Tensor) -> Traced:
-        """Run a substitute on one sequence, with all columns that it takes and `more` arguments."""
+    def of(cls, model: Substitute, close: float, **more: Tensor) -> Traced:
+        """Run a substitute on one sequence, with all columns that it takes and `more` arguments.
+
+        `close` is the largest relative change of an output that is rounding.
+        """
         wrapper, base, length = model.wrapped, model.base, length_for(model)
         size = model.config.get_text_config().vocab_size
         tokens = [(5 + 3 * at) % size for at in range(length)]
@@ -244,7 +253,7 @@ class Traced:
                 output = wrapper(**given)
         finally:
             handle.remove()
-        return cls(model, tokens, given, output, made[0] if made else None, len(made))
+        return cls(model, close, tokens, given, output, made[0] if made else None, len(made))
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -254,7 +263,7 @@ class Traced:
     def run(self, **more: Any) -> Run:
         """Return how to call the wrapper again, with its base held."""
         base, length = self.model.base, len(self.tokens)
-        return Run(self.model.wrapped, {**self.given, **more}, {base: self.base}, length, CLOSE, tuple(self.given))
+        return Run(self.model.wrapped, {**self.given, **more}, {base: self.base}, length, self.close, tuple(self.given))
 
     def check(self) -> None:
         """Check that each token's result depends on that token alone, and on what the base gives for it.
@@ -286,14 +295,28 @@ class Traced:
                 f"what {name} computes is not always the same: it reads numbers out of tensors, and may decide by "
                 "them, so a proof on some sequences says nothing of others"
             )
-        for each in (self.run(), *([self.many()] if odd else [])):
+        self.sequences = bool(odd)
+
+    def check_always(self) -> None:
+        """Check that the same is computed for rows of any length and number, and for any number of sequences.
+
+        Raises:
+            UnsupportedModelError: it is not; or gradients go through code that cannot be followed.
+        """
+        name = type(self.model).__name__
+        for each in (self.run(), *([self.many()] if self.sequences else [])):
             varied, _ = varying(each, False, whole=True)
             if varied:
                 raise UnsupportedModelError(
                     f"what {name} computes is not always the same: {varied}. A proof on some sequences says nothing "
                     "of others"
                 )
-        self.sequences = bool(odd)
+        backward = backward_of_ones_own(self.run())
+        if backward:
+            raise UnsupportedModelError(
+                f"{name} changes gradients by code of its own ({backward}), which cannot be followed; use functions of "
+                "PyTorch, whose gradients are known"
+            )
 
     def _of_sequences(self) -> bool:
         """Whether what is not per token comes of what the base gives per sequence, for each sequence by itself."""
@@ -321,7 +344,7 @@ class Traced:
             return (value * scale).to(value.dtype)
 
         held = {base: tree_map(expanded, self.base)}
-        return Run(self.model.wrapped, self.given, held, many, CLOSE, tuple(self.given), sequences=True)
+        return Run(self.model.wrapped, self.given, held, many, self.close, tuple(self.given), sequences=True)
 
     def _mask(self) -> Tensor:
         mask = torch.ones_like(self.given["attention_mask"])

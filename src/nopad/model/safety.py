@@ -158,7 +158,8 @@ def state_of(model: Any) -> State:
             f"this {type(inner).__name__} is a module of your own around a model, and pack-safe in calls, "
             "model(**batch); here a model of transformers itself is needed"
         )
-    raise OptionError(f"this {type(bare(model)).__name__} is not pack-safe; make it so with nopad.packed(model)")
+    name = type(inner if _holds_model(inner) else bare(model)).__name__
+    raise OptionError(f"this {name} is not pack-safe; make it so with nopad.packed(model)")
 
 
 def facts_of(model: Any) -> Family:
@@ -167,8 +168,8 @@ def facts_of(model: Any) -> Family:
     Raises:
         UnsupportedModelError: the model is not pack-safe, and its type is refused or in no table.
     """
-    state: State | None = getattr(bare(model), STATE, None)
-    return family_of(bare(model).config) if state is None else state.family
+    packs = getattr(bare(model), STATE, None) is not None
+    return state_of(model).family if packs else family_of(bare(model).config)
 
 
 def bare(model: Any) -> Any:
