@@ -19,7 +19,7 @@ import nopad
 from nopad.admitting import front
 from nopad.errors import BatchError, NotPackSafeError, OptionError, UnsupportedModelError
 from nopad.model import is_packed
-from nopad.model.wrappers import leaves_of
+from nopad.model.wrapper_parts import leaves_of
 
 LENGTHS = (9, 1, 40, 17)
 FORMS = {"flat": nopad.Flat(), "rows": nopad.Rows(44), "end to end": nopad.Rows(41, end_to_end=True)}

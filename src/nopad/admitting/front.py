@@ -18,7 +18,8 @@ from nopad.model.known import NAMES, class_of, is_stock
 from nopad.model.own import foreign
 from nopad.model.refused import REFUSED
 from nopad.model.safety import bare, is_packed, outermost
-from nopad.model.wrappers import Admitted, bases_of, wrap, wraps
+from nopad.model.wrapper_parts import Admitted, bases_of, wraps
+from nopad.model.wrappers import wrap
 from nopad.options import check_choice
 
 __all__ = ["packed", "proof_of"]

@@ -33,7 +33,7 @@ from nopad.admitting.wrapping import WrapperProof
 from nopad.errors import StorageError
 from nopad.files import write_atomic
 from nopad.model.families import FAMILIES, Family
-from nopad.model.wrappers import Admitted
+from nopad.model.wrapper_parts import Admitted
 
 __all__ = ["fingerprint", "folder", "recall", "recall_wrapper", "remember", "remember_wrapper"]
 

@@ -18,7 +18,7 @@ from nopad.admitting.small import SIZES, WIDTHS, own_parts, ran, shake, short_mo
 from nopad.batch.guard import PackedMask
 from nopad.errors import UnsupportedModelError
 from nopad.model.own import foreign
-from nopad.model.wrappers import PLAIN, accepted, bases_of, leaves_of, outer_modules
+from nopad.model.wrapper_parts import PLAIN, accepted, bases_of, leaves_of, outer_modules
 
 __all__ = ["NAME", "Substitute", "substitute"]
 

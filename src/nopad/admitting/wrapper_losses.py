@@ -15,7 +15,7 @@ from nopad.admitting.modes import in_mode
 from nopad.admitting.substitute import Substitute
 from nopad.batch import Flat, PackedBatch, Rows
 from nopad.errors import NopadError, UnsupportedModelError
-from nopad.model.wrappers import Admitted
+from nopad.model.wrapper_parts import Admitted
 
 __all__ = ["with_labels"]
 
