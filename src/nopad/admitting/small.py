@@ -8,7 +8,7 @@ cannot be built or run, fewer sizes are changed. If that fails too, the whole mo
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -21,7 +21,18 @@ from nopad.model.hooks import Hook
 from nopad.model.known import class_of
 from nopad.model.own import is_own
 
-__all__ = ["LAYER_COUNTS", "deep_copy", "own_parts", "ran", "small_copy", "uncached"]
+__all__ = [
+    "LAYER_COUNTS",
+    "SIZES",
+    "WIDTHS",
+    "deep_copy",
+    "own_parts",
+    "ran",
+    "shake",
+    "short_model",
+    "small_copy",
+    "uncached",
+]
 
 VOCABULARY, POSITIONS = 97, 600
 MOST_LAYERS = 10  # of a copy
@@ -108,7 +119,7 @@ def small_copy(model: Any) -> tuple[Any, str]:
             ) from error
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            _shake(made)
+            shake(made.parameters())
         return made, f"a copy of the whole model, {_number(made)} parameters"
     raise UnsupportedModelError(
         f"{type(model).__name__} is not proven: no small copy of it could be built and run ({reasons[0]}), and with "
@@ -142,6 +153,27 @@ def deep_copy(model: Any) -> Any:
             continue
         return made
     return None
+
+
+def short_model(config: Any, kind: type, sizes: dict[str, int], *, every: bool, fewest: int, most: int) -> Any:
+    """Return a model of a class and configuration in which only what `sizes` names is smaller.
+
+    It has few layers of each kind, but at least `fewest`, or `every` layer. It is in float32 and in evaluation mode,
+    with random weights and no dropout.
+
+    Raises:
+        ValueError: it would have more than `most` parameters.
+        Exception: the class may raise anything for these sizes.
+    """
+
+    def make(kind: type) -> Any:
+        narrow = _narrowed(config, sizes, False)
+        layers = list(range(_count(narrow))) if every else _layers_of(kind, narrow)
+        if len(layers) < fewest:
+            layers = list(range(min(fewest, _count(narrow))))
+        return _with_layers(narrow, layers, False)
+
+    return _built(kind, make, most)
 
 
 def ran(model: Any, tokens: list[int], **more: Any) -> Any:
@@ -254,44 +286,45 @@ def _shares(config: Any, share: int) -> dict[str, int]:
     }
 
 
-def _built(kind: type, make: Callable[[type], Any]) -> Any:
+def _built(kind: type, make: Callable[[type], Any], most: int = 0) -> Any:
     """Build a model of a class, in float32 and evaluation mode, with random weights, none of which is 0.
 
-    A bias of 0 could hide a mistake. `make` returns the configuration for the class.
+    A bias of 0 could hide a mistake. `make` returns the configuration for the class; it may have `most` parameters (0:
+    `MOST_PARAMETERS`).
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         config = make(kind)
-        _check_size(kind, config)
+        _check_size(kind, config, most or MOST_PARAMETERS)
         made = kind(config)
-        _shake(made)
+        shake(made.parameters())
     return made.float().eval()
 
 
-def _shake(model: nn.Module) -> None:
-    """Add noise to all weights, in place, so that none is 0; weights that are infinite or huge are replaced first."""
+def shake(parameters: Iterable[Tensor]) -> None:
+    """Add noise to weights, in place, so that none is 0; weights that are infinite or huge are replaced first."""
     with torch.no_grad():
-        for parameter in model.parameters():
+        for parameter in parameters:
             largest = float(parameter.abs().max() if parameter.numel() else 0)
             if not largest <= 1e3:
                 parameter.copy_(torch.randn_like(parameter) * 0.1)
             parameter.add_(torch.randn_like(parameter) * 0.05)
 
 
-def _check_size(kind: type, config: Any) -> None:
-    """Check that a model is not too large to be built.
+def _check_size(kind: type, config: Any, most: int) -> None:
+    """Check that a model is not too large to be built: it may have at most `most` parameters.
 
     A class that cannot be built on the device "meta" is not checked.
 
     Raises:
-        ValueError: the model would have more than `MOST_PARAMETERS`.
+        ValueError: it would have more.
     """
     try:
         with torch.device("meta"):
             count = _number(kind(config))
     except Exception:  # it cannot be built on no device
         return
-    if count > MOST_PARAMETERS:
+    if count > most:
         raise ValueError(f"{count:,} parameters, which are too many to try")
 
 

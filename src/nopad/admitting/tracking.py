@@ -1,0 +1,201 @@
+"""`Track`: follow, operation by operation, whether tensors hold something of one token in each entry, or of several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+__all__ = ["ROW", "TOKEN", "Track"]
+
+TOKEN, ROW = 1, 2  # what a tensor holds: one value per token, or something of several tokens
+FILLED = ("_like", "new_", "empty", "zeros", "ones", "full", "arange")  # in names of operations that read no values
+READERS = ("tolist", "numpy", "__array__", "data_ptr", "__dlpack__")  # of tensors, and no operations of PyTorch
+
+
+@dataclass
+class State:
+    tensor: Tensor
+    holds: int
+
+
+class Track(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A PyTorch dispatch mode that follows what tensors are computed from.
+
+    A tensor holds 0 (nothing of the tokens), `TOKEN` (each entry is of one token) or `ROW` (entries are of several
+    tokens). With `tries`, each operation on `TOKEN` is tried, to see if its result is `ROW`. The attribute `reads`
+    tells whether numbers were read out of such a tensor, or out of a weight.
+    """
+
+    def __init__(self, length: int, weights: list[Tensor], tries: bool) -> None:
+        make: Any = super().__init__
+        make()
+        self.length, self.tries = length, tries
+        self.states: dict[int, State] = {}  # by id; the tensors are kept, so that ids stay theirs
+        self.weights = {id(one): one for one in weights}
+        self.reads = False
+        self.sequences = False
+        self.handed = 0  # what held modules get
+
+    def of(self, tensor: Tensor) -> int:
+        """Return what a tensor holds: 0, `TOKEN` or `ROW`.
+
+        A tensor that was not seen before holds what those hold that share memory with it.
+        """
+        known = self.states.get(id(tensor))
+        if known is not None:
+            return known.holds
+        store = _store(tensor)
+        return max((one.holds for one in self.states.values() if store and _store(one.tensor) == store), default=0)
+
+    def put(self, tensor: Tensor, holds: int) -> None:
+        """Note what a tensor holds."""
+        self.states[id(tensor)] = State(tensor, holds)
+
+    def look(self, name: str, args: Sequence[Any]) -> None:
+        """Set `reads` if the function `name` reads numbers out of a weight, or of something computed from tokens."""
+        if name in READERS and args and isinstance(args[0], Tensor):
+            self.reads |= bool(self.of(args[0])) or id(args[0]) in self.weights
+
+    def held(self, module: nn.Module, made: Any, given: Any) -> Any:
+        """Return copies of `made`, the output that a module returns without being run.
+
+        Floating-point tensors are `ROW` if one of its arguments, `given`, is, or if they do not have exactly one
+        dimension of tokens; else they are `TOKEN`. Other tensors hold 0.
+        """
+        worst = max((self.of(one) for one in tree_leaves(given) if isinstance(one, Tensor)), default=TOKEN)
+        self.handed = max(self.handed, worst)
+        worst = TOKEN if self.sequences else worst
+
+        def copied(value: Any) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            value = value.clone()
+            local = tuple(value.shape).count(self.length) == 1 and worst < ROW
+            self.put(value, (TOKEN if local else ROW) if value.is_floating_point() else 0)
+            return value
+
+        return tree_map(copied, made)
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        given = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
+        worst = max(map(self.of, given), default=0)
+        writes = function._schema.is_mutable
+        before = tree_map(_copied, (args, kwargs)) if writes and worst == TOKEN else (args, kwargs)
+        holds = {id(a): self.of(b) for a, b in zip(_leaves(before), given, strict=True)} if worst == TOKEN else {}
+        output = function(*args, **kwargs)
+        found = tree_leaves(output)
+        weights = bool(given) and all(id(one) in self.weights for one in given)
+        if any(isinstance(one, bool | int | float) for one in found):
+            self.reads |= worst > 0 or weights
+        name = function._schema.name.rpartition("::")[2]
+        state = 0 if any(part in name for part in FILLED) and not writes else worst
+        if state == TOKEN and self.tries and self._crosses(function, before, holds, output):
+            state = ROW
+        for one in found:
+            if isinstance(one, Tensor):
+                self.put(one, state)
+                if weights:
+                    self.weights[id(one)] = one
+        if writes:
+            self._written(function, args, kwargs, state)
+        return output
+
+    def _written(self, function: Any, args: Any, kwargs: Any, holds: int) -> None:
+        """Note what the tensors hold that an operation wrote to in place, and all that share memory with them."""
+        for at, argument in enumerate(function._schema.arguments):
+            if argument.alias_info is None or not argument.alias_info.is_write:
+                continue
+            value = args[at] if at < len(args) else kwargs.get(argument.name)
+            for one in tree_leaves(value):
+                if isinstance(one, Tensor):
+                    self.put(one, max(holds, self.of(one)))
+                    for state in self.states.values():
+                        if _store(state.tensor) == _store(one):
+                            state.holds = max(state.holds, holds)
+
+    def _crosses(self, function: Any, before: Any, holds: Mapping[int, int], output: Any) -> bool:
+        """Return whether an operation changes its result for a token when the input for another token changes.
+
+        True also if this cannot be tried; False if the operation is random.
+        """
+        made = [one for one in tree_leaves(output) if isinstance(one, Tensor)]
+        dims = [[dim for dim, size in enumerate(one.shape) if size == self.length] for one in made]
+        if any(len(one) != 1 for one in dims):
+            return True
+        # What is written to is what is given back, so it is computed again on copies.
+        again = _leaves(_run(function, tree_map(_copied, before)))
+        if any(not _equal(a, b) for a, b in zip(made, again, strict=True)):
+            return False  # random: there is nothing to compare
+        for place, other in ((1, 0), (self.length // 2, 2), (self.length - 2, 3)):
+            for poison in (False, True):
+                try:
+                    given = _copied_with(before, holds, partial(self._changed, place=place, other=other, poison=poison))
+                    found = _leaves(_run(function, given))
+                except Exception:  # an operation on values that it does not take
+                    return True
+                for one, two, dim in zip(made, found, [one[0] for one in dims], strict=True):
+                    rest = [at for at in range(self.length) if at != place]
+                    index = torch.tensor(rest)
+                    if one.shape != two.shape or not _equal(one.index_select(dim, index), two.index_select(dim, index)):
+                        return True
+        return False
+
+    def _changed(self, value: Tensor, place: int, other: int, poison: bool) -> Tensor:
+        """Overwrite what `value` holds for the token `place`, and return `value`.
+
+        Booleans are negated; other numbers become those of the token `other`, or NaN with `poison`.
+        """
+        dim = next(dim for dim, size in enumerate(value.shape) if size == self.length)
+        mine, theirs = value.select(dim, place), value.select(dim, other)
+        if value.dtype == torch.bool:
+            mine.logical_not_()
+        elif poison and value.is_floating_point():
+            mine.fill_(torch.nan)
+        else:
+            mine.copy_(theirs.clone())
+        return value
+
+
+def _run(function: Any, given: Any) -> Any:
+    args, kwargs = given
+    return function(*args, **kwargs)
+
+
+def _leaves(value: Any) -> list[Tensor]:
+    return [one for one in tree_leaves(value) if isinstance(one, Tensor)]
+
+
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value
+
+
+def _copied_with(before: Any, holds: Mapping[int, int], change: Callable[[Tensor], Tensor]) -> Any:
+    """Return copies of an operation's arguments, with `change` applied to the tensors that hold `TOKEN`."""
+
+    def copied(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        return change(value.clone()) if holds.get(id(value)) == TOKEN else value.clone()
+
+    return tree_map(copied, before)
+
+
+def _equal(one: Tensor, two: Tensor) -> bool:
+    if not one.is_floating_point():
+        return torch.equal(one, two)
+    return torch.allclose(one, two, 1e-9, 1e-12 * float(one.nan_to_num().abs().max()) if one.numel() else 0.0, True)
+
+
+def _store(tensor: Tensor) -> int:
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except RuntimeError:  # a tensor without memory of its own
+        return 0
