@@ -460,7 +460,9 @@ class State:
         if asked is not None or (call.as_tuple and (self.head.stock or "return_dict" in takes)):
             named["return_dict"] = True
         leave_columns(self.model, takes, named)
-        if TYPES in takes and named.get(TYPES) is None and self._types_are_narrow(placed.layout.shape[1]):
+        # A class of one's own may take it and not hand it on
+        missing = self.head.stock and TYPES in takes and named.get(TYPES) is None
+        if missing and self._types_are_narrow(placed.layout.shape[1]):
             named[TYPES] = torch.zeros_like(placed.ids, dtype=torch.long)
         if self.family.front is not None:
             call.seen[STATES] = named.pop(STATES)
