@@ -124,9 +124,9 @@ class Judge:
             unpacked(model)
 
     def apart(self, model: Any, narrow: bool) -> str:
-        """Return how a pack-safe copy of the model differs from the stock model alone; "": it does not.
+        """Return in words how a pack-safe copy of the model differs in packs from the stock model alone.
 
-        With `narrow`, no row is longer than the model's positions.
+        The result is "" if it does not differ. With `narrow`, no row is longer than the model's positions.
         """
         try:
             for training, wanted in self.alone.items():

@@ -106,7 +106,7 @@ class Metrics(TrainerCallback):
         return not (self.loader.is_stream and self.loader.ranks.world_size > 1)
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Count the time of a step, and log before a checkpoint."""
+        """Count the time of a step, log before a checkpoint, and, on the first rank, call `step`."""
         now = time.perf_counter()
         self._busy, self._all_busy, self._mark = (
             self._busy + now - self._mark,
