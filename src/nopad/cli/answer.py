@@ -140,7 +140,11 @@ def became(given: Given) -> list[str]:
 
 
 def _from_least(given: Given, rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return as text how far the best plan is from the proven minimum at any depth, or else at the plan's own depth."""
+    """Return, as text, by how many packs the best plan is above a proven minimum.
+
+    This is the minimum without a depth limit if that plan has none, or reaches it; else the minimum at the plan's
+    depth.
+    """
     best, least = best_of(rows), least_packs(given, rows)
     if best["depth"] is None or best["packs"] == least:
         above = best["packs"] - least

@@ -187,7 +187,11 @@ def _one(read: Callable[..., Given], capacity: int | None, wanted: Wanted, seed:
 
 @contextmanager
 def _way_out() -> Iterator[None]:
-    """In a ``with`` block, errors about over-long sequences also say that a saved plan leaves nothing out by itself."""
+    """In a ``with`` block, add to errors about over-long sequences that a saved plan leaves no sequence out by itself.
+
+    Raises:
+        RecordError, LengthError: with the longer message; others are raised unchanged.
+    """
     try:
         yield
     except (RecordError, LengthError) as error:

@@ -85,7 +85,7 @@ def _stores(code: ast.AST) -> bool:
 
 
 def _of_self(node: Any) -> bool:
-    """Return whether an expression is an attribute or item of `self`, or an attribute or item of one of these."""
+    """Return whether an expression is `self`, or read from it by attributes and items, such as ``self.layers[0]``."""
     while isinstance(node, ast.Attribute | ast.Subscript):
         node = node.value
     return isinstance(node, ast.Name) and node.id == "self"

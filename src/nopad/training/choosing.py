@@ -121,7 +121,10 @@ class Chosen:
         self.config = replace(self.config, packing=replace(packing, rows=rows))
 
     def usual(self, task: Task | None, args: Any) -> None:
-        """Add a line with the defaults in use that decide what is learned, of the task and of the Trainer's `args`."""
+        """Add a line of defaults of the task and of `args` that decide what is learned, such as the seed.
+
+        `args` are `transformers.TrainingArguments`. Values that the user gave are not in the line.
+        """
         given: Mapping[str, Any] = self.config.trainer
         found = {}
         if task is not None and "over_long" not in self.config.task.options:

@@ -93,7 +93,10 @@ def _columns(found: Sequences) -> dict[str, Any]:
 
 
 def _packed(column: NDArray[Any]) -> dict[str, str]:
-    """Return a column as base64, with its type, and the type in which it is written."""
+    """Return a column as it is in a state: its bytes as base64, their dtype (``stored``), and the column's (``type``).
+
+    Integers are stored in the narrowest dtype that holds them.
+    """
     stored = column
     if column.dtype.kind in "iu" and column.size:
         stored = column.astype(np.promote_types(np.min_scalar_type(column.min()), np.min_scalar_type(column.max())))
