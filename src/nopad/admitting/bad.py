@@ -183,14 +183,15 @@ def _kept(model: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def check_rows_apart(model: Any, close: float) -> None:
-    """Check that the first row of a batch of two gets the same results as when it is alone.
+    """Check that a sequence gets the same results beside another row as when it is alone.
 
-    This is checked in evaluation mode and in training mode without dropout; not in training mode if the model is random
-    there even without dropout. Differences of at most `close`, relative to an output's largest value, are rounding.
+    It is tried as the first and as the second row of a batch of two, in evaluation mode and in training mode without
+    dropout. Training mode is left out if the model is random there even without dropout. Differences of at most
+    `close`, relative to an output's largest value, are rounding.
 
     Raises:
-        UnsupportedModelError: it does not, or the model does not run on two rows; the message names the module or the
-            error.
+        UnsupportedModelError: results differ, or the model does not run on two rows; the message names the module or
+            the error.
     """
     length = length_for(model)
     rows = [[5 + 3 * at + number for at in range(length)] for number in range(2)]

@@ -61,7 +61,9 @@ def answer(given: Given, without: Padded, rows: Sequence[Mapping[str, Any]]) -> 
 
 
 def headline(given: Given) -> str:
-    """Return as text how many sequences a plan has (of how many, if some are above the capacity), and their tokens.
+    """Return as text the number of sequences in a plan, and their tokens.
+
+    If some sequences are above the capacity, the text also has the number of all sequences.
 
     >>> from nopad.histogram import Histogram
     >>> headline(Given(capacity=512, histogram=Histogram.from_lengths([5, 500]), lengths=None))

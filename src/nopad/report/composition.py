@@ -125,7 +125,10 @@ class Composition:
         return [float((np.searchsorted(keys, keys + d, side="right") - after) @ weights) for d in differences]
 
     def _at_random(self, differences: list[int]) -> list[float]:
-        """Return, for each difference, the share of pairs drawn at random that differ by at most this many tokens."""
+        """Return, for each difference, the share of pairs drawn at random whose lengths differ by at most that much.
+
+        Differences are in tokens.
+        """
         lengths, counts = self._pool
         upto = np.cumsum(counts)
         shares = []

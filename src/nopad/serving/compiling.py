@@ -21,7 +21,7 @@ WARM_RUNS = 3  # with CUDA graphs, the first call runs as it is, the second is r
 
 
 def compiled_rows(core: Core, batching: Batching, mode: bool | Mode) -> CompiledRows | None:
-    """Return what runs a core's batches if its model is, or is to be, compiled; None: neither.
+    """Return the `CompiledRows` that run a core's batches; None: its model is not compiled, and `mode` is False.
 
     Nothing is compiled yet: the first call does that. A core is a model, an Embedder or a Predictor
     (`nopad.tasks.core.Core`).

@@ -64,7 +64,7 @@ class Logged:
 
 
 class Metrics(TrainerCallback):
-    """Writes each log as one line of JSON, logs of a training loss with rates, and passes it to `tell`.
+    """Writes each log as one line of JSON, and passes it to `tell`; logs of a training loss also have rates.
 
     The last log of training, whose times are those of this process only, is left out. This callback also makes the
     Trainer log before each checkpoint, so that later logs are the same whether or not a run was stopped there.

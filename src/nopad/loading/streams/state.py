@@ -1,4 +1,4 @@
-"""The state of a rank that loads from a stream, as JSON: a few integers, and the sequences in no finished step.
+"""The state of a rank that loads from a stream, as JSON: a few integers, and the sequences that wait for a later step.
 
 Tokens are base64 of the smallest integers that hold them: about 2.7 bytes per token if all ids are below 65,536, else
 5.3. A packer holds at most `buffer` sequences; up to `shuffle_buffer` more wait for a random turn.
