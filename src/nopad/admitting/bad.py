@@ -44,9 +44,9 @@ def check_model(model: Any) -> None:
     """Check the modules, weights and configuration of a model, without running it.
 
     Raises:
-        UnsupportedModelError: the model is one of those that no proof on a small copy covers: it has batch statistics,
-            quantised weights, experts of limited capacity, an encoder and a decoder, parts for other data than text, or
-            two versions of a class.
+        UnsupportedModelError: a proof on a small copy would say nothing about this model. It has batch statistics,
+            quantised weights, experts of limited capacity, an encoder and a decoder, or parts for other data than text;
+            or two of its modules have different classes of the same name, since code was loaded twice.
     """
     name, config = type(model).__name__, model.config
     check_experts(model, also=config)
@@ -61,10 +61,10 @@ def check_model(model: Any) -> None:
 
 
 def check_modules(name: str, modules: Mapping[str, nn.Module]) -> None:
-    """Check the modules of a model called `name`, by their names.
+    """Check the modules of a model called `name`, given by their names in it.
 
     Raises:
-        UnsupportedModelError: one takes statistics of a batch, or has quantised weights.
+        UnsupportedModelError: a module computes statistics over a batch (such as batch norm), or has quantised weights.
     """
     for place, module in modules.items():
         if isinstance(module, STATISTICS):
@@ -82,10 +82,10 @@ def check_modules(name: str, modules: Mapping[str, nn.Module]) -> None:
 
 
 def check_parts(model: Any) -> None:
-    """Check that a model has one part, of text.
+    """Check that a model is one text model, not several parts.
 
     Raises:
-        UnsupportedModelError: it has several.
+        UnsupportedModelError: it has an encoder and a decoder, or parts for images or sound.
     """
     name, config = type(model).__name__, model.config
     if getattr(config, "is_encoder_decoder", False):
@@ -183,14 +183,15 @@ def _kept(model: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def check_rows_apart(model: Any, close: float) -> None:
-    """Check that the first row of a batch of two gets the same results as when it is alone.
+    """Check that a sequence gets the same results beside another row as when it is alone.
 
-    This is checked in evaluation mode and in training mode without dropout; not in training mode if the model is random
-    there even without dropout. Differences of at most `close`, relative to an output's largest value, are rounding.
+    It is tried as the first and as the second row of a batch of two, in evaluation mode and in training mode without
+    dropout. Training mode is left out if the model is random there even without dropout. Differences of at most
+    `close`, relative to an output's largest value, are rounding.
 
     Raises:
-        UnsupportedModelError: it does not, or the model does not run on two rows; the message names the module or the
-            error.
+        UnsupportedModelError: results differ, or the model does not run on two rows; the message names the module or
+            the error.
     """
     length = length_for(model)
     rows = [[5 + 3 * at + number for at in range(length)] for number in range(2)]
@@ -231,10 +232,10 @@ def _same(one: Tensor, two: Tensor) -> bool:
 
 
 def _row(close: float, place: int, one: Tensor, two: Tensor) -> bool:
-    """Return whether `two`, an output for two rows, holds at row `place` what `one` holds for that row alone.
+    """Return whether row `place` of `two`, an output for two rows, equals `one`, the output for that row alone.
 
-    Differences of at most `close`, relative to the largest value of `one`, are allowed. The result is True if the first
-    dimension of the two tensors is not rows (1 and 2), or if other dimensions differ.
+    Differences of at most `close`, relative to the largest value of `one`, are allowed. True also if the tensors cannot
+    be compared: their first dimensions are not 1 row and 2 rows, or their other dimensions differ.
     """
     if two.dim() != one.dim() or one.shape[:1] != (1,) or two.shape[:1] != (2,) or two.shape[1:] != one.shape[1:]:
         return True

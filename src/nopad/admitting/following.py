@@ -1,4 +1,8 @@
-"""`Traced`: follow the code of a wrapper, with its base held, and say which module moves information between tokens."""
+"""`Traced`: check that a wrapper computes each token's result from that token alone, or name the module that does not.
+
+A wrapper is the user's own module around one transformers model, its base. Only the wrapper's own code is followed: the
+base runs once, is recorded, and from then on its recorded output is used in place of a call.
+"""
 
 from __future__ import annotations
 
@@ -27,17 +31,17 @@ WAY_OUT = (
 
 @dataclass
 class Traced:
-    """One call of a wrapper, with all that it and its base were given and gave.
+    """A recorded call of a wrapper on one sequence, and checks of what the wrapper computes.
 
     Attributes:
-        model: the substitute, which was run.
-        close: the largest relative change of an output that is rounding.
-        tokens: the sequence.
-        given: the wrapper's arguments.
-        output: what it gave.
-        base: what the base gave.
+        model: the substitute whose wrapper was called.
+        close: differences of at most this, relative to an output's largest value, are rounding.
+        tokens: token ids of the sequence.
+        given: the wrapper's arguments, by name.
+        output: what the wrapper returned.
+        base: what the base returned; None: it was not called.
         calls: how often the base was called.
-        sequences: whether some of what the wrapper gives has one entry per sequence.
+        sequences: whether the wrapper returns a tensor of its own with one entry per sequence; `check` sets it.
     """
 
     model: Substitute
@@ -51,9 +55,9 @@ class Traced:
 
     @classmethod
     def of(cls, model: Substitute, close: float, **more: Tensor) -> Traced:
-        """Run a substitute on one sequence, with all columns that it takes and `more` arguments.
+        """Run a substitute's wrapper on one sequence, and record the call.
 
-        `close` is the largest relative change of an output that is rounding.
+        The wrapper gets all columns that it takes, and the arguments `more`. `close` is as in the attributes.
         """
         wrapper, base, length = model.wrapped, model.base, length_for(model)
         size = model.config.get_text_config().vocab_size
@@ -71,19 +75,23 @@ class Traced:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Names of the columns that the wrapper takes."""
+        """Names of the columns (such as ``input_ids``) that the wrapper takes."""
         return tuple(name for name in COLUMNS if name in self.given)
 
     def run(self, **more: Any) -> Run:
-        """Return how to call the wrapper again, with its base held."""
+        """Return the recorded call as a `Run` with the arguments `more` added; it does not run the base again."""
         base, length = self.model.base, len(self.tokens)
         return Run(self.model.wrapped, {**self.given, **more}, {base: self.base}, length, self.close, tuple(self.given))
 
     def check(self) -> None:
-        """Check that each token's result depends on that token alone, and on what the base gives for it.
+        """Check that each token's result depends only on that token and on what the base returns for it.
+
+        A tensor with one entry per sequence may depend only on what the base returns for that sequence; `sequences` is
+        then set.
 
         Raises:
-            UnsupportedModelError: it does not; the message names the first module that differs.
+            UnsupportedModelError: a result depends on other tokens, or the base is not called exactly once. The message
+                names the first module that moves information between tokens.
         """
         name, base = type(self.model).__name__, type(self.model.base).__name__
         if self.calls != 1:
@@ -112,10 +120,10 @@ class Traced:
         self.sequences = bool(odd)
 
     def check_always(self) -> None:
-        """Check that the same is computed for rows of any length and number, and for any number of sequences.
+        """Check that the wrapper computes the same for rows of any length and number, and for any number of sequences.
 
         Raises:
-            UnsupportedModelError: it is not; or gradients go through code that cannot be followed.
+            UnsupportedModelError: it does not; or gradients go through the user's own code, which cannot be followed.
         """
         name = type(self.model).__name__
         for each in (self.run(), *([self.many()] if self.sequences else [])):
@@ -133,7 +141,11 @@ class Traced:
             )
 
     def _of_sequences(self) -> bool:
-        """Whether what is not per token comes of what the base gives per sequence, for each sequence by itself."""
+        """Return whether each of the wrapper's tensors that is not per token has one entry per sequence.
+
+        Each entry must depend only on what the base returns for that sequence, such as its ``pooler_output``. To find
+        out, the wrapper is called with several different entries in place of the one that the base returned.
+        """
         run = self.many()
         sizes = [one.shape for _, one in self._own() if tuple(one.shape[:2]) != (1, len(self.tokens))]
         if any(not size or size[0] != 1 for size in sizes):
@@ -146,7 +158,10 @@ class Traced:
         return not mixed and all(size in made for size in wanted) and not any(tuple(size) in made for size in sizes)
 
     def many(self) -> Run:
-        """Return how to call the wrapper on a row of several sequences, with its base held."""
+        """Return the recorded call as a `Run` in which the base returns results of several sequences in one row.
+
+        Its tensors with one entry per sequence get several entries, all different; tensors per token stay as recorded.
+        """
         length, base = len(self.tokens), self.model.base
         many = next(one for one in SEQUENCES if one != length and not _has_size(self.model, one))
 
@@ -174,7 +189,11 @@ class Traced:
             ) from error
 
     def _own(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the tensors that the wrapper made itself, by name."""
+        """Yield (name, tensor) for the tensors in the wrapper's output that are not those of the base.
+
+        Raises:
+            UnsupportedModelError: the output holds an object in which nopad cannot look.
+        """
         base = {id(one) for _, one in leaves_of(self.base)}
         for full, value in leaves_of(self.output):
             if isinstance(value, Tensor) and id(value) not in base:
@@ -183,7 +202,10 @@ class Traced:
                 raise UnsupportedModelError(f"{full} is a {type(value).__name__}, in which nopad cannot look")
 
     def _first(self, run: Run, odd: list[str]) -> str:
-        """Return, in words, where information moves between tokens first."""
+        """Return in words where information first moves between tokens.
+
+        `odd` has the names of the wrapper's tensors that are neither per token nor per sequence.
+        """
         module, mixes = first_crossing(run, self.tokens)
         name = type(self.model).__name__
         names = {one: f"{key} ({type(one).__name__})" for key, one in self.model.wrapped.named_modules()}
@@ -209,7 +231,7 @@ def _has_size(model: nn.Module, size: int) -> bool:
 
 
 def _columns(tokens: list[int]) -> dict[str, Tensor]:
-    """Return the columns of a batch of one sequence."""
+    """Return the columns of one sequence, each int64 ``[1, L]``: ids, mask, token types and positions."""
     ids = torch.tensor([tokens])
     return {
         "input_ids": ids,

@@ -109,7 +109,12 @@ def packed(
 
 
 def _wrapped(whole: Any, backend: str, max_sequences: int | None, head: str | None, prove: Prove) -> None:
-    """Make a module of one's own around a model pack-safe, in place, if its proof admits it."""
+    """Make the user's own module around a model pack-safe, in place; the arguments are those of `packed`.
+
+    Raises:
+        UnsupportedModelError: its proof failed, or `prove` is "never".
+        OptionError: it or the model inside is pack-safe already, or `head` contradicts the proof.
+    """
     name, (place, base) = type(whole).__name__, next(iter(bases_of(whole).items()))
     kind = type(base).__name__
     if is_packed(whole):
@@ -140,10 +145,10 @@ def _wrapped(whole: Any, backend: str, max_sequences: int | None, head: str | No
 
 
 def _check_head(name: str, head: str | None, admitted: Admitted) -> None:
-    """Refuse a head that the proof contradicts.
+    """Check that the kind of head that the user names does not contradict the proof.
 
     Raises:
-        OptionError: it does.
+        OptionError: it does; a head for question answering always does.
     """
     found = admitted.labels or ("classification" if admitted.sequences else head)
     if head is not None and (head == "answers" or head != found):

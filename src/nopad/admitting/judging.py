@@ -35,9 +35,9 @@ Outputs = list[dict[str, Tensor]]
 
 
 class Judge:
-    """A small model in float64 that has never run, and what each of some sequences gets from a copy of it alone.
+    """A small model in float64, and the outputs of a few sequences, each run alone on a copy of it.
 
-    Only copies of the model run, since a model may change with what it is called with.
+    The model itself is never run, only copies of it, since a model may change when it is called.
 
     Attributes:
         model: the model.
@@ -124,9 +124,9 @@ class Judge:
             unpacked(model)
 
     def apart(self, model: Any, narrow: bool) -> str:
-        """Return how a pack-safe copy of the model differs from the stock model alone; "": it does not.
+        """Return in words how a pack-safe copy of the model differs in packs from the stock model alone.
 
-        With `narrow`, no row is longer than the model's positions.
+        The result is "" if it does not differ. With `narrow`, no row is longer than the model's positions.
         """
         try:
             for training, wanted in self.alone.items():

@@ -41,17 +41,18 @@ HOOKS = ("register_hook", "register_post_accumulate_grad_hook")
 
 @dataclass(frozen=True)
 class Run:
-    """A recorded call of a module, to be made again.
+    """A recorded call of a module, which can be repeated with other sizes.
 
     Attributes:
         module: the module.
         given: its arguments by name.
-        held: modules inside it that are not run, each with the output that it returns instead.
-        length: number of tokens in `given`, L.
+        held: modules inside it that are not run, each with the recorded output that it returns instead.
+        length: number of tokens in `given`, L; with `sequences`, the number of sequences.
         close: differences of at most this, relative to an output's largest value, are rounding.
-        data: names of arguments that come from the tokens, whatever their values; of others, the values tell.
-        sequences: whether `length` is a number of sequences, of which modules in `held` give one entry each; all that
-            is per token is then of several of them.
+        data: names of arguments that are made from tokens, whatever their values. Other arguments count as such only if
+            they hold the token ids, or floats with one dimension of tokens.
+        sequences: whether what is followed is results per sequence: each module in `held` returns L entries, one per
+            sequence. All results per token then depend on several of these.
     """
 
     module: nn.Module
@@ -109,9 +110,11 @@ def crossing(run: Run, tokens: list[int], mixes: bool = False) -> tuple[bool, bo
 
 
 def crossing_outputs(run: Run, tokens: list[int]) -> tuple[list[Tensor], bool, bool]:
-    """Return which outputs hold something of several tokens (or sequences), and whether modules in `held` get such.
+    """Return (outputs that depend on several tokens, whether held modules get such tensors, whether numbers are read).
 
-    The third value says whether numbers are read out of tensors. Outputs are those of both modes.
+    Numbers are read where code takes a Python number out of a tensor, as ``.item()`` does. The module runs in
+    evaluation mode and in training mode, and the list has the outputs of both. With `Run.sequences`, the outputs are
+    those that depend on several sequences.
     """
     found, handed, reads = [], False, False
     for training in (False, True):
@@ -122,9 +125,9 @@ def crossing_outputs(run: Run, tokens: list[int]) -> tuple[list[Tensor], bool, b
 
 
 def backward_of_ones_own(run: Run) -> str:
-    """Return the name of an autograd function of one's own, or of a hook on gradients, that a module uses; "": none.
+    """Return the name of a user's autograd function, or of a hook on gradients, that a module uses; "": there is none.
 
-    Modules in `held` are not looked into. What such a function does with gradients cannot be followed.
+    What such code does with gradients cannot be followed. Modules in `held` are not looked into.
     """
     for training, (rows, wide) in product((False, True), ((1, run.length), (MANY[-1], run.length), (1, WIDE[-1]))):
         if run.fits(rows, wide):
@@ -163,9 +166,10 @@ def _leaf(value: Any) -> Any:
 
 
 def first_crossing(run: Run, tokens: list[int]) -> tuple[nn.Module | None, bool]:
-    """Return the first module inside to finish that gives something of several tokens, and whether it mixed them.
+    """Return the first submodule to finish whose output depends on several tokens, and whether its inputs did not yet.
 
-    It did not if it got something of several tokens. None: there is no such module, outside of those in `held`.
+    The second value is True if the submodule itself moved the information. (None, False): there is no such submodule.
+    Modules in `held` are left out.
     """
     found: list[tuple[nn.Module, bool]] = []
     for training in (False, True):
@@ -176,7 +180,11 @@ def first_crossing(run: Run, tokens: list[int]) -> tuple[nn.Module | None, bool]
 def _followed(
     run: Run, tokens: list[int], training: bool, tries: bool, found: list[tuple[nn.Module, bool]] | None = None
 ) -> tuple[Track, Any]:
-    """Run a module, and follow what each tensor holds; add to `found` what `first_crossing` returns."""
+    """Run a module under a `Track`; return the `Track` and the module's output.
+
+    `tries` is as in `Track`. If `found` is a list, (submodule, whether its inputs did not depend on several tokens) is
+    added for each submodule whose output does; see `first_crossing`.
+    """
     track = Track(run.length, [*run.module.parameters(), *run.module.buffers()], tries)
     track.sequences = run.sequences
     given = tree_map(lambda one: one.clone() if isinstance(one, Tensor) else one, run.given)

@@ -47,10 +47,10 @@ LIBRARIES = ("torch", "transformers", "nopad")  # their versions are in the fing
 
 
 def folder() -> Path:
-    """Return the folder of remembered proofs; it may not exist yet.
+    """Return the folder of remembered proofs, which may not exist yet.
 
     Raises:
-        OSError: the user has no home, and the environment names no cache.
+        FileNotFoundError: the user has no home folder, and ``$XDG_CACHE_HOME`` names no absolute path.
     """
     cache = os.environ.get("XDG_CACHE_HOME", "")
     try:
@@ -60,10 +60,10 @@ def folder() -> Path:
 
 
 def fingerprint(model: Any, head: str | None = None, base: Any = None) -> str | None:
-    """Return a SHA-256, in hex, of all that a proof of `model` depends on, or None.
+    """Return a SHA-256, in hex, of all that a proof of `model` depends on.
 
-    `base` is the transformers model inside, if `model` is a module of the user's own around it. None is returned if
-    some of this cannot be found or hashed; then a proof cannot be remembered.
+    None: some of this cannot be found or hashed, so the proof cannot be remembered. `head` is the kind of head that the
+    user names. `base` is the transformers model inside, if `model` is the user's own module around it.
     """
     whole = model if base is None else base
     kinds = {f"{kind.__module__}.{kind.__qualname__}": kind for kind in map(type, model.modules())}
@@ -118,7 +118,10 @@ def remember(model: Any, head: str | None, proof: Proof) -> None:
 
 
 def remember_wrapper(wrapper: Any, base: Any, proof: WrapperProof) -> None:
-    """Write the proof of a wrapper around `base` to its file; where this fails, warn and go on."""
+    """Write the proof of a wrapper around `base` to its file; a wrapper without a fingerprint is left out.
+
+    If the file cannot be written, a warning is logged, and no error is raised.
+    """
     mark = fingerprint(wrapper, None, base)
     _keep(mark, proof.model, {**asdict(proof), "format": FORMAT, "fingerprint": mark})
 
@@ -145,7 +148,10 @@ def _keep(mark: str | None, name: str, stored: dict[str, Any]) -> None:
 
 
 def _put(path: Path, text: str) -> None:
-    """Write a file as a whole, by a temporary file of this call's own: the ranks of a job write the same proof."""
+    """Write a file as a whole: first a temporary file with a name of its own, then a rename.
+
+    So the ranks of a job may write the same proof at the same time.
+    """
     descriptor, name = tempfile.mkstemp(dir=path.parent)
     try:
         with os.fdopen(descriptor, "w") as file:

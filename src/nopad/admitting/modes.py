@@ -1,4 +1,4 @@
-"""`in_mode`: put a model into training or evaluation mode, with dropout off, for a ``with`` block; `NoDropout`."""
+"""Run models without dropout: `in_mode` covers a model's dropout modules, `NoDropout` PyTorch's dropout functions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ RATE = 4  # place of its argument dropout_p
 
 
 class NoDropout(TorchFunctionMode):
-    """A mode in which no function of PyTorch drops anything, also where code calls such a function itself."""
+    """A PyTorch function mode in which no dropout happens, also where code calls a function of PyTorch for it.
+
+    Functions whose names end in "dropout" return their input, and scaled_dot_product_attention gets a dropout_p of 0.
+    """
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, name = dict(kwargs or {}), getattr(function, "__name__", "")

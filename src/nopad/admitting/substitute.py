@@ -1,8 +1,9 @@
 """`Substitute`: a small copy of a wrapper, with the interface of a transformers model, for a proof.
 
-A wrapper's own modules are copied with their sizes, since nothing says how to make them smaller. Its base is replaced
-by a small one of the same class and width, with few layers of each kind; where that does not run, by one with all
-layers, or by a copy.
+A wrapper is the user's own module around one transformers model, its base. The wrapper's own modules are copied with
+their sizes, since nothing says how to make them smaller. Its base is replaced by a small one of the same class and
+width, with few layers of each kind. If the wrapper does not run with that, these are tried in turn: a small base with
+all layers, one with few layers of the original sizes, and a copy of the base.
 """
 
 from __future__ import annotations
@@ -38,7 +39,10 @@ INSIDE = (
 
 
 class Substitute(nn.Module):
-    """A wrapper as the audit of a transformers model sees it: it has a configuration, and gives tensors by name."""
+    """A small copy of a wrapper that an audit can run like a transformers model.
+
+    It has the base's configuration as `config`, takes keyword arguments, and returns a dict of tensors by name.
+    """
 
     def __init__(self, wrapper: nn.Module) -> None:
         super().__init__()
@@ -47,29 +51,31 @@ class Substitute(nn.Module):
 
     @classmethod
     def of(cls, wrapper: nn.Module) -> Substitute:
-        """Return the substitute of a wrapper, in a class of the wrapper's name."""
+        """Return the substitute of `wrapper`, as an instance of a new class with the same name as the wrapper's."""
         kind = type(type(wrapper).__name__, (cls,), {"__module__": __name__})
         made: Substitute = kind(wrapper)
         return made
 
     @property
     def base(self) -> Any:
-        """The model of transformers inside."""
+        """The transformers model inside."""
         return next(iter(bases_of(self.wrapped).values()))
 
     def get_input_embeddings(self) -> Any:
-        """Return the base's table of tokens."""
+        """Return the base's module of input embeddings, as `PreTrainedModel.get_input_embeddings` does."""
         return self.base.get_input_embeddings()
 
     def set_experts_implementation(self, name: str) -> None:
-        """Set how the base runs experts."""
+        """Set how the base runs its experts, as `PreTrainedModel.set_experts_implementation` does."""
         self.base.set_experts_implementation(name)
 
     def forward(self, **given: Any) -> dict[str, Tensor]:
-        """Return the tensors that the wrapper gives, by name; whole numbers as floats.
+        """Call the wrapper, and return the tensors of its output by name, converted to floats if they are not.
+
+        Without a packed batch's mask, the wrapper gets a mask of ones and only those arguments that it takes.
 
         Raises:
-            UnsupportedModelError: it gives an object in which nopad cannot look.
+            UnsupportedModelError: the output holds an object in which nopad cannot look.
         """
         takes = accepted(self.wrapped, self.base)
         given.pop("use_cache", None)  # its configuration says no
@@ -91,12 +97,12 @@ class Substitute(nn.Module):
 
 
 def substitute(wrapper: nn.Module, base: Any, every: bool = False) -> tuple[Substitute, str]:
-    """Return a small copy of a wrapper, in float32 and evaluation mode, and how it was made, in words.
+    """Return a small copy of a wrapper, in float32 and evaluation mode, and words on how it was made.
 
-    With `every`, its base has all layers, if these are not too many parameters.
+    With `every`, a copy with all layers of its base is tried first.
 
     Raises:
-        UnsupportedModelError: none can be built and run.
+        UnsupportedModelError: no copy with at most 60 million parameters can be built and run.
     """
     name, reasons = type(wrapper).__name__, []
     if any(parameter.is_meta for parameter in wrapper.parameters()):
@@ -122,7 +128,10 @@ def substitute(wrapper: nn.Module, base: Any, every: bool = False) -> tuple[Subs
 
 
 def _bases(wrapper: nn.Module, base: Any) -> Iterator[tuple[str, Any]]:
-    """Yield ways to make the base of a copy, the smallest first, each with its name; None: a copy of the base."""
+    """Yield, as (description, function), ways to make the base of a copy, the smallest first.
+
+    The function returns a new base; None: the copy gets a copy of the base.
+    """
     mine = set(base.modules())
     # A part of the base that the wrapper holds by itself would not be that of another base.
     shared = any(
@@ -153,13 +162,20 @@ def _bases(wrapper: nn.Module, base: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _lacks(base: nn.Module, name: str, key: str) -> bool:
-    """Whether a module of the base, found by its `name`, was built without its part `key`."""
+    """Return whether the base's module of this `name` has None as its submodule `key`, such as a pooler left out."""
     there = dict(base.named_modules()).get(name)
     return there is not None and key in there._modules and there._modules[key] is None
 
 
 def _copied(wrapper: nn.Module, base: Any, small: Any) -> nn.Module:
-    """Return a copy of a wrapper, in which `small` is in the place of its base; None: a copy of the base."""
+    """Return a copy of a wrapper with the model `small` in place of its base; `small` None: with a copy of the base.
+
+    The copy is on the CPU, in float32 and evaluation mode. Noise is added to the weights that are copied, so that none
+    is 0.
+
+    Raises:
+        UnsupportedModelError: the wrapper cannot be copied.
+    """
     memo: dict[int, Any] = {}
     if small is not None:
         for mine, theirs in (

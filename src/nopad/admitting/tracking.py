@@ -1,4 +1,4 @@
-"""`Track`: follow, operation by operation, whether tensors hold something of one token in each entry, or of several."""
+"""`Track`: follow, operation by operation, whether each entry of a tensor is computed from one token or from more."""
 
 from __future__ import annotations
 
@@ -26,11 +26,21 @@ class State:
 
 
 class Track(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A PyTorch dispatch mode that follows what tensors are computed from.
+    """A PyTorch dispatch mode that follows from which tokens the entries of tensors are computed.
 
-    A tensor holds 0 (nothing of the tokens), `TOKEN` (each entry is of one token) or `ROW` (entries are of several
-    tokens). With `tries`, each operation on `TOKEN` is tried, to see if its result is `ROW`. The attribute `reads`
-    tells whether numbers were read out of such a tensor, or out of a weight.
+    A tensor "holds" 0 if it is not computed from tokens, `TOKEN` if each entry is computed from one token, and `ROW` if
+    an entry is computed from several. `put` says what the inputs hold; the mode then works it out for each result.
+
+    Args:
+        length: number of tokens; a dimension of this size counts as one of tokens.
+        weights: the module's parameters and buffers.
+        tries: whether to run each operation on `TOKEN` tensors again with other values, to see if its result is `ROW`.
+            If not, the result is taken to be `TOKEN`.
+
+    Attributes:
+        reads: whether code took a Python number out of a tensor that is computed from tokens, or out of a weight.
+        handed: the largest of what the arguments of held modules hold (see `held`).
+        sequences: whether "token" stands for a sequence (`nopad.admitting.local.Run.sequences`); settable.
     """
 
     def __init__(self, length: int, weights: list[Tensor], tries: bool) -> None:
@@ -46,7 +56,7 @@ class Track(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def of(self, tensor: Tensor) -> int:
         """Return what a tensor holds: 0, `TOKEN` or `ROW`.
 
-        A tensor that was not seen before holds what those hold that share memory with it.
+        A tensor that was not seen before holds the largest of what tensors that share its memory hold.
         """
         known = self.states.get(id(tensor))
         if known is not None:
@@ -55,19 +65,22 @@ class Track(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return max((one.holds for one in self.states.values() if store and _store(one.tensor) == store), default=0)
 
     def put(self, tensor: Tensor, holds: int) -> None:
-        """Note what a tensor holds."""
+        """Store what a tensor holds: 0, `TOKEN` or `ROW`."""
         self.states[id(tensor)] = State(tensor, holds)
 
     def look(self, name: str, args: Sequence[Any]) -> None:
-        """Set `reads` if the function `name` reads numbers out of a weight, or of something computed from tokens."""
+        """Set `reads` if the function `name` takes numbers out of its first argument, a tensor of weights or tokens.
+
+        `args` are the function's arguments.
+        """
         if name in READERS and args and isinstance(args[0], Tensor):
             self.reads |= bool(self.of(args[0])) or id(args[0]) in self.weights
 
     def held(self, module: nn.Module, made: Any, given: Any) -> Any:
-        """Return copies of `made`, the output that a module returns without being run.
+        """Return copies of `made`, the recorded output of a held module, which is not run; `given` are its arguments.
 
-        Floating-point tensors are `ROW` if one of its arguments, `given`, is, or if they do not have exactly one
-        dimension of tokens; else they are `TOKEN`. Other tensors hold 0.
+        Floating-point tensors among the copies hold `TOKEN` if exactly one dimension has the size `length`, else `ROW`.
+        If an argument holds `ROW`, all of them hold `ROW`, except with `sequences`. Other tensors hold 0.
         """
         worst = max((self.of(one) for one in tree_leaves(given) if isinstance(one, Tensor)), default=TOKEN)
         self.handed = max(self.handed, worst)
@@ -109,7 +122,7 @@ class Track(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return output
 
     def _written(self, function: Any, args: Any, kwargs: Any, holds: int) -> None:
-        """Note what the tensors hold that an operation wrote to in place, and all that share memory with them."""
+        """Store what tensors hold to which an operation wrote in place, and all tensors that share their memory."""
         for at, argument in enumerate(function._schema.arguments):
             if argument.alias_info is None or not argument.alias_info.is_write:
                 continue

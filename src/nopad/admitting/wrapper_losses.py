@@ -1,4 +1,8 @@
-"""Whether a wrapper's loss is the mean cross entropy of its labels, so that packs give what a padded batch gives."""
+"""Find out which loss a wrapper computes from labels, and prove that packs give the same loss as a padded batch.
+
+Only the mean cross entropy of all labels is admitted: per token, per token shifted by one, or per sequence. A wrapper
+is the user's own module around one transformers model, its base.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +32,14 @@ KINDS = {3: ("tokens", "causal"), 2: ("classification",)}  # by the dimensions o
 def with_labels(
     admitted: Admitted, exact: Substitute, safe_with: Callable[[Admitted], Substitute], runs: Callable[[str, int], Run]
 ) -> Admitted:
-    """Return what a proof says of a wrapper, with what its loss is of its labels, or why labels are refused.
+    """Return `admitted` with the kind of the wrapper's loss as `labels`, or with the reason why labels are refused.
 
     Args:
-        admitted: what is known without labels.
-        exact: the substitute in float64, not pack-safe.
-        safe_with: returns a pack-safe copy of it that takes labels as it is told.
-        runs: returns how to call the wrapper again, with its base held, with labels of a kind that all have one value.
+        admitted: what is proven without labels.
+        exact: the small copy in float64, not pack-safe.
+        safe_with: returns a pack-safe copy that takes labels as the given `Admitted` says.
+        runs: called with a kind of loss and a label; returns the wrapper's recorded call in which all labels are this
+            label.
     """
     try:
         losses = Losses(exact)
@@ -50,13 +55,14 @@ def with_labels(
 
 
 class Losses:
-    """What a substitute gives for some sequences with labels.
+    """Tries which loss a wrapper computes, on three random sequences with labels.
 
     Attributes:
-        model: the substitute.
-        sequences: token ids.
-        labels: a class, or -100, for each of them.
-        scores: name of the output of which the loss is.
+        model: the small copy of the wrapper.
+        sequences: token ids of each sequence, int64 ``[length]``.
+        labels: labels of each sequence: classes or -100, int64 ``[length]``, or ``[1]`` if there is one per sequence.
+            `kind` sets them.
+        scores: name of the output from which the loss is computed; `kind` sets it.
     """
 
     def __init__(self, model: Substitute) -> None:
@@ -68,10 +74,10 @@ class Losses:
         self.scores = ""
 
     def kind(self) -> str:
-        """Return what the loss of one sequence is: "tokens" or "causal".
+        """Return what the loss of a sequence alone is: "tokens", "causal" or "classification" (see `Admitted.labels`).
 
         Raises:
-            UnsupportedModelError: it is neither.
+            UnsupportedModelError: it is none of these, or labels change another output.
         """
         name = type(self.model).__name__
         plain = [self.model(input_ids=ids[None]) for ids in self.sequences]
@@ -97,10 +103,12 @@ class Losses:
         )
 
     def check(self, safe: Substitute, kind: str) -> None:
-        """Check losses of packs, and their gradients, in evaluation mode and in training without dropout.
+        """Compare the loss of packs, and its gradients, with the mean cross entropy of all labels.
+
+        This is done for flat batches and rows, in evaluation mode and in training mode without dropout.
 
         Raises:
-            UnsupportedModelError: one is another than the mean cross entropy of all labels.
+            UnsupportedModelError: a loss or a gradient differs.
         """
         ids = [one.tolist() for one in self.sequences]
         for form in (Flat(), Rows(max(LENGTHS) + 1)):
@@ -137,10 +145,10 @@ class Losses:
 
 
 def _loss_of(name: str, before: dict[str, Tensor], after: dict[str, Tensor]) -> Tensor:
-    """Return the loss among outputs with labels; those `before` are without labels.
+    """Return the loss: the one number among the outputs with labels, `after`; `before` are the outputs without labels.
 
     Raises:
-        UnsupportedModelError: there is none, or labels change another output.
+        UnsupportedModelError: there is no such number or several, or labels change another output.
     """
     new = [one for key, one in after.items() if key not in before and one.dim() == 0]
     new += [one for key, one in after.items() if one.dim() == 0 and key in before]
@@ -155,7 +163,11 @@ def _loss_of(name: str, before: dict[str, Tensor], after: dict[str, Tensor]) -> 
 
 
 def _wanted(scores: Tensor, labels: Tensor, kind: str) -> Tensor:
-    """Return the mean cross entropy of scores ``[R, L, C]`` and labels ``[R, L]``, or ``[S, C]`` and ``[S]``."""
+    """Return the mean cross entropy of scores and labels, as transformers computes it, without labels of -100.
+
+    The shapes are ``[S, C]`` and ``[S]`` for the kind "classification", else ``[R, L, C]`` and ``[R, L]``. For
+    "causal", labels are shifted by one token within rows.
+    """
     if kind == "classification":
         return cross_entropy(scores, labels, ignore_index=IGNORED)
     labels = labels.reshape(scores.shape[:2])
@@ -179,10 +191,10 @@ def _alike(one: Tensor | None, two: Tensor | None, scale: float) -> bool:
 
 
 def _check_always(runs: Callable[[str, int], Run], kind: str) -> None:
-    """Check that the same is computed for other labels and on other sizes.
+    """Check that the loss is computed in the same way for other labels and for other numbers of tokens or sequences.
 
     Raises:
-        UnsupportedModelError: numbers are read out of tensors, or other functions are called.
+        UnsupportedModelError: code takes Python numbers out of tensors, calls other functions, or gives other values.
     """
     for fill in (0, 1):
         run = runs(kind, fill)

@@ -1,4 +1,7 @@
-"""`prove_wrapper`: audit a module of one's own around a transformers model, and admit it or say what differs first."""
+"""`prove_wrapper`: audit a wrapper, and say which arguments it may get in packed calls, or why it is refused.
+
+A wrapper is the user's own module (`nn.Module`) around one transformers model, its base.
+"""
 
 from __future__ import annotations
 
@@ -46,18 +49,18 @@ MakeBase = Callable[[Any], Any]
 
 @dataclass(frozen=True, kw_only=True)
 class WrapperProof:
-    """What is known of a wrapper: admitted, or refused with a reason.
+    """The result of a wrapper's proof: admitted, or refused with a reason.
 
     Attributes:
         model: name of the wrapper's class.
-        kind: name of the class of the model inside.
-        admitted: what packed calls may be given, and give; None: the wrapper is refused.
+        kind: name of the class of its base, the model inside.
+        admitted: which arguments packed calls may have, and what they return; None: the wrapper is refused.
         reason: why it is refused; "": it is admitted.
         how: how the small copy was made, in words.
-        checks: number of checks of the audits.
+        checks: number of checks in the audits.
         worst: largest absolute difference of an output between packed and alone, in float64.
-        seconds: time that it took.
-        remembered: whether this was read from the cache.
+        seconds: time that the proof took.
+        remembered: whether the proof was read from a file.
 
     >>> from nopad.admitting.wrapping import WrapperProof
     >>> print(WrapperProof(model="Tagger", kind="BertModel", reason="it pools", seconds=0.4))
@@ -85,9 +88,9 @@ class WrapperProof:
 
 
 def prove_wrapper(wrapper: Any, make: MakeBase) -> WrapperProof:
-    """Audit a small copy of a wrapper; the wrapper itself is not run and not changed.
+    """Return the proof of a wrapper, found on small copies; the wrapper itself is not run and not changed.
 
-    `make` makes a base of a copy pack-safe, in place.
+    `make` makes the base of a copy pack-safe, in place.
     """
     begin = time.perf_counter()
     base = next(iter(bases_of(wrapper).values()))
@@ -109,11 +112,12 @@ def prove_wrapper(wrapper: Any, make: MakeBase) -> WrapperProof:
 
 
 def _check(wrapper: Any, base: Any) -> None:
-    """Refuse what a proof would say nothing of.
+    """Check that a wrapper and its base are such that a proof on a small copy holds for them.
 
     Raises:
-        UnsupportedModelError: the wrapper holds several models; a module of it has a hook or a forward method of its
-            own, statistics of a batch or quantised weights; or the base has several parts.
+        UnsupportedModelError: the wrapper holds several models; one of its modules has batch statistics or quantised
+            weights; it has experts of limited capacity; an adapter adds tokens to its input; its forward method is not
+            that of its class; or the base has several parts.
         OptionError: its forward method takes no `input_ids`.
     """
     name, bases = type(wrapper).__name__, bases_of(wrapper)
@@ -137,10 +141,17 @@ def _check(wrapper: Any, base: Any) -> None:
 
 
 def _proven(small: Substitute, deep: Substitute, config: Any, make: MakeBase) -> WrapperProof:
-    """Judge a small copy; return its proof. The code is followed in `deep`, with the true `config`.
+    """Judge the small copies of a wrapper, and return its proof, without names and times.
+
+    Args:
+        small: the copy that is judged and audited.
+        deep: a copy with all layers of the base, in which the wrapper's code is followed too, with the values of
+            `config`.
+        config: the configuration of the wrapper's base.
+        make: makes the base of a copy pack-safe, in place.
 
     Raises:
-        UnsupportedModelError: what it gives depends on more than each token, or packs differ from alone.
+        UnsupportedModelError: a token's result depends on other tokens, or outputs in packs differ from those alone.
     """
     with subject_of(small, torch.float64, False) as exact:
         check_steady(copy.deepcopy(exact))
@@ -192,7 +203,11 @@ def _proven(small: Substitute, deep: Substitute, config: Any, make: MakeBase) ->
 
 
 def _labelled(exact: Substitute, close: float, kind: str, fill: int) -> Run:
-    """Return how to call the wrapper again, with its base held, and with labels that are all `fill`."""
+    """Return the recorded call of the wrapper in a copy of `exact`, with labels that are all `fill`.
+
+    `kind` is the kind of loss. For "classification", the call is that of several sequences, with one label each. The
+    base's recorded output is used in place of its call.
+    """
     model = copy.deepcopy(exact)
     if kind != "classification":
         return Traced.of(model, close, labels=torch.full((1, length_for(model)), fill)).run()
@@ -201,14 +216,17 @@ def _labelled(exact: Substitute, close: float, kind: str, fill: int) -> Run:
 
 
 def _safe(made: Substitute, admitted: Admitted, make: MakeBase) -> Substitute:
-    """Make a substitute pack-safe, in place; return it."""
+    """Make the wrapper in a substitute pack-safe, in place, as `admitted` says; return the substitute."""
     wrap(made.wrapped, admitted, make)
     object.__setattr__(made, STATE, vars(made.base)[STATE])
     return made
 
 
 def _with_types(exact: Substitute, safe: Substitute, judge: Judge) -> str:
-    """Return how packs with token types differ from sequences alone; "": they do not, or there are none."""
+    """Return in words how outputs with token types differ between packs and sequences alone; "": they do not.
+
+    "" also if the wrapper takes no ``token_type_ids``.
+    """
     kinds = getattr(exact.config, "type_vocab_size", 0)
     if "token_type_ids" not in accepted(exact.wrapped, exact.base) or not kinds:
         return ""
@@ -231,7 +249,10 @@ def _split(batch: PackedBatch, value: Tensor) -> list[Tensor]:
 
 
 def _audited(small: Substitute, admitted: Admitted, make: MakeBase) -> list[Verdict]:
-    """Audit a substitute on short sequences, and on longer ones."""
+    """Return the verdicts of audits of a pack-safe copy of `small`: on short sequences and then on longer ones.
+
+    If the first audit fails, the second is left out.
+    """
     safe = _safe(copy.deepcopy(small), admitted, make)
     family = state_of(safe).family
     limit = positions_of(safe.base, family)

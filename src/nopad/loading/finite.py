@@ -1,4 +1,7 @@
-"""Supply a loader with epochs over stored tokens: every rank computes its own part from lengths, seed and epoch."""
+"""`EpochSupply`: the batches of one rank over stored tokens, epoch after epoch.
+
+Ranks do not communicate: each computes which sequences are its own from the lengths, the seed and the epoch's number.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,10 @@ log = logging.getLogger("nopad")
 
 
 class EpochSupply(Supply):
-    """The batches of one rank, epoch after epoch; a place, which says where a loader stands, is a `Position` here."""
+    """The batches of one rank over stored tokens, epoch after epoch.
+
+    Methods take and return places, which say where a loader stands; here a place is a `Position`.
+    """
 
     def __init__(self, epochs: Epochs, serving: Serving, balance: Balance) -> None:
         """Serve batches of these epochs.

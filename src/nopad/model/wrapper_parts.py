@@ -1,4 +1,8 @@
-"""What a module of one's own around a transformers model is made of, takes and gives, and what a proof says of it."""
+"""The parts of a wrapper: which modules and models it holds, which arguments it takes, and what its outputs hold.
+
+A wrapper is the user's own module (`nn.Module`) around one transformers model, its base. `Admitted` holds what its
+proof found.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +25,15 @@ PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 @dataclass(frozen=True)
 class Admitted:
-    """What a proof says of a wrapper.
+    """What a packed call of a wrapper may be given, and what it returns, by the wrapper's proof.
 
     Attributes:
-        columns: the columns of a batch that it takes, of `COLUMNS`.
-        labels: what its loss is of its labels: "tokens" (the mean cross entropy), "causal" (the same, shifted by the
-            wrapper), or "classification" (the same, with one label per sequence); None: labels are refused.
-        why: why labels are refused.
-        sequences: whether some of what it gives has one entry per sequence.
+        columns: which of `COLUMNS` it takes from a batch.
+        labels: how its loss is computed from labels: "tokens" (mean cross entropy of one label per token), "causal"
+            (the same, with labels that the wrapper shifts by one token) or "classification" (mean cross entropy of one
+            label per sequence); None: labels are refused.
+        why: why labels are refused; "": they are not.
+        sequences: whether some of its outputs have one entry per sequence.
     """
 
     columns: tuple[str, ...] = COLUMNS[:2]
@@ -38,7 +43,7 @@ class Admitted:
 
 
 def wraps(model: Any) -> bool:
-    """Return whether this is a module of one's own that holds models of transformers, and none itself.
+    """Return whether this is the user's own module that holds a transformers model, and is not itself one.
 
     >>> from torch import nn
     >>> from nopad.model.wrapper_parts import wraps
@@ -53,7 +58,7 @@ def wraps(model: Any) -> bool:
 
 
 def bases_of(model: nn.Module) -> dict[str, Any]:
-    """Return the models of transformers inside a module that are in no other such model, by name, each once."""
+    """Return the outermost transformers models inside a module, by their names in it; each model once."""
     from transformers import PreTrainedModel
 
     found = [(name, module) for name, module in _outer(model) if isinstance(module, PreTrainedModel)]
@@ -62,14 +67,14 @@ def bases_of(model: nn.Module) -> dict[str, Any]:
 
 
 def outer_modules(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the modules of a wrapper that are not inside of its base, the wrapper itself (its name is "") included."""
+    """Return the modules of a wrapper outside of its base, by name; the wrapper itself has the name ""."""
     from transformers import PreTrainedModel
 
     return {name: module for name, module in _outer(model) if not isinstance(module, PreTrainedModel)}
 
 
 def _outer(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield modules with their names, each once, without those inside of a transformers model."""
+    """Yield (name, module) of a module and those inside it, each once; transformers models are not looked into."""
     from transformers import PreTrainedModel
 
     seen, waiting = set[nn.Module](), [("", model)]
@@ -84,9 +89,9 @@ def _outer(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def leaves_of(output: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what an output holds: tensors, and all else that is no mapping, tuple or list.
+    """Yield (name, value) for the tensors and other objects in an output, out of nested mappings, tuples and lists.
 
-    Each comes with a name.
+    Names are keys and indices, such as "output 0" for the first entry of a tuple.
     """
     named = output.items() if isinstance(output, Mapping) else [("output 0", output)]
     if isinstance(output, tuple | list):
@@ -107,10 +112,10 @@ def _inside(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def accepted(model: nn.Module, base: nn.Module) -> tuple[str, ...]:
-    """Return the names of the arguments that a wrapper takes; with ``**kwargs``, also those that its base takes.
+    """Return the names of the arguments of a wrapper's forward method; with ``**kwargs``, also those of its base.
 
     Raises:
-        OptionError: it takes no `input_ids`, or nothing by which a batch could be given.
+        OptionError: ``input_ids`` is not among them.
     """
     forward = type(model).forward
     found = parameters(forward)

@@ -1,9 +1,10 @@
-"""`Wrapper`: runs a module of one's own around one transformers model on packs, as a proof admitted it.
+"""`Wrapper`: the hooks with which a wrapper runs on packs, once its proof has admitted it.
 
-The base inside is made pack-safe by itself (`nopad.model.state`). A wrapper only has to hand its batch on: it gets an
-ordinary mask of real slots, and where it calls its base, that mask becomes the batch's own again. A mask of another
-kind, a second call of the base, and arguments that the proof was without raise an error. At the end of each call, the
-shapes of what the wrapper gives are checked.
+A wrapper is the user's own module around one transformers model, its base, which is made pack-safe by itself
+(`nopad.model.state`). In a packed call, the wrapper gets an ordinary mask (1 for a token, 0 for padding) in place of
+the batch's own. Where it calls its base, the base gets the batch's own mask. An error is raised if the wrapper gives
+its base another mask, calls it twice, or gets arguments that the proof did not cover. At the end of a call, the shapes
+of its outputs are checked.
 """
 
 from __future__ import annotations
@@ -42,12 +43,12 @@ class WrapperCall:
 
     Attributes:
         guard: the batch's own mask.
-        mask: the ordinary mask that the wrapper gets; 1 for a real token, int64 ``[R, L]``.
+        mask: the ordinary mask that the wrapper gets: 1 for a token, 0 for padding; int64 ``[R, L]``.
         layout: the batch's layout.
         labelled: whether labels were given.
         ran: how often the base was called.
-        own: the tensors that the base gave.
-        frame: the frame that calls the wrapper, until the call ends.
+        own: the tensors that the base returned.
+        frame: the Python frame that called the wrapper; None after the call.
     """
 
     guard: PackedMask
@@ -61,14 +62,14 @@ class WrapperCall:
 
 @dataclass(eq=False)
 class Wrapper:
-    """The hooks that make a wrapper pack-safe, around a base that is so already.
+    """The hooks that make a wrapper pack-safe; its base, the model inside, is so already.
 
     Attributes:
         model: the wrapper.
-        base: the model of transformers inside.
-        admitted: what the proof says.
+        base: the transformers model inside.
+        admitted: what the proof found.
         accepts: names of all arguments that reach the wrapper or, by its ``**kwargs``, its base.
-        kinds: classes of the wrapper's modules outside of the base, by name.
+        kinds: classes of the wrapper's modules outside of the base, by name, when the hooks were attached.
         cell: the state that the hooks share.
     """
 
@@ -85,7 +86,7 @@ class Wrapper:
         return str(vars(self.base)[STATE].backend)
 
     def install(self) -> None:
-        """Attach the hooks."""
+        """Attach the hooks to the wrapper and its base."""
         self.accepts = accepted(self.model, self.base)
         self.kinds = {name: class_of(module) for name, module in outer_modules(self.model).items()}
         self.cell.owned = True
@@ -96,7 +97,7 @@ class Wrapper:
         attach(self.base, _Got(self.cell, "got", "after", state=self))
 
     def remove(self) -> None:
-        """Remove the hooks, and undo what makes the base pack-safe."""
+        """Remove the hooks, and make the base an ordinary model again."""
         for module in (self.model, self.base):
             take_off(module, self.cell)
         state = vars(self.base).get(STATE)
@@ -105,7 +106,16 @@ class Wrapper:
             object.__delattr__(self.base, STATE)
 
     def enter(self, args: Any, kwargs: dict[str, Any], frame: FrameType | None) -> Any:
-        """Begin a call; return the new ``(args, kwargs)`` of a packed call, or None for an ordinary one."""
+        """Begin a call; return the new ``(args, kwargs)`` of a packed call, or None for an ordinary call.
+
+        `frame` is the Python frame that calls the wrapper.
+
+        Raises:
+            BatchError: a batch is given as one argument, its guard is missing, or an argument does not fit the batch or
+                was not part of the proof.
+            UnsupportedModelError: the inputs are static (for a compiled model), or modules were replaced since the
+                proof.
+        """
         if torch.compiler.is_compiling():
             return None  # a `PackedMask` raises its own error while compiling
         self.cell.owned = True  # also for a cell that came with a copied model
@@ -141,7 +151,13 @@ class Wrapper:
         return (), named
 
     def hand_on(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Give the base the batch's own mask; return its new ``(args, kwargs)``, or None outside of a packed call."""
+        """Give the base the batch's own mask; return its new ``(args, kwargs)``, or None outside of a packed call.
+
+        Raises:
+            UnsupportedModelError: the wrapper calls its base again, or gives it another mask than the one that it got.
+            BatchError: outside of a packed call, the base is given the mask of one, as gradient checkpointing around it
+                does.
+        """
         self.cell.refuse_compiling()
         call: Any = self.cell.call
         named = bound(module, args, kwargs)
@@ -168,16 +184,17 @@ class Wrapper:
         return (), named
 
     def got(self, output: Any) -> None:
-        """Keep the tensors that the base gave."""
+        """In a packed call, store the tensors that the base returned."""
         call: Any = None if torch.compiler.is_compiling() else self.cell.call
         if call is not None:
             call.own += [one for _, one in leaves_of(output) if isinstance(one, Tensor)]
 
     def leave(self, output: Any) -> None:
-        """End a call; check, for a packed one, that the base ran once, and the shapes of what the wrapper gives.
+        """End a call. After a packed one, check that the base ran once, and the shapes of what the wrapper returned.
 
         Raises:
-            UnsupportedModelError: one of them is not as the proof says.
+            UnsupportedModelError: the base did not run; or an output of the wrapper has neither one entry per slot
+                (``[R, L, ...]``) nor, if the proof found such outputs, one per sequence (``[S, ...]``).
         """
         if torch.compiler.is_compiling():
             return
@@ -211,7 +228,7 @@ class Wrapper:
                 )
 
     def _check_parts(self) -> None:
-        """Refuse a call of a wrapper of which other modules were proven.
+        """Check that the wrapper has the modules that its proof was about.
 
         Raises:
             UnsupportedModelError: its base or another module was replaced, or the base is not pack-safe any more.
@@ -235,7 +252,8 @@ class Wrapper:
         """Check the arguments of a packed call, and remove from `named` those columns that the wrapper does not take.
 
         Raises:
-            BatchError: the proof was without one of them, or one does not fit the batch's layout.
+            BatchError: an argument was not part of the proof, or does not fit the batch's layout; or there are no
+                ``input_ids``.
         """
         name, columns = type(self.model).__name__, self.admitted.columns
         if "position_ids" not in self.accepts:
@@ -263,7 +281,9 @@ class Wrapper:
         check_inputs(self.base, columns, True, {key: named[key] for key in columns if key in named}, layout)
 
     def _set_labels(self, named: dict[str, Any], call: WrapperCall) -> None:
-        """Set labels to -100 where nothing is to be learned: padding and, if labels are shifted, first tokens.
+        """Set labels per token to -100 in padding and, if the wrapper shifts labels, at each sequence's first token.
+
+        `named` are the arguments by name; labels per sequence are only checked.
 
         Raises:
             BatchError: labels do not fit the batch's layout, or they are shifted and a sequence goes on in the next
@@ -291,7 +311,10 @@ class Wrapper:
 
 
 def wrap(model: nn.Module, admitted: Admitted, make: Callable[[Any], Any]) -> None:
-    """Make a wrapper pack-safe, in place, as a proof `admitted` it; `make` makes its base pack-safe, in place."""
+    """Make a wrapper pack-safe, in place; `admitted` is what its proof found.
+
+    `make` makes its base pack-safe, in place.
+    """
     [base] = bases_of(model).values()
     make(base)
     state = Wrapper(model, base, admitted)
@@ -311,7 +334,7 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 def _same_mask(given: Any, mask: Tensor) -> bool:
-    """Whether a mask is the wrapper's own, perhaps in another dtype."""
+    """Return whether a mask equals the one that the wrapper got, perhaps in another dtype."""
     return isinstance(given, Tensor) and given.shape == mask.shape and torch.equal((given != 0).long(), mask)
 
 
@@ -339,7 +362,7 @@ class _Leave(Hook):
 
 @dataclass(eq=False)
 class _Hand(Hook):
-    """The hook with which a wrapper's base gets the batch's own mask."""
+    """The hook that gives a wrapper's base the batch's own mask."""
 
     state: Any = None
 
@@ -350,10 +373,10 @@ class _Hand(Hook):
 
 @dataclass(eq=False)
 class _Got(Hook):
-    """The hook that sees what a wrapper's base gave."""
+    """The hook that records what a wrapper's base returned."""
 
     state: Any = None
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        """Keep the module's output, and leave it unchanged."""
+        """Record the base's output, and leave it unchanged."""
         self.state.got(output)

@@ -184,8 +184,8 @@ class _Pass:
     def groups(self) -> Iterator[tuple[Gathered, Cursor]]:
         """Yield groups of this rank's records, each with the cursor after it, to the end of the pass.
 
-        The cursor of the last group is that of the next pass, or of the end of the stream. An error comes after a group
-        of the records before it.
+        The cursor of the last group is that of the next pass, or of the end of the stream. If a record raises an error,
+        the records before it are yielded first, as a group.
         """
         try:
             yield from self._groups()
@@ -343,7 +343,10 @@ def _bytes_of(run: Records | BadRecord, mine: NDArray[np.int64]) -> NDArray[np.i
 
 
 def _mark(block: Block) -> str:
-    """Return a digest of a block, in hex. It takes 0.6 ms per MB, for each block in which a group ends."""
+    """Return a digest of a block, in hex.
+
+    It is computed for each block in which a group ends, and takes 0.6 ms per MB.
+    """
     return hashlib.sha256(block.name.encode("utf-8", "surrogateescape") + b"\0" + block.digest()).hexdigest()[:32]
 
 
