@@ -1,7 +1,8 @@
-"""Seal JSON documents with a checksum of themselves, so that damage is noticed.
+"""Add a checksum to JSON documents, so that damage is noticed.
 
-``sha256`` in a sealed document is the SHA-256 of all its other fields as canonical JSON: keys sorted, no spaces, ASCII.
-The manifest, the description of a running job, each line of its journals and remembered proofs are sealed.
+The field ``sha256`` of such a sealed document is the SHA-256 of all its other fields as canonical JSON: keys sorted, no
+spaces, ASCII. The manifest of a dataset, the description of a running job, each line of its journals, and remembered
+proofs are sealed.
 """
 
 from __future__ import annotations

@@ -425,9 +425,11 @@ class Wrapper(nn.Module):
 
 
 @pytest.mark.parametrize("head", [None, "tokens"])
-def test_wrappers_that_are_no_model_of_transformers_are_refused(head):
-    with pytest.raises(UnsupportedModelError, match=r"Wrapper.* make that pack-safe, nopad\.packed\(model\.base\)"):
+def test_wrappers_that_mix_tokens_are_refused(head):
+    with pytest.raises(UnsupportedModelError, match=r"the forward method of Wrapper moves information between tokens"):
         nopad.packed(Wrapper(), head=head)
+    with pytest.raises(UnsupportedModelError, match=r"Wrapper.* nopad\.packed\(model\.base\), if all that is computed"):
+        nopad.packed(Wrapper(), head=head, prove="never")
 
 
 def looked_at(function, length=11):

@@ -22,6 +22,9 @@ OURS = ("cli", "report", "study")  # rooms that know of the command line
 
 # Arguments of functions of Python, which no verb has
 PYTHON = {
+    "add_pooling_layer",
+    "batching",
+    "prove",
     "bias",
     "in_features",
     "out_features",

@@ -262,11 +262,19 @@ class TestValueHeads:
             out = self.pretrained_model(input_ids, attention_mask=attention_mask, output_hidden_states=True, **kwargs)
             return out.logits, out.loss, self.v_head(out.hidden_states[-1]).squeeze(-1)
 
-    def test_the_wrapper_is_refused_by_name(self):
-        with pytest.raises(
-            UnsupportedModelError, match=r"it wraps LlamaForCausalLM .*nopad\.packed\(model\.pretrained"
-        ):
-            nopad.packed(self.Valued(build("llama", "causal LM")))
+    def test_the_wrapper_is_proven(self, sequences, tmp_path, monkeypatch):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        model, stock = self.Valued(build("llama", "causal LM")), self.Valued(build("llama", "causal LM"))
+        nopad.packed(model)
+        batch = nopad.PackedBatch.from_sequences(sequences, **FORMS["rows"])
+        with torch.no_grad():
+            values = batch.unpack_tokens(model(**batch)[2])
+            for value, sequence in zip(values, sequences, strict=True):
+                torch.testing.assert_close(value, stock(input_ids=sequence[None])[2][0], atol=EXACT, rtol=0)
+
+    def test_the_wrapper_is_in_no_table(self):
+        with pytest.raises(UnsupportedModelError, match=r"around LlamaForCausalLM, .*nopad\.packed\(model\.pretrained"):
+            nopad.packed(self.Valued(build("llama", "causal LM")), prove="never")
 
     def test_the_model_inside_gives_values_per_token(self, sequences):
         model, stock = self.Valued(build("llama", "causal LM")), self.Valued(build("llama", "causal LM"))

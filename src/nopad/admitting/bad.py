@@ -8,9 +8,10 @@ keep something from call to call, or let the rows of a batch change each other.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -24,7 +25,15 @@ from nopad.admitting.small import ran, uncached
 from nopad.errors import UnsupportedModelError
 from nopad.model.batchwide import check_experts
 
-__all__ = ["check_forgets", "check_model", "check_rows_apart", "check_steady", "outputs_of"]
+__all__ = [
+    "check_forgets",
+    "check_model",
+    "check_modules",
+    "check_parts",
+    "check_rows_apart",
+    "check_steady",
+    "outputs_of",
+]
 
 STATISTICS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
 PARTS = ("vision_config", "audio_config", "speech_config", "image_config", "video_config")
@@ -35,13 +44,29 @@ def check_model(model: Any) -> None:
     """Check the modules, weights and configuration of a model, without running it.
 
     Raises:
-        UnsupportedModelError: the model is one of those that no proof on a small copy covers: it has batch statistics,
-            quantised weights, experts of limited capacity, an encoder and a decoder, parts for other data than text, or
-            two versions of a class.
+        UnsupportedModelError: a proof on a small copy would say nothing about this model. It has batch statistics,
+            quantised weights, experts of limited capacity, an encoder and a decoder, or parts for other data than text;
+            or two of its modules have different classes of the same name, since code was loaded twice.
     """
     name, config = type(model).__name__, model.config
     check_experts(model, also=config)
-    for place, module in model.named_modules():
+    check_modules(name, dict(model.named_modules()))
+    if getattr(config, "quantization_config", None) is not None:
+        raise UnsupportedModelError(
+            f"weights of this {name} are quantised (quantization_config), and a small copy of it would not be; prove "
+            "the model that it was made of"
+        )
+    check_parts(model)
+    _check_versions(model)
+
+
+def check_modules(name: str, modules: Mapping[str, nn.Module]) -> None:
+    """Check the modules of a model called `name`, given by their names in it.
+
+    Raises:
+        UnsupportedModelError: a module computes statistics over a batch (such as batch norm), or has quantised weights.
+    """
+    for place, module in modules.items():
         if isinstance(module, STATISTICS):
             raise UnsupportedModelError(
                 f"{place} of {name} is a {type(module).__name__}, which takes its statistics over whole rows or the "
@@ -54,11 +79,15 @@ def check_model(model: Any) -> None:
                 f"weights of {place or name} ({type(module).__name__}) are quantised, and a small copy of this model "
                 "would not be; prove it before quantising, and see docs/models.md for what nopad runs quantised"
             )
-    if getattr(config, "quantization_config", None) is not None:
-        raise UnsupportedModelError(
-            f"weights of this {name} are quantised (quantization_config), and a small copy of it would not be; prove "
-            "the model that it was made of"
-        )
+
+
+def check_parts(model: Any) -> None:
+    """Check that a model is one text model, not several parts.
+
+    Raises:
+        UnsupportedModelError: it has an encoder and a decoder, or parts for images or sound.
+    """
+    name, config = type(model).__name__, model.config
     if getattr(config, "is_encoder_decoder", False):
         raise UnsupportedModelError(
             f"{name} has an encoder and a decoder, and of such models nopad runs those of its tables only, T5 and "
@@ -70,7 +99,6 @@ def check_model(model: Any) -> None:
         raise UnsupportedModelError(
             f"{name} has several parts ({what}), and nopad proves models of text only; make its text model pack-safe"
         )
-    _check_versions(model)
 
 
 def _check_versions(model: nn.Module) -> None:
@@ -155,31 +183,32 @@ def _kept(model: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def check_rows_apart(model: Any, close: float) -> None:
-    """Check that the first row of a batch of two gets the same results as when it is alone.
+    """Check that a sequence gets the same results beside another row as when it is alone.
 
-    This is checked in evaluation mode and in training mode without dropout; not in training mode if the model is random
-    there even without dropout. Differences of at most `close`, relative to an output's largest value, are rounding.
+    It is tried as the first and as the second row of a batch of two, in evaluation mode and in training mode without
+    dropout. Training mode is left out if the model is random there even without dropout. Differences of at most
+    `close`, relative to an output's largest value, are rounding.
 
     Raises:
-        UnsupportedModelError: it does not, or the model does not run on two rows; the message names the module or the
-            error.
+        UnsupportedModelError: results differ, or the model does not run on two rows; the message names the module or
+            the error.
     """
     length = length_for(model)
     rows = [[5 + 3 * at + number for at in range(length)] for number in range(2)]
     vocabulary = getattr(model.config.get_text_config(), "vocab_size", None) or 97
     ids = torch.tensor(rows) % vocabulary
 
-    def together() -> Any:
+    def together(place: int) -> Any:
         with torch.no_grad():
-            return model(input_ids=ids, **uncached(model))
+            return model(input_ids=ids.flip(0) if place else ids, **uncached(model))
 
-    for training in (False, True):
+    for training, place in product((False, True), (0, 1)):  # a row may change only those after it
         with in_mode(model, training):
             if training and _first_apart(model, partial(ran, model, rows[0]), partial(ran, model, rows[0]), _same):
                 return  # random in training, by more than dropout: nothing can be compared
             try:
-                alike = partial(_first_row, close)
-                name = _first_apart(model, partial(ran, model, rows[0]), together, alike)
+                alike = partial(_row, close, place)
+                name = _first_apart(model, partial(ran, model, rows[0]), partial(together, place), alike)
             except Exception as error:  # a model's code may raise anything
                 raise UnsupportedModelError(
                     f"{type(model).__name__} does not run on two rows ({type(error).__name__}: {error}); is there a "
@@ -202,16 +231,16 @@ def _same(one: Tensor, two: Tensor) -> bool:
     return one.shape == two.shape and torch.equal(one.nan_to_num(), two.nan_to_num())
 
 
-def _first_row(close: float, one: Tensor, two: Tensor) -> bool:
-    """Return whether `two`, an output for two rows, begins with `one`, the output for the first row alone.
+def _row(close: float, place: int, one: Tensor, two: Tensor) -> bool:
+    """Return whether row `place` of `two`, an output for two rows, equals `one`, the output for that row alone.
 
-    Differences of at most `close`, relative to the largest value of `one`, are allowed. The result is True if the first
-    dimension of the two tensors is not rows (1 and 2), or if other dimensions differ.
+    Differences of at most `close`, relative to the largest value of `one`, are allowed. True also if the tensors cannot
+    be compared: their first dimensions are not 1 row and 2 rows, or their other dimensions differ.
     """
     if two.dim() != one.dim() or one.shape[:1] != (1,) or two.shape[:1] != (2,) or two.shape[1:] != one.shape[1:]:
         return True
     scale = float(one.abs().max()) if one.numel() else 0.0
-    return float((two[:1] - one).abs().max() if one.numel() else 0.0) <= close * max(scale, 1e-30)
+    return float((two[place : place + 1] - one).abs().max() if one.numel() else 0.0) <= close * max(scale, 1e-30)
 
 
 def _first_apart(

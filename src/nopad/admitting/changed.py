@@ -1,7 +1,7 @@
-"""Try a model of a library whose code was changed: by hooks, forward methods and functions of one's own.
+"""Try a library's model whose code the user has changed, by hooks, forward methods or other functions.
 
-nopad's tables say what transformers' code does, and a proof is done on a copy. A hook on one module of a model is in
-neither. So the model itself is run on a few short sequences, alone and in packs.
+nopad's tables describe the code of transformers, and a proof runs a copy of the model. Neither knows of such changes.
+So the model itself is run on a few short sequences, alone and in packs, and its outputs are compared.
 """
 
 from __future__ import annotations
@@ -34,14 +34,16 @@ OF_HALF, OF_GPU = 5e-2, 5e-3  # a GPU may multiply float32 with 10 bits
 
 
 def check_changes(model: Any) -> None:
-    """Run a pack-safe model if code of one's own changes it (`nopad.model.own.changes`), and compare packs with alone.
+    """If the user's own code changes a pack-safe model, run the model, and compare packs with sequences alone.
+
+    Such code is what `nopad.model.own.changes` finds.
 
     Args:
-        model: a pack-safe transformers model, without wrappers. It is not copied: hooks of one's own run too.
+        model: a pack-safe transformers model, without wrappers. It is not copied, so the user's hooks run too.
 
     Raises:
-        UnsupportedModelError: a sequence does not get in a pack what it gets alone, or the model cannot be tried; the
-            model is not pack-safe any more.
+        UnsupportedModelError: a sequence gets another result in a pack than alone, or the model does not run. The model
+            is then no longer pack-safe.
     """
     found = changes(model)
     if not found:
@@ -60,7 +62,7 @@ def check_changes(model: Any) -> None:
 
 
 def _differs(model: Any) -> str:
-    """Return how packs differ from each sequence alone, in words; "": they do not.
+    """Return in words how outputs in packs differ from those of each sequence alone; "": they do not.
 
     Raises:
         NopadError, ModelFailedError: the model does not run.
@@ -102,7 +104,15 @@ def _apart(
     limits: dict[torch.dtype, float],
     when: str,
 ) -> str:
-    """Return which output of these sequences differs by more than its limit, in words; "": none."""
+    """Return in words which output differs by more than its limit, or has another shape; "": none.
+
+    Args:
+        wanted: the outputs to compare with, by name; one tensor per sequence.
+        found: the outputs to judge, in the same form.
+        numbers: indices of the sequences that are compared.
+        limits: for each dtype, the largest difference that passes, relative to the output's largest value.
+        when: words on where the difference is, for the result.
+    """
     for name in (one for one in wanted if one in found):
         scale = max(map(largest_finite, wanted[name])) or 1e-30
         for number in numbers:

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 from transformers import PreTrainedModel
 
 from nopad.admitting.changed import check_changes
-from nopad.admitting.memory import recall, remember
+from nopad.admitting.memory import recall, recall_wrapper, remember, remember_wrapper
 from nopad.admitting.proof import Proof, prove
+from nopad.admitting.wrapping import prove_wrapper
 from nopad.errors import OptionError, UnsupportedModelError
 from nopad.model import safety
 from nopad.model.families import FAMILIES, FRONTS, IMAGES
 from nopad.model.known import NAMES, class_of, is_stock
 from nopad.model.own import foreign
 from nopad.model.refused import REFUSED
-from nopad.model.safety import bare, is_packed
+from nopad.model.safety import bare, is_packed, outermost
+from nopad.model.wrapper_parts import Admitted, bases_of, wraps
+from nopad.model.wrappers import wrap
 from nopad.options import check_choice
 
 __all__ = ["packed", "proof_of"]
@@ -43,7 +47,8 @@ def packed(
     changes: the classes' source, the configuration, or the version of Python, torch, transformers or nopad.
 
     Args:
-        model: a transformers model, bare or with a head, also inside PEFT.
+        model: a transformers model, bare or with a head, also inside PEFT; or a module of your own (`nn.Module`) that
+            holds one such model, which is proven as a whole.
         backend: how attention keeps sequences apart. "segments": one SDPA call per sequence; "varlen": PyTorch's
             variable-length flash kernel; "mask": a dense mask over whole rows; "repack": one padded row per sequence;
             "flex": FlexAttention with a block mask; "auto": `segments` on a CPU; on other devices `varlen` for flat
@@ -57,9 +62,9 @@ def packed(
             the kind of head raises an error.
         prove: "cached": models that are in no table are proven, and the verdict is remembered. "always": the same, but
             the proof is done again now, and model types that nopad's tables refuse are tried too. "never": models that
-            are in no table are refused; for a class of your own around a base model of the tables, `head` is believed
-            without a proof. Except with "never", a model with hooks or forward methods of your own is tried: it runs
-            on a few sequences, alone and in packs.
+            are in no table, and modules of your own around a model, are refused; for a `PreTrainedModel` of your own
+            around a base model of the tables, `head` is believed without a proof. Except with "never", a model with
+            hooks or forward methods of your own is tried: it runs on a few sequences, alone and in packs.
 
     Raises:
         UnsupportedModelError: sequences of this model cannot be kept apart, or the proof failed; the message names the
@@ -81,6 +86,10 @@ def packed(
     check_choice("prove", prove, Prove)
     if head is not None and not (isinstance(head, str) and head in NAMES):
         raise OptionError(f"unknown head {head!r}; there are {', '.join(NAMES)}")
+    whole = outermost(model)
+    if wraps(whole):
+        _wrapped(whole, backend, max_sequences, head, prove)
+        return model
     inner = bare(model)
     if is_packed(model) or _in_tables(inner, prove):
         safety.packed(model, backend=backend, max_sequences=max_sequences, head=head)
@@ -97,6 +106,56 @@ def packed(
     safety.packed(model, backend=backend, max_sequences=max_sequences, head=named, family=proof.of(inner))
     check_changes(inner)
     return model
+
+
+def _wrapped(whole: Any, backend: str, max_sequences: int | None, head: str | None, prove: Prove) -> None:
+    """Make the user's own module around a model pack-safe, in place; the arguments are those of `packed`.
+
+    Raises:
+        UnsupportedModelError: its proof failed, or `prove` is "never".
+        OptionError: it or the model inside is pack-safe already, or `head` contradicts the proof.
+    """
+    name, (place, base) = type(whole).__name__, next(iter(bases_of(whole).items()))
+    kind = type(base).__name__
+    if is_packed(whole):
+        raise OptionError(f"this {name} is pack-safe already; nopad.unpacked(model) undoes it")
+    if prove == "never":
+        raise UnsupportedModelError(
+            f"{name} is a module of your own around {kind}, which only a proof can admit (prove='cached'); or make "
+            f"that pack-safe by itself, nopad.packed(model.{place}), if all that is computed from its "
+            "states is per token"
+        )
+    if is_packed(base):
+        raise OptionError(
+            f"{place} of this {name} is pack-safe by itself; undo it, nopad.unpacked(model.{place}), and make the "
+            "whole so"
+        )
+    proof = None if prove == "always" else recall_wrapper(whole, base)
+    if proof is None:
+        proof = prove_wrapper(whole, packed)
+        remember_wrapper(whole, base, proof)
+    log.info(str(proof))
+    if proof.admitted is None:
+        raise UnsupportedModelError(
+            f"{name} is a module of your own around {kind}, and the proof that sequences can be kept apart in it "
+            f"failed: {proof.reason}"
+        )
+    _check_head(name, head, proof.admitted)
+    wrap(whole, proof.admitted, partial(packed, backend=backend, max_sequences=max_sequences, prove=prove))
+
+
+def _check_head(name: str, head: str | None, admitted: Admitted) -> None:
+    """Check that the kind of head that the user names does not contradict the proof.
+
+    Raises:
+        OptionError: it does; a head for question answering always does.
+    """
+    found = admitted.labels or ("classification" if admitted.sequences else head)
+    if head is not None and (head == "answers" or head != found):
+        raise OptionError(
+            f"{name} has no head {head!r}: by its proof it gives "
+            f"{NAMES[found] if found in NAMES and found != 'answers' else NAMES['tokens']}; leave head out"
+        )
 
 
 def proof_of(model: Any, head: str | None = None, again: bool = False) -> Proof:

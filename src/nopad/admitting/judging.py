@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from nopad.admitting.bad import outputs_of
 from nopad.admitting.deriving import most_tokens
 from nopad.admitting.modes import in_mode
-from nopad.admitting.probing import CLOSE
+from nopad.admitting.search import CLOSE
 from nopad.admitting.small import ran
 from nopad.auditing.limits import EXACT, PARTLY_SINGLE, apart, largest_finite
 from nopad.auditing.steadiness import Singles
@@ -35,9 +35,9 @@ Outputs = list[dict[str, Tensor]]
 
 
 class Judge:
-    """A small model in float64 that has never run, and what each of some sequences gets from a copy of it alone.
+    """A small model in float64, and the outputs of a few sequences, each run alone on a copy of it.
 
-    Only copies of the model run, since a model may change with what it is called with.
+    The model itself is never run, only copies of it, since a model may change when it is called.
 
     Attributes:
         model: the model.
@@ -119,12 +119,22 @@ class Judge:
         except NopadError as error:
             return str(error)
         try:
+            return self.apart(model, line.narrow)
+        finally:
+            unpacked(model)
+
+    def apart(self, model: Any, narrow: bool) -> str:
+        """Return in words how a pack-safe copy of the model differs in packs from the stock model alone.
+
+        The result is "" if it does not differ. With `narrow`, no row is longer than the model's positions.
+        """
+        try:
             for training, wanted in self.alone.items():
-                for form in self._forms(line.narrow):
+                for form in self._forms(narrow):
                     worst = _worst(wanted, self._packs(model, form, training), self.sequences, self.limit)
                     if worst:
                         return f"{worst} between packs and the stock model alone{', in training' if training else ''}"
-            if self.positions is not None and not line.narrow:  # a row that is longer than the table of positions
+            if self.positions is not None and not narrow:  # a row that is longer than the table of positions
                 times = self.positions // sum(map(len, self.sequences)) + 1
                 found = self._packs(model, Flat(), False, times if times <= MOST_TIMES else 1)
                 worst = _worst(self.alone[False], found, self.sequences, self.limit)
@@ -132,8 +142,6 @@ class Judge:
                     return f"{worst} between long rows and the stock model alone"
         except Exception as error:  # a model's code may raise anything on packs
             return f"on packs, {type(self.model).__name__} raises {type(error).__name__}: {error}"
-        finally:
-            unpacked(model)
         return ""
 
     def _operations(self, number: int) -> int:

@@ -17,38 +17,42 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from nopad.admitting.modes import in_mode
+from nopad.admitting.tracking import ROW, TOKEN, Track
+from nopad.model.own import is_own
 
-__all__ = ["Run", "crossing", "varying"]
+__all__ = ["Run", "backward_of_ones_own", "crossing", "crossing_outputs", "first_crossing", "varying"]
 
 WIDE = (1, 2, 150, 600, 1500, 5000, 20000)  # tokens of a row
 MANY = (2, 9, 70, 300)  # rows
 MUCH = (20, 300)  # rows of so many tokens
 MOST = 20_000_000  # numbers in a tensor, as far as can be foreseen
-TOKEN, ROW = 1, 2  # what a tensor holds: one value per token, or something of several tokens
-FILLED = ("_like", "new_", "empty", "zeros", "ones", "full", "arange")  # in names of operations that read no values
 RAISES = "it raises"
-READERS = ("tolist", "numpy", "__array__", "data_ptr", "__dlpack__")  # of tensors, and no operations of PyTorch
+HOOKS = ("register_hook", "register_post_accumulate_grad_hook")
 
 
 @dataclass(frozen=True)
 class Run:
-    """A recorded call of a module, to be made again.
+    """A recorded call of a module, which can be repeated with other sizes.
 
     Attributes:
         module: the module.
         given: its arguments by name.
-        held: modules inside it that are not run, each with the output that it returns instead.
-        length: number of tokens in `given`, L.
+        held: modules inside it that are not run, each with the recorded output that it returns instead.
+        length: number of tokens in `given`, L; with `sequences`, the number of sequences.
         close: differences of at most this, relative to an output's largest value, are rounding.
+        data: names of arguments that are made from tokens, whatever their values. Other arguments count as such only if
+            they hold the token ids, or floats with one dimension of tokens.
+        sequences: whether what is followed is results per sequence: each module in `held` returns L entries, one per
+            sequence. All results per token then depend on several of these.
     """
 
     module: nn.Module
@@ -56,6 +60,8 @@ class Run:
     held: Mapping[nn.Module, Any]
     length: int
     close: float
+    data: tuple[str, ...] = ()
+    sequences: bool = False
 
     @property
     def places(self) -> bool:
@@ -96,18 +102,113 @@ def crossing(run: Run, tokens: list[int], mixes: bool = False) -> tuple[bool, bo
     """
     crosses, reads = mixes, False
     for training in (False, True):
-        track = _Track(run.length, [*run.module.parameters(), *run.module.buffers()], not mixes)
-        given = tree_map(lambda one: one.clone() if isinstance(one, Tensor) else one, run.given)
-        for leaf in tree_leaves(given):
-            if isinstance(leaf, Tensor) and _is_data(leaf, tokens):
-                track.put(leaf, TOKEN)
-        holding = _holding(run.held, track.held)
-        with torch.no_grad(), in_mode(run.module, training), holding, _Calls(track.look), track:
-            made = run.module.forward(**given)
+        track, made = _followed(run, tokens, training, not mixes)
         per_token = [one for one in _tensors(made) if tuple(one.shape[:2]) == (1, run.length)]
         crosses |= any(track.of(one) == ROW for one in per_token)
         reads |= track.reads
     return crosses, reads
+
+
+def crossing_outputs(run: Run, tokens: list[int]) -> tuple[list[Tensor], bool, bool]:
+    """Return (outputs that depend on several tokens, whether held modules get such tensors, whether numbers are read).
+
+    Numbers are read where code takes a Python number out of a tensor, as ``.item()`` does. The module runs in
+    evaluation mode and in training mode, and the list has the outputs of both. With `Run.sequences`, the outputs are
+    those that depend on several sequences.
+    """
+    found, handed, reads = [], False, False
+    for training in (False, True):
+        track, made = _followed(run, tokens, training, True)
+        found += [one for one in _tensors(made) if track.of(one) == ROW]
+        handed, reads = handed or track.handed == ROW, reads or track.reads
+    return found, handed, reads
+
+
+def backward_of_ones_own(run: Run) -> str:
+    """Return the name of a user's autograd function, or of a hook on gradients, that a module uses; "": there is none.
+
+    What such code does with gradients cannot be followed. Modules in `held` are not looked into.
+    """
+    for training, (rows, wide) in product((False, True), ((1, run.length), (MANY[-1], run.length), (1, WIDE[-1]))):
+        if run.fits(rows, wide):
+            with in_mode(run.module, training):
+                found = _backward(run, partial(_sized, length=run.length, rows=rows, wide=wide, table=run.places))
+            if found:
+                return found
+    return ""
+
+
+def _backward(run: Run, size: Callable[[Any], Any]) -> str:
+    hooks: list[str] = []
+    watch = _Calls(lambda name, args: hooks.append(name) if name in HOOKS else None)
+    held = {module: tree_map(lambda one: _leaf(size(one)), made) for module, made in run.held.items()}
+    try:
+        with torch.enable_grad(), _holding(held, lambda module, made, got: made), watch:
+            made = run.module.forward(**tree_map(size, run.given))
+    except Exception:  # a whole model may refuse long rows
+        return ""
+    seen, waiting = set(), [one.grad_fn for one in _tensors(made)]
+    while waiting and not hooks:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        kind = getattr(node, "_forward_cls", None)
+        if kind is not None and is_own(kind):
+            return str(kind.__qualname__)
+        waiting += [one for one, _ in node.next_functions]
+    return hooks[0] if hooks else ""
+
+
+def _leaf(value: Any) -> Any:
+    floating = isinstance(value, Tensor) and value.is_floating_point()
+    return value.detach().clone().requires_grad_() if floating else value
+
+
+def first_crossing(run: Run, tokens: list[int]) -> tuple[nn.Module | None, bool]:
+    """Return the first submodule to finish whose output depends on several tokens, and whether its inputs did not yet.
+
+    The second value is True if the submodule itself moved the information. (None, False): there is no such submodule.
+    Modules in `held` are left out.
+    """
+    found: list[tuple[nn.Module, bool]] = []
+    for training in (False, True):
+        _followed(run, tokens, training, True, found)
+    return found[0] if found else (None, False)
+
+
+def _followed(
+    run: Run, tokens: list[int], training: bool, tries: bool, found: list[tuple[nn.Module, bool]] | None = None
+) -> tuple[Track, Any]:
+    """Run a module under a `Track`; return the `Track` and the module's output.
+
+    `tries` is as in `Track`. If `found` is a list, (submodule, whether its inputs did not depend on several tokens) is
+    added for each submodule whose output does; see `first_crossing`.
+    """
+    track = Track(run.length, [*run.module.parameters(), *run.module.buffers()], tries)
+    track.sequences = run.sequences
+    given = tree_map(lambda one: one.clone() if isinstance(one, Tensor) else one, run.given)
+    for name, value in given.items():
+        for leaf in _tensors([value]):
+            local = tuple(leaf.shape).count(run.length) == 1
+            if _is_data(leaf, tokens) or (name in run.data and local):
+                track.put(leaf, TOKEN)
+            elif name in run.data:
+                track.put(leaf, ROW)
+
+    def after(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        inputs, outputs = (max(map(track.of, _tensors([value])), default=0) for value in ((args, kwargs), output))
+        if outputs == ROW and found is not None:
+            found.append((module, inputs < ROW))
+
+    inside = [] if found is None else [one for one in run.module.modules() if one not in (run.module, *run.held)]
+    handles = [one.register_forward_hook(after, with_kwargs=True) for one in inside]
+    try:
+        with torch.no_grad(), in_mode(run.module, training), _holding(run.held, track.held), _Calls(track.look), track:
+            return track, run.module.forward(**given)
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def varying(run: Run, mixes: bool, whole: bool = False, brief: bool = False) -> tuple[str, bool]:
@@ -266,180 +367,3 @@ class _Calls(TorchFunctionMode):
         if isinstance(found, Tensor):
             self.most = max(self.most, found.numel())
         return found
-
-
-@dataclass
-class _State:
-    tensor: Tensor
-    holds: int
-
-
-class _Track(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A PyTorch dispatch mode that follows what tensors are computed from.
-
-    A tensor holds 0 (nothing of the tokens), `TOKEN` (each entry is of one token) or `ROW` (entries are of several
-    tokens). With `tries`, each operation on `TOKEN` is tried, to see if its result is `ROW`. The attribute `reads`
-    tells whether numbers were read out of such a tensor, or out of a weight.
-    """
-
-    def __init__(self, length: int, weights: list[Tensor], tries: bool) -> None:
-        make: Any = super().__init__
-        make()
-        self.length, self.tries = length, tries
-        self.states: dict[int, _State] = {}  # by id; the tensors are kept, so that ids stay theirs
-        self.weights = {id(one): one for one in weights}
-        self.reads = False
-
-    def of(self, tensor: Tensor) -> int:
-        """Return what a tensor holds: 0, `TOKEN` or `ROW`.
-
-        A tensor that was not seen before holds what those hold that share memory with it.
-        """
-        known = self.states.get(id(tensor))
-        if known is not None:
-            return known.holds
-        store = _store(tensor)
-        return max((one.holds for one in self.states.values() if store and _store(one.tensor) == store), default=0)
-
-    def put(self, tensor: Tensor, holds: int) -> None:
-        self.states[id(tensor)] = _State(tensor, holds)
-
-    def look(self, name: str, args: Sequence[Any]) -> None:
-        """Set `reads` if the function `name` reads numbers out of a weight, or of something computed from tokens."""
-        if name in READERS and args and isinstance(args[0], Tensor):
-            self.reads |= bool(self.of(args[0])) or id(args[0]) in self.weights
-
-    def held(self, module: nn.Module, made: Any, given: Any) -> Any:
-        """Return copies of `made`, the output that a module returns without being run.
-
-        Floating-point tensors are `ROW` if one of its arguments, `given`, is, or if they do not have exactly one
-        dimension of tokens; else they are `TOKEN`. Other tensors hold 0.
-        """
-        worst = max((self.of(one) for one in tree_leaves(given) if isinstance(one, Tensor)), default=TOKEN)
-
-        def copied(value: Any) -> Any:
-            if not isinstance(value, Tensor):
-                return value
-            value = value.clone()
-            local = tuple(value.shape).count(self.length) == 1 and worst < ROW
-            self.put(value, (TOKEN if local else ROW) if value.is_floating_point() else 0)
-            return value
-
-        return tree_map(copied, made)
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        given = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
-        worst = max(map(self.of, given), default=0)
-        writes = function._schema.is_mutable
-        before = tree_map(_copied, (args, kwargs)) if writes and worst == TOKEN else (args, kwargs)
-        holds = {id(a): self.of(b) for a, b in zip(_leaves(before), given, strict=True)} if worst == TOKEN else {}
-        output = function(*args, **kwargs)
-        found = tree_leaves(output)
-        weights = bool(given) and all(id(one) in self.weights for one in given)
-        if any(isinstance(one, bool | int | float) for one in found):
-            self.reads |= worst > 0 or weights
-        name = function._schema.name.rpartition("::")[2]
-        state = 0 if any(part in name for part in FILLED) and not writes else worst
-        if state == TOKEN and self.tries and self._crosses(function, before, holds, output):
-            state = ROW
-        for one in found:
-            if isinstance(one, Tensor):
-                self.put(one, state)
-                if weights:
-                    self.weights[id(one)] = one
-        if writes:
-            self._written(function, args, kwargs, state)
-        return output
-
-    def _written(self, function: Any, args: Any, kwargs: Any, holds: int) -> None:
-        """Note what the tensors hold that an operation wrote to in place, and all that share memory with them."""
-        for at, argument in enumerate(function._schema.arguments):
-            if argument.alias_info is None or not argument.alias_info.is_write:
-                continue
-            value = args[at] if at < len(args) else kwargs.get(argument.name)
-            for one in tree_leaves(value):
-                if isinstance(one, Tensor):
-                    self.put(one, max(holds, self.of(one)))
-                    for state in self.states.values():
-                        if _store(state.tensor) == _store(one):
-                            state.holds = max(state.holds, holds)
-
-    def _crosses(self, function: Any, before: Any, holds: Mapping[int, int], output: Any) -> bool:
-        """Return whether an operation changes its result for a token when the input for another token changes.
-
-        True also if this cannot be tried; False if the operation is random.
-        """
-        made = [one for one in tree_leaves(output) if isinstance(one, Tensor)]
-        dims = [[dim for dim, size in enumerate(one.shape) if size == self.length] for one in made]
-        if any(len(one) != 1 for one in dims):
-            return True
-        # What is written to is what is given back, so it is computed again on copies.
-        again = _leaves(_run(function, tree_map(_copied, before)))
-        if any(not _equal(a, b) for a, b in zip(made, again, strict=True)):
-            return False  # random: there is nothing to compare
-        for place, other in ((1, 0), (self.length // 2, 2), (self.length - 2, 3)):
-            for poison in (False, True):
-                try:
-                    given = _copied_with(before, holds, partial(self._changed, place=place, other=other, poison=poison))
-                    found = _leaves(_run(function, given))
-                except Exception:  # an operation on values that it does not take
-                    return True
-                for one, two, dim in zip(made, found, [one[0] for one in dims], strict=True):
-                    rest = [at for at in range(self.length) if at != place]
-                    index = torch.tensor(rest)
-                    if one.shape != two.shape or not _equal(one.index_select(dim, index), two.index_select(dim, index)):
-                        return True
-        return False
-
-    def _changed(self, value: Tensor, place: int, other: int, poison: bool) -> Tensor:
-        """Overwrite what `value` holds for the token `place`, and return `value`.
-
-        Booleans are negated; other numbers become those of the token `other`, or NaN with `poison`.
-        """
-        dim = next(dim for dim, size in enumerate(value.shape) if size == self.length)
-        mine, theirs = value.select(dim, place), value.select(dim, other)
-        if value.dtype == torch.bool:
-            mine.logical_not_()
-        elif poison and value.is_floating_point():
-            mine.fill_(torch.nan)
-        else:
-            mine.copy_(theirs.clone())
-        return value
-
-
-def _run(function: Any, given: Any) -> Any:
-    args, kwargs = given
-    return function(*args, **kwargs)
-
-
-def _leaves(value: Any) -> list[Tensor]:
-    return [one for one in tree_leaves(value) if isinstance(one, Tensor)]
-
-
-def _copied(value: Any) -> Any:
-    return value.clone() if isinstance(value, Tensor) else value
-
-
-def _copied_with(before: Any, holds: Mapping[int, int], change: Callable[[Tensor], Tensor]) -> Any:
-    """Return copies of an operation's arguments, with `change` applied to the tensors that hold `TOKEN`."""
-
-    def copied(value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return value
-        return change(value.clone()) if holds.get(id(value)) == TOKEN else value.clone()
-
-    return tree_map(copied, before)
-
-
-def _equal(one: Tensor, two: Tensor) -> bool:
-    if not one.is_floating_point():
-        return torch.equal(one, two)
-    return torch.allclose(one, two, 1e-9, 1e-12 * float(one.nan_to_num().abs().max()) if one.numel() else 0.0, True)
-
-
-def _store(tensor: Tensor) -> int:
-    try:
-        return tensor.untyped_storage().data_ptr()
-    except RuntimeError:  # a tensor without memory of its own
-        return 0

@@ -96,7 +96,7 @@ class _Unknown(Exception):
 
 
 class _Marker:
-    """Adds values to a SHA-256, `found`; an object that comes again counts by its number only."""
+    """Adds values to a SHA-256, `found`; of an object that was added before, only its number is added."""
 
     def __init__(self) -> None:
         self.found = hashlib.sha256()

@@ -17,11 +17,11 @@ import os
 import platform
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import transformers
@@ -31,10 +31,14 @@ from nopad.admitting.deriving import Times
 from nopad.admitting.marks import NAMES_ONLY, is_library, mark_of, settings_of
 from nopad.admitting.proof import Proof
 from nopad.admitting.small import own_parts
+from nopad.admitting.wrapping import WrapperProof
 from nopad.model.families import FAMILIES, Family
+from nopad.model.wrapper_parts import Admitted
 from nopad.seal import sealed, unsealed
 
-__all__ = ["fingerprint", "folder", "recall", "remember"]
+__all__ = ["fingerprint", "folder", "recall", "recall_wrapper", "remember", "remember_wrapper"]
+
+P = TypeVar("P")
 
 log = logging.getLogger("nopad")
 
@@ -43,10 +47,10 @@ LIBRARIES = ("torch", "transformers", "nopad")  # their versions are in the fing
 
 
 def folder() -> Path:
-    """Return the folder of remembered proofs; it may not exist yet.
+    """Return the folder of remembered proofs, which may not exist yet.
 
     Raises:
-        OSError: the user has no home, and the environment names no cache.
+        FileNotFoundError: the user has no home folder, and ``$XDG_CACHE_HOME`` names no absolute path.
     """
     cache = os.environ.get("XDG_CACHE_HOME", "")
     try:
@@ -55,11 +59,13 @@ def folder() -> Path:
         raise FileNotFoundError(f"{error}; set XDG_CACHE_HOME") from error
 
 
-def fingerprint(model: Any, head: str | None = None) -> str | None:
-    """Return a SHA-256, in hex, of all that a proof of `model` depends on, or None.
+def fingerprint(model: Any, head: str | None = None, base: Any = None) -> str | None:
+    """Return a SHA-256, in hex, of all that a proof of `model` depends on.
 
-    None: some of this cannot be found or hashed, so a proof cannot be remembered.
+    None: some of this cannot be found or hashed, so the proof cannot be remembered. `head` is the kind of head that the
+    user names. `base` is the transformers model inside, if `model` is the user's own module around it.
     """
+    whole = model if base is None else base
     kinds = {f"{kind.__module__}.{kind.__qualname__}": kind for kind in map(type, model.modules())}
     parts: list[Any] = [
         FORMAT,
@@ -68,14 +74,15 @@ def fingerprint(model: Any, head: str | None = None) -> str | None:
         transformers.__version__,
         platform.python_version(),
     ]
-    parts += [head, type(model).__module__, type(model).__qualname__, _settings(model.config)]
+    parts += [head, type(model).__module__, type(model).__qualname__, _settings(whole.config), base is not None]
     for name in sorted(kinds):
         parts.append((name, _code_of(kinds[name])))
-    if own_parts(model):
+    if own_parts(whole):
         return None
     patched = [one for kind in kinds.values() for above in kind.__mro__ for one in vars(above).values()]
     patched = [one for one in patched if isinstance(one, FunctionType) and not is_library(one.__module__ or "")]
-    reached = mark_of(list(settings_of(model)), patched)
+    # Of a wrapper all that it holds, its modules of PyTorch and their settings too.
+    reached = mark_of(list(settings_of(model)) if base is None else model, patched)
     if reached is None:
         return None
     parts.append(reached)
@@ -93,13 +100,12 @@ def recall(model: Any, head: str | None = None) -> Proof | None:
 
     `head` is the kind of head that the user names, or None.
     """
-    mark = fingerprint(model, head)
-    if mark is None:
-        return None
-    try:
-        return _read(unsealed(json.loads((folder() / f"{mark}.json").read_text())), mark)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        return None
+    return _recalled(fingerprint(model, head), _read)
+
+
+def recall_wrapper(wrapper: Any, base: Any) -> WrapperProof | None:
+    """Return the remembered proof of a wrapper around `base`; None: there is none, or its file is damaged."""
+    return _recalled(fingerprint(wrapper, None, base), _read_wrapper)
 
 
 def remember(model: Any, head: str | None, proof: Proof) -> None:
@@ -108,19 +114,44 @@ def remember(model: Any, head: str | None, proof: Proof) -> None:
     If the file cannot be written, a warning is logged, and no error is raised.
     """
     mark = fingerprint(model, head)
+    _keep(mark, proof.model, {} if mark is None else _written(proof, mark))
+
+
+def remember_wrapper(wrapper: Any, base: Any, proof: WrapperProof) -> None:
+    """Write the proof of a wrapper around `base` to its file; a wrapper without a fingerprint is left out.
+
+    If the file cannot be written, a warning is logged, and no error is raised.
+    """
+    mark = fingerprint(wrapper, None, base)
+    _keep(mark, proof.model, {**asdict(proof), "format": FORMAT, "fingerprint": mark})
+
+
+def _recalled(mark: str | None, read: Callable[[dict[str, Any], str], P]) -> P | None:
     if mark is None:
-        log.info(f"the proof of {proof.model} is not remembered: some of its code has no source file, or is changed")
+        return None
+    try:
+        return read(unsealed(json.loads((folder() / f"{mark}.json").read_text())), mark)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None
+
+
+def _keep(mark: str | None, name: str, stored: dict[str, Any]) -> None:
+    if mark is None:
+        log.info(f"the proof of {name} is not remembered: some of its code has no source file, or is changed")
         return
     try:
         path = folder() / f"{mark}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
-        _put(path, json.dumps(sealed(_written(proof, mark)), indent=1, sort_keys=True))
+        _put(path, json.dumps(sealed(stored), indent=1, sort_keys=True))
     except OSError as error:
-        log.warning(f"the proof of {proof.model} is not remembered, and will be done again: {error}")
+        log.warning(f"the proof of {name} is not remembered, and will be done again: {error}")
 
 
 def _put(path: Path, text: str) -> None:
-    """Write a file as a whole, by a temporary file of this call's own: the ranks of a job write the same proof."""
+    """Write a file as a whole: first a temporary file with a name of its own, then a rename.
+
+    So the ranks of a job may write the same proof at the same time.
+    """
     descriptor, name = tempfile.mkstemp(dir=path.parent)
     try:
         with os.fdopen(descriptor, "w") as file:
@@ -210,6 +241,17 @@ def _read(stored: dict[str, Any], mark: str) -> Proof:
     proof = Proof(**{**stored, "family": family, "remembered": True})
     if type(proof.admitted) is not bool or (proof.admitted and family is None):
         raise ValueError("no line for an admitted model")
+    return proof
+
+
+def _read_wrapper(stored: dict[str, Any], mark: str) -> WrapperProof:
+    if stored.pop("format") != FORMAT or stored.pop("fingerprint") != mark:
+        raise ValueError("another format, or another model's proof")
+    said = stored.pop("admitted")
+    admitted = None if said is None else Admitted(**{**said, "columns": _tuples(said["columns"])})
+    proof = WrapperProof(**{**stored, "admitted": admitted, "remembered": True})
+    if (admitted is None) == (not proof.reason):
+        raise ValueError("neither admitted nor refused")
     return proof
 
 

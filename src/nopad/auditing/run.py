@@ -280,10 +280,16 @@ class _Task:
         return found
 
     def _with(self, subject: Any, name: str, token: int, partly: bool) -> Found:
-        """Compare outputs of sequences that contain the special token `token`; the last sequence also ends with it.
+        """Compare the outputs, packed and alone, of random sequences that all contain the id `token`.
 
-        `name` is the name of the token, such as "eos"; the model searches its input for this token. `partly`: whether
-        the model computes some results in float32, even in float64.
+        The model looks for this token in its input, as some look for eos to find the end of a sequence. One copy of it
+        is at a random place in each sequence of at least 3 tokens, and the last sequence also ends with it.
+
+        Args:
+            subject: the copy of the model to run.
+            name: the token's name, such as "eos".
+            token: its id.
+            partly: whether the model computes some results in float32, even in float64.
         """
         trial = self._drawn(subject, replace(self.tokens, inside=(token,)), None, partly)
         trial.sequences[-1][-1] = token

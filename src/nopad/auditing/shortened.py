@@ -23,7 +23,10 @@ def layer_count(config: Any) -> int:
 
 
 def missing_kinds(model: Any, layers: int) -> str:
-    """Return the kinds of layers (local, global) that the first `layers` layers lack, as text; "" if they lack none."""
+    """Return the phrase ", without any of KINDS": kinds of layers that only come after the first `layers` layers.
+
+    A kind of layer is, for example, "sliding_attention". The result is "" if the first layers have all kinds.
+    """
     kinds = list(getattr(model.config.get_text_config(), "layer_types", None) or ())
     later = sorted(set(kinds[layers:]) - set(kinds[:layers]))
     return f", without any of {', '.join(later)}" if later else ""

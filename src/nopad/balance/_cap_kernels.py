@@ -215,7 +215,10 @@ def deal_capped(
 
 @njit(cache=True, nogil=True)
 def _add_to_emptiest(loads: NDArray[Any], size: int, cap: int) -> bool:
-    """Add `size` to the least of `loads`, a heap with the least first; if that is above `cap`, only return False."""
+    """Add `size` to the smallest of `loads`, a heap with the smallest first, and return True.
+
+    If the sum would be above `cap`, nothing is changed, and the result is False.
+    """
     if size > cap - loads[0]:
         return False
     load, at, n = loads[0] + size, 0, loads.shape[0]

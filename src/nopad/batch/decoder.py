@@ -1,4 +1,4 @@
-"""The decoder's side of a batch for an encoder-decoder model: targets, shifted right by one token."""
+"""Make the targets of an encoder-decoder model into sequences of decoder inputs and labels."""
 
 from __future__ import annotations
 
@@ -16,11 +16,14 @@ __all__ = ["shifted"]
 
 
 def shifted(targets: Sequence[Any], sequences: int, start_id: int) -> Sequences:
-    """Return targets as sequences: ``labels`` are the targets, ``input_ids`` the same, shifted right by one token.
+    """Return the inputs and labels of a decoder as sequences.
+
+    The column ``labels`` holds the targets, and ``input_ids`` the targets shifted right by one token, with `start_id`
+    first.
 
     Args:
         targets: ids of each target; lists or integer arrays ``[length]``.
-        sequences: number of sequences of the encoder's side.
+        sequences: number of sequences that the encoder gets.
         start_id: the id that every decoder sequence begins with.
 
     Raises:

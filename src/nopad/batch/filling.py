@@ -1,4 +1,4 @@
-"""The items of a batch: columns placed as a layout says, with padding, positions and the guard."""
+"""Make the items of a batch: columns placed as a layout says, with padding, position ids and the guard as mask."""
 
 from __future__ import annotations
 
@@ -39,12 +39,18 @@ def filled(
     records: Records | None = None,
     images: Images | None = None,
 ) -> dict[str, Any]:
-    """Return the items of a `PackedBatch` of these columns, placed as the layout says.
+    """Return the items of a `PackedBatch` by name: the columns of `stacked`, placed in rows as the layout says.
 
-    `pad_id` and `fill` are as in `PackedBatch.from_sequences`.
+    Args:
+        stacked: the sequences, with columns per token and per sequence.
+        layout: where each token lies.
+        pad_id: as in `PackedBatch.from_sequences`.
+        fill: as in `PackedBatch.from_sequences`.
+        records: where each sequence comes from; None: the batch has no records.
+        images: the images of the sequences; None: there are none.
 
     Raises:
-        OptionError: `fill` names no per-token column, or a column cannot hold its padding value.
+        OptionError: `fill` names a column that is not per token, or a column cannot hold its padding value.
         BatchError: a per-token column does not have one value per token.
     """
     fills = {"input_ids": pad_id, **named("fill", fill)}

@@ -139,7 +139,10 @@ class PackedBatch(MutableMapping[str, Any]):
         pad_id: int = 0,
         fill: Mapping[str, Any] | None = None,
     ) -> PackedBatch:
-        """Build a batch of rows of a packed dataset (`nopad.open_packed`); every sequence stays in its row.
+        """Build a batch of rows of a packed dataset (`nopad.open_packed`).
+
+        With `Rows`, each row of the dataset is a row of the batch. With `Flat`, the sequences of all rows are in one
+        stream, row after row.
 
         Args:
             rows: the rows, as indexing the dataset gives them.
@@ -148,8 +151,9 @@ class PackedBatch(MutableMapping[str, Any]):
             fill: as in `from_sequences`.
 
         Raises:
-            LengthError: a row has more tokens than the capacity.
-            OptionError: `form` is invalid or would move sequences to other rows, or `fill` is invalid.
+            LengthError: with `Rows`, a row has more tokens than the capacity.
+            OptionError: `form` is invalid, has fewer rows than are given, or has `depth`, `packs` or `end_to_end`,
+                which would move sequences to other rows; or `fill` is invalid.
             BatchError: there is no row, an entry is not a row of `nopad.open_packed`, the rows hold no tokens (an
                 index-only dataset), or ``position_ids`` do not count from 0 in each sequence.
         """
@@ -219,15 +223,16 @@ class PackedBatch(MutableMapping[str, Any]):
             sequences: the sequences; values ``seq_index``, ``seq_start`` and ``seq_source`` become the batch's
                 `records`.
             form: `nopad.Flat()`, one stream without padding, or `nopad.Rows(capacity)`.
-            per_row: how many of the sequences share each row, int64 ``[R]``, in the order given; None: `form` decides.
+            per_row: with `Rows`, how many of the sequences share each row, int64 ``[R]``, in the order given; None:
+                `form` decides. The flat form ignores it.
             causal: as in `from_features`.
             pad_id: as in `from_sequences`.
             fill: as in `from_sequences`.
 
         Raises:
-            LengthError: a row or a sequence has more tokens than the capacity.
-            OptionError: `form` is invalid, does not fit these sequences, or (with `per_row`) would move sequences to
-                other rows; or `fill` is invalid.
+            LengthError: with `Rows`, a row or a sequence has more tokens than the capacity.
+            OptionError: `form` is invalid or does not fit these sequences; with `per_row`, it has fewer rows, or has
+                `depth`, `packs` or `end_to_end`, which would move sequences to other rows; or `fill` is invalid.
             BatchError: there is no sequence, there are no ``input_ids``, a column in `tokens` does not have one value
                 per token, or ``position_ids`` do not count from 0 in each sequence.
         """

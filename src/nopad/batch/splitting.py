@@ -1,4 +1,4 @@
-"""Values per token: from a batch's rows to one array per sequence, and back. O(tokens), without a loop over tokens."""
+"""Split values per token from a batch's rows into one array per sequence, and put them back; O(tokens)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def split(values: Any, at: Layout, target: Layout | None) -> list[Any]:
         target: where the tokens of the batch's targets lie; None: it has none.
 
     Raises:
-        BatchError: `values` is not an array, its shape does not begin with ``[R, L]``, or it has that of the targets.
+        BatchError: `values` is not an array, its shape does not begin with ``[R, L]``, or it has the shape of the
+            targets.
     """
     given = tuple(shape_of(values)[:2])
     aimed = None if target is None or given != target.shape else target
@@ -47,7 +48,9 @@ def split(values: Any, at: Layout, target: Layout | None) -> list[Any]:
 
 
 def laid_out(values: Sequence[Any], at: Layout) -> Any:
-    """Return values of sequences as the tokens lie, ``[R, L, ...]`` with 0 in padding; the inverse of `split`.
+    """Return the values of sequences in rows, ``[R, L, ...]``, each where its token lies, with 0 in padding.
+
+    This is the inverse of `split`.
 
     Args:
         values: one array ``[length, ...]`` per sequence, in the order given; NumPy or torch.

@@ -61,7 +61,9 @@ def answer(given: Given, without: Padded, rows: Sequence[Mapping[str, Any]]) -> 
 
 
 def headline(given: Given) -> str:
-    """Return as text how many sequences a plan has (of how many, if some are above the capacity), and their tokens.
+    """Return as text the number of sequences in a plan, and their tokens.
+
+    If some sequences are above the capacity, the text also has the number of all sequences.
 
     >>> from nopad.histogram import Histogram
     >>> headline(Given(capacity=512, histogram=Histogram.from_lengths([5, 500]), lengths=None))
@@ -140,7 +142,11 @@ def became(given: Given) -> list[str]:
 
 
 def _from_least(given: Given, rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return as text how far the best plan is from the proven minimum at any depth, or else at the plan's own depth."""
+    """Return, as text, by how many packs the best plan is above a proven minimum.
+
+    This is the minimum without a depth limit if that plan has none, or reaches it; else the minimum at the plan's
+    depth.
+    """
     best, least = best_of(rows), least_packs(given, rows)
     if best["depth"] is None or best["packs"] == least:
         above = best["packs"] - least

@@ -121,7 +121,7 @@ def _step(file: str, more: More, as_json: bool, **options: Any) -> None:
 
 
 def _derive(model: str | None, as_json: bool) -> None:
-    """Derive how a model's sequences can be kept apart, and print what was found."""
+    """Find out how a model's sequences can be kept apart, and print the result: ``--derive``."""
     with Bars() as monitor:
         monitor.stage("deriving and proving", None, "")
         finding = derived(model)

@@ -176,7 +176,7 @@ class Extras:
                 screen.print(f"saved {path}", markup=False, soft_wrap=True)
 
     def to_json(self, verdict: Any) -> str:
-        """Return the verdict as a JSON object, with the keys "trace" and "fix" for those that there are."""
+        """Return the verdict as a JSON object; it has the keys "trace" and "fix" if there is a trace or a fix."""
         parts = {"trace": self._drawable, "fix": self.fix}
         whole = json.loads(verdict.to_json()) | {n: part.to_dict() for n, part in parts.items() if part is not None}
         return json.dumps(whole, indent=1 if self._drawable is None else None)

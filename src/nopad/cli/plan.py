@@ -172,7 +172,10 @@ def plan(
 
 
 def _one(read: Callable[..., Given], capacity: int | None, wanted: Wanted, seed: int) -> None:
-    """Read the input, plan for one capacity, and print the answer; ``read(capacity, monitor)`` reads the input."""
+    """Plan for one capacity and print the answer.
+
+    `read` is called as ``read(capacity, monitor)``, and returns the input. `wanted` is what the user asked for.
+    """
     _check_output(wanted.output, len(wanted.algorithms), len(wanted.depth or [None]))
     given, rows = _compare(read, capacity, wanted, seed)
     without = padded(given.histogram, given.capacity, wanted.batch_size)
@@ -184,7 +187,11 @@ def _one(read: Callable[..., Given], capacity: int | None, wanted: Wanted, seed:
 
 @contextmanager
 def _way_out() -> Iterator[None]:
-    """In a ``with`` block, errors about over-long sequences also say that a saved plan leaves nothing out by itself."""
+    """In a ``with`` block, add to errors about over-long sequences that a saved plan leaves no sequence out by itself.
+
+    Raises:
+        RecordError, LengthError: with the longer message; others are raised unchanged.
+    """
     try:
         yield
     except (RecordError, LengthError) as error:

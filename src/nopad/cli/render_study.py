@@ -179,7 +179,7 @@ def sparkline(one: Distribution) -> str:
 
 
 def _titled(title: str, grid: Grid, *below: Text) -> Group:
-    """Put a title above a grid, also if the grid is narrower."""
+    """Return a title, a grid, and the lines `below`, one under the other; the title may be wider than the grid."""
     return Group(Text(title, "bold"), grid, *below)
 
 

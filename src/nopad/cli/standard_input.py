@@ -1,7 +1,7 @@
-"""``-`` as an input: standard input becomes a temporary file, whose format is told by the user or by its first bytes.
+"""Read ``-`` as standard input: it becomes a temporary file, in the format that the user names or its first bytes show.
 
-Nothing is guessed silently. What begins like JSON, Parquet or Arrow is read as that, and fails loudly if it is not.
-What may be a CSV or TSV file, or a text with the same number of commas in each line, is refused until
+Nothing is guessed silently. Input that begins like JSON, Parquet or Arrow is read as that, and raises an error if it is
+not. Input that may be a CSV or TSV file, or plain text with the same number of commas in each line, is refused until
 ``--stdin-format`` says which it is.
 """
 
@@ -54,13 +54,13 @@ def remove_spooled() -> None:
 
 
 def from_stdin(inputs: Sequence[str], form: Format | None = None) -> list[str]:
-    """Return the inputs with ``-`` replaced by the path of a temporary file that holds what standard input gave.
+    """Return the inputs with ``-`` replaced by the path of a temporary file that holds the bytes of standard input.
 
     The file is deleted when the process ends.
 
     Args:
         inputs: the inputs of a command.
-        form: format of standard input; None: as its first bytes show.
+        form: format of standard input; None: the first bytes decide.
 
     Raises:
         OptionError: ``-`` is given twice, or standard input is a terminal; or `form` is None and the input may be CSV
@@ -89,7 +89,7 @@ def from_stdin(inputs: Sequence[str], form: Format | None = None) -> list[str]:
 
 
 def _suffix(begin: bytes) -> str:
-    """Return the suffix of a file that begins like this.
+    """Return the file suffix for the format of input that begins with these bytes.
 
     Raises:
         OptionError: it may be CSV or TSV.
@@ -114,7 +114,7 @@ def _suffix(begin: bytes) -> str:
 
 
 def _is_one(begin: bytes) -> bool:
-    """Whether an object of JSON is the whole input, as SQuAD's own and a histogram are, and not one of its lines."""
+    """Return whether input is one JSON object, such as a SQuAD file or a histogram, and not one object per line."""
     if begins_as_squad(begin):
         return True
     begin = begin.removeprefix(b"\xef\xbb\xbf").strip()
@@ -126,9 +126,10 @@ def _is_one(begin: bytes) -> bool:
 
 
 def _is_table(text: str, sign: str, *, whole: bool) -> bool:
-    """Whether a text may be a table with a line of names: all rows have as many cells, separated by `sign`.
+    """Return whether a text may be a table: its first line has column names, and all rows have as many cells.
 
-    With `whole`, the last line is complete. One column is a table only if its name is that of the column of texts.
+    Cells are separated by `sign`. With `whole`, the last line of `text` is complete. A table of one column counts only
+    if the column is called "text".
     """
     try:
         rows = list(islice(csv.reader(io.StringIO(text), delimiter=sign), _ROWS + 1))

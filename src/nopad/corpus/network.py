@@ -49,7 +49,7 @@ def reachable(url: str) -> bool:
 
 @contextmanager
 def hub_in_reach() -> Iterator[bool]:
-    """For a ``with`` block, silence the loggers of the Hugging Face libraries, and set them offline if the hub is.
+    """For a ``with`` block, silence the loggers of the Hugging Face libraries; if there is no hub, set them offline.
 
     Yields whether the hub can be reached. If not, the libraries use only their caches inside the block. Both changes
     are undone at the end of the block.

@@ -337,8 +337,9 @@ def _made(
 ) -> NDArray[np.int64]:
     """Return the pairs as rows with the columns of `_pair_kernels`; int64 ``[n, COLUMNS]``.
 
-    Column `NUMBER` counts the pairs of a document through all its copies. `first` has the index of the first sentence
-    of each document that has sentences, then the number of all sentences; `numbers` are these documents' numbers.
+    Column `NUMBER` has the number of each pair in its document, from 0; pairs of further copies of the document go on
+    with that number. `first` has the index of the first sentence of each document that has sentences, then the number
+    of all sentences; `numbers` are these documents' numbers.
     """
     from nopad.corpus import _pair_kernels
 

@@ -93,7 +93,7 @@ def is_squad(file: InputFile) -> bool:
 
 
 def begins_as_squad(head: bytes) -> bool:
-    """Return whether `head` begins as a JSON file of SQuAD does."""
+    """Return whether a file that begins with these bytes may be a JSON file of SQuAD."""
     return _SQUAD.match(head.removeprefix(b"\xef\xbb\xbf")) is not None
 
 

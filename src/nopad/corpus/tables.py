@@ -100,7 +100,10 @@ class TableSource(Source):
             before = here or 0
 
     def _of_rows(self, rows: int, stored: int) -> None:
-        """Let blocks report their progress: the table has `rows` rows in `stored` bytes, taken as equal in size."""
+        """Set what blocks need to report progress: the number of rows in the table, and the `stored` bytes they take.
+
+        Rows are taken to be of equal size.
+        """
         self._total_rows, self.total_bytes = rows, stored
 
 
@@ -214,7 +217,7 @@ def arrow_schema(file: InputFile) -> pa.Schema:
 
 
 def arrow_batches(file: InputFile) -> Iterator[pa.RecordBatch]:
-    """Yield the own record batches of an Arrow file or stream.
+    """Yield the record batches of an Arrow file or stream, as they are stored.
 
     Raises:
         SourceError: the file is damaged or cut short, or changed since it was found.

@@ -46,8 +46,9 @@ class Feed(ABC):
         seed: the seed of all random choices.
         apart: whether the sequences of a unit may go to different ranks of a step.
         steady: whether every epoch has the same number of units.
-        phased: whether units must stay in the order in which `units` returns them. ``Balance.draw`` "random" keeps this
-            order; other draws are refused.
+        phased: whether units must be dealt in the order in which `units` lists them, since sources of a mixture run out
+            during the epoch. The loader's balance must then have ``draw="random"``, which takes units in the listed
+            order; another draw would change the order, and the loader raises OptionError.
     """
 
     apart: bool = False

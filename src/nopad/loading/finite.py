@@ -1,11 +1,14 @@
-"""Supply a loader with epochs over stored tokens: every rank computes its own part from lengths, seed and epoch."""
+"""`EpochSupply`: the batches of one rank over stored tokens, epoch after epoch.
+
+Ranks do not communicate: each computes which sequences are its own from the lengths, the seed and the epoch's number.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from itertools import islice
 from typing import Any
 
@@ -19,6 +22,7 @@ from nopad.loading.legs import Leg, check_cap
 from nopad.loading.state import Position, check_same, read_state
 from nopad.loading.summary import Summary, summarise
 from nopad.loading.supply import Serving, Supply
+from nopad.threads import Pool
 from nopad.wording import counted
 
 __all__ = ["EpochSupply"]
@@ -27,7 +31,10 @@ log = logging.getLogger("nopad")
 
 
 class EpochSupply(Supply):
-    """The batches of one rank, epoch after epoch; a place, which says where a loader stands, is a `Position` here."""
+    """The batches of one rank over stored tokens, epoch after epoch.
+
+    Methods take and return places, which say where a loader stands; here a place is a `Position`.
+    """
 
     def __init__(self, epochs: Epochs, serving: Serving, balance: Balance) -> None:
         """Serve batches of these epochs.
@@ -157,7 +164,7 @@ class EpochSupply(Supply):
                 yield after, self._built(before)
             return
         building: deque[tuple[Position, Future[PackedBatch]]] = deque()
-        with ThreadPoolExecutor(1, thread_name_prefix="nopad-batch") as pool:
+        with Pool(1, thread_name_prefix="nopad-batch") as pool:
             try:
                 for before, after in pairs:
                     building.append((after, pool.submit(self._built, before)))

@@ -281,12 +281,12 @@ def _cuts(units: Units, order: NDArray[Any] | None, leg: Leg) -> NDArray[np.int6
 
 
 def _taken_by(units: Units, left: NDArray[Any], leg: Leg) -> int:
-    """Return how many units a finished leg took: so many from the beginning of `left` on.
+    """Return how many units a finished leg took; they are the first ones of `left`.
 
     A leg is a part of an epoch. `left` are the units that were left when it began, in the order in which it took them.
 
     Raises:
-        FormatError: the leg cannot have taken that many steps from these units.
+        FormatError: the leg cannot have taken its steps from these units.
     """
     if leg.token_cap is None:
         return leg.steps * leg.shape.per_step

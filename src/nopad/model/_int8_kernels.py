@@ -48,7 +48,11 @@ def quantise(
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _quantise_tiny(values: NDArray[np.float32], most: Any, out: NDArray[np.int8], scale: NDArray[np.float32]) -> Any:
-    """Quantise a row of which the scale is no normal float32: by the scale as it is stored, which is rounded up."""
+    """Quantise a row whose scale is too small for a normal float32 number.
+
+    The scale, which has lost bits, is raised by one step if it would make a value larger than 127. Values are divided
+    by it in float64, since 1 / scale may be infinite in float32.
+    """
     if np.float64(scale[0]) * 127 < np.float64(most):
         scale[0] += _SMALLEST
     step = np.float64(scale[0])

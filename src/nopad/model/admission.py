@@ -83,7 +83,7 @@ def refuse_attentions(model: Any, named: Mapping[str, Any]) -> None:
     """Refuse a call that asks for attention weights, which nopad's attention never returns.
 
     Raises:
-        BatchError: the call asks for `output_attentions`, or it leaves them open and the configuration asks for them.
+        BatchError: the argument `output_attentions` is true; or it is not given, and the configuration's value is true.
     """
     asked = named.get("output_attentions")
     if asked or (asked is None and getattr(model.config, "output_attentions", False)):

@@ -1,7 +1,7 @@
-"""Make inputs for compiled models, with the same shapes for every batch, so that one graph serves a whole dataset.
+"""Give compiled models inputs of the same shapes for every batch, so that one graph serves a whole dataset.
 
-`static_inputs` makes the inputs of a batch. `CompiledRows` wraps a compiled model, so that it takes packed batches and
-returns what the model would return uncompiled.
+`static_inputs` makes the inputs of a batch. `CompiledRows` wraps a compiled model: it takes packed batches, and returns
+what the model would return without compilation.
 """
 
 from __future__ import annotations
@@ -129,20 +129,21 @@ def is_compiled(model: Any) -> bool:
 
 
 class CompiledRows(nn.Module):
-    """A compiled model that takes packed batches of one shape, and returns what the model returns uncompiled.
+    """Wraps a compiled model: takes packed batches of one shape, and returns what the model returns uncompiled.
 
-    Every call has the same names, shapes and dtypes of inputs, so the model has one graph: token types, where the model
-    has any, are 0 if a batch has none. Of results per sequence, ``[max_sequences, ...]``, those of the batch's own
-    sequences are returned.
+    Every call has the same names, shapes and dtypes of inputs, so one graph is enough. If the model has token types and
+    a batch has none, they are 0. The graph gives results per sequence ``[max_sequences, ...]``, of which the first S
+    are returned, those of the batch's S sequences.
 
-    The outputs belong to the compiled model. Where it runs as a CUDA graph (mode "reduce-overhead"), each call writes
-    them to the same memory, so copy what is needed before the next call.
+    The outputs belong to the compiled model. If it runs as a CUDA graph (mode "reduce-overhead"), each call writes them
+    to the same memory, so copy what you need before the next call.
 
     Args:
         model: a pack-safe model, compiled as a whole.
 
     Raises:
-        OptionError, UnsupportedModelError: see `check_static_model`; or `config.return_dict` is off.
+        OptionError: as for `check_static_model`, or `config.return_dict` is off.
+        UnsupportedModelError: as for `check_static_model`.
     """
 
     def __init__(self, model: Any) -> None:
@@ -181,7 +182,7 @@ class CompiledRows(nn.Module):
         return found if not self._types else {TYPES: torch.zeros_like(batch["position_ids"]), **found}
 
     def _of_sequences(self, batch: PackedBatch, output: Any) -> Any:
-        """Return the output with results per sequence of the batch's own sequences only; views of the output."""
+        """Return the output with its results per sequence cut to the batch's own sequences, as views."""
         head, layout = state_of(self._orig_mod).head, batch.layout
         found = type(output)()
         for name, value in output.items():

@@ -58,7 +58,7 @@ class Head:
 
     @property
     def pools(self) -> bool:
-        """Whether some result is per sequence, also beside results per token, as a base model's `pooler_output`."""
+        """Whether the model gives a result per sequence; the `pooler_output` of a base model is one too."""
         return not self.by_token or self.family.pooled == "eos" or any(True for _ in self._poolers())
 
     @property
@@ -76,7 +76,7 @@ class Head:
             yield from self._feed(cell, name, module, dims, inner)
 
     def _poolers(self) -> Iterator[tuple[str, int, nn.Module, nn.Module]]:
-        """Yield the poolers of the base model and the model, as (name, dims, module, inner), see `_feed`."""
+        """Yield (name, dims, module, inner) for each pooler of the base model and the model, as `_feed` takes them."""
         name, dims = self.family.pooler or ("", 0)
         for holder in dict.fromkeys((self.base, self.model)):
             module = getattr(holder, name, None) if name else None

@@ -25,12 +25,12 @@ MOST_INPUTS = (2**31 - 1) // 127**2  # more products might not fit into 32 bits
 
 
 class Int8Linear(nn.Module):
-    """A linear layer that multiplies 8-bit integers; its result differs from the float32 layer's by their rounding.
+    """A linear layer that multiplies 8-bit integers; its result differs from that of the float32 layer by rounding.
 
     Attributes:
         in_features, out_features: as in `torch.nn.Linear`.
         whole: the weights as integers, int8 ``[out_features, in_features]``.
-        weight_scale: for each output feature, the value of an int8 weight of 1; float32 ``[out_features]``.
+        weight_scale: the factor from integers to weights, one per output feature; float32 ``[out_features]``.
         bias: float32 ``[out_features]``, or None.
 
     >>> import torch
@@ -46,7 +46,7 @@ class Int8Linear(nn.Module):
     bias: Tensor | None
 
     def __init__(self, exact: nn.Linear) -> None:
-        """Round the weights of a float32 layer on a CPU, with 2 to 133,144 inputs and at least one output.
+        """Round the weights of `exact`, a float32 layer on a CPU with 2 to 133,144 inputs and at least one output.
 
         Raises:
             UnsupportedModelError: PyTorch does not multiply 8-bit integers exactly on this CPU.
@@ -67,9 +67,9 @@ class Int8Linear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The weights as they are multiplied, float32 ``[out_features, in_features]``; made anew at each use.
+        """The rounded weights as float32, ``[out_features, in_features]``; computed at each access.
 
-        Some models read the weights of a layer, or their dtype, and multiply by themselves (Mamba).
+        Some models (Mamba) read a layer's weights or their dtype, and multiply by them without the layer.
         """
         return self.whole * self.weight_scale[:, None]
 

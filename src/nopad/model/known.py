@@ -101,8 +101,9 @@ def _way_out(model: Any) -> str:
     if isinstance(model, nn.Module) and not isinstance(model, PreTrainedModel) and len(inner) == 1:
         name, child = inner[0]
         return (
-            f"it wraps {type(child).__name__} (TRL's value heads do); make that pack-safe, nopad.packed(model.{name}), "
-            "and what the wrapper computes from its hidden states comes out per token"
+            f"it wraps {type(child).__name__} (TRL's value heads do), and only a proof can admit it, as nopad.packed "
+            f"does; or make that pack-safe by itself, nopad.packed(model.{name}), if all that is computed from its "
+            "states is per token"
         )
     return (
         "it is not a class of transformers that nopad has a head for. If its forward reads results as one of "

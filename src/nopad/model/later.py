@@ -1,8 +1,8 @@
-"""Changes to a model's code after it was made pack-safe, of which nothing is proven.
+"""Watch for the user's own code that changes a model after it was made pack-safe, since nopad has not tried that code.
 
-A hook of one's own that changes nothing may come at any time, as those do that record states or copy them to a device.
-One that changes what a module gets or gives could mix tokens, and makes a packed call an error; so do a forward method
-and a hook of all modules. Changes that the model had when it was made pack-safe have been tried then
+A hook that changes nothing may be added at any time, such as one that records states. A hook that changes what its
+module gets or returns could mix tokens, so it makes a packed call raise an error. So does a replaced forward method, or
+a hook that PyTorch runs for all modules. Changes that the model had before were tried when it was made pack-safe
 (`nopad.admitting.changed`).
 """
 
@@ -24,16 +24,21 @@ __all__ = ["take_off_judges", "watch_changes"]
 
 @dataclass(eq=False)
 class Judged:
-    """A hook of one's own that came later, which in packed calls must change nothing."""
+    """Stands in for a user's hook that was added later, and raises an error if it changes something in a packed call.
+
+    Attributes:
+        cell: tells whether a packed call is running.
+        judged: the user's hook.
+    """
 
     cell: Cell
     judged: Any
 
     def __call__(self, *args: Any) -> Any:
-        """Run the hook, and return what it returns.
+        """Run the user's hook, and return what it returns.
 
         Raises:
-            UnsupportedModelError: it returns other arguments or another output in a packed call.
+            UnsupportedModelError: in a packed call, it returns other arguments or another output than it was given.
         """
         found = self.judged(*args)
         if found is not None and not _same(found, args) and self.cell.call is not None:
@@ -42,12 +47,16 @@ class Judged:
 
 
 def watch_changes(modules: Sequence[nn.Module], kinds: Iterable[type], known: Sequence[Any], cell: Cell) -> None:
-    """Let hooks of one's own that are not in `known` be `Judged`, before a packed call.
+    """Before a packed call, replace the user's hooks that were added later by `Judged`.
 
-    `modules` are the model's, and `kinds` their classes.
+    Args:
+        modules: all modules of the model, the model first.
+        kinds: their classes.
+        known: the user's code that changed the model when it was made pack-safe.
+        cell: the state that the model's hooks share.
 
     Raises:
-        UnsupportedModelError: another change than a hook of a module is not in `known`.
+        UnsupportedModelError: a forward method was replaced, or a hook was added for all modules, since then.
     """
     for what, call in of_all_modules(kinds):
         if not _among(call, known):
@@ -65,7 +74,7 @@ def watch_changes(modules: Sequence[nn.Module], kinds: Iterable[type], known: Se
 
 
 def take_off_judges(modules: Iterable[nn.Module]) -> None:
-    """Put hooks of one's own back that were `Judged`."""
+    """Put the user's hooks back in place of `Judged`."""
     for module in modules:
         for table in _tables(module):
             table.update({number: one.judged for number, one in table.items() if isinstance(one, Judged)})
@@ -80,9 +89,10 @@ def _among(call: Any, known: Sequence[Any]) -> bool:
 
 
 def _same(found: Any, args: tuple[Any, ...]) -> bool:
-    """Whether a hook returned what it was given, or a copy; `args` begin with the module.
+    """Return whether a hook returned what it was given, or an equal copy of it.
 
-    It may return the output, all arguments, or the only argument.
+    `args` are the hook's arguments, with the module first. It may return the output, all arguments, or the only
+    argument.
     """
     given = args[1:] if len(args) > 2 else args[1]
     single = len(given) == 1 and _equal(found, given[0]) if isinstance(given, tuple) else False
@@ -90,7 +100,7 @@ def _same(found: Any, args: tuple[Any, ...]) -> bool:
 
 
 def _equal(one: Any, other: Any) -> bool:
-    """Whether two nested values have the same tensors, or copies of them on any device."""
+    """Return whether two nested values are equal; tensors are compared by value, also between devices."""
     if one is other:
         return True
     if isinstance(one, Tensor) and isinstance(other, Tensor):

@@ -118,7 +118,7 @@ class Cut(Hook):
 
 @dataclass(eq=False)
 class Join(Hook):
-    """Runs a mixing module on the other groups of sequences, and puts all results into the batch's rows."""
+    """Runs a mixing module on the groups of sequences that `Cut` set aside, and puts all outputs into the rows."""
 
     moment: Literal["before", "after"] = "after"
 
@@ -191,12 +191,14 @@ def refuse_compiled(model: Any, family: Family) -> None:
 def _pieces(
     module: nn.Module, named: Mapping[str, Any], placed: Placement, groups: Groups, family: Family
 ) -> list[dict[str, Any]]:
-    """Return a mixing module's arguments, by name, for each group.
+    """Return a mixing module's arguments, by name, for each group of sequences.
 
-    Tensors with one entry per token are cut. A 4-D mask becomes a causal mask if the module is a decoder's own
-    attention; one that hides nothing if the model makes its own mask (`Family.masked` is False); else None. In each
-    case, no real token sees the padding of its group. Of arguments with one entry per position in a row
-    (`Family.places`), a group gets the first l entries. Scalars and other objects stay as they are.
+    Tensors with one entry per token are cut. Of arguments with one entry per position in a row (`Family.places`), a
+    group gets as many entries as its rows are wide. Scalars and other objects stay as they are.
+
+    A 4-D mask becomes a causal mask if the module is a decoder's own attention. It becomes a mask that hides nothing if
+    the model makes its own mask (`Family.masked` is False); else None. In each case, no real token sees the padding of
+    its group.
 
     Raises:
         UnsupportedModelError: the module is given a cache of earlier tokens, a tensor that is not per token, or no mask

@@ -1,7 +1,7 @@
-"""Which code is the user's own: code of none of the libraries that nopad knows, which may do anything.
+"""Find the user's own code in a model: code that belongs to none of the libraries that nopad knows.
 
-It may be a class, or a change of a library's: a hook, the forward method of one module, or a method or function put in
-the place of transformers' own.
+nopad cannot know what it does. It may be a class, or a change to a library's module: a hook, a replaced forward method
+of one module, or a method or function put in the place of transformers' own.
 """
 
 from __future__ import annotations
@@ -44,7 +44,10 @@ def foreign(model: Any) -> dict[str, type]:
 
 
 def is_own_call(call: Any, libraries: tuple[str, ...] = LIBRARIES) -> bool:
-    """Return whether a hook, a method or a function is of none of these libraries, or wraps one that is of none."""
+    """Return whether a hook, method or function is the user's own: it, or one that it wraps, is in none of `libraries`.
+
+    Python's standard library is not the user's own.
+    """
     call = getattr(call, "__func__", getattr(call, "judged", call))
     if isinstance(call, functools.partial):
         return is_own_call(call.func, libraries)
@@ -68,9 +71,9 @@ def _is_of(libraries: tuple[str, ...], name: str) -> bool:
 
 
 def of_module(module: nn.Module, libraries: tuple[str, ...] = LIBRARIES) -> Iterator[tuple[str, Any]]:
-    """Yield the hooks and the forward method of none of these libraries that were put on this module.
+    """Yield ("the hook" or "the forward method", callable) for the user's own code that was put on this module.
 
-    Each comes with what it is.
+    That is code in none of `libraries`.
     """
     if "forward" in module.__dict__ and is_own_call(module.__dict__["forward"], libraries):
         yield "the forward method", module.__dict__["forward"]
@@ -81,7 +84,11 @@ def of_module(module: nn.Module, libraries: tuple[str, ...] = LIBRARIES) -> Iter
 
 
 def of_all_modules(kinds: Iterable[Any], libraries: tuple[str, ...] = LIBRARIES) -> Iterator[tuple[str, Any]]:
-    """Yield the hooks of none of these libraries that PyTorch runs for every module, and forward methods of `kinds`."""
+    """Yield (description, callable) for the user's own hooks on all modules, and replaced forward methods of `kinds`.
+
+    A hook on all modules is one that PyTorch runs for every module. The user's own code is code in none of `libraries`;
+    the classes `kinds` are looked at only if they are of a library.
+    """
     for table in (of_torch._global_forward_pre_hooks, of_torch._global_forward_hooks):
         yield from (("the hook of all modules", hook) for hook in table.values() if is_own_call(hook, libraries))
     for kind in kinds:
@@ -90,7 +97,11 @@ def of_all_modules(kinds: Iterable[Any], libraries: tuple[str, ...] = LIBRARIES)
 
 
 def changes(model: nn.Module) -> list[tuple[str, Any]]:
-    """Return the code of one's own that changes modules of libraries in this model, each with what it is."""
+    """Return the user's own code that changes library modules of a model, as (description, callable).
+
+    This is hooks, replaced forward methods, and functions put into the classes of the modules, into transformers' files
+    of these models, or into ``torch.nn.functional``.
+    """
     found = [(what, call) for module in model.modules() for what, call in of_module(module)]
     kinds = {type(module) for module in model.modules()}
     found += of_all_modules(kinds)
@@ -111,7 +122,7 @@ def _functions(held: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def said(what: str, call: Any) -> str:
-    """Return a change in words: what it is, and its name."""
+    """Return in words what the code is and its name, such as "the hook (mine.record)"."""
     inner = getattr(call, "func", call)
     name = getattr(inner, "__qualname__", type(inner).__qualname__)
     return f"{what} ({getattr(inner, '__module__', None) or type(inner).__module__}.{name})"

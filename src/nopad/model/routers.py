@@ -31,8 +31,8 @@ def refuse_static_routers(model: Any, named: Mapping[str, Any]) -> None:
     """Refuse a call with static shapes that asks for the logits of routers.
 
     Raises:
-        BatchError: the call asks for `output_router_logits`, or it leaves them open and the configuration asks for
-            them.
+        BatchError: the argument `output_router_logits` is true; or it is not given, and the configuration's value is
+            true.
     """
     asked = named.get(ASKED)
     if asked or (asked is None and routes(model.config)):

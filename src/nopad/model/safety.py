@@ -22,10 +22,10 @@ from nopad.errors import OptionError, UnsupportedModelError
 from nopad.model.backends import BACKENDS
 from nopad.model.families import Family, family_of
 from nopad.model.heads import head_of
-from nopad.model.state import State, part_of
+from nopad.model.state import State
 from nopad.options import Option
 
-__all__ = ["bare", "facts_of", "is_packed", "packed", "part_of", "state_of", "unpacked"]
+__all__ = ["bare", "facts_of", "is_packed", "outermost", "packed", "state_of", "unpacked"]
 
 M = TypeVar("M")
 
@@ -118,16 +118,18 @@ def unpacked(model: M) -> M:
     >>> is_packed(model), is_packed(nopad.unpacked(model))
     (True, False)
     """
-    state_of(model).remove()
-    object.__delattr__(bare(model), STATE)
+    inner = outermost(model)
+    state = getattr(inner, STATE, None)
+    (state_of(model) if state is None else state).remove()  # `state_of` raises the error that says why
+    object.__delattr__(inner, STATE)
     return model
 
 
 def is_packed(model: Any) -> bool:
-    """Return whether `packed` made this model pack-safe.
+    """Return whether `packed` made this model, or this module of your own around a model, pack-safe.
 
     Raises:
-        OptionError: there is no transformers model inside.
+        OptionError: it is no transformers model, and none is inside.
         UnsupportedModelError: PEFT adds tokens to the model's input (prompt or prefix tuning).
 
     >>> import nopad
@@ -138,7 +140,8 @@ def is_packed(model: Any) -> bool:
     >>> is_packed(model), is_packed(nopad.packed(model))
     (False, True)
     """
-    return hasattr(bare(model), STATE)
+    inner = outermost(model)
+    return hasattr(inner if _holds_model(inner) else bare(model), STATE)
 
 
 def state_of(model: Any) -> State:
@@ -147,10 +150,17 @@ def state_of(model: Any) -> State:
     Raises:
         OptionError: the model is not pack-safe, or is not a transformers model.
     """
-    state: State | None = getattr(bare(model), STATE, None)
-    if state is None:
-        raise OptionError(f"this {type(bare(model)).__name__} is not pack-safe; make it so with nopad.packed(model)")
-    return state
+    inner = outermost(model)
+    state = getattr(inner, STATE, None)
+    if isinstance(state, State):
+        return state
+    if state is not None:
+        raise OptionError(
+            f"this {type(inner).__name__} is a module of your own around a model, and pack-safe in calls, "
+            "model(**batch); here a model of transformers itself is needed"
+        )
+    name = type(inner if _holds_model(inner) else bare(model)).__name__
+    raise OptionError(f"this {name} is not pack-safe; make it so with nopad.packed(model)")
 
 
 def facts_of(model: Any) -> Family:
@@ -160,8 +170,8 @@ def facts_of(model: Any) -> Family:
         UnsupportedModelError: the model is not pack-safe, and its type is refused or in no table.
         OptionError: there is no transformers model inside.
     """
-    state: State | None = getattr(bare(model), STATE, None)
-    return family_of(bare(model).config) if state is None else state.family
+    packs = getattr(bare(model), STATE, None) is not None
+    return state_of(model).family if packs else family_of(bare(model).config)
 
 
 def bare(model: Any) -> Any:
@@ -169,6 +179,18 @@ def bare(model: Any) -> Any:
 
     Raises:
         OptionError: there is no transformers model inside.
+        UnsupportedModelError: PEFT adds tokens to the model's input (prompt or prefix tuning).
+    """
+    seen = outermost(model)
+    if not isinstance(seen, nn.Module) or not hasattr(seen, "config"):
+        raise OptionError(f"{type(model).__name__} is no transformers model; give one, bare or wrapped by PEFT")
+    return seen
+
+
+def outermost(model: Any) -> Any:
+    """Return what is inside wrappers of PEFT, DDP, DataParallel and torch.compile: a model, or a module around one.
+
+    Raises:
         UnsupportedModelError: PEFT adds tokens to the model's input (prompt or prefix tuning).
     """
     seen = model
@@ -185,7 +207,11 @@ def bare(model: Any) -> Any:
         elif isinstance(seen, nn.parallel.DistributedDataParallel | nn.DataParallel):
             seen = seen.module
         else:
-            break
-    if not isinstance(seen, nn.Module) or not hasattr(seen, "config"):
-        raise OptionError(f"{type(model).__name__} is no transformers model; give one, bare or wrapped by PEFT")
-    return seen
+            return seen
+
+
+def _holds_model(module: Any) -> bool:
+    """Whether a module holds a model of transformers."""
+    from transformers import PreTrainedModel
+
+    return isinstance(module, nn.Module) and any(isinstance(one, PreTrainedModel) for one in module.modules())

@@ -1,8 +1,8 @@
-"""Whether threads may run one model at the same time: whether its code keeps nothing in modules while it runs.
+"""Find out whether threads may run one model at the same time.
 
-A module that stores states of a call in an attribute (RecurrentGemma's recurrent blocks do) gives a call in another
-thread the states of the first. Code of transformers is read for such assignments; what is neither of transformers, nor
-of PyTorch or nopad, may do anything.
+They may not if a module stores something of a call in an attribute (RecurrentGemma's recurrent blocks do), since a call
+in another thread would then read it. The code of transformers' classes is searched for such assignments. A model with
+code of neither transformers, PyTorch nor nopad is never shared, since that code may do anything.
 """
 
 from __future__ import annotations
@@ -46,7 +46,10 @@ def may_be_shared(model: nn.Module) -> bool:
 
 @lru_cache(maxsize=4096)
 def _keeps_nothing(kind: type) -> bool:
-    """Return whether the forward method of a class, and the class's methods that it calls, assign no attribute."""
+    """Return whether running a class's forward method stores nothing in a module, also in methods that it calls.
+
+    False for classes of the user and of libraries other than transformers, PyTorch and nopad.
+    """
     library = kind.__module__.partition(".")[0]
     if library not in SAFE:
         return False
@@ -54,7 +57,7 @@ def _keeps_nothing(kind: type) -> bool:
 
 
 def _run_methods(kind: type) -> Iterator[ast.AST]:
-    """Yield the code of `forward` and of all methods that it calls, of these classes of transformers."""
+    """Yield the parsed code of a class's `forward`, and of the methods that it calls, where transformers has it."""
     waiting, seen = ["forward"], set[str]()
     while waiting:
         name = waiting.pop()
@@ -82,7 +85,7 @@ def _stores(code: ast.AST) -> bool:
 
 
 def _of_self(node: Any) -> bool:
-    """Return whether an expression is an attribute or an item of `self`, or of what `self` holds."""
+    """Return whether an expression is `self`, or read from it by attributes and items, such as ``self.layers[0]``."""
     while isinstance(node, ast.Attribute | ast.Subscript):
         node = node.value
     return isinstance(node, ast.Name) and node.id == "self"

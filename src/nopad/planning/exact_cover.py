@@ -60,8 +60,9 @@ def fill(solution: Strategies, left: Counter[int]) -> Strategies:
     """Put the sequences in `left` (their number by length) into the slots of a solution; return the non-empty packs.
 
     A slot takes a sequence of exactly its length. Sequences that get a slot are removed from `left`. Packs are filled
-    one after another. Those with the most tokens in slots of lengths that the solution covers too often are filled
-    last: the empty slots gather in them, and many of these packs stay empty and are dropped.
+    one after another. For some lengths, the solution has more slots than there are sequences. Packs with many tokens in
+    slots of such lengths are filled last: so the empty slots are in few packs, and many of these stay empty and are
+    dropped.
 
     >>> fill([(3, (5, 3)), (1, (3, 3, 2))], Counter({5: 2, 3: 3}))
     [(2, (5, 3)), (1, (3,))]

@@ -1,10 +1,14 @@
 """`OpenPacks`: an index by free room that quickly finds the fullest open pack with room for a length, or the emptiest.
 
-Packs of equal content are one class: an entry ``(count, content, used)`` on the stack of its room. Two levels of bit
-words say which stacks are not empty, so a query reads at most three integers: two of 512 bits, and one of capacity /
-512 bits. Of the classes with the same room, the last one added is taken first, as in the papers. The words are Python
-integers. The compiled sets of `nopad._bit_kernels`, if called from Python, are no faster: a query takes the same time
-(0.2 microseconds), a change takes 1.5 times as long, and loading the compiled code takes half a second.
+Packs with equal contents are stored once, with their number: an entry ``(count, content, used)``. Entries with the same
+free room are on one stack, and the one added last is taken first, as in Krell et al., arXiv 2107.02027.
+
+To find a room, no stack is searched. One bit for each room, in integers of 512 bits, says whether its stack holds an
+entry. One bit for each of these integers, in a summary of capacity / 512 bits, says whether it is not 0. So a query
+reads at most three integers: two of 512 bits, and the summary.
+
+All are Python integers. The compiled sets of `nopad._bit_kernels`, if called from Python, are no faster: a query takes
+the same time (0.2 microseconds), a change takes 1.5 times as long, and loading the compiled code takes half a second.
 """
 
 from __future__ import annotations
@@ -34,9 +38,14 @@ def lengths_of(content: Content) -> tuple[int, ...]:
 
 
 class OpenPacks:
-    """Classes of equal packs by free room, for algorithms that place lengths in descending order.
+    """Open packs by free room, for algorithms that place lengths in descending order.
 
-    A class is closed when it has no room left or its packs hold `depth` sequences.
+    Packs of equal content are one entry. A pack is closed when it has no room left or holds `depth` sequences.
+
+    Attributes:
+        capacity: most tokens of a pack.
+        depth: most sequences of a pack; the capacity, if it is unlimited.
+        closed: the closed packs, as (number of packs, content).
     """
 
     def __init__(self, capacity: int, depth: int | None) -> None:
@@ -69,9 +78,9 @@ class OpenPacks:
         return (word << _SHIFT) + (bits & -bits).bit_length() - 1
 
     def take(self, room: int) -> tuple[int, Content, int]:
-        """Remove the newest of the classes with this free room; return (packs, content, sequences per pack).
+        """Remove the newest entry with this free room; return (number of packs, content, sequences per pack).
 
-        There must be such a class.
+        There must be such an entry.
         """
         stack = self._stacks[room]
         entry = stack.pop()

@@ -218,7 +218,10 @@ def charts_of(subject: Subject) -> dict[str, Any]:
 
 
 def _scale(alt: Any, names: list[str], those: Sequence[Any], limit: Any) -> Any:
-    """Return a scale that gives each algorithm one of `those`, and `limit` to the proven limit."""
+    """Return a scale for a chart, which gives each of `names` one of `those` in turn, and the last name `limit`.
+
+    The last name is that of the proven limit.
+    """
     return alt.Scale(domain=names, range=[*(those[at % len(those)] for at in range(len(names) - 1)), limit])
 
 

@@ -25,10 +25,11 @@ PLACE = "TOKENIZER"
 
 
 def pack_command(manifest: Manifest, out: str) -> str:
-    """Return the command as one line for a shell, with every option that differs from its default and the folder `out`.
+    """Return the shell command, on one line, that packs such a dataset into the folder `out`.
 
-    INPUT stands for the source, and TOKENIZER for the tokenizer. Datasets store no paths, so that the same input gives
-    the same bytes on any machine; the report shows the SHA-256 of the source and of the tokenizer instead.
+    It has every option that differs from its default. INPUT stands for the source, and TOKENIZER for the tokenizer.
+    Datasets store no paths, so that the same input gives the same bytes on any machine; the report shows the SHA-256 of
+    the source and of the tokenizer instead.
     """
     options = manifest.options
     values = {

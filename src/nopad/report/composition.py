@@ -112,7 +112,10 @@ class Composition:
         return lengths.astype(np.float64), counts.astype(np.float64)
 
     def _together(self, differences: list[int]) -> list[float]:
-        """Return, for each difference, the share of pairs of one pack that differ by at most this many tokens."""
+        """Return, for each difference, the share of pairs in packs whose lengths differ by at most that many tokens.
+
+        Each sequence has the same weight, in however many pairs it is.
+        """
         span = 2 * int(self._lengths.max()) + 2  # so that no difference reaches into the next strategy
         keys = self._strategy * span + self._lengths
         order = np.argsort(keys, kind="stable")
@@ -122,7 +125,10 @@ class Composition:
         return [float((np.searchsorted(keys, keys + d, side="right") - after) @ weights) for d in differences]
 
     def _at_random(self, differences: list[int]) -> list[float]:
-        """Return, for each difference, the share of pairs drawn at random that differ by at most this many tokens."""
+        """Return, for each difference, the share of pairs drawn at random whose lengths differ by at most that much.
+
+        Differences are in tokens.
+        """
         lengths, counts = self._pool
         upto = np.cumsum(counts)
         shares = []

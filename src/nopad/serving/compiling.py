@@ -1,4 +1,4 @@
-"""Compile a runner's model, so that every batch of it is one run of the same graph (`nopad.model.compiled`)."""
+"""Compile a runner's model, so that every batch runs by the same graph (`nopad.model.compiled`)."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ WARM_RUNS = 3  # with CUDA graphs, the first call runs as it is, the second is r
 
 
 def compiled_rows(core: Core, batching: Batching, mode: bool | Mode) -> CompiledRows | None:
-    """Return what runs the batches of a core whose model is compiled, or is to be compiled; None: it is not.
+    """Return the `CompiledRows` that run a core's batches; None: its model is not compiled, and `mode` is False.
 
-    Nothing is compiled yet: the first call does that.
+    Nothing is compiled yet: the first call does that. A core is a model, an Embedder or a Predictor
+    (`nopad.tasks.core.Core`).
 
     Args:
         core: the core.
         batching: the batches that it will run.
-        mode: True, or torch.compile's mode; False: the model is compiled already, or stays as it is.
+        mode: True, or torch.compile's mode: compile the model; False: only use it if it is compiled already.
 
     Raises:
-        OptionError: `mode` is unknown, or the model is compiled already; the batches have no rows; the model gives
+        OptionError: `mode` is unknown, or the model is compiled already; the batches have no rows; or the model gives
             results per sequence and has no `max_sequences`.
         UnsupportedModelError: the model cannot be compiled on packs; the message gives the reason.
     """
@@ -62,11 +63,11 @@ def _mode(mode: bool | Mode) -> str | None:
 
 
 def _check_pooler(core: Tensors) -> None:
-    """Refuse a base model whose results per sequence would be missing.
+    """Check that a compiled base model can give its results per sequence.
 
     Raises:
-        OptionError: they need a limit of sequences.
-        UnsupportedModelError: they are read from a token that is known only by its id (CLIP).
+        OptionError: it has such results, and was made pack-safe without `max_sequences`.
+        UnsupportedModelError: it reads them from a token that it finds by its id (CLIP).
     """
     state = state_of(core.model)
     name = type(state.model).__name__
@@ -83,7 +84,7 @@ def _check_pooler(core: Tensors) -> None:
 
 
 def unfit(core: Core, error: Exception) -> UnsupportedModelError:
-    """Return the error of a runner whose compiled model could not run its first batch."""
+    """Return the error to raise when a compiled model could not run its first batch because of `error`."""
     said = " ".join(str(error).split())[:300]
     return UnsupportedModelError(
         f"{type(bare(core.model)).__name__} does not run compiled: {type(error).__name__}: {said}; leave compile out, "

@@ -246,10 +246,10 @@ class Tensors(Core):
 
 
 def form_of(batching: Batching, compiled: bool) -> Form:
-    """Return the layout of the batches of a runner, whose model may be compiled.
+    """Return the layout of a runner's batches; `compiled`: its model is compiled.
 
-    Compiled attention knows which slots see each other by sequence numbers within a row alone. So rows that are filled
-    end to end become one row with the slots of all of them, in which no sequence crosses a border.
+    Compiled attention keeps sequences apart by their numbers within a row. So for a compiled model, rows that are
+    filled end to end become one long row with all their slots: no sequence then goes on in a next row.
     """
     if batching.rows is None:
         return Flat()
@@ -277,7 +277,7 @@ def check_batching(core: Core, batching: Batching) -> None:
 
 
 def batch_of(placed: Sequence[Placed], core: Core, form: Form) -> PackedBatch:
-    """Return a batch of sequences that are sorted by the rows in which they begin; `form` is of `form_of`."""
+    """Return a batch of sequences, which are sorted by the rows in which they begin; `form` is made by `form_of`."""
     sequences = core.joined([one for _, one in placed])
     if isinstance(form, Flat) or form.end_to_end:
         return PackedBatch.from_columns(sequences, form)

@@ -1,7 +1,7 @@
 """The manifest of a packed dataset, ``nopad.json``: the settings, totals and checksums that `nopad.verify` compares.
 
-It holds no time and no path, so the same input gives the same bytes. It includes a checksum of itself
-(`nopad.seal`), so damage to it is noticed.
+It holds no time and no path, so the same input gives the same bytes. It includes a checksum of itself (`nopad.seal`),
+by which damage to it is noticed.
 """
 
 from __future__ import annotations

@@ -182,7 +182,13 @@ class ShardFiles:
         return readers[file]
 
     def _to_row_group(self, table: pa.Table | pa.RecordBatch, file: int, group: int) -> RowGroup:
-        """Return the columns of a decoded row group as NumPy views; raise ValueError if their lengths do not match."""
+        """Return the columns of a decoded row group as NumPy views.
+
+        Raises:
+            ValueError: the row group does not have as many packs as the manifest states, columns have lists of
+                different lengths, or a column has nulls.
+            pyarrow.ArrowException: a column is damaged.
+        """
         expected = self._rows(file)[group]
         if table.num_rows != expected:
             raise ValueError(f"row group {group} has {table.num_rows:,} packs, and should have {expected:,}")
@@ -203,7 +209,9 @@ class ShardFiles:
     def _lists(self, column: pa.Array | pa.ChunkedArray) -> tuple[NDArray[Any], NDArray[Any]]:
         """Return offsets ``[rows + 1]`` and flat values of a list column after Arrow has checked it.
 
-        Raises ValueError for nulls, and Arrow's error for a damaged column.
+        Raises:
+            ValueError: the column has nulls.
+            pyarrow.ArrowException: the column is damaged.
         """
         import pyarrow as pa
 

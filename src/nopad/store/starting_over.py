@@ -43,18 +43,19 @@ _GOES_ON = (InterruptedJobError, KeyboardInterrupt, StorageError, SourceError)  
 def replaced(out: Path, names: re.Pattern[str], make: Callable[[Path], Made]) -> Made:
     """Write new output in place of nopad's old output in a folder; return what `make` returns.
 
-    `make` writes into the folder that it gets, and goes on with its own job if one was interrupted there. That is `out`
-    if there is no complete output in it. Otherwise it is the subfolder `NEW` of `out` (which may be a mount or a link);
-    at the end, the old files are removed and the new files take their place. Until then, the old files stay as they
-    are. After an interruption or a kill at any moment, the same call goes on where it stopped. A call that makes
+    If `out` has no complete output, `make` writes to `out` itself. If it has one, `make` writes to the subfolder `NEW`
+    of `out`, and the old files stay as they are until it is done; then the new files take their place. (`NEW` is inside
+    of `out` since `out` may be a mount or a link.)
+
+    The call may be interrupted or killed at any moment: the same call then goes on where it stopped. A call that makes
     something else begins anew.
 
     Args:
         out: the folder.
-        names: the names that nopad writes there, `DATASET` or `PREDICTIONS`. The folder of a job that held a share out
+        names: the names that nopad writes there, `DATASET` or `PREDICTIONS`. The folder of a job with a held-out share
             may also hold its two datasets' folders, ``train`` and ``validation``.
-        make: writes the output. It raises OutputExistsError, ResumeError or CorruptError if the folder holds other or
-            damaged work.
+        make: writes the output to the folder that it gets, and goes on with its own job if one was interrupted there.
+            It raises OutputExistsError, ResumeError or CorruptError if the folder holds other or damaged work.
 
     Raises:
         OutputExistsError: `out` is a file, holds a file with any other name, or holds no trace of a job.
@@ -96,7 +97,7 @@ def replaced(out: Path, names: re.Pattern[str], make: Callable[[Path], Made]) ->
 
 
 def _made(new: Path, make: Callable[[Path], Made]) -> Made:
-    """Return what `make` returns for the folder `new`; other work that was left there is removed."""
+    """Return what `make` returns for the folder `new`; other work that was left in the folder is removed before."""
     with storage_errors("replacing", new):
         left = new.is_dir() and any(new.iterdir())
         new.mkdir(exist_ok=True)
@@ -110,12 +111,15 @@ def _made(new: Path, make: Callable[[Path], Made]) -> Made:
 
 
 def _is_whole(out: Path) -> bool:
-    """Whether a folder holds a complete output."""
+    """Return whether a folder holds a complete output."""
     return any((out / name).is_file() for name in WHOLE) or bool(split_folders(out))
 
 
 def _move(moving: Path, out: Path) -> None:
-    """Move the new files to `out`, those in `WHOLE` last."""
+    """Move the new files from `moving` to `out`, and remove `moving`.
+
+    The files in `WHOLE` come last, since one of them shows that the output is complete.
+    """
     for path in sorted(moving.iterdir(), key=lambda path: path.name in WHOLE):
         os.replace(path, out / path.name)
     fsync_folder(out)

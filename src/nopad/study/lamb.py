@@ -97,7 +97,12 @@ def powers(
 def lamb_rows(
     factors: Sequence[int] = FACTORS, noises: Sequence[float] = NOISES, betas: tuple[float, float] = BETAS
 ) -> list[LambRow]:
-    """Simulate training with and without packs on the same gradients; return a row for each factor and noise.
+    """Simulate training with and without packs on the same gradients; return a row for each factor and each noise.
+
+    Args:
+        factors: packing factors, the number of sequences per pack.
+        noises: the noise of a gradient as a multiple of its signal.
+        betas: the optimiser's betas without packs.
 
     >>> constant, noisy = lamb_rows([2], [0.0, 1.0])
     >>> constant.largest < 1e-12, noisy.expected, round(noisy.second, 1)

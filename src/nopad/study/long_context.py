@@ -310,7 +310,10 @@ def _open_packs(lengths: NDArray[np.int32], costs: NDArray[np.int64], capacity: 
 
 
 def _in_order(packed: _Packed, shape: Shape) -> _Dealt:
-    """Deal packs in the order in which they were made: one to each rank, then the next to each rank, and so on."""
+    """Deal packs in the order in which they were made: one to each rank, then the next to each rank, and so on.
+
+    Packs that do not fill a last step are left out.
+    """
     whole = packed.costs.size // shape.per_step * shape.per_step
 
     def cut(column: NDArray[np.int64]) -> NDArray[np.int64]:

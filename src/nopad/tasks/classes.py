@@ -1,4 +1,4 @@
-"""Find the classes of a task in its records, for configurations that do not name them."""
+"""Find the classes of a task in its records, for a configuration of `nopad train` that does not name them."""
 
 from __future__ import annotations
 
@@ -78,10 +78,10 @@ def classes_found(
 
 
 def _count(numbers: set[int]) -> int:
-    """Return the number of classes of which these are the numbers.
+    """Return the number of classes, if these are the numbers 0, 1, 2, ... without gaps.
 
     Raises:
-        OptionError: the numbers are not 0, 1, 2, ...
+        OptionError: one is left out.
     """
     most = max(numbers)
     if len(numbers) <= most:
@@ -93,6 +93,6 @@ def _count(numbers: set[int]) -> int:
 
 
 def _some(labels: Iterable[Any]) -> str:
-    """Return the first labels in their order, as text."""
+    """Return the first few of the labels, sorted, as text for a message."""
     found = sorted(labels)
     return ", ".join(map(repr, found[:5])) + (", ..." if len(found) > 5 else "")

@@ -178,7 +178,13 @@ class SeveralLabels(_Judged):
 
     @classmethod
     def labels_in(cls, record: Mapping[str, Any], number: int, options: Mapping[str, Any]) -> Sequence[Any]:
-        """Return the classes of record `number`, or the number of each of its flags; see `Task.labels_in`."""
+        """Return the classes that record `number` has; see `Task.labels_in`.
+
+        If labels are 0/1 flags, these are the numbers of all flags, whether 0 or 1.
+
+        Raises:
+            RecordError: the record has no label, or it is not a list.
+        """
         value = _label(record, options["label"], number)
         if not isinstance(value, list | tuple | np.ndarray):
             raise RecordError(f"record {number}: {options['label']} is {value!r}; it is a list of classes")

@@ -100,9 +100,9 @@ class Core(ABC):
     def results_of(self, batch: PackedBatch, model: Any) -> list[Any]:
         """Run the model on a batch, and return a result for each of its sequences, in the order of the batch.
 
-        `model` is the core's own, or a `nopad.model.compiled.CompiledRows` of it. No two results share memory, and none
-        is a view of the model's outputs, which the next call may overwrite (CUDA graphs). If the model returns NaN for
-        a sequence, its result is a RequestError.
+        `model` is the core's own, or a `nopad.model.compiled.CompiledRows` of it. Results are copies: they share no
+        memory with each other or with the model's outputs, which the next call may overwrite (CUDA graphs). If the
+        model returns NaN for a sequence, its result is a RequestError.
         """
 
     @abstractmethod
@@ -126,9 +126,9 @@ class Core(ABC):
         return Sequences.joined(parts)
 
     def run_batch(self, batch: PackedBatch, model: Any = None) -> list[Any]:
-        """Move a batch to the model's device, and return its `results_of`, computed without gradients.
+        """Move a batch to the model's device, run it without gradients, and return a result per sequence.
 
-        `model` None: the core's own.
+        See `results_of`. `model` is as there; None: the core's own model.
         """
         with torch.inference_mode():
             return self.results_of(batch.to(device_of(self.model)), self.model if model is None else model)

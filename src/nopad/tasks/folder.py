@@ -58,8 +58,10 @@ class Texts:
     def prompt(self, prompt: str | None = None, prompt_name: str | None = None) -> str:
         """Return the text to put before each text: `prompt` itself, the prompt named `prompt_name`, or the default one.
 
+        It is "" if there is no default.
+
         Raises:
-            OptionError: there is no prompt of this name, or both arguments are given.
+            OptionError: there is no prompt of this name, both arguments are given, or `prompt` is not a string.
         """
         if prompt is not None and prompt_name is not None:
             raise OptionError("prompt and prompt_name were both given; give one of the two")

@@ -39,12 +39,12 @@ _turns_lock = threading.Lock()
 
 
 class Lanes:
-    """Runs the sequences of a batch in one lane or in several, whichever was faster for this model.
+    """Runs the sequences of a batch in one thread or in several at once, whichever was faster for this model.
 
-    A lane is a thread that runs some of the sequences as one batch. There is only one lane if the model is not on a
-    CPU; if PyTorch has one thread; under autocast; and in a `TorchFunctionMode` or `TorchDispatchMode` of the user. A
-    model that threads must not share (`nopad.model.sharing`), such as one with modules or hooks of the user's own, runs
-    in one lane, and in one thread at a time.
+    Each thread (a lane) runs some of the sequences as one batch. There is only one lane if the model is not on a CPU,
+    if PyTorch has one thread, under autocast, and within a `TorchFunctionMode` or `TorchDispatchMode` of the user. A
+    model that threads must not share (`nopad.model.sharing`), such as one with the user's own modules or hooks, runs in
+    one lane, and other threads that call it wait.
 
     >>> from transformers import BertConfig, BertModel
     >>> from nopad.tasks.lanes import Lanes
@@ -67,9 +67,9 @@ class Lanes:
         self._lock = threading.Lock()  # held while lanes run: two calls at once would get half of the cores each
 
     def turn(self) -> AbstractContextManager[Any]:
-        """Return a context manager in which this thread alone runs the model; if threads may share it, it does nothing.
+        """Return a context manager within which no other thread runs the model.
 
-        A thread may enter it again.
+        If threads may share the model, it does nothing. A thread may enter it again while it is in it.
         """
         if may_be_shared(self._model):
             return nullcontext()
@@ -111,7 +111,10 @@ class Lanes:
             self._lock.release()
 
     def _pool(self, lanes: int, threads: int) -> _Pool | None:
-        """Return threads for lanes; None: they cannot be started, for a limit of the system."""
+        """Return `lanes` threads to run in; None: the system's limits do not let them be started.
+
+        `threads` is the number of PyTorch's threads, which they share.
+        """
         made_for = (lanes, threads, os.getpid())  # a forked process has none of its parent's threads
         try:
             pool = self._pools.get(made_for) or self._pools.setdefault(made_for, _Pool(lanes, threads))

@@ -236,7 +236,11 @@ class Predictor(Core):
 
     @property
     def shape(self) -> tuple[int, int | None]:
-        """Batch size: (`capacity`, `rows`); for flat batches (4096, None), since they have about 4,096 tokens."""
+        """Size of the batches of a `PackRunner` that is given none: (tokens per row, rows).
+
+        This is (`capacity`, `rows`). For the flat form it is (4096, None): flat batches of about 4,096 tokens, whatever
+        `capacity` and `rows` are.
+        """
         return (TOKENS, None) if isinstance(self._form, Flat) else (self.capacity, self.rows)
 
     def _record(self, given: Any, number: int) -> Mapping[str, Any]:

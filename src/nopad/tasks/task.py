@@ -191,7 +191,7 @@ class Task(ABC):
     def labels_in(cls, record: Mapping[str, Any], number: int, options: Mapping[str, Any]) -> Sequence[Any]:
         """Return the labels in record `number`: names or numbers of classes; () for a task without classes.
 
-        `options` are all options of the task, with which no task has to be made.
+        `options` are all options of the task by name; they are given since there is no task object yet.
 
         Raises:
             RecordError: the record has no label, or its labels are not in the form that the task reads.

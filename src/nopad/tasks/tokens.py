@@ -110,9 +110,10 @@ class TokenClassification(Task):
 
     @classmethod
     def labels_in(cls, record: Mapping[str, Any], number: int, options: Mapping[str, Any]) -> Sequence[Any]:
-        """Return the tags of record `number`; of a text, ``O`` and the tags of its spans. See `Task.labels_in`.
+        """Return the tags of record `number`, or those that its spans need. See `Task.labels_in`.
 
-        For a span whose label is no tag's name, these are the ``B-`` and ``I-`` tags of the label.
+        For spans, these are ``O``, and for each span its label if this is a tag (``B-PER``), else the label with ``B-``
+        and with ``I-`` before it.
         """
         if options["text"] is None:
             return _listed(record, options["tags"], number, "tags")

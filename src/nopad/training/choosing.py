@@ -28,12 +28,13 @@ _TOLD = ("learning_rate", "num_train_epochs", "lr_scheduler_type", "seed")  # fi
 
 
 class Chosen:
-    """A configuration that is being completed.
+    """A configuration of `nopad train`, in which methods fill in fields that the user left out.
 
     Attributes:
         config: the configuration, with what has been chosen so far.
-        lines: what has been chosen, and why; one line of text each.
-        usual_sequences: number of sequences that the chosen rows were to hold; None: rows were not chosen.
+        lines: lines of text that say what has been chosen, and why.
+        usual_sequences: number of sequences per rank and micro-step for which `rows` chose the rows; None: it chose
+            none.
     """
 
     def __init__(self, config: TrainConfig) -> None:
@@ -42,9 +43,9 @@ class Chosen:
         self.usual_sequences: int | None = None
 
     def labels(self, kind: type[Task], records: Any, model_config: Any) -> None:
-        """Choose ``task.labels``, if the task has classes and none are given: those in the training records.
+        """If the task has classes and ``task.labels`` is not given, set it to the classes in the training records.
 
-        Classes that the model's configuration already names keep their order. Stored tokens are not looked at.
+        Classes that the model's configuration already names keep their order. Nothing is set for stored tokens.
 
         Raises:
             InputError: the records cannot be read, have no labels, or their labels are no classes.
@@ -60,10 +61,9 @@ class Chosen:
         self._say("task.labels", found, "the classes in data.train" + ("" if isinstance(found, int) else f", {order}"))
 
     def capacity(self, records: Any, positions: int | None) -> None:
-        """Choose ``packing.capacity`` for records packed into rows: the model's positions, but at most `CAPACITY`.
+        """If nothing limits packs yet, set ``packing.capacity`` for records: 2,048, or the model's positions if fewer.
 
-        A longer ``max_length`` of the task makes it larger. `positions` is the model's number of positions; None:
-        unlimited.
+        A longer ``task.max_length`` is used instead. `positions` is the model's number of positions; None: unlimited.
         """
         packing, name = self.config.packing, self.config.task.name
         if packing.capacity or packing.tokens or packing.sequences or name is None:
@@ -80,10 +80,10 @@ class Chosen:
         self._say("packing.capacity", capacity, why)
 
     def length(self, task: Task, positions: int | None) -> bool:
-        """Choose ``task.max_length``, if the task has none; return whether it was chosen.
+        """If `task` has no `max_length`, set ``task.max_length``; return whether it was set.
 
-        It is the least of ``packing.capacity``, ``packing.tokens`` and the model's number of positions, as far as these
-        are known.
+        It is the least of ``packing.capacity``, ``packing.tokens`` and the model's number of positions (None:
+        unlimited); it is not set if there are none of these.
 
         Raises:
             OptionError: the given `max_length` exceeds the model's positions.
@@ -101,7 +101,7 @@ class Chosen:
         return True
 
     def rows(self, examples: Examples | None) -> None:
-        """Choose ``packing.rows``, if nothing says what a micro-step is: rows that hold about `SEQUENCES` sequences.
+        """If the size of a micro-step is not given, set ``packing.rows``: enough for 8 sequences of average length.
 
         Sequences that stay together, such as the two of a pair, count once. For stored tokens (None), it is one row.
         """
@@ -121,7 +121,10 @@ class Chosen:
         self.config = replace(self.config, packing=replace(packing, rows=rows))
 
     def usual(self, task: Task | None, args: Any) -> None:
-        """Note defaults that decide what is learned, of the task and of `transformers.TrainingArguments`."""
+        """Add a line of defaults of the task and of `args` that decide what is learned, such as the seed.
+
+        `args` are `transformers.TrainingArguments`. Values that the user gave are not in the line.
+        """
         given: Mapping[str, Any] = self.config.trainer
         found = {}
         if task is not None and "over_long" not in self.config.task.options:
@@ -144,5 +147,5 @@ class Chosen:
         self.lines.append(f"{name} = {as_toml(value)}: {why}")
 
     def __str__(self) -> str:
-        """Return `lines` as text, of which the first begins with "chosen"."""
+        """Return `lines` as one text, whose first line begins with "chosen"."""
         return "\n".join(f"{'' if number else 'chosen':<9}{line}" for number, line in enumerate(self.lines))

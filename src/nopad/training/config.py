@@ -266,7 +266,11 @@ class TrainConfig:
                 raise OptionError(f"trainer.{name} and [schedule] both say what the learning rate does; leave one out")
 
     def document(self) -> dict[str, dict[str, Any]]:
-        """Return the tables as a dict, as in a file, without default values and tables that have only these."""
+        """Return the tables as dicts by name, without fields that have their defaults, and without empty tables.
+
+        ``[trainer]``, the options of ``[task]``, and the fields that choose an optimizer (``name``) or a schedule
+        (``counts``) are always kept.
+        """
         made: dict[str, dict[str, Any]] = {}
         for table in fields(self):
             value = getattr(self, table.name)

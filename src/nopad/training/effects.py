@@ -35,7 +35,7 @@ def effects(
         total: length of training, in the unit that the schedule counts.
         scaled: the correction of hyper-parameters that was made; None: no correction was asked for.
         routers: coefficient of the loss that balances experts (`nopad.tasks.routing`); None: it is no part of a step.
-        usual: number of sequences that a rank and micro-step has without packs; None: one for each row.
+        usual: number of sequences that a rank would take in a micro-step without packs; None: one for each row.
     """
     lines = [str(summary), *_changes(summary, args, schedule, scaled, usual)]
     if routers is not None:

@@ -293,7 +293,11 @@ def _head(table: Model, config: Any, auto: str | None) -> Iterator[None]:
 
 @contextmanager
 def _reading(name: str, what: str) -> Iterator[None]:
-    """In a ``with`` block, turn transformers' errors into a `FormatError` of one line; `what` is what is read."""
+    """In a ``with`` block, turn transformers' errors into a `FormatError` of one line; `what` is what is read.
+
+    Raises:
+        FormatError: before the block, if `name` is the path of a folder that does not exist.
+    """
     if name.startswith((".", "/", "~")) and not Path(name).exists():
         raise FormatError(f"{name}: there is no such folder; give a folder with a model, or a name on the hub")
     try:

@@ -64,7 +64,7 @@ class Logged:
 
 
 class Metrics(TrainerCallback):
-    """Writes each log as one line of JSON, logs of a training loss with rates, and passes it to `tell`.
+    """Writes each log as one line of JSON, and passes it to `tell`; logs of a training loss also have rates.
 
     The last log of training, whose times are those of this process only, is left out. This callback also makes the
     Trainer log before each checkpoint, so that later logs are the same whether or not a run was stopped there.
@@ -106,7 +106,7 @@ class Metrics(TrainerCallback):
         return not (self.loader.is_stream and self.loader.ranks.world_size > 1)
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Count the time of a step, and log before a checkpoint."""
+        """Count the time of a step, log before a checkpoint, and, on the first rank, call `step`."""
         now = time.perf_counter()
         self._busy, self._all_busy, self._mark = (
             self._busy + now - self._mark,

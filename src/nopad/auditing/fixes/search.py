@@ -95,7 +95,10 @@ class Search:
         yield from self.last
 
     def _pairs(self) -> list[tuple[Change, ...]]:
-        """Return all single changes and pairs; if only the loss is wrong, only those of changes of labels and loss."""
+        """Return the changes to try, alone and in pairs.
+
+        If only labels or the loss can be wrong, these are only changes of labels and loss.
+        """
         groups = self.groups
         if _in_loss(self.before):
             groups = [[one for one in group if one.name in IN_LOSS] for group in groups]
@@ -137,7 +140,7 @@ class Search:
         return self.seen[changes]
 
     def _fewest(self, changes: tuple[Change, ...], verdict: StepVerdict) -> Fix:
-        """Return the fix with `changes`, less those without which the step passes too.
+        """Return the fix with as few of `changes` as are needed: a change is left out if the step passes without it.
 
         `verdict` is the verdict with all of `changes`.
         """

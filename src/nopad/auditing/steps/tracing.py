@@ -69,12 +69,14 @@ def first_differences(
 
 
 def _seen(micro: Micro, run: Callable[[], Any], model: Any, before: Mapping[str, Tensor], limit: float) -> bool | None:
-    """Return whether some sequence of the micro-batch sees another: whether its outputs change with the other's tokens.
+    """Return whether the outputs of some sequence of the micro-batch change when another sequence gets other tokens.
 
     At most 8 sequences get other tokens, one at a time. ``input_ids`` of the batch are overwritten meanwhile, and are
-    restored at the end. `before` has the modules' outputs for the unchanged batch, by name. The result is None
-    (unknown) if the micro-batch has only one sequence, if it does not run with other tokens, or if the step does not
-    read these ids.
+    restored at the end. `before` has the modules' outputs for the unchanged batch, by name.
+
+    The result is None if this cannot be found out: fewer than 2 sequences were found in the micro-batch, it has fewer
+    than 2 different token ids, no output has one entry per token, the ids are not contiguous in memory, it does not run
+    with other tokens, or its outputs do not depend on them.
     """
     ids = micro.batch["input_ids"]
     there = [at for at in micro.places if at is not None]

@@ -159,7 +159,10 @@ def _numbers(accelerator: _Ranked, ranks: int) -> dict[str, Any]:
 
 
 def _batches(trainer: Any, noting: _Noting, count: int) -> list[Any]:
-    """Return the first `count` batches of the trainer's data; fewer if the data end earlier."""
+    """Return the first `count` batches of the trainer's data; fewer if the data end earlier.
+
+    `noting` becomes the trainer's collator, and batches are made in this process from then on.
+    """
     trainer.data_collator = noting
     trainer.args = copy.copy(trainer.args)
     workers = {"num_workers": 0, "persistent_workers": False, "prefetch_factor": None, "multiprocessing_context": None}

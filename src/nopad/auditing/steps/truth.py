@@ -44,7 +44,10 @@ class Truth:
 
     @property
     def denominator(self) -> int:
-        """The number by which the sum is divided: of items, or if `per` is "sequence", of sequences that have items."""
+        """The number by which the sum of losses is divided: that of all items.
+
+        If `per` is "sequence", it is the number of sequences that have items.
+        """
         return sum(self.items) if self.per == "token" else sum(count > 0 for count in self.items)
 
     @property

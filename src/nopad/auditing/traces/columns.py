@@ -80,7 +80,7 @@ class Columns:
     def flat(self, value: Tensor) -> bool:
         """Return whether an output may have the batch's rows laid end to end, ``[R * L, values]``, as routers do.
 
-        The output of an expert of a mixture that gets all tokens has the same shape; it has each token once, in order.
+        The output of an expert that gets all tokens has this shape too; it also has each token once, in order.
         """
         shape = self.places.shape
         return value.dim() == 2 and tuple(value.shape) != shape and value.shape[0] == shape[0] * shape[1]

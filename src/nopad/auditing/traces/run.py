@@ -167,7 +167,14 @@ class _Traced:
         self.clean = self._run(self.trial.sequences)
 
     def trace(self, asked: Any) -> Trace:
-        """Poison the tokens that `asked` names, in the form of the argument `poisoned` of `trace`; return the trace."""
+        """Replace one token after the other, as `asked` says, and return how the values of all tokens change.
+
+        `asked` is the argument `poisoned` of the function `trace`.
+
+        Raises:
+            OptionError: `asked` is of another form, or names a token that does not exist.
+            ModelFailedError: the model does not run on the changed tokens.
+        """
         places, found, limits = [], [], []
         for sequence, tokens in self._asked(asked):
             token, influence, limit = self._worst(sequence, tokens)

@@ -16,7 +16,7 @@ import hashlib
 import os
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, NamedTuple
@@ -33,6 +33,7 @@ from nopad.corpus.tokenizer import Tokenizer
 from nopad.errors import SourceError
 from nopad.loading.streams.deal import Deal
 from nopad.sequences import Sequences
+from nopad.threads import Pool
 
 __all__ = ["Cursor", "Read", "Reader"]
 
@@ -122,7 +123,7 @@ class Reader:
         """
         waiting: deque[_Started | Exception] = deque()
         threads = min(_THREADS, os.cpu_count() or 1) if self.tokenizer and self.tokenizer.threads else 1
-        with ThreadPoolExecutor(threads, thread_name_prefix="nopad-tokenize") as pool:
+        with Pool(threads, thread_name_prefix="nopad-tokenize") as pool:
             try:
                 gathered = self._gathered(cursor, pool)
                 waiting.extend(islice(gathered, AT_FIRST))
@@ -183,8 +184,8 @@ class _Pass:
     def groups(self) -> Iterator[tuple[Gathered, Cursor]]:
         """Yield groups of this rank's records, each with the cursor after it, to the end of the pass.
 
-        The cursor of the last group is that of the next pass, or of the end of the stream. An error comes after a group
-        of the records before it.
+        The cursor of the last group is that of the next pass, or of the end of the stream. If a record raises an error,
+        the records before it are yielded first, as a group.
         """
         try:
             yield from self._groups()
@@ -342,7 +343,10 @@ def _bytes_of(run: Records | BadRecord, mine: NDArray[np.int64]) -> NDArray[np.i
 
 
 def _mark(block: Block) -> str:
-    """Return a digest of a block, in hex. It takes 0.6 ms per MB, for each block in which a group ends."""
+    """Return a digest of a block, in hex.
+
+    It is computed for each block in which a group ends, and takes 0.6 ms per MB.
+    """
     return hashlib.sha256(block.name.encode("utf-8", "surrogateescape") + b"\0" + block.digest()).hexdigest()[:32]
 
 

@@ -1,4 +1,4 @@
-"""The state of a rank that loads from a stream, as JSON: a few integers, and the sequences in no finished step.
+"""The state of a rank that loads from a stream, as JSON: a few integers, and the sequences that wait for a later step.
 
 Tokens are base64 of the smallest integers that hold them: about 2.7 bytes per token if all ids are below 65,536, else
 5.3. A packer holds at most `buffer` sequences; up to `shuffle_buffer` more wait for a random turn.
@@ -93,7 +93,10 @@ def _columns(found: Sequences) -> dict[str, Any]:
 
 
 def _packed(column: NDArray[Any]) -> dict[str, str]:
-    """Return a column as base64, with its type, and the type in which it is written."""
+    """Return a column as it is in a state: its bytes as base64, their dtype (``stored``), and the column's (``type``).
+
+    Integers are stored in the narrowest dtype that holds them.
+    """
     stored = column
     if column.dtype.kind in "iu" and column.size:
         stored = column.astype(np.promote_types(np.min_scalar_type(column.min()), np.min_scalar_type(column.max())))

@@ -44,7 +44,8 @@ class _Begun(NamedTuple):
 
     Attributes:
         units: number of units (packs or single sequences) that this rank has for the step.
-        left: the place where the pass ends if this step is not taken; the sequences held there are left out.
+        left: the rank's place, if the pass ends here and the step is not taken; the sequences that the rank still holds
+            are then left out.
     """
 
     units: int

@@ -41,11 +41,12 @@ def within(
     Three methods are tried in turn; each gets a share of the operations left in `budget`, and no slower method begins
     once the budget is spent. The facts of the result name the method that made the plan.
 
-    1. `spread`, which opens all packs at the start, until it finds a plan of at most ``1 + bound // 10,000`` packs
-       above the lower bound; with `exact`, until it finds a plan that meets the bound
-    2. `by_tokens`, if the plan is more than ``bound // 100`` packs above the bound
-    3. column generation, if the plan is above the bound (without `exact`: by more than ``bound // 2,000`` and
-       ``1 + bound // 10,000`` packs), and if capacity and number of sequences are small enough for its memory
+    1. `spread`, which opens all packs at the start. It stops as soon as its plan has at most ``1 + bound // 10,000``
+       packs more than the lower bound (with `exact`: no more packs than the bound), or when its share of the budget is
+       used.
+    2. `by_tokens`, if the plan has over ``bound // 100`` packs more than the bound.
+    3. column generation, if the plan has more packs than the bound (without `exact`: over ``bound // 2,000`` and over
+       ``1 + bound // 10,000`` more), and if capacity and number of sequences are small enough for its memory.
 
     Args:
         histogram: the sequences, by length.
@@ -54,7 +55,7 @@ def within(
         squares: largest sum of squared lengths of a pack.
         align: every sequence takes a multiple of this many tokens.
         budget: limits the search.
-        exact: whether the search goes on nearer to the bound, as the list above says.
+        exact: whether the search stops only at the lower bound or the end of its budget.
         by_tokens: a function that plans without the limit on squares and then cuts packs to it, which is better if few
             packs need a cut; it charges `budget` itself. None: this is not tried.
 

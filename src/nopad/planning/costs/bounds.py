@@ -4,8 +4,10 @@ Take a threshold t, and look only at sequences of length t or more. A length is 
 it, because tokens or cost would be above the limit, or because the depth is 1. Each sequence of such a length takes a
 pack, and none of these packs holds another sequence of length >= t. The sequences whose lengths are not alone need as
 many packs as their tokens, their cost or their number ask for. The bound is the sum of both numbers of packs, for the t
-that makes the sum highest. Where no length is alone, the smallest t gives ``max(ceil(tokens / capacity), ceil(cost /
-most), ceil(sequences / depth))``. All integers are exact.
+that makes the sum highest.
+
+Where no length is alone, the smallest t gives the largest of ``ceil(tokens / capacity)``, ``ceil(cost / limit on
+cost)`` and ``ceil(sequences / depth)``. All integers are exact.
 """
 
 from __future__ import annotations

@@ -179,7 +179,7 @@ def _edges(task: Task, kind: int, most: int, unit: int, *, fine: bool = False) -
 
 
 def _small(own: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return, for each share of `_BESIDE`, the size up to which the smallest sequences make up this share of all.
+    """Return, for each share in `_BESIDE`, the size up to which sequences make up this share of all sequences.
 
     There are ``counts[i]`` sequences of size ``own[i]``.
     """

@@ -89,10 +89,10 @@ def _picked(
     slack: NDArray[np.int64],
     limits: NDArray[np.int64],
 ) -> NDArray[np.int64]:
-    """Return the indices of the sizes to raise: all whose value can rise if these are few, otherwise a selection.
+    """Return the indices of the sizes whose values to raise: all whose value can rise, or a selection of many.
 
-    The selection is denser where more can be gained: where many sequences can rise much. `own` is the extra that each
-    size has now; the other arguments are those of `_sizes` and of the kernel `lift`.
+    The selection is denser where more can be gained: where the values of many sequences can rise by much. `own` is the
+    extra that each size has now; the other arguments are those of `_sizes` and of the kernel `lift`.
     """
     most = np.full(len(sizes), MAX_VALUE, dtype=np.int64)
     for j, limit in enumerate(limits):

@@ -88,7 +88,10 @@ class Content:
             yield slice(at, min(at + _CHUNK, end))
 
     def distinct(self, here: slice) -> int:
-        """Return the number of records in a slice, which must contain all sequences of each record."""
+        """Return the number of different records that sequences in a slice are from.
+
+        All sequences of each of these records must be in the slice.
+        """
         count, before = 0, -1
         for chunk in self.chunks(here):
             record = self.record(chunk)

@@ -1,0 +1,214 @@
+"""`Track`: follow, operation by operation, whether each entry of a tensor is computed from one token or from more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+__all__ = ["ROW", "TOKEN", "Track"]
+
+TOKEN, ROW = 1, 2  # what a tensor holds: one value per token, or something of several tokens
+FILLED = ("_like", "new_", "empty", "zeros", "ones", "full", "arange")  # in names of operations that read no values
+READERS = ("tolist", "numpy", "__array__", "data_ptr", "__dlpack__")  # of tensors, and no operations of PyTorch
+
+
+@dataclass
+class State:
+    tensor: Tensor
+    holds: int
+
+
+class Track(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A PyTorch dispatch mode that follows from which tokens the entries of tensors are computed.
+
+    A tensor "holds" 0 if it is not computed from tokens, `TOKEN` if each entry is computed from one token, and `ROW` if
+    an entry is computed from several. `put` says what the inputs hold; the mode then works it out for each result.
+
+    Args:
+        length: number of tokens; a dimension of this size counts as one of tokens.
+        weights: the module's parameters and buffers.
+        tries: whether to run each operation on `TOKEN` tensors again with other values, to see if its result is `ROW`.
+            If not, the result is taken to be `TOKEN`.
+
+    Attributes:
+        reads: whether code took a Python number out of a tensor that is computed from tokens, or out of a weight.
+        handed: the largest of what the arguments of held modules hold (see `held`).
+        sequences: whether "token" stands for a sequence (`nopad.admitting.local.Run.sequences`); settable.
+    """
+
+    def __init__(self, length: int, weights: list[Tensor], tries: bool) -> None:
+        make: Any = super().__init__
+        make()
+        self.length, self.tries = length, tries
+        self.states: dict[int, State] = {}  # by id; the tensors are kept, so that ids stay theirs
+        self.weights = {id(one): one for one in weights}
+        self.reads = False
+        self.sequences = False
+        self.handed = 0  # what held modules get
+
+    def of(self, tensor: Tensor) -> int:
+        """Return what a tensor holds: 0, `TOKEN` or `ROW`.
+
+        A tensor that was not seen before holds the largest of what tensors that share its memory hold.
+        """
+        known = self.states.get(id(tensor))
+        if known is not None:
+            return known.holds
+        store = _store(tensor)
+        return max((one.holds for one in self.states.values() if store and _store(one.tensor) == store), default=0)
+
+    def put(self, tensor: Tensor, holds: int) -> None:
+        """Store what a tensor holds: 0, `TOKEN` or `ROW`."""
+        self.states[id(tensor)] = State(tensor, holds)
+
+    def look(self, name: str, args: Sequence[Any]) -> None:
+        """Set `reads` if the function `name` takes numbers out of its first argument, a tensor of weights or tokens.
+
+        `args` are the function's arguments.
+        """
+        if name in READERS and args and isinstance(args[0], Tensor):
+            self.reads |= bool(self.of(args[0])) or id(args[0]) in self.weights
+
+    def held(self, module: nn.Module, made: Any, given: Any) -> Any:
+        """Return copies of `made`, the recorded output of a held module, which is not run; `given` are its arguments.
+
+        Floating-point tensors among the copies hold `TOKEN` if exactly one dimension has the size `length`, else `ROW`.
+        If an argument holds `ROW`, all of them hold `ROW`, except with `sequences`. Other tensors hold 0.
+        """
+        worst = max((self.of(one) for one in tree_leaves(given) if isinstance(one, Tensor)), default=TOKEN)
+        self.handed = max(self.handed, worst)
+        worst = TOKEN if self.sequences else worst
+
+        def copied(value: Any) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            value = value.clone()
+            local = tuple(value.shape).count(self.length) == 1 and worst < ROW
+            self.put(value, (TOKEN if local else ROW) if value.is_floating_point() else 0)
+            return value
+
+        return tree_map(copied, made)
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        given = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
+        worst = max(map(self.of, given), default=0)
+        writes = function._schema.is_mutable
+        before = tree_map(_copied, (args, kwargs)) if writes and worst == TOKEN else (args, kwargs)
+        holds = {id(a): self.of(b) for a, b in zip(_leaves(before), given, strict=True)} if worst == TOKEN else {}
+        output = function(*args, **kwargs)
+        found = tree_leaves(output)
+        weights = bool(given) and all(id(one) in self.weights for one in given)
+        if any(isinstance(one, bool | int | float) for one in found):
+            self.reads |= worst > 0 or weights
+        name = function._schema.name.rpartition("::")[2]
+        state = 0 if any(part in name for part in FILLED) and not writes else worst
+        if state == TOKEN and self.tries and self._crosses(function, before, holds, output):
+            state = ROW
+        for one in found:
+            if isinstance(one, Tensor):
+                self.put(one, state)
+                if weights:
+                    self.weights[id(one)] = one
+        if writes:
+            self._written(function, args, kwargs, state)
+        return output
+
+    def _written(self, function: Any, args: Any, kwargs: Any, holds: int) -> None:
+        """Store what tensors hold to which an operation wrote in place, and all tensors that share their memory."""
+        for at, argument in enumerate(function._schema.arguments):
+            if argument.alias_info is None or not argument.alias_info.is_write:
+                continue
+            value = args[at] if at < len(args) else kwargs.get(argument.name)
+            for one in tree_leaves(value):
+                if isinstance(one, Tensor):
+                    self.put(one, max(holds, self.of(one)))
+                    for state in self.states.values():
+                        if _store(state.tensor) == _store(one):
+                            state.holds = max(state.holds, holds)
+
+    def _crosses(self, function: Any, before: Any, holds: Mapping[int, int], output: Any) -> bool:
+        """Return whether an operation changes its result for a token when the input for another token changes.
+
+        True also if this cannot be tried; False if the operation is random.
+        """
+        made = [one for one in tree_leaves(output) if isinstance(one, Tensor)]
+        dims = [[dim for dim, size in enumerate(one.shape) if size == self.length] for one in made]
+        if any(len(one) != 1 for one in dims):
+            return True
+        # What is written to is what is given back, so it is computed again on copies.
+        again = _leaves(_run(function, tree_map(_copied, before)))
+        if any(not _equal(a, b) for a, b in zip(made, again, strict=True)):
+            return False  # random: there is nothing to compare
+        for place, other in ((1, 0), (self.length // 2, 2), (self.length - 2, 3)):
+            for poison in (False, True):
+                try:
+                    given = _copied_with(before, holds, partial(self._changed, place=place, other=other, poison=poison))
+                    found = _leaves(_run(function, given))
+                except Exception:  # an operation on values that it does not take
+                    return True
+                for one, two, dim in zip(made, found, [one[0] for one in dims], strict=True):
+                    rest = [at for at in range(self.length) if at != place]
+                    index = torch.tensor(rest)
+                    if one.shape != two.shape or not _equal(one.index_select(dim, index), two.index_select(dim, index)):
+                        return True
+        return False
+
+    def _changed(self, value: Tensor, place: int, other: int, poison: bool) -> Tensor:
+        """Overwrite what `value` holds for the token `place`, and return `value`.
+
+        Booleans are negated; other numbers become those of the token `other`, or NaN with `poison`.
+        """
+        dim = next(dim for dim, size in enumerate(value.shape) if size == self.length)
+        mine, theirs = value.select(dim, place), value.select(dim, other)
+        if value.dtype == torch.bool:
+            mine.logical_not_()
+        elif poison and value.is_floating_point():
+            mine.fill_(torch.nan)
+        else:
+            mine.copy_(theirs.clone())
+        return value
+
+
+def _run(function: Any, given: Any) -> Any:
+    args, kwargs = given
+    return function(*args, **kwargs)
+
+
+def _leaves(value: Any) -> list[Tensor]:
+    return [one for one in tree_leaves(value) if isinstance(one, Tensor)]
+
+
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value
+
+
+def _copied_with(before: Any, holds: Mapping[int, int], change: Callable[[Tensor], Tensor]) -> Any:
+    """Return copies of an operation's arguments, with `change` applied to the tensors that hold `TOKEN`."""
+
+    def copied(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        return change(value.clone()) if holds.get(id(value)) == TOKEN else value.clone()
+
+    return tree_map(copied, before)
+
+
+def _equal(one: Tensor, two: Tensor) -> bool:
+    if not one.is_floating_point():
+        return torch.equal(one, two)
+    return torch.allclose(one, two, 1e-9, 1e-12 * float(one.nan_to_num().abs().max()) if one.numel() else 0.0, True)
+
+
+def _store(tensor: Tensor) -> int:
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except RuntimeError:  # a tensor without memory of its own
+        return 0

@@ -1,0 +1,130 @@
+"""The parts of a wrapper: which modules and models it holds, which arguments it takes, and what its outputs hold.
+
+A wrapper is the user's own module (`nn.Module`) around one transformers model, its base. `Admitted` holds what its
+proof found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from nopad.errors import OptionError
+from nopad.model.calls import parameters, takes_more
+from nopad.model.known import class_of
+
+__all__ = ["COLUMNS", "PLAIN", "Admitted", "accepted", "bases_of", "leaves_of", "outer_modules", "wraps"]
+
+COLUMNS = ("input_ids", "attention_mask", "token_type_ids", "position_ids")  # that a proof is with
+NO_WRAPPERS = ("torch", "transformers", "peft", "accelerate", "deepspeed", "sentence_transformers", "nopad")
+PLAIN = (bool, int, float, complex, str, bytes, type(None))
+
+
+@dataclass(frozen=True)
+class Admitted:
+    """What a packed call of a wrapper may be given, and what it returns, by the wrapper's proof.
+
+    Attributes:
+        columns: which of `COLUMNS` it takes from a batch.
+        labels: how its loss is computed from labels: "tokens" (mean cross entropy of one label per token), "causal"
+            (the same, with labels that the wrapper shifts by one token) or "classification" (mean cross entropy of one
+            label per sequence); None: labels are refused.
+        why: why labels are refused; "": they are not.
+        sequences: whether some of its outputs have one entry per sequence.
+    """
+
+    columns: tuple[str, ...] = COLUMNS[:2]
+    labels: str | None = None
+    why: str = ""
+    sequences: bool = False
+
+
+def wraps(model: Any) -> bool:
+    """Return whether this is the user's own module that holds a transformers model, and is not itself one.
+
+    >>> from torch import nn
+    >>> from nopad.model.wrapper_parts import wraps
+    >>> wraps(nn.Linear(2, 2))
+    False
+    """
+    from transformers import PreTrainedModel
+
+    if not isinstance(model, nn.Module) or isinstance(model, PreTrainedModel):
+        return False
+    return class_of(model).__module__.partition(".")[0] not in NO_WRAPPERS and bool(bases_of(model))
+
+
+def bases_of(model: nn.Module) -> dict[str, Any]:
+    """Return the outermost transformers models inside a module, by their names in it; each model once."""
+    from transformers import PreTrainedModel
+
+    found = [(name, module) for name, module in _outer(model) if isinstance(module, PreTrainedModel)]
+    inside = {part for _, base in found for part in base.modules() if part is not base}
+    return {name: base for name, base in found if base not in inside}
+
+
+def outer_modules(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the modules of a wrapper outside of its base, by name; the wrapper itself has the name ""."""
+    from transformers import PreTrainedModel
+
+    return {name: module for name, module in _outer(model) if not isinstance(module, PreTrainedModel)}
+
+
+def _outer(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield (name, module) of a module and those inside it, each once; transformers models are not looked into."""
+    from transformers import PreTrainedModel
+
+    seen, waiting = set[nn.Module](), [("", model)]
+    while waiting:
+        name, module = waiting.pop(0)
+        if module in seen:
+            continue
+        seen.add(module)
+        yield name, module
+        if not isinstance(module, PreTrainedModel):
+            waiting += [(f"{name}.{key}" if name else key, one) for key, one in module._modules.items() if one]
+
+
+def leaves_of(output: Any) -> Iterator[tuple[str, Any]]:
+    """Yield (name, value) for the tensors and other objects in an output, out of nested mappings, tuples and lists.
+
+    Names are keys and indices, such as "output 0" for the first entry of a tuple.
+    """
+    named = output.items() if isinstance(output, Mapping) else [("output 0", output)]
+    if isinstance(output, tuple | list):
+        named = [(f"output {at}", one) for at, one in enumerate(output)]
+    for key, value in named:
+        yield from _inside(str(key), value)
+
+
+def _inside(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for key, one in value.items():
+            yield from _inside(f"{name} {key}", one)
+    elif isinstance(value, tuple | list):
+        for at, one in enumerate(value):
+            yield from _inside(f"{name} {at}", one)
+    else:
+        yield name, value
+
+
+def accepted(model: nn.Module, base: nn.Module) -> tuple[str, ...]:
+    """Return the names of the arguments of a wrapper's forward method; with ``**kwargs``, also those of its base.
+
+    Raises:
+        OptionError: ``input_ids`` is not among them.
+    """
+    forward = type(model).forward
+    found = parameters(forward)
+    if takes_more(forward):
+        found = tuple(dict.fromkeys((*found, *parameters(type(base).forward))))
+    if "input_ids" not in found:
+        raise OptionError(
+            f"the forward method of {type(model).__name__} takes no input_ids, by which a batch is given "
+            f"(it takes {', '.join(found) or 'nothing by name'}); name its arguments as transformers does: input_ids, "
+            "attention_mask"
+        )
+    return found

@@ -1,0 +1,382 @@
+"""`Wrapper`: the hooks with which a wrapper runs on packs, once its proof has admitted it.
+
+A wrapper is the user's own module around one transformers model, its base, which is made pack-safe by itself
+(`nopad.model.state`). In a packed call, the wrapper gets an ordinary mask (1 for a token, 0 for padding) in place of
+the batch's own. Where it calls its base, the base gets the batch's own mask. An error is raised if the wrapper gives
+its base another mask, calls it twice, or gets arguments that the proof did not cover. At the end of a call, the shapes
+of its outputs are checked.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nopad.batch.device import is_static
+from nopad.batch.guard import PackedMask, is_of_batch, layout_of, mark
+from nopad.batch.layout import Layout
+from nopad.errors import BatchError, UnsupportedModelError
+from nopad.losses.checks import check_classes
+from nopad.model.admission import device_of, leave_columns
+from nopad.model.arguments import check_inputs
+from nopad.model.calls import Cell, bound
+from nopad.model.hooks import Hook, attach, take_off
+from nopad.model.known import class_of
+from nopad.model.safety import STATE
+from nopad.model.unguarded import refuse_unguarded
+from nopad.model.wrapper_parts import PLAIN, Admitted, accepted, bases_of, leaves_of, outer_modules
+
+__all__ = ["Wrapper", "wrap"]
+
+IGNORED = -100
+
+
+@dataclass
+class WrapperCall:
+    """The state of one packed call of a wrapper.
+
+    Attributes:
+        guard: the batch's own mask.
+        mask: the ordinary mask that the wrapper gets: 1 for a token, 0 for padding; int64 ``[R, L]``.
+        layout: the batch's layout.
+        labelled: whether labels were given.
+        ran: how often the base was called.
+        own: the tensors that the base returned.
+        frame: the Python frame that called the wrapper; None after the call.
+    """
+
+    guard: PackedMask
+    mask: Tensor
+    layout: Layout
+    labelled: bool = False
+    ran: int = 0
+    own: list[Tensor] = field(default_factory=list)
+    frame: FrameType | None = None
+
+
+@dataclass(eq=False)
+class Wrapper:
+    """The hooks that make a wrapper pack-safe; its base, the model inside, is so already.
+
+    Attributes:
+        model: the wrapper.
+        base: the transformers model inside.
+        admitted: what the proof found.
+        accepts: names of all arguments that reach the wrapper or, by its ``**kwargs``, its base.
+        kinds: classes of the wrapper's modules outside of the base, by name, when the hooks were attached.
+        cell: the state that the hooks share.
+    """
+
+    model: Any
+    base: Any
+    admitted: Admitted
+    accepts: tuple[str, ...] = ()
+    kinds: dict[str, type] = field(default_factory=dict)
+    cell: Cell = field(default_factory=Cell)
+
+    @property
+    def backend(self) -> str:
+        """Name of the base's attention backend, as given to `nopad.packed`."""
+        return str(vars(self.base)[STATE].backend)
+
+    def install(self) -> None:
+        """Attach the hooks to the wrapper and its base."""
+        self.accepts = accepted(self.model, self.base)
+        self.kinds = {name: class_of(module) for name, module in outer_modules(self.model).items()}
+        self.cell.owned = True
+        attach(self.model, _Enter(self.cell, "enter", state=self))
+        attach(self.model, _Leave(self.cell, "leave", "after", state=self))
+        hook = _Hand(self.cell, "hand on", state=self)  # before the base's own hooks, which need the batch's mask
+        self.base.register_forward_pre_hook(hook, with_kwargs=True, prepend=True)
+        attach(self.base, _Got(self.cell, "got", "after", state=self))
+
+    def remove(self) -> None:
+        """Remove the hooks, and make the base an ordinary model again."""
+        for module in (self.model, self.base):
+            take_off(module, self.cell)
+        state = vars(self.base).get(STATE)
+        if state is not None:
+            state.remove()
+            object.__delattr__(self.base, STATE)
+
+    def enter(self, args: Any, kwargs: dict[str, Any], frame: FrameType | None) -> Any:
+        """Begin a call; return the new ``(args, kwargs)`` of a packed call, or None for an ordinary call.
+
+        `frame` is the Python frame that calls the wrapper.
+
+        Raises:
+            BatchError: a batch is given as one argument, its guard is missing, or an argument does not fit the batch or
+                was not part of the proof.
+            UnsupportedModelError: the inputs are static (for a compiled model), or modules were replaced since the
+                proof.
+        """
+        if torch.compiler.is_compiling():
+            return None  # a `PackedMask` raises its own error while compiling
+        self.cell.owned = True  # also for a cell that came with a copied model
+        self.cell.settle()
+        stack = self.cell.calls.stack
+        stack.append(None)  # the hook at the end always pops it, even after an exception
+        name = type(self.model).__name__
+        if args and isinstance(args[0], Mapping):
+            raise BatchError("a batch was given as one argument; call model(**batch)")
+        named = bound(self.model, args, kwargs)
+        guard: Any = named.get("attention_mask")
+        if is_static(guard):
+            raise UnsupportedModelError(
+                f"{name} is a class of your own, and what it hands on cannot be checked in a compiled graph; compile "
+                "the layers of its base one by one instead, each with layer.compile()"
+            )
+        if not isinstance(guard, PackedMask):
+            refuse_unguarded(named)
+            return None
+        self._check_parts()
+        layout = layout_of(guard)
+        self._check_arguments(named, layout)
+        mask = torch.from_numpy(layout.sequence_ids != 0).to(device_of(self.base), torch.long)
+        mark(mask)
+        call: Any = WrapperCall(guard, mask, layout, named.get("labels") is not None, frame=frame)
+        if "attention_mask" in self.admitted.columns:
+            named["attention_mask"] = mask
+        else:
+            named.pop("attention_mask")
+        self._set_labels(named, call)
+        self.cell.count(1)
+        stack[-1] = call
+        return (), named
+
+    def hand_on(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Give the base the batch's own mask; return its new ``(args, kwargs)``, or None outside of a packed call.
+
+        Raises:
+            UnsupportedModelError: the wrapper calls its base again, or gives it another mask than the one that it got.
+            BatchError: outside of a packed call, the base is given the mask of one, as gradient checkpointing around it
+                does.
+        """
+        self.cell.refuse_compiling()
+        call: Any = self.cell.call
+        named = bound(module, args, kwargs)
+        given = named.get("attention_mask")
+        if call is None:
+            if is_of_batch(given):
+                raise BatchError(
+                    f"{type(module).__name__} is given the mask of a packed batch outside of a call of "
+                    f"{type(self.model).__name__} (checkpointing around it does so); checkpoint the layers inside of it"
+                )
+            return None
+        call.ran += 1
+        if call.ran > 1:
+            raise UnsupportedModelError(
+                f"{type(self.model).__name__} calls {type(module).__name__} more than once, and nopad follows one "
+                "call of it; call it once, and compute from its states what you need"
+            )
+        if given is not None and given is not call.mask and not _same_mask(given, call.mask):
+            raise UnsupportedModelError(
+                f"{type(self.model).__name__} gives {type(module).__name__} an attention_mask of its own, in which "
+                "nopad cannot keep sequences apart; hand attention_mask on as it comes"
+            )
+        named["attention_mask"] = call.guard
+        return (), named
+
+    def got(self, output: Any) -> None:
+        """In a packed call, store the tensors that the base returned."""
+        call: Any = None if torch.compiler.is_compiling() else self.cell.call
+        if call is not None:
+            call.own += [one for _, one in leaves_of(output) if isinstance(one, Tensor)]
+
+    def leave(self, output: Any) -> None:
+        """End a call. After a packed one, check that the base ran once, and the shapes of what the wrapper returned.
+
+        Raises:
+            UnsupportedModelError: the base did not run; or an output of the wrapper has neither one entry per slot
+                (``[R, L, ...]``) nor, if the proof found such outputs, one per sequence (``[S, ...]``).
+        """
+        if torch.compiler.is_compiling():
+            return
+        stack = self.cell.calls.stack
+        call: Any = stack.pop() if stack else None
+        if call is None:
+            return
+        self.cell.count(-1)
+        call.frame = None
+        if output is None:  # the forward call raised
+            return
+        name = type(self.model).__name__
+        if call.ran != 1:
+            raise UnsupportedModelError(
+                f"{type(self.base).__name__} of {name} was to run once in a packed call, and did not run"
+            )
+        own = {id(one) for one in call.own}
+        for full, value in leaves_of(output):
+            if isinstance(value, PLAIN) or id(value) in own:
+                continue
+            if not isinstance(value, Tensor):
+                raise UnsupportedModelError(f"{full} of {name} is a {type(value).__name__}, in which nopad cannot look")
+            if value.dim() == 0 and call.labelled:
+                continue
+            wanted = [call.layout.shape, *([(call.layout.sequences,)] if self.admitted.sequences else [])]
+            if not any(tuple(value.shape[: len(size)]) == size for size in wanted):
+                sizes = " or ".join(f"[{', '.join(map(str, size))}, ...]" for size in wanted)
+                raise UnsupportedModelError(
+                    f"{full} of {name} has the shape {list(value.shape)} and not {sizes}: it is of rows or of "
+                    "something else, not what each sequence gets alone"
+                )
+
+    def _check_parts(self) -> None:
+        """Check that the wrapper has the modules that its proof was about.
+
+        Raises:
+            UnsupportedModelError: its base or another module was replaced, or the base is not pack-safe any more.
+        """
+        name, again = type(self.model).__name__, "make it so anew: nopad.packed(nopad.unpacked(model))"
+        bases = bases_of(self.model)
+        if list(bases.values()) != [self.base]:
+            other = next((key for key, one in bases.items() if one is not self.base), "the model inside")
+            raise UnsupportedModelError(f"{other} of {name} was put there after it was made pack-safe; {again}")
+        if STATE not in vars(self.base):
+            raise UnsupportedModelError(f"{next(iter(bases))} of {name} is no longer pack-safe by itself; {again}")
+        kinds = {key: class_of(module) for key, module in outer_modules(self.model).items()}
+        if kinds != self.kinds:
+            odd = [key for key in (*kinds, *self.kinds) if kinds.get(key) is not self.kinds.get(key)]
+            raise UnsupportedModelError(
+                f"{odd[0] or name} of {name} is another module than when it was made pack-safe, and may mix tokens; "
+                f"{again}"
+            )
+
+    def _check_arguments(self, named: dict[str, Any], layout: Layout) -> None:
+        """Check the arguments of a packed call, and remove from `named` those columns that the wrapper does not take.
+
+        Raises:
+            BatchError: an argument was not part of the proof, or does not fit the batch's layout; or there are no
+                ``input_ids``.
+        """
+        name, columns = type(self.model).__name__, self.admitted.columns
+        if "position_ids" not in self.accepts:
+            named.pop("position_ids", None)
+        leave_columns(self.model, self.accepts, named)
+        if named.get("labels") is not None and self.admitted.labels is None:
+            raise BatchError(
+                f"labels were given, and the proof of {name} was without them: {self.admitted.why}. Take them out, "
+                "labels = batch.pop('labels'), and compute the loss from outputs, such as by nopad.losses.token_loss"
+            )
+        usual = _defaults(self.model)
+        for key, value in named.items():
+            if (
+                key in (*columns, "attention_mask", "labels")
+                or value is None
+                or (key in usual and _equal(usual[key], value))
+            ):
+                continue
+            raise BatchError(
+                f"{key} was given, and the proof of {name} was without it, so what it changes is not known; leave it "
+                "out, or set it in the class"
+            )
+        if named.get("input_ids") is None:
+            raise BatchError(f"no input_ids were given to {name}; the batch is laid out in {list(layout.shape)}")
+        check_inputs(self.base, columns, True, {key: named[key] for key in columns if key in named}, layout)
+
+    def _set_labels(self, named: dict[str, Any], call: WrapperCall) -> None:
+        """Set labels per token to -100 in padding and, if the wrapper shifts labels, at each sequence's first token.
+
+        `named` are the arguments by name; labels per sequence are only checked.
+
+        Raises:
+            BatchError: labels do not fit the batch's layout, or they are shifted and a sequence goes on in the next
+                row.
+        """
+        labels = named.get("labels")
+        if labels is None:
+            return
+        layout, per_sequence = call.layout, self.admitted.labels == "classification"
+        wanted = (layout.sequences,) if per_sequence else layout.shape
+        if not isinstance(labels, Tensor) or tuple(labels.shape) != wanted:
+            raise BatchError(f"labels of {type(self.model).__name__} must be a tensor of integers {list(wanted)}")
+        check_classes(labels, 2**31)
+        if per_sequence:
+            return
+        out = call.mask == 0
+        if self.admitted.labels == "causal":
+            if layout.crossing:
+                raise BatchError(
+                    f"{type(self.model).__name__} shifts labels within rows, and these rows are filled end to end; "
+                    "take labels out and use nopad.losses.token_loss(causal=True)"
+                )
+            out = out | torch.from_numpy(layout.position_ids == 0).to(out.device)
+        named["labels"] = labels.long().masked_fill(out, IGNORED)
+
+
+def wrap(model: nn.Module, admitted: Admitted, make: Callable[[Any], Any]) -> None:
+    """Make a wrapper pack-safe, in place; `admitted` is what its proof found.
+
+    `make` makes its base pack-safe, in place.
+    """
+    [base] = bases_of(model).values()
+    make(base)
+    state = Wrapper(model, base, admitted)
+    state.install()
+    object.__setattr__(model, STATE, state)
+
+
+def _defaults(model: nn.Module) -> dict[str, Any]:
+    import inspect
+
+    found = inspect.signature(type(model).forward).parameters.values()
+    return {one.name: one.default for one in found if one.default is not inspect.Parameter.empty}
+
+
+def _equal(one: Any, other: Any) -> bool:
+    return type(one) is type(other) and isinstance(one, PLAIN) and one == other
+
+
+def _same_mask(given: Any, mask: Tensor) -> bool:
+    """Return whether a mask equals the one that the wrapper got, perhaps in another dtype."""
+    return isinstance(given, Tensor) and given.shape == mask.shape and torch.equal((given != 0).long(), mask)
+
+
+@dataclass(eq=False)
+class _Enter(Hook):
+    """The hook that begins each call of a wrapper."""
+
+    state: Any = None
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Return the module's new arguments, ``(args, kwargs)``; None: leave them as they are."""
+        return self.state.enter(args, kwargs, None if torch.compiler.is_compiling() else sys._getframe(1))
+
+
+@dataclass(eq=False)
+class _Leave(Hook):
+    """The hook that ends each call of a wrapper, also after an exception."""
+
+    state: Any = None
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        """Check the module's output, and leave it unchanged."""
+        self.state.leave(output)
+
+
+@dataclass(eq=False)
+class _Hand(Hook):
+    """The hook that gives a wrapper's base the batch's own mask."""
+
+    state: Any = None
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Return the module's new arguments, ``(args, kwargs)``; None: leave them as they are."""
+        return self.state.hand_on(module, args, kwargs)
+
+
+@dataclass(eq=False)
+class _Got(Hook):
+    """The hook that records what a wrapper's base returned."""
+
+    state: Any = None
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        """Record the base's output, and leave it unchanged."""
+        self.state.got(output)
