@@ -95,6 +95,18 @@ def test_objects_of_python_and_datasets(tmp_path):
     assert list(open_records(chosen)) == [{"label": 2}, {"label": 0}]
 
 
+@pytest.mark.parametrize(
+    "given", [{"strings": ["a"]}, {"text_unit": "file"}, {"paths": True}, {"on_bad_record": "skip"}], ids=str
+)
+def test_a_stream_that_is_opened_takes_no_other_arguments(given):
+    stream = open_records([{"a": 1}])
+    assert open_records(stream, strings=[], text_unit="line", paths=False, on_bad_record="error") is stream
+    with pytest.raises(
+        OptionError, match=rf"a RecordStream is given, which is opened already, with {next(iter(given))}="
+    ):
+        open_records(stream, **given)
+
+
 def test_an_iterator_is_read_once():
     stream = open_records(iter(RECORDS[:3]))
     assert (stream.read_again(), open_records(RECORDS).read_again()) == (False, True)

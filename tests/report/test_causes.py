@@ -34,6 +34,10 @@ def test_the_reason(lengths, how, said):
         assert sentence.startswith(start)
 
 
+def test_a_plan_without_packs_has_no_padding():
+    assert causes_of_padding(nopad.plan([], 100)) == []
+
+
 def test_the_shares_add_up_to_the_padding():
     lengths = np.random.default_rng(0).integers(1, 70, 500)
     made = nopad.plan(lengths, 100, depth=2, algorithm="none")

@@ -17,8 +17,8 @@ from nopad.errors import FormatError, OptionError
 from nopad.tasks import Answers, Classification, Embedding, Regression, predict, predict_files
 from nopad.tasks.folder import default_folder
 from nopad.tasks.registry import load_task, options_of, task_named, tasks_by_name
-from nopad.training.config import Model
 from nopad.training.models import load_tokenizer as of_training
+from nopad.training.tables import Model
 
 
 @pytest.fixture

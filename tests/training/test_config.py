@@ -10,7 +10,8 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from nopad.errors import OptionError, SourceError
-from nopad.training.config import TaskTable, read_config
+from nopad.training.config import read_config
+from nopad.training.tables import TaskTable
 from nopad.training.toml import to_toml
 
 SMALLEST = """

@@ -16,8 +16,8 @@ from tests.tasks.tiny import bert, tokenizer
 
 from nopad.errors import FormatError, OptionError
 from nopad.tasks import Classification
-from nopad.training.config import Model
 from nopad.training.models import load_model, outline, read_model_config
+from nopad.training.tables import Model
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -1,8 +1,8 @@
 """Refuse models of which a proof on a small copy would say nothing; the message names the reason.
 
-These are models with batch statistics, quantised weights, experts of limited capacity, an encoder and a decoder, parts
-for other data than text, or a class whose code was loaded twice. A copy is run to find layers that draw random numbers,
-keep something from call to call, or let the rows of a batch change each other.
+These are models with batch statistics, quantised weights, experts of limited capacity, hooks of one's own on gradients,
+an encoder and a decoder, parts for other data than text, or a class whose code was loaded twice. A copy is run to find
+layers that draw random numbers, keep something from call to call, or let the rows of a batch change each other.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from nopad.admitting.probing import length_for
 from nopad.admitting.small import ran, uncached
 from nopad.errors import UnsupportedModelError
 from nopad.model.batchwide import check_experts
+from nopad.model.own import is_own_call
 
 __all__ = [
     "check_forgets",
@@ -45,12 +46,14 @@ def check_model(model: Any) -> None:
 
     Raises:
         UnsupportedModelError: a proof on a small copy would say nothing about this model. It has batch statistics,
-            quantised weights, experts of limited capacity, an encoder and a decoder, or parts for other data than text;
-            or two of its modules have different classes of the same name, since code was loaded twice.
+            quantised weights, experts of limited capacity, hooks of the user's own on gradients, an encoder and a
+            decoder, or parts for other data than text; or two of its modules have different classes of the same name,
+            since code was loaded twice.
     """
     name, config = type(model).__name__, model.config
     check_experts(model, also=config)
     check_modules(name, dict(model.named_modules()))
+    _check_gradients(name, dict(model.named_modules()))
     if getattr(config, "quantization_config", None) is not None:
         raise UnsupportedModelError(
             f"weights of this {name} are quantised (quantization_config), and a small copy of it would not be; prove "
@@ -79,6 +82,23 @@ def check_modules(name: str, modules: Mapping[str, nn.Module]) -> None:
                 f"weights of {place or name} ({type(module).__name__}) are quantised, and a small copy of this model "
                 "would not be; prove it before quantising, and see docs/models.md for what nopad runs quantised"
             )
+
+
+def _check_gradients(name: str, modules: Mapping[str, nn.Module]) -> None:
+    """Check the modules of a model called `name`, by their names.
+
+    Raises:
+        UnsupportedModelError: one has a hook of one's own on its gradients.
+    """
+    for place, module in modules.items():
+        for hook in (*module._backward_pre_hooks.values(), *module._backward_hooks.values()):
+            if is_own_call(hook):
+                where = f"{place} of {name}" if place else name
+                raise UnsupportedModelError(
+                    f"{where} has a hook of your own on its gradients ({getattr(hook, '__qualname__', hook)}), which "
+                    "cannot be followed and may mix tokens; take it off, and put a hook that only looks on again "
+                    "after nopad.packed"
+                )
 
 
 def check_parts(model: Any) -> None:

@@ -124,7 +124,8 @@ def _check_own(probed: Probed) -> None:
     This is the forward methods of the model, of its base model, and of modules that return something per sequence.
 
     Raises:
-        UnsupportedModelError: one of them mixes tokens by itself, or does not always compute the same.
+        UnsupportedModelError: one of them mixes tokens by itself, does not always compute the same, or changes
+            gradients by code that cannot be followed.
     """
     if probed.unsplit is not None and is_own(class_of(probed.unsplit)):
         raise _unsplit(probed.unsplit)
@@ -134,6 +135,12 @@ def _check_own(probed: Probed) -> None:
             f"what the forward method of {type(module).__name__} computes is not always the same: {why}. A proof on "
             "some sequences says nothing of others; move what decides into a module of its own, which gets and gives "
             "one state per token"
+        )
+    for module, name in probed.gradients.items():
+        raise UnsupportedModelError(
+            f"{type(module).__name__} changes gradients by code of its own ({name}), which cannot be followed and may "
+            "mix tokens; use functions of PyTorch, or move this into a module of its own, which gets and gives one "
+            "state per token, so that nopad can run it on each sequence alone"
         )
 
 

@@ -13,12 +13,12 @@ row, for more rows, at one token, or in training. So two more checks are made, w
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import product
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from nopad.admitting.modes import in_mode
 from nopad.admitting.tracking import ROW, TOKEN, Track
-from nopad.model.own import is_own
+from nopad.model.own import is_own, is_own_call
 
 __all__ = ["Run", "backward_of_ones_own", "crossing", "crossing_outputs", "first_crossing", "varying"]
 
@@ -37,6 +37,7 @@ MUCH = (20, 300)  # rows of so many tokens
 MOST = 20_000_000  # numbers in a tensor, as far as can be foreseen
 RAISES = "it raises"
 HOOKS = ("register_hook", "register_post_accumulate_grad_hook")
+OPERATOR = "GeneratedBackwardFor_"  # then the name of an operator whose gradient torch.library registered
 
 
 @dataclass(frozen=True)
@@ -124,29 +125,44 @@ def crossing_outputs(run: Run, tokens: list[int]) -> tuple[list[Tensor], bool, b
     return found, handed, reads
 
 
-def backward_of_ones_own(run: Run) -> str:
+def backward_of_ones_own(run: Run, many: int = MANY[-1], longest: int = WIDE[-1]) -> str:
     """Return the name of a user's autograd function, or of a hook on gradients, that a module uses; "": there is none.
 
-    What such code does with gradients cannot be followed. Modules in `held` are not looked into.
+    What such code does with gradients cannot be followed. Modules in `held` are not looked into. The module runs in
+    evaluation mode and in training mode: on one row as recorded, on `many` rows, and on longer rows of up to `longest`
+    tokens, as far as memory allows.
     """
-    for training, (rows, wide) in product((False, True), ((1, run.length), (MANY[-1], run.length), (1, WIDE[-1]))):
-        if run.fits(rows, wide):
-            with in_mode(run.module, training):
-                found = _backward(run, partial(_sized, length=run.length, rows=rows, wide=wide, table=run.places))
-            if found:
-                return found
+    for training in (False, True):
+        with in_mode(run.module, training):
+            found, most = _backward(run, 1, run.length)
+            if not found and many > 1 and run.fits(many, run.length) and most * many <= MOST:
+                found, _ = _backward(run, many, run.length)
+            before = run.length
+            for wide in (one for one in WIDE if run.length < one <= longest):
+                if found or not run.fits(1, wide) or most * (wide / before) ** 2 > MOST:
+                    break
+                found, most = _backward(run, 1, wide)
+                before = wide
+        if found:
+            return found
     return ""
 
 
-def _backward(run: Run, size: Callable[[Any], Any]) -> str:
+def _backward(run: Run, rows: int, wide: int) -> tuple[str, int]:
+    """Look for code of one's own behind a module's outputs for rows of this size, as `backward_of_ones_own` does.
+
+    The second value is the number of elements of the largest tensor in the run; `MOST`, if the module raised an error.
+    """
     hooks: list[str] = []
-    watch = _Calls(lambda name, args: hooks.append(name) if name in HOOKS else None)
-    held = {module: tree_map(lambda one: _leaf(size(one)), made) for module, made in run.held.items()}
+    own = partial(_is_own_hook, found=hooks)
+    size = partial(_sized, length=run.length, rows=rows, wide=wide, table=run.places)
+    held = {module: tree_map(size, made) for module, made in run.held.items()}
+    calls = _Calls(own)
     try:
-        with torch.enable_grad(), _holding(held, lambda module, made, got: made), watch:
-            made = run.module.forward(**tree_map(size, run.given))
+        with torch.enable_grad(), _holding(held, lambda module, made, got: tree_map(_learned, made)), calls:
+            made = run.module.forward(**tree_map(lambda one: _learned(size(one)), run.given))
     except Exception:  # a whole model may refuse long rows
-        return ""
+        return "", MOST
     seen, waiting = set(), [one.grad_fn for one in _tensors(made)]
     while waiting and not hooks:
         node = waiting.pop()
@@ -154,15 +170,30 @@ def _backward(run: Run, size: Callable[[Any], Any]) -> str:
             continue
         seen.add(node)
         kind = getattr(node, "_forward_cls", None)
-        if kind is not None and is_own(kind):
-            return str(kind.__qualname__)
+        if kind is not None and _is_own_function(kind):
+            return str(kind.__qualname__).removeprefix(OPERATOR), calls.most
         waiting += [one for one, _ in node.next_functions]
-    return hooks[0] if hooks else ""
+    return (hooks[0] if hooks else ""), calls.most
 
 
-def _leaf(value: Any) -> Any:
+def _is_own_hook(name: str, args: Sequence[Any], found: list[str]) -> None:
+    """Add the name of a function of PyTorch to `found`, if it is called to hook code of one's own to a gradient."""
+    if name in HOOKS and all(map(is_own_call, args[1:])):
+        found.append(name)
+
+
+def _is_own_function(kind: type) -> bool:
+    """Return whether an autograd function is the user's own, or made by PyTorch for an operator of the user's own."""
+    if not kind.__name__.startswith(OPERATOR):
+        return is_own(kind)
+    held = inspect.getclosurevars(cast("Any", kind).backward).nonlocals
+    return "info" not in held or is_own_call(held["info"]._backward_fn)
+
+
+def _learned(value: Any) -> Any:
+    """Return a tensor as something that was computed from weights, so that gradients go through it."""
     floating = isinstance(value, Tensor) and value.is_floating_point()
-    return value.detach().clone().requires_grad_() if floating else value
+    return value.detach().requires_grad_().clone() if floating else value
 
 
 def first_crossing(run: Run, tokens: list[int]) -> tuple[nn.Module | None, bool]:

@@ -51,10 +51,13 @@ def probe(model: Any, base: nn.Module, tokens: list[int], close: float = CLOSE) 
         found = Probed(tokens, seen, Counter(attended), close=close)  # a copy: searching calls modules again
         search = Search(found, {model, base})
         found.mixing = search.of(model)
+    odd = set(found.gradients)
+    found.alone |= {module for module in found.mixing if not odd.isdisjoint(module.modules())}
     # Modules are told by the names of their classes, so all of one class run in one way.
     kinds = {class_of(module) for module in found.mixing}
     found.alone = {module for module in found.mixing if class_of(module) in {class_of(one) for one in found.alone}}
     inside = {part for module in found.mixing for part in module.modules()}
+    found.gradients = {module: name for module, name in found.gradients.items() if module not in inside}
     found.mixing += [one for one in seen if class_of(one) in kinds and one not in inside]
     found.alone |= {one for one in found.mixing if class_of(one) in {class_of(each) for each in found.alone}}
     return found

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from nopad.admitting.local import Run, crossing, varying
+from nopad.admitting.local import Run, backward_of_ones_own, crossing, varying
 from nopad.model.calls import parameters
 from nopad.model.known import class_of
 from nopad.model.own import is_own
@@ -27,6 +27,7 @@ __all__ = ["CLOSE", "FACTORS", "Probed", "Search", "Seen", "beside", "moved"]
 
 FACTORS = (-30.0, 1e3, -1e3)  # by which a token's values are multiplied
 OFTEN = 3  # modules of one of the user's own classes that are tried on all sizes; later ones on fewer
+MANY, LONGEST = 9, 1500  # rows, and tokens of a row, for which gradients are looked at
 CLOSE = 1e-9  # relative to the largest value: more than rounding in float64 does
 
 
@@ -57,6 +58,8 @@ class Probed:
         close: differences of at most this, relative to an output's largest value, are rounding.
         unsplit: the model or its base model, if it mixes tokens outside of the modules inside it; None: it does not.
         alone: those of `mixing` whose code may decide by what else is in their rows or batch.
+        gradients: the user's own modules that change gradients by code of their own, each with the name of an autograd
+            function, or of what hooks code to a gradient; none of `mixing` or inside one.
         varies: (module, reason) of one of the user's own modules that does not always compute the same, and is the
             model itself or returns something per sequence; None: there is none.
     """
@@ -68,6 +71,7 @@ class Probed:
     close: float = CLOSE
     unsplit: nn.Module | None = None
     alone: set[nn.Module] = field(default_factory=set)
+    gradients: dict[nn.Module, str] = field(default_factory=dict)
     varies: tuple[nn.Module, str] | None = None
 
 
@@ -105,7 +109,7 @@ class Search:
         """Return whether one of the user's own modules mixes, or may mix for other inputs: see `nopad.admitting.local`.
 
         `mixing` are the mixing modules inside it; `mixes`: whether changing values has shown that it mixes. What this
-        finds is also noted in `alone` and `varies` of `Probed`.
+        finds is also noted in `alone`, `gradients` and `varies` of `Probed`.
         """
         probed, seen = self.probed, self.probed.seen[module]
         held = {one: probed.seen[one].output for one in (*mixing, *_stock(module, probed.seen))}
@@ -124,14 +128,18 @@ class Search:
             clean = [one for one in module.children() if is_own(class_of(one)) and one in probed.seen]
             held |= {one: probed.seen[one].output for one in (*tables, *clean)}
         self.times[class_of(module)] += 1
-        varied, by_rows = varying(run, mixes, module in self.whole, self.times[class_of(module)] > OFTEN)
+        brief = self.times[class_of(module)] > OFTEN
+        varied, by_rows = varying(run, mixes, module in self.whole, brief)
+        backward = backward_of_ones_own(run, 1 if brief else MANY, 0 if mixes or brief else LONGEST)
+        if backward:
+            probed.gradients[module] = backward
         if module in self.whole or not per_token:
             if not mixes and (said or varied):
                 probed.varies = probed.varies or (module, said or varied)
         else:
             if reads or by_rows or (varied and not mixes):
                 probed.alone.add(module)
-            mixes |= bool(reads or varied)
+            mixes |= bool(reads or varied or backward)
         return mixes
 
     def _mixes(self, module: nn.Module, frozen: list[nn.Module]) -> bool:

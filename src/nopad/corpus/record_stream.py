@@ -223,7 +223,7 @@ def open_records(
             ``.ndjson``, ``.json``), one JSON array (``.json``), SQuAD's own (``.json``, one record per question:
             `nopad.tasks.read_squad`), Parquet, Arrow, CSV, TSV, or text. All but Parquet and Arrow files may be
             compressed (``.gz`` or ``.zst``). Records of text files have the column ``text``. A `RecordStream` is
-            returned as it is, and the other arguments are not looked at.
+            returned as it is.
         strings: names of columns of CSV and TSV files that are read as text, even if all their cells are numbers.
         text_unit: what a record of a text file is: a "line", a "paragraph", or the whole "file".
         paths: whether records of text files also have the column ``path``, the path of their file.
@@ -233,8 +233,8 @@ def open_records(
     Raises:
         SourceError: a path is missing, unreadable, given twice, or has a format that is not read; the files have
             different formats; or `inputs` is of a type that holds no records.
-        OptionError: `strings` is given for input other than CSV and TSV files, or is a single string; or
-            `on_bad_record` has an unknown value.
+        OptionError: `strings` is given for input other than CSV and TSV files, or is a single string;
+            `on_bad_record` has an unknown value; or `inputs` is a `RecordStream`, and another argument is given.
         MissingExtraError: an ``hf:NAME`` or a URL needs a package that is not installed.
 
     >>> import pathlib, tempfile
@@ -247,6 +247,14 @@ def open_records(
     ([{'text': 'no', 'label': 0}], 2)
     """
     if isinstance(inputs, RecordStream):
+        given = {"strings": strings or (), "text_unit": text_unit, "paths": paths, "on_bad_record": on_bad_record}
+        defaults = {"strings": (), "text_unit": "line", "paths": False, "on_bad_record": "error"}
+        changed = [f"{name}={value!r}" for name, value in given.items() if value != defaults[name]]
+        if changed:
+            raise OptionError(
+                f"a RecordStream is given, which is opened already, with {', '.join(changed)}; give this where it is "
+                "opened"
+            )
         return inputs
     if isinstance(strings, str):
         raise OptionError(f"strings is {strings!r}; give a list of columns")

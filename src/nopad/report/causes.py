@@ -13,15 +13,18 @@ SMALLEST = 0.01  # causes with a smaller share of the slots are left out
 def causes_of_padding(plan: Plan) -> list[str]:
     """Return a sentence for each cause of padding that takes at least 1 % of all slots, largest first.
 
-    `plan` must have a pack. There are packs x capacity slots. Three lower bounds on the number of packs are compared:
-    without a depth limit, at the plan's depth, and at that depth under the plan's conditions. The padding that even the
-    first bound has is due to the lengths. Each difference between successive bounds is the padding of one more cause,
-    and so is the difference between the last bound and the plan's own number of packs.
+    A plan without packs has no padding, so the list is empty. There are packs x capacity slots. Three lower bounds on
+    the number of packs are compared: without a depth limit, at the plan's depth, and at that depth under the plan's
+    conditions. The padding that even the first bound has is due to the lengths. Each difference between successive
+    bounds is the padding of one more cause, and so is the difference between the last bound and the plan's own number
+    of packs.
 
     >>> import nopad
     >>> causes_of_padding(nopad.plan([10] * 100, 100, depth=2))
     ['80.0% of all slots: a pack holds at most 2 sequences here. A greater depth would fill them.']
     """
+    if not plan.packs:
+        return []
     histogram, capacity, certificate = plan.histogram, plan.capacity, plan.bound.certificate
     by_tokens = certificate if plan.depth is None and isinstance(certificate, Certificate) else None
     free = lower_bound(histogram, capacity, None, by_tokens).packs

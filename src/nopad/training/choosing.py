@@ -16,7 +16,7 @@ from nopad.errors import OptionError
 from nopad.tasks import Examples, Task
 from nopad.tasks.classes import classes_found
 from nopad.tasks.registry import options_of
-from nopad.training.config import TrainConfig
+from nopad.training.tables import TrainConfig
 from nopad.training.toml import as_toml
 
 __all__ = ["CAPACITY", "SEQUENCES", "Chosen"]

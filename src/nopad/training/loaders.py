@@ -21,8 +21,8 @@ from nopad.store.manifest import MANIFEST, split_folders
 from nopad.tasks import Examples, Objective, OfTokens, Task
 from nopad.tasks.examples import counted
 from nopad.tasks.registry import task_class
-from nopad.training.config import TrainConfig
 from nopad.training.encoding import Part, encoded
+from nopad.training.tables import TrainConfig
 
 __all__ = ["Loaders", "about", "find_data", "has_evaluation", "widest"]
 

@@ -17,8 +17,8 @@ from nopad.errors import FormatError, InputError, MissingExtraError, NopadError,
 from nopad.model.admission import positions_of
 from nopad.model.safety import bare, facts_of
 from nopad.tasks import Task
-from nopad.training.config import Model
 from nopad.training.folder import last_checkpoint
+from nopad.training.tables import Model
 from nopad.training.typed import known
 
 __all__ = ["check_positions", "load_model", "load_tokenizer", "longest", "outline", "read_model_config"]

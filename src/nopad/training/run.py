@@ -26,7 +26,6 @@ from nopad.tasks.registry import options_of, task_class
 from nopad.tasks.routing import learned_share
 from nopad.training.checks import check_arguments
 from nopad.training.choosing import Chosen
-from nopad.training.config import Optimizer, TrainConfig
 from nopad.training.correcting import corrected
 from nopad.training.effects import effects, length_of
 from nopad.training.folder import CACHE, METRICS_FILE, RunFolder, kept_lines, last_checkpoint
@@ -37,6 +36,7 @@ from nopad.training.memory import Estimate, estimate
 from nopad.training.models import check_positions, load_model, load_tokenizer, longest, outline, read_model_config
 from nopad.training.progress import Logged, Metrics
 from nopad.training.scaling import Scaled
+from nopad.training.tables import Optimizer, TrainConfig
 
 __all__ = ["Prepared", "prepare", "train"]
 

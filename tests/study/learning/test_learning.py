@@ -66,6 +66,16 @@ def test_what_was_stopped_goes_on(done, tmp_path):
     assert [line[:5] for line in said] == ["tuned"] * 3
 
 
+def test_preparing_changes_no_results(done, tmp_path):
+    folder, prepared, _, _ = done
+    half = (folder / RESULTS).read_text()[:-20]  # as while another process writes
+    (tmp_path / RESULTS).write_text(half)
+    prepare(TOY, prepared.recipes, 1, tmp_path)
+    assert (tmp_path / RESULTS).read_text() == half
+    prepare(TOY, prepared.recipes, 1, tmp_path / "new")
+    assert list((tmp_path / "new").iterdir()) == []
+
+
 def test_more_seeds_are_the_study_of_so_many_from_the_beginning(done, tmp_path):
     folder, prepared, found, _ = done
     lines = (folder / RESULTS).read_text()

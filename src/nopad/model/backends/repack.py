@@ -14,7 +14,7 @@ from torch import Tensor
 from nopad.batch.device import Cross, Placement
 from nopad.model.backends.core import Heads, allowed, attend
 
-__all__ = ["padded_mask", "repack"]
+__all__ = ["repack"]
 
 
 def repack(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cross, heads: Heads) -> Tensor:
@@ -29,14 +29,14 @@ def repack(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cross,
     q = _unpacked(query, queries)
     k, v = _unpacked(key, keys), _unpacked(value, keys)
     if isinstance(placed, Cross):  # both are in the order given, so a sequence and its target have the same number
-        keep = padded_mask(keys)
+        keep = _padded_mask(keys)
     else:
-        keep = placed.keep(("padded mask", heads.causal, heads.window), lambda: padded_mask(keys, heads))
+        keep = placed.keep(("padded mask", heads.causal, heads.window), lambda: _padded_mask(keys, heads))
     out = attend(q, k, v, keep, replace(heads, causal=False, window=None))
     return queries.rows(queries.from_padded(out.transpose(1, 2)))
 
 
-def padded_mask(placed: Placement, heads: Heads | None = None) -> Tensor:
+def _padded_mask(placed: Placement, heads: Heads | None = None) -> Tensor:
     """Return which keys each query sees, with one sequence per row; bool ``[S, 1, longest, longest]``: (query, key).
 
     If `heads` has neither a window nor causality, or is None, all queries of a sequence see all real tokens of this

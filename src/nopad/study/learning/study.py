@@ -128,14 +128,16 @@ def prepare(size: Size, recipes: Sequence[Recipe], seeds: int, folder: Path | No
         size: one of `SIZES`, or a `Size` of your own.
         recipes: the recipes to run, such as the function `nopad.study.learning.recipes` returns.
         seeds: number of seeds that each recipe runs with.
-        folder: where results are kept, created if it does not exist; runs with a result there count as done. None:
-            results are not kept.
+        folder: where results are kept, created if it does not exist; runs with a result there count as done. Nothing in
+            it is changed, since another process may run a study there. None: results are not kept.
 
     Raises:
         FormatError: `folder` has the results of a different study, or of a recipe of the same name with other settings.
         LengthError: there are fewer than 100 texts, by `Size.documents` or in this machine's standard library.
-        StorageError: `folder` cannot be made, or the results in it cannot be read or written.
+        StorageError: `folder` cannot be made, or the results in it cannot be read.
     """
+    if folder is not None:
+        _make(folder)
     given = material(size.capacity, size.vocabulary, size.documents)
     p = factor_of(given)
     done = {(one.recipe, one.seed) for one in _kept(folder, size, p, seeds, recipes).curves}
@@ -192,6 +194,8 @@ def study_learning(
 def _studied(prepared: Prepared, folder: Path | None, say: Callable[[str], None]) -> Learning:
     size, given = prepared.size, prepared.material
     found = _kept(folder, size, prepared.factor, prepared.seeds, prepared.recipes)
+    if folder is not None:
+        _begin(folder / RESULTS, size, prepared.factor)
     judged = held_out(given, size)
     weights: dict[tuple[str, int], Any] = {}
     for seed in range(prepared.seeds):  # all recipes with one seed first: a stopped study can still compare them
@@ -233,38 +237,45 @@ def _header(size: Size, factor: float) -> dict[str, Any]:
     return {"study": "learning", "size": asdict(size), "factor": factor}
 
 
+def _begin(path: Path, size: Size, factor: float) -> None:
+    """Make a results file of this study, or none, ready to be appended to; the caller holds the lock.
+
+    A new file gets a header line. A last line that was not written to its end, since the study was stopped, is removed.
+
+    Raises:
+        StorageError: the file cannot be read or written.
+    """
+    if not path.exists():
+        write_atomic(path, (json.dumps(_header(size, factor)) + "\n").encode())
+        return
+    with storage_errors("reading", path):
+        text = path.read_text(encoding="utf-8")
+    if text and not text.endswith("\n"):
+        write_atomic(path, text[: text.rfind("\n") + 1].encode())
+
+
 def _kept(folder: Path | None, size: Size, factor: float, seeds: int, recipes: Sequence[Recipe]) -> Learning:
     """Return the results in a folder that are of use to a study with this number of seeds, each result once.
 
-    `size` and the packing `factor` tell the study from others. Without a `folder`, there are no results.
-
-    If the folder has no results file, one with a header line is written. A last line that was not written to its end,
-    since the study was stopped, is removed from the file.
+    `size` and the packing `factor` tell the study from others. Without a `folder`, there are no results. The folder is
+    only read; a last line that is not written to its end is left out.
 
     Raises:
         FormatError: the folder is of another study, or one of `recipes` ran there with other settings.
-        StorageError: the folder cannot be made, or the results file cannot be read or written.
+        StorageError: the results file cannot be read.
     """
     found = Learning(factor=factor)
-    if folder is None:
+    if folder is None or not (folder / RESULTS).exists():
         return found
-    _make(folder)
     path = folder / RESULTS
-    header = _header(size, factor)
-    if not path.exists():
-        write_atomic(path, (json.dumps(header) + "\n").encode())
-        return found
     with storage_errors("reading", path):
         text = path.read_text(encoding="utf-8")
-    whole = [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
     try:
-        lines = [json.loads(line) for line in whole]
+        lines = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
     except ValueError as error:
         raise FormatError(f"{path} is not of this study: {error}; choose another folder") from error
-    if not lines or lines[0] != header:
+    if not lines or lines[0] != _header(size, factor):
         raise FormatError(f"{path} is of a study of another size, or of other texts; choose another folder")
-    if (kept := "".join(whole)) != text:  # a line that was being written when it was stopped
-        write_atomic(path, kept.encode())
     known = {one.name: asdict(one) for one in recipes}
     for line in lines[1:]:
         ran = line.get("recipe")
