@@ -4,10 +4,10 @@
 GLUE's and chats', at 128, 384, 512 and 2,048: padded to the capacity, padded per batch, padded and sorted, packed rows
 (`mask`), packed without padding (`segments`); speed-ups beside the packing factor. `overhead`: loader, collator and
 counts in `PackedTrainer`, beside a MiniLM step of 4,096 tokens. `trl`: `SFTTrainer` with ``packing=True`` and
-``padding_free=True``, and ours, on one model, one set of texts and as many steps. `finetune`: MiniLM on local pairs,
-packed and padded, five seeds. `bytes`: what goes from host to device per sequence.
+``padding_free=True``, and ours, on one model, one set of texts and as many steps. `bytes`: what goes from host to
+device per sequence. MiniLM on local pairs, with accuracies, is `finetuning.py`.
 
-    python benchmarks/train.py [speed] [overhead] [trl] [finetune] [bytes] [--seeds 5] [--capacity 384 ...]
+    python benchmarks/train.py [speed] [overhead] [trl] [bytes] [--capacity 384 ...]
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import contextlib
 import io
 import itertools
 import logging
-import random
 import statistics
 import tempfile
 import time
@@ -33,7 +32,7 @@ from inputs import lognormal, machine
 import nopad
 from nopad.corpus import stdlib_texts
 from nopad.sequences import Sequences
-from nopad.tasks import Classification, OfSequences, OfTokens
+from nopad.tasks import OfSequences, OfTokens
 from nopad.tasks.folder import default_folder
 from nopad.training import PackedTrainer, mixin
 from nopad.training.trouble import Watch
@@ -200,74 +199,6 @@ def arguments(folder: str, kind: Any = transformers.TrainingArguments, **options
     return kind(**{**same, **options})
 
 
-def pairs(count: int) -> list[dict[str, Any]]:
-    """Pairs of lines of the standard library's docstrings: neighbours in one docstring (1), or of two (0)."""
-    draw = random.Random(0)
-    texts = [[line.strip() for line in entry["text"].splitlines()] for entry in stdlib_texts()]
-    texts = [found for lines in texts if len(found := [line for line in lines if len(line) >= 20]) >= 2]
-    draw.shuffle(texts)
-    made = []
-    for number, lines in enumerate(itertools.islice(itertools.cycle(texts), count)):
-        at = draw.randrange(len(lines) - 1)
-        other = lines[at + 1] if number % 2 else draw.choice(draw.choice(texts))
-        made.append({"text": lines[at], "second": other, "label": number % 2})
-    return made
-
-
-def finetune(options: argparse.Namespace) -> None:
-    """Print accuracy and time of MiniLM on local pairs, packed and padded, seed by seed."""
-    tokenizer = transformers.AutoTokenizer.from_pretrained(default_folder())
-    made = pairs(704)
-    train, held_out = made[:512], made[512:]
-    task = Classification(tokenizer, 2, pair="second", max_length=128, over_long="truncate")
-    examples, tested = task.encode(train), task.encode(held_out)
-    factor = nopad.plan(nopad.Histogram.from_lengths(examples.sequences.seq_lengths), 128).packing_factor
-    print(f"\nMiniLM on pairs of lines: {examples}; factor at 128: {factor:.3f}")
-    found: dict[str, list[tuple[float, float]]] = {"packed": [], "padded to 128": [], "padded per batch": []}
-    for seed in range(options.seeds):
-        for how in found:
-            model = task.model(default_folder())
-            torch.manual_seed(seed)
-            seconds, accuracy = _tuned(model, task, examples, tested, how, seed, factor)
-            found[how].append((seconds, accuracy))
-            print(f"  seed {seed}  {how:<18}{seconds:7.1f} s   accuracy {accuracy:.4f}", flush=True)
-    for how, each in found.items():
-        seconds, accuracies = zip(*each, strict=True)
-        spread = statistics.pstdev(accuracies)
-        print(
-            f"{how:<18}{statistics.median(seconds):7.1f} s   accuracy {statistics.mean(accuracies):.4f} +- {spread:.4f}"
-        )
-    times = statistics.median(f[0] / p[0] for f, p in zip(found["padded to 128"], found["packed"], strict=True))
-    print(f"packed is {times:.2f} x padded to 128: {times / factor:.2f} of the factor (target 0.95)", flush=True)
-
-
-def _tuned(
-    model: Any, task: Any, examples: Any, tested: Any, how: str, seed: int, factor: float
-) -> tuple[float, float]:
-    """Train one epoch with steps of about 32 sequences; return the seconds, and the accuracy afterwards."""
-    same = {"learning_rate": 1e-4, "seed": seed, "num_train_epochs": 2, "lr_scheduler_type": "linear"}
-    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
-        if how == "packed":
-            rows = max(round(32 / factor), 1)
-            given = arguments(folder, **same, per_device_train_batch_size=rows)
-            trainer: Any = PackedTrainer(model, given, task=task, train_dataset=examples, capacity=128, quiet=True)
-        else:
-            columns = examples.sequences
-            data = [
-                {name: column[b : b + n].tolist() for name, column in columns.tokens.items()} | {"labels": int(label)}
-                for b, n, label in zip(columns.begins, columns.seq_lengths, columns.values["labels"], strict=True)
-            ]
-            width = {"padding": "max_length", "max_length": 128} if how == "padded to 128" else {}
-            collate = transformers.DataCollatorWithPadding(task.tokenizer, **width)
-            given = arguments(folder, **same, per_device_train_batch_size=32)
-            trainer = transformers.Trainer(model, given, collate, data)
-        start = time.perf_counter()
-        trainer.train()
-        seconds = time.perf_counter() - start
-        judge = PackedTrainer(model, arguments(folder), task=task, eval_dataset=tested, capacity=128, quiet=True)
-        return seconds, judge.evaluate()["eval_accuracy"]
-
-
 def trl(_: argparse.Namespace) -> None:
     """Print tokens per second, loss and truncated tokens of TRL's packing, its padding-free batches, and ours."""
     import datasets
@@ -334,13 +265,12 @@ def bytes_(_: argparse.Namespace) -> None:
         print(f"  {name}: {moved / len(ids):,.0f}")
 
 
-PARTS = {"speed": speed, "overhead": overhead, "trl": trl, "finetune": finetune, "bytes": bytes_}
+PARTS = {"speed": speed, "overhead": overhead, "trl": trl, "bytes": bytes_}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="which; all by default")
-    parser.add_argument("--seeds", type=int, default=5, help="of finetune")
     parser.add_argument("--capacity", type=int, nargs="+", default=[128, 384, 512, 2048], help="of speed")
     options = parser.parse_args()
     warnings.filterwarnings("ignore")

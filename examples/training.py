@@ -13,7 +13,7 @@ from nopad.losses import over_ranks, token_denominator
 dist.init_process_group("gloo")
 torch.manual_seed(0)
 sequences = [np.arange(length) % 50 for length in np.random.default_rng(0).integers(2, 64, size=201)]
-loader = nopad.PackedLoader(sequences, capacity=64, rows=4, last="fill", collate=causal)
+loader = nopad.PackedLoader(sequences, capacity=64, rows=4, last="short", collate=causal)
 config = LlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2)
 model = DistributedDataParallel(nopad.packed(LlamaForCausalLM(config)))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)

@@ -65,9 +65,9 @@ def check_choice(name: str, value: Any, kind: Any) -> Any:
         OptionError: `value` is none of these strings; the message lists them.
 
     >>> from typing import Literal
-    >>> check_choice("last", "pad", Literal["drop", "fill", "refuse"])
+    >>> check_choice("last", "pad", Literal["drop", "fill", "short", "refuse"])
     Traceback (most recent call last):
-    nopad.errors.OptionError: last is 'pad'; it is 'drop', 'fill' or 'refuse'
+    nopad.errors.OptionError: last is 'pad'; it is 'drop', 'fill', 'short' or 'refuse'
     """
     *others, last = get_args(kind)
     if isinstance(value, str) and value in (*others, last):

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -157,6 +159,30 @@ def test_empty_rows_of_a_filled_step_are_spread_over_the_ranks(fleet, method):
     assert sorted(batch.weight for batch in last) == [0, 0, 1, 1]
 
 
+@pytest.mark.parametrize("accumulation", [1, 3])
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_a_short_last_step_has_no_empty_row(fleet, ranks, accumulation):
+    step = {"capacity": 40, "rows": 7, "accumulation": accumulation}
+    filled, run = fleet(DATA, ranks, last="fill", **step), fleet(DATA, ranks, last="short", **step)
+    batches, others = run.take(), filled.take()
+    for mine, theirs in zip(itertools.chain(*batches), itertools.chain(*others), strict=True):
+        assert fleet.sequences_of(mine) == fleet.sequences_of(theirs)
+    assert fleet.counts(batches) == dict.fromkeys(range(300), 1)
+    check_batches(fleet, batches, 40)
+    *whole, last = [batches[at : at + accumulation] for at in range(0, len(batches), accumulation)]
+    assert {batch["input_ids"].shape for step in whole for ranks in step for batch in ranks} == {(7, 40)}
+    rows = [batch for ranks in last for batch in ranks]
+    assert sum(batch["input_ids"].shape[0] for batch in rows) < 7 * len(rows)
+    for batch in rows:
+        used = {int(start) // 40 for start in batch.layout.starts}
+        assert len(used) == batch["input_ids"].shape[0] if batch.weight else batch["input_ids"].shape == (1, 40)
+    summary, other = run.loaders[0].summary(), filled.loaders[0].summary()
+    assert summary.slots == sum(batch["input_ids"].numel() for ranks in batches for batch in ranks) < other.slots
+    assert (summary.empty, summary.steps, summary.tokens) == (other.empty, other.steps, other.tokens)
+    assert f"short    places that the last step does not have: {summary.empty}" in str(summary)
+    assert f"filled   places of the last step that stay empty: {other.empty}" in str(other)
+
+
 @pytest.mark.parametrize(("together", "ranks"), [("rank", 1), ("step", 2)])
 def test_groups_stay_together(fleet, together, ranks):
     run = fleet(DATA, 4, sequences=6, groups=2, together=together, accumulation=2, last="fill")
@@ -198,7 +224,7 @@ def test_groups_of_any_sizes_share_a_pack(fleet):
         ({"sequences": 2, "groups": 2, "together": "pack"}, "sequences are not packed"),
         ({"sequences": 2, "groups": 2, "together": "node"}, "it is 'step', 'rank' or 'pack'"),
         ({"rows": 2, "capacity": 99, "groups": 2, "depth": 3}, "packs are made of whole groups"),
-        ({"sequences": 2, "last": "pad"}, "it is 'drop', 'fill' or 'refuse'"),
+        ({"sequences": 2, "last": "pad"}, "it is 'drop', 'fill', 'short' or 'refuse'"),
         ({"sequences": 2, "rank": 1}, "rank and world_size go together"),
         ({"sequences": 2, "rank": 2, "world_size": 2}, "the last is number 1"),
         ({"sequences": 2, "rank": 0, "world_size": 6, "node_size": 4}, "whole nodes of 4"),

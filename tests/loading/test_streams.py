@@ -372,7 +372,7 @@ def test_whatever_is_built_ahead_the_batches_are_the_same(step, shuffle, monkeyp
         assert found == expected
 
 
-@pytest.mark.parametrize("last", ["drop", "fill", "refuse"])
+@pytest.mark.parametrize("last", ["drop", "fill", "short", "refuse"])
 def test_the_end_in_the_middle_of_a_step(talking, last):
     run = Streams(3, exhausted="stop", last=last, accumulation=2, capacity=40, rows=3)
     if last == "refuse":
@@ -389,7 +389,9 @@ def test_the_end_in_the_middle_of_a_step(talking, last):
         str(loader.summary()).count("left out") == bool(out) for loader, out in zip(run.loaders, left, strict=True)
     )
     weights = [batch.weight for batch in itertools.chain(*batches)]
-    if last == "fill":
+    if last in ("fill", "short"):
+        rows = [batch["input_ids"].shape[0] for batch in itertools.chain(*batches)]
+        assert set(rows) == {3} if last == "fill" else min(rows) < max(rows) == 3
         assert left == [0, 0, 0]
         assert given_by(batches) == dict.fromkeys(range(N), 1)
     else:
@@ -633,7 +635,7 @@ def test_worker_processes_are_not_needed_and_refused():
             "depth are options of packs",
         ),
         ({"exhausted": "repeat", "over_long": "cut"}, "over_long is 'cut'"),
-        ({"exhausted": "repeat", "last": "pad"}, "it is 'drop', 'fill' or 'refuse'"),
+        ({"exhausted": "repeat", "last": "pad"}, "it is 'drop', 'fill', 'short' or 'refuse'"),
     ],
 )
 def test_what_cannot_be_is_refused_before_any_work(options, message):

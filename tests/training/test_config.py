@@ -42,7 +42,7 @@ def test_the_smallest(read):
         ("a.jsonl",),
         "out",
     )
-    assert (made.packing.rows, made.packing.last, made.task, dict(made.trainer)) == (None, "fill", TaskTable(), {})
+    assert (made.packing.rows, made.packing.last, made.task, dict(made.trainer)) == (None, "short", TaskTable(), {})
     assert made.document() == {
         "model": {"name": "m"},
         "data": {"train": ("a.jsonl",)},
@@ -108,7 +108,7 @@ def test_changes_are_toml_or_texts(read):
         ("[trainer]\ngradient_accumulation_steps = 2", "leave it out; packing.accumulation says it"),
         ("[trainr]\nseed = 1", "{file}: the configuration has no 'trainr'; did you mean trainer?"),
         ("[packing]\ncapcity = 1", "{file}: [packing] has no 'capcity'; did you mean capacity?"),
-        ("[packing]\nlast = 'pad'", "packing.last is 'pad', and must be 'drop' or 'fill' or 'refuse'"),
+        ("[packing]\nlast = 'pad'", "packing.last is 'pad', and must be 'drop' or 'fill' or 'short' or 'refuse'"),
         ("[packing]\nrows = 0", "packing.rows is 0, and must be at least 1"),
         ("[packing]\nrows = 1\ntokens = 5", "packing.rows and packing.tokens both say what a micro-step is"),
         ("[packing]\nalgorithm = 'optmal'", "unknown algorithm 'optmal'; did you mean optimal?"),

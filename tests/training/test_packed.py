@@ -167,6 +167,19 @@ def test_predictions_of_several_sources_are_in_their_order(tmp_path):
     assert found.label_ids.tolist() == [record["label"] for record in first + second]
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_empty_rows_are_computed_only_for_compiled_layers(tmp_path, compiled):
+    model = bert(classified())
+    if compiled:
+        model.bert.encoder.layer[0].compile(backend="eager")
+    run = trainer(tmp_path, model, eval_dataset=classify_records(), how={"per_device_train_batch_size": 3})
+    shapes = [batch["input_ids"].shape for batch in run.train_dataset]  # 10 packs, in steps of 2 x 3
+    assert shapes == [(3, CAPACITY)] * 2 + [(3 if compiled else 2, CAPACITY)] * 2
+    assert run.train_dataset.sequences_seen == len(classify_records())
+    rows = [batch["input_ids"].shape[0] for batch in run.get_eval_dataloader()]
+    assert (min(rows) == max(rows)) == compiled
+
+
 def test_an_evaluation_leaves_nothing_out(tmp_path):
     dropping = classified().loader(classify_records(), CAPACITY, rows=4)
     assert dropping.summary().left_out[1]

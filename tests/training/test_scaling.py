@@ -17,7 +17,7 @@ LENGTHS = np.random.default_rng(3).integers(1, 30, size=200)
 DATA = [np.full(length, 1) for length in LENGTHS]
 
 
-@pytest.mark.parametrize("last", ["fill", "drop"])
+@pytest.mark.parametrize("last", ["fill", "short", "drop"])
 @pytest.mark.parametrize(("rows", "accumulation"), [(1, 1), (4, 2), (8, 1)])
 def test_the_factor_of_a_loader_is_that_of_its_packs(last, rows, accumulation):
     loader = nopad.PackedLoader(DATA, 32, rows=rows, accumulation=accumulation, last=last, rank=0, world_size=1)

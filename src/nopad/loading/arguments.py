@@ -29,7 +29,7 @@ _TORCHS = {
     "batch_size": "rows= (packs), tokens= or sequences= say what a micro-step has",
     "shuffle": "packs are dealt anew at random in every epoch, by seed=; a stream is shuffled with shuffle_buffer=",
     "sampler": "balance= and seed= say which sequences a step gets",
-    "drop_last": 'last= is "drop", "fill" or "refuse"',
+    "drop_last": 'last= is "drop", "fill", "short" or "refuse"',
     "collate_fn": "collate= makes the batches",
     "num_workers": "loader.dataloader(num_workers=...) builds batches in processes, prefetch= in a thread",
 }

@@ -44,7 +44,7 @@ class Epochs:
     Attributes:
         feed: supplies the units (packs, rows, single sequences or groups) of each epoch.
         cost: the cost model by which ranks are balanced.
-        last: what happens to units that are too few for a whole step: "drop", "fill" or "refuse", as in `PackedLoader`.
+        last: what happens to units that are too few for a whole step: as in `PackedLoader`.
     """
 
     def __init__(self, feed: Feed, cost: CostModel, last: Last, shared: HostArrays | None = None) -> None:

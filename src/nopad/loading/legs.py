@@ -29,7 +29,7 @@ __all__ = ["Course", "Last", "Leg", "check_cap", "ordered"]
 _KEPT = 4  # steps that a `Course` caches
 EQUAL = Balance()  # Karmarkar-Karp among all ranks
 
-Last = Literal["drop", "fill", "refuse"]
+Last = Literal["drop", "fill", "short", "refuse"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +63,7 @@ class Course:
         steps: number of steps from the beginning of this leg to the end of the epoch.
         units_left: number of units that no earlier leg has taken.
         empty: number of places for units that stay empty in the last step.
+        last: what happens to units that make no whole step, as in `PackedLoader`.
         token_cap: most tokens of a rank's micro-step; None: no limit.
     """
 
@@ -84,7 +85,7 @@ class Course:
             OptionError: the units do not make whole steps and `last` is "refuse"; or not a single step can be made, and
                 `resumed` is False.
         """
-        self._units, self._order, self._cost = units, order, cost
+        self._units, self._order, self._cost, self.last = units, order, cost, last
         self.shape, self.balance, self.token_cap = leg.shape, leg.balance, leg.token_cap
         self.units_left = len(units) if order is None else order.size
         self._steps: dict[int, Taken] = {}
@@ -336,13 +337,13 @@ def _whole_steps(
     if over and last == "refuse":
         raise OptionError(
             f"{units:,} units do not make whole steps of {shape.per_step:,}: {over:,} would be left over; choose "
-            "last='drop' or 'fill', or another step"
+            "last='drop', 'fill' or 'short', or another step"
         )
-    if over and last == "fill":
+    if over and last in ("fill", "short"):
         return steps + 1, shape.per_step - over
     if not steps and not resumed:
         raise OptionError(
             f"{units:,} units make no step of {shape.per_step:,} ({shape.world_size:,} ranks x {shape.accumulation:,} "
-            f"micro-steps x {shape.per_rank:,}); choose last='fill', or a smaller step"
+            f"micro-steps x {shape.per_rank:,}); choose last='fill' or 'short', or a smaller step"
         )
     return steps, 0

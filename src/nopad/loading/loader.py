@@ -75,8 +75,10 @@ class PackedLoader:
             sequences left over go to the next step. None: no limit.
         accumulation: micro-steps per optimiser step.
         last: what happens at the end of an epoch to the units (packs, single sequences or groups) that are too few for
-            a whole step. "drop" leaves them out (`summary` counts them); "fill" completes the step with empty rows (a
-            rank without any sequence gets a batch of weight 0 in the loss); "refuse" raises OptionError.
+            a whole step. "drop" leaves them out (`summary` counts them); "fill" completes the step with empty rows, so
+            that all batches have one shape; "short" takes them in fewer rows, and computes nothing for empty ones;
+            "refuse" raises OptionError. With "fill" and "short", a rank without any sequence gets a batch of weight 0
+            in the loss.
         balance: how units are drawn and dealt to ranks: a `nopad.balance.Balance`, or a name in
             `nopad.balance.METHODS`.
         cost: how much work a sequence is, by its length, so that ranks get equal work: a `nopad.balance.CostModel`.
@@ -170,7 +172,7 @@ class PackedLoader:
         token_cap = capped(token_cap, form, unpacked=unpacked, stream=stream)
 
         def serving(capacity: int, group_size: int = 1) -> Serving:
-            usual = Flat() if flat else Rows(capacity, rows=taken, align=align)
+            usual = Flat() if flat else Rows(capacity, rows=None if last == "short" else taken, align=align)
             return Serving(
                 ranks=self.ranks,
                 accumulation=accumulation,

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from nopad.balance import Balance, CostModel, Report, Shape, floor, needs_context_parallelism, report
 from nopad.loading import _kernels
-from nopad.loading.legs import Course
+from nopad.loading.legs import Course, Last
 from nopad.loading.units import Units
 from nopad.wording import counted
 
@@ -19,6 +19,10 @@ __all__ = ["Summary", "summarise"]
 
 _SAMPLED = 32  # at most so many steps are dealt, to see how even they are
 _NAMED = 5  # sequences that a message names
+_LAST = {
+    "fill": "filled   places of the last step that stay empty",
+    "short": "short    places that the last step does not have",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +40,7 @@ class Summary:
             batches have no rows of a capacity.
         left_out: number of (units, sequences, tokens) that make no whole step in this epoch.
         empty: number of places for units that stay empty in the last step.
+        last: what happens to units that make no whole step, as in `PackedLoader`.
         balanced: how even the ranks' costs are between two points where they wait for one another, measured over up to
             32 steps.
         token_cap: most tokens per rank and micro-step; None: no limit.
@@ -60,6 +65,7 @@ class Summary:
     steps_not_packed: int | None
     left_out: tuple[int, int, int]
     empty: int
+    last: Last
     balanced: Report
     too_long: tuple[tuple[int, int], ...]
     token_cap: int | None = None
@@ -86,7 +92,7 @@ class Summary:
             left, sequences, tokens = self.left_out
             lines.append(f"left out {left:,} {units} ({sequences:,} sequences, {tokens:,} tokens): no whole step")
         if self.empty:
-            lines.append(f"filled   places of the last step that stay empty: {self.empty:,}")
+            lines.append(f"{_LAST[self.last]}: {self.empty:,}")
         if self.token_cap is not None:
             lines.append(
                 f"cap      at most {self.token_cap:,} tokens per rank and micro-step, the most looked at has "
@@ -147,10 +153,11 @@ def summarise(
         steps=course.steps,
         sequences=sequences,
         tokens=tokens,
-        slots=None if capacity is None else course.steps * shape.per_step * capacity,
+        slots=None if capacity is None else _rows(course, deals) * capacity,
         steps_not_packed=None if capacity is None else -(-sequences // shape.per_step),
         left_out=(left.size, *_counts(units, left)),
         empty=course.empty,
+        last=course.last,
         longest=int(units.seq_lengths.max(initial=0)),
         balanced=_report(waits),
         too_long=_too_long(units, [wait.too_long for wait in waits]),
@@ -159,6 +166,15 @@ def summarise(
         cut_short=course.cut_short,
         notes=notes,
     )
+
+
+def _rows(course: Course, deals: dict[int, NDArray[np.int64]]) -> int:
+    """Return the number of rows of all steps together; `deals` holds `Course.dealt` of the last step, by its number."""
+    rows = course.steps * course.shape.per_step
+    if course.last != "short" or not course.empty:
+        return rows
+    taken = (deals[course.steps - 1] >= 0).sum(axis=2)
+    return rows - course.shape.per_step + int(np.maximum(taken, 1).sum())  # without a unit, one row stands in
 
 
 def _counts(units: Units, chosen: NDArray[np.int64]) -> tuple[int, int]:

@@ -141,7 +141,7 @@ def check_whole(loader: PackedLoader) -> None:
     if sequences:
         raise OptionError(
             f"an evaluation is of all sequences, and this loader leaves out {sequences} of them, which make no whole "
-            "step; make it with last='fill'"
+            "step; make it with last='short'"
         )
 
 

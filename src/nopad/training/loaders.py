@@ -163,7 +163,7 @@ class Loaders:
         for name in ("rows", "tokens", "sequences", "token_cap"):
             if getattr(packing, name) is not None:
                 options[name] = getattr(packing, name)
-        options |= {"last": packing.last, "accumulation": packing.accumulation} if training else {"last": "fill"}
+        options |= {"last": packing.last, "accumulation": packing.accumulation} if training else {"last": "short"}
         if training:
             options |= {"balance": packing.balance, "cost": cost_model(packing.cost), "together": packing.together}
         elif packing.rows is not None:

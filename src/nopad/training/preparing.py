@@ -112,15 +112,23 @@ class PreparingMixin(_Base):
     def _loader(self, data: Any, *, training: bool = True) -> PackedLoader:
         """Return a loader of `data`, with the options of training or of evaluation."""
         args = self.args
-        options: dict[str, Any] = {"last": "fill", "seed": args.seed if args.data_seed is None else args.data_seed}
+        options: dict[str, Any] = {
+            "last": self._last(),
+            "seed": args.seed if args.data_seed is None else args.data_seed,
+        }
         options["rows"] = args.per_device_train_batch_size if training else args.per_device_eval_batch_size
         options["accumulation"] = args.gradient_accumulation_steps
         options |= self._loading
         if not training:
-            options |= {"last": "fill", "accumulation": 1}
+            options |= {"last": self._last(), "accumulation": 1}
         capacity = None if self._as_stored and isinstance(data, PackedDataset) else self.capacity
         given: dict[str, Any] = {"name": "training data" if training else "evaluation data", "quiet": self.quiet}
         return loader_of(data, capacity, task=self.task, objective=self.objective, **given, **options)
+
+    def _last(self) -> str:
+        """Return "short"; "fill" if a layer is compiled, for which batches of another shape are compiled again."""
+        compiled = self.model is not None and any(one._compiled_call_impl is not None for one in self.model.modules())
+        return "fill" if compiled else "short"
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         """Create a scheduler that follows `schedule`; if there is none, the Trainer's own scheduler."""

@@ -126,7 +126,8 @@ class Packing:
         token_cap: with `sequences`, most tokens that a rank takes per micro-step.
         depth, algorithm, options: how packs are planned, as in `nopad.plan`.
         cost: the cost model by which ranks are balanced: "tokens", or "attention:HIDDEN_SIZE".
-        accumulation, last, balance, align, together, prefetch: as in `nopad.PackedLoader`.
+        last: as in `nopad.PackedLoader`; by default, the last step of an epoch has as many rows as there are packs.
+        accumulation, balance, align, together, prefetch: as in `nopad.PackedLoader`.
         correction: how hyper-parameters that were tuned without packs are corrected by the packing factor
             (`nopad.training.scale_for_packing`): "accumulation", "betas" or "none".
 
@@ -141,7 +142,7 @@ class Packing:
     sequences: int | None = None
     token_cap: int | None = None
     accumulation: int = 1
-    last: Last = "fill"
+    last: Last = "short"
     balance: str = "karmarkar_karp"
     cost: str = "tokens"
     align: int = 1

@@ -68,8 +68,8 @@ class StreamSupply(Supply):
         packing: how sequences become units.
         shuffling: how sequences wait for a random turn before they are packed.
         serving: the rank for which batches are built, and how.
-        last: what happens to units that are too few for a whole step when ranks stop at the end of the source: "drop",
-            "fill" or "refuse", as in `PackedLoader`.
+        last: what happens to units that are too few for a whole step when ranks stop at the end of the source, as
+            in `PackedLoader`.
     """
 
     reader: Reader
@@ -275,9 +275,9 @@ class StreamSupply(Supply):
         if self.last == "refuse" and any(every):
             raise OptionError(
                 f"the stream ended in the middle of a step: the ranks have {min(every)} to {max(every)} of {full} "
-                "units left; choose last='drop' or 'fill', or exhausted='repeat'"
+                "units left; choose last='drop', 'fill' or 'short', or exhausted='repeat'"
             )
-        return self.last == "fill" and any(every)
+        return self.last in ("fill", "short") and any(every)
 
     def _left_out(self, at: StreamPlace) -> StreamPlace:
         """Return the beginning of the next pass; the sequences that this rank still holds are counted as left out."""
