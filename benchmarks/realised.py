@@ -3,8 +3,10 @@
 Lengths are those of Wikipedia-512 (the published histogram where it is at hand), and for capacities of 128 and 384 the
 same shape below the capacity with as many sequences of full length as give the paper's factors, 1.17 and 1.70. A step is
 forward, backward and optimiser of ``BertForPreTraining``, both losses. "mask" is rows with a block mask, as in the paper;
-its overhead (OH) is what a row with packs costs more than a padded one. "segments" is nopad's stream without padding.
-All are timed in turns, in one process; medians.
+its overhead (OH) is what a row with packs costs more than a padded one, which holds one sequence. "segments" is nopad's
+stream without padding. All are timed in turns, in one process. Measured are the median seconds per row (of "segments": per
+token); rates follow from the sequences per row (the packing factor) and tokens per sequence of all the data, since the few
+batches of a turn hold more or fewer sequences by chance.
 
     python benchmarks/realised.py [--model mini|base] [--capacity 128 384 512] [--depth 1 2 3 4 8 max] [--turns 3]
 """
@@ -70,10 +72,12 @@ def data_of(lengths: np.ndarray) -> Sequences:
 
 
 class Timed:
-    """Steps of one way of feeding one model; sequences per second of each turn."""
+    """Steps of one way of feeding one model; sequences per second of each turn, at `per_unit` per row or token."""
 
-    def __init__(self, model: Any, batches: Callable[[], Iterator[Any]], backend: str | None, steps: int) -> None:
-        self.model, self.backend, self.steps = model, backend, steps
+    def __init__(
+        self, model: Any, batches: Callable[[], Iterator[Any]], backend: str | None, steps: int, per_unit: float
+    ) -> None:
+        self.model, self.backend, self.steps, self.per_unit = model, backend, steps, per_unit
         self._batches, self._left = batches, batches()
         self.found: list[float] = []
         self.objective = OfPretraining()
@@ -94,7 +98,9 @@ class Timed:
         begin = time.perf_counter()
         for batch in taken:
             self._step(batch)
-        self.found.append(sum(batch.layout.sequences for batch in taken) / (time.perf_counter() - begin))
+        spent = time.perf_counter() - begin
+        units = sum(batch.layout.tokens if self.backend == "segments" else batch.layout.shape[0] for batch in taken)
+        self.found.append(units * self.per_unit / spent)
         if self.backend is not None:
             nopad.unpacked(self.model)
 
@@ -127,12 +133,14 @@ def table(kind: str, capacity: int, depths: list[int | None], turns: int) -> Non
         made = nopad.PackedLoader(data, last="drop", **how)
         return lambda: iter(made)
 
-    ways = {"padded": Timed(model, loader(capacity=capacity, rows=rows, depth=1), None, steps)}
+    ways = {"padded": Timed(model, loader(capacity=capacity, rows=rows, depth=1), None, steps, 1.0)}
     factors = {}
     for depth in depths:
         factors[depth] = nopad.plan(data.seq_lengths, capacity, depth=depth).packing_factor
-        ways[f"mask {depth}"] = Timed(model, loader(capacity=capacity, rows=rows, depth=depth), "mask", steps)
-    ways["segments"] = Timed(model, loader(tokens=SLOTS[kind]), "segments", steps)
+        batches = loader(capacity=capacity, rows=rows, depth=depth)
+        ways[f"mask {depth}"] = Timed(model, batches, "mask", steps, factors[depth])
+    per_token = data.seq_lengths.size / int(data.seq_lengths.sum())
+    ways["segments"] = Timed(model, loader(tokens=SLOTS[kind]), "segments", steps, per_token)
     for each in ways.values():
         each.turn()
         each.found.clear()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -271,3 +272,12 @@ def test_bad_options_and_lengths(refuses):
             LengthError, "lengths must be integers, got 1.5 (float64) at index 0; convert them to an int dtype"
         ):
             call([1.5])
+
+
+def test_packs_have_the_notes_of_their_plan():
+    lengths = np.arange(1, 200) % 60 + 1
+    made = nopad.plan(lengths, 64, max_squares=4000)
+    noted = replace(made, notes=("one", "two"))
+    packs = nopad.assign(noted, lengths)
+    assert packs.notes == packs[1:3].notes == packs.take([0]).notes == ("one", "two")
+    assert nopad.pack(lengths, 64, even=True).notes == nopad.plan(lengths, 64, even=True).notes != ()

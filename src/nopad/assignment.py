@@ -40,7 +40,7 @@ def pack(
     order: Order = "random",
     **options: Any,
 ) -> Packs:
-    """Plan and assign in one call: return the `Packs` of these lengths.
+    """Plan and assign in one call: return the `Packs` of these lengths, with the plan's notes in `Packs.notes`.
 
     Args:
         lengths: length of each sequence in tokens; integers ``[n]``, each from 1 to `capacity`.
@@ -135,7 +135,7 @@ def _assigned(plan: Plan, checked: NDArray[np.int32], seed: int, order: Order) -
             ranks, bucket, free, holders, begin, strategy_of_pack, *strategies, indptr, sequence
         )
         _kernels().sort_within_packs(indptr, sequence)
-    return Packs(plan.capacity, plan.depth, indptr, sequence)
+    return Packs(plan.capacity, plan.depth, indptr, sequence, notes=plan.notes)
 
 
 def _ranks(lengths: NDArray[np.int32], histogram: Histogram) -> NDArray[np.int32]:

@@ -46,6 +46,8 @@ class Packs:
         lengths_sha256: SHA-256 of the lengths that these packs were made for; None: not known.
         selection: a description of how the records of a corpus were changed before their lengths were taken; "" if they
             were not changed.
+        notes: the notes of the plan that these packs were made from, such as why it may not be optimal; files do not
+            hold them.
 
     >>> import nopad
     >>> packs = nopad.pack([5, 3, 4, 2], capacity=8, order="source")
@@ -59,6 +61,7 @@ class Packs:
     sequence: NDArray[Any]
     lengths_sha256: str | None = None
     selection: str = ""
+    notes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         """Number of packs."""

@@ -135,7 +135,7 @@ def test_a_worker_that_is_killed(model, caplog):
     runner = nopad.PackRunner(model)
     assert runner(ONE)
     killed = ctypes.pythonapi.PyThreadState_SetAsyncExc(
-        ctypes.c_ulong(runner._worker.ident), ctypes.py_object(SystemExit)
+        ctypes.c_ulong(runner._worker.thread.ident), ctypes.py_object(SystemExit)
     )
     assert killed == 1
     with pytest.raises(RunnerClosedError, match="worker died: SystemExit"):

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from nopad.serving.packer import PackerStatistics
-from nopad.serving.queue import RunnerStatistics
+from nopad.serving.statistics import RunnerStatistics
 
 
 def test_statistics_print_as_a_table():

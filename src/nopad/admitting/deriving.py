@@ -16,8 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from nopad.admitting.probing import Probed, Seen, beside, length_for, moved, probe, unsteady
-from nopad.admitting.small import LAYER_COUNTS, ran
+from nopad.admitting.narrowing import LAYER_COUNTS
+from nopad.admitting.probing import length_for, probe, unsteady
+from nopad.admitting.search import Probed, Seen, beside, moved
+from nopad.admitting.small import ran
 from nopad.errors import UnsupportedModelError
 from nopad.model.calls import parameters
 from nopad.model.families import Family, Pooled

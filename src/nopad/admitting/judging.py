@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from nopad.admitting.bad import outputs_of
 from nopad.admitting.deriving import most_tokens
 from nopad.admitting.modes import in_mode
-from nopad.admitting.probing import CLOSE
+from nopad.admitting.search import CLOSE
 from nopad.admitting.small import ran
 from nopad.auditing.limits import EXACT, PARTLY_SINGLE, apart, largest_finite
 from nopad.auditing.steadiness import Singles

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nopad.admitting.small import SIZES, WIDTHS, own_parts, ran, shake, short_model
+from nopad.admitting.narrowing import SIZES, WIDTHS
+from nopad.admitting.small import own_parts, ran, shake, short_model
 from nopad.batch.guard import PackedMask
 from nopad.errors import UnsupportedModelError
 from nopad.model.own import foreign

@@ -18,8 +18,9 @@ from nopad.auditing.limits import apart, largest_finite, named
 from nopad.auditing.probes import Places
 from nopad.auditing.trial import Kinds, Trial, per_sequence
 from nopad.auditing.verdict import Check
+from nopad.model.hooked import part_of
 from nopad.model.postconditions import mixed
-from nopad.model.safety import STATE, bare, part_of, state_of
+from nopad.model.safety import STATE, bare, state_of
 
 __all__ = ["Poisoned", "once_a_layer", "poison", "unseen"]
 

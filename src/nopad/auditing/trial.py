@@ -17,7 +17,8 @@ from nopad.auditing.tokens import Tokens, draw
 from nopad.batch import PackedBatch
 from nopad.errors import FOREIGN, BatchError
 from nopad.model.calls import takes
-from nopad.model.safety import STATE, bare, part_of
+from nopad.model.hooked import part_of
+from nopad.model.safety import STATE, bare
 
 __all__ = ["Collator", "Kinds", "Trial", "kinds_of", "longest_of", "per_sequence"]
 

@@ -12,7 +12,7 @@ the tokenizer is busy. Memory: two groups. If reading fails, the group before th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -26,6 +26,7 @@ from nopad.corpus.source import Block
 from nopad.corpus.tokenizer import Tokenizer
 from nopad.errors import OptionError, RecordError, SourceError
 from nopad.sequences import Sequences
+from nopad.threads import Pool
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -172,7 +173,7 @@ def _groups(
     """
     first: dict[bool, str] = {}
     waiting: tuple[Gathered, Content] | None = None
-    pool, waits = ThreadPoolExecutor(1, thread_name_prefix=THREADS), True
+    pool, waits = Pool(1, thread_name_prefix=THREADS), True
     try:
         for group in _runs(blocks, group_bytes):
             gathered = _gather(group, record, options)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Generator
-from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar, cast
+
+from nopad.threads import Pool
 
 __all__ = ["ahead"]
 
@@ -25,7 +26,7 @@ def ahead(items: Generator[Item, None, None], count: int, name: str) -> Generato
         finally:
             items.close()
         return
-    with ThreadPoolExecutor(1, thread_name_prefix=name) as pool:
+    with Pool(1, thread_name_prefix=name) as pool:
         try:
             making = deque(pool.submit(next, items, cast(Item, _END)) for _ in range(count))
             while (item := making.popleft().result()) is not _END:

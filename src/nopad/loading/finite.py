@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from itertools import islice
 from typing import Any
 
@@ -22,6 +22,7 @@ from nopad.loading.legs import Leg, check_cap
 from nopad.loading.state import Position, check_same, read_state
 from nopad.loading.summary import Summary, summarise
 from nopad.loading.supply import Serving, Supply
+from nopad.threads import Pool
 from nopad.wording import counted
 
 __all__ = ["EpochSupply"]
@@ -163,7 +164,7 @@ class EpochSupply(Supply):
                 yield after, self._built(before)
             return
         building: deque[tuple[Position, Future[PackedBatch]]] = deque()
-        with ThreadPoolExecutor(1, thread_name_prefix="nopad-batch") as pool:
+        with Pool(1, thread_name_prefix="nopad-batch") as pool:
             try:
                 for before, after in pairs:
                     building.append((after, pool.submit(self._built, before)))

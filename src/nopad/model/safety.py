@@ -22,10 +22,10 @@ from nopad.errors import OptionError, UnsupportedModelError
 from nopad.model.backends import BACKENDS
 from nopad.model.families import Family, family_of
 from nopad.model.heads import head_of
-from nopad.model.state import State, part_of
+from nopad.model.state import State
 from nopad.options import Option
 
-__all__ = ["bare", "facts_of", "is_packed", "outermost", "packed", "part_of", "state_of", "unpacked"]
+__all__ = ["bare", "facts_of", "is_packed", "outermost", "packed", "state_of", "unpacked"]
 
 M = TypeVar("M")
 

@@ -1,14 +1,11 @@
-"""`State`: makes one model pack-safe, by putting hooks on its modules and running each packed call."""
+"""`State`: a pack-safe model, which runs each packed call from end to end."""
 
 from __future__ import annotations
 
 import logging
-import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
-from operator import is_
-from threading import Lock
 from types import FrameType
 from typing import Any
 
@@ -23,44 +20,20 @@ from nopad.model.admission import check_call, device_of, leave_columns, refuse_a
 from nopad.model.arguments import check_labels
 from nopad.model.backends import AUTOMATIC
 from nopad.model.backends.varlen import HALF, autocast_dtype, on_kernel
-from nopad.model.batchwide import check_experts
-from nopad.model.calls import Call, Cell, bound, parameters, takes_more
-from nopad.model.families import Family
-from nopad.model.fronts import STATES, GiveStates, blank, check_raw, front_of, refuse_static_front, takes_states
+from nopad.model.calls import Call, bound, parameters
+from nopad.model.fronts import STATES, blank, check_raw, refuse_static_front
 from nopad.model.heads import Head
-from nopad.model.hooks import (
-    Count,
-    Hook,
-    Lookup,
-    NoLookup,
-    NoPositions,
-    PackAgain,
-    Positions,
-    Swap,
-    UnpackFirst,
-    attach,
-    take_off,
-)
-from nopad.model.images import (
-    TOWER,
-    Ran,
-    attending_part,
-    check_images,
-    image_parts,
-    ordinary_arguments,
-    refuse_others,
-)
-from nopad.model.known import class_of
-from nopad.model.later import take_off_judges, watch_changes
-from nopad.model.mixers import Cut, Join, carry, mixing_hooks, refuse_compiled, release
-from nopad.model.own import changes, foreign
+from nopad.model.hooked import HookedModel, part_of
+from nopad.model.images import check_images, ordinary_arguments, refuse_others
+from nopad.model.later import watch_changes
+from nopad.model.mixers import carry, refuse_compiled
 from nopad.model.positions import positions
 from nopad.model.postconditions import check_attended, check_output, check_ran
 from nopad.model.routers import check_losses, of_real_tokens
 from nopad.model.static import enter_static, leave_static
-from nopad.model.unguarded import check_rows, refuse_marked, refuse_unguarded
+from nopad.model.unguarded import refuse_marked, refuse_unguarded
 
-__all__ = ["State", "part_of"]
+__all__ = ["State"]
 
 log = logging.getLogger("nopad")
 
@@ -68,205 +41,8 @@ TYPES = "token_type_ids"
 
 
 @dataclass(eq=False)
-class State:
-    """The hooks and settings that make one model pack-safe.
-
-    Attributes:
-        model: the transformers model, without wrappers.
-        family: the facts about its model type.
-        backend: name of the attention backend, as given to `packed`.
-        head: the model's head.
-        most: most sequences that a batch may have; None: unlimited.
-        takes: names of the model's arguments in packed calls.
-        before: the attention implementation that the model had before; "": it was not changed.
-        cell: the state that the hooks share.
-        modules: the modules that the model had when hooks were last attached; if it has others at a call, hooks are
-            attached again.
-        kinds: classes of these modules.
-        own: the user's own classes among its modules when it was made pack-safe, by qualified name.
-        changed: the user's own code that changed its modules then (`nopad.model.own.changes`).
-        roles: roles of the hooks that must run once in a call.
-    """
-
-    model: Any
-    family: Family
-    backend: str
-    head: Head
-    most: int | None = None
-    takes: tuple[str, ...] = ()
-    before: str = ""
-    cell: Cell = field(default_factory=Cell)
-    modules: tuple[nn.Module, ...] = ()
-    kinds: frozenset[type] = frozenset()
-    own: dict[str, type] = field(default_factory=dict)
-    changed: list[Any] = field(default_factory=list)
-    roles: tuple[str, ...] = ()
-    lock: Any = field(default_factory=Lock)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "lock": None, "modules": ()}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update({**state, "lock": Lock()})
-        attention.register()  # perhaps in another process
-
-    @property
-    def attending(self) -> Any:
-        """The part of the model that gets nopad's attention: the model itself, or its text part if it takes images."""
-        return attending_part(self.model, self.head.base, self.family)
-
-    def install(self) -> None:
-        """Register nopad's attention, and attach all hooks.
-
-        Raises:
-            UnsupportedModelError: the model cannot be hooked, or does not take nopad's attention.
-        """
-        attention.register()
-        model = self.model
-        self.own, self.changed = foreign(model), [call for _, call in changes(model)]
-        self.cell.owned = True
-        self.takes = parameters(type(model).forward)
-        if not self.head.stock and takes_more(type(model).forward):
-            self.takes += parameters(type(self.head.base).forward)
-        self.takes = takes_states(self.head.base, self.family, self.takes)
-        list(self._hooks())  # raises for modules that cannot be hooked, before anything is changed
-        if self.family.route == "interface":
-            part = self.attending
-            attention.check_replaceable(part)
-            self.before = part.config._attn_implementation
-            part.set_attn_implementation(attention.NAME)
-            if part.config._attn_implementation != attention.NAME:
-                import transformers
-
-                raise UnsupportedModelError(
-                    f"{type(model).__name__} of transformers {transformers.__version__} does not take a registered "
-                    "attention; newer versions may (T5 does from 5.20)"
-                )
-            self._check_parts()
-        attach(model, Enter(self.cell, "enter", state=self))
-        attach(model, Leave(self.cell, "leave", "after", state=self))
-        self.renew()
-
-    def _check_parts(self) -> None:
-        """Refuse a model with a part that did not get nopad's attention.
-
-        This happens in older versions of transformers, where a part has a configuration of its own.
-
-        Raises:
-            UnsupportedModelError: there is such a part.
-        """
-        from transformers import PreTrainedModel
-
-        whole = self.attending
-        for part in _walk(whole):
-            own = getattr(getattr(part, "config", None), "_attn_implementation", attention.NAME)
-            if own != attention.NAME and isinstance(part, PreTrainedModel):
-                whole.set_attn_implementation(self.before)
-                raise UnsupportedModelError(
-                    f"the {type(part).__name__} in this {type(self.model).__name__} has a configuration of its own, "
-                    f"and its attention stays {own!r}; give both the same config object, or take a newer transformers"
-                )
-
-    def remove(self) -> None:
-        """Remove all hooks and restore the attention implementation."""
-        for module in {*_walk(self.model), *self.modules}:
-            take_off(module, self.cell)
-        release(_walk(self.model))
-        take_off_judges(_walk(self.model))
-        if self.before:
-            self.attending.set_attn_implementation(self.before)
-
-    def renew(self) -> None:
-        """Attach hooks to the modules that the model uses now, unless hooks were last attached to the same modules.
-
-        Raises:
-            UnsupportedModelError: a module that needs a hook was replaced by one that nopad does not know.
-        """
-        modules = tuple(_walk(self.model))
-        if len(modules) == len(self.modules) and all(map(is_, modules, self.modules)):
-            return
-        self.cell.owned = True  # also for a cell that came with a copied model
-        # Threads share the modules, so only one may change their hooks at a time.
-        with self.lock:
-            if len(modules) == len(self.modules) and all(map(is_, modules, self.modules)):
-                return  # another thread has done it, and may run the model already
-            hooks = list(self._hooks())
-            self._refuse_later()
-            for module in {*modules, *self.modules}:
-                if module is not self.model:
-                    take_off(module, self.cell)
-            first = not self.roles  # the model's own hooks are attached once: PyTorch is running them right now
-            for module, hook in hooks:
-                if module is not self.model or first:
-                    attach(module, hook)
-            # In transformers' own classes, `Count` need not run (OPT's bypass the base model); in others, it must.
-            free = (UnpackFirst, PackAgain, NoPositions, NoLookup, Cut, Join, *((Count,) if self.head.stock else ()))
-            counted = (hook for _, hook in hooks if not isinstance(hook, free))
-            self.roles = tuple(hook.role for hook in counted)
-            self.modules, self.kinds = modules, frozenset(map(type, modules))
-        self.tell_cell()
-
-    def _refuse_later(self) -> None:
-        """Check that no module of the user's own classes came after the model was made pack-safe.
-
-        Nothing is proven of such a module.
-
-        Raises:
-            UnsupportedModelError: there is one.
-        """
-        later = {name: kind for name, kind in foreign(self.model).items() if self.own.get(name) is not kind}
-        if later:
-            raise UnsupportedModelError(
-                f"modules of your own class {', '.join(later)} were put into this {type(self.model).__name__} after it "
-                "was made pack-safe, and may mix tokens; make it so anew: nopad.packed(nopad.unpacked(model))"
-            )
-
-    def tell_cell(self) -> None:
-        """Copy to `cell` what hooks need in calls with static shapes: `most`, and how the head pools."""
-        self.cell.most, self.cell.how = self.most, self.head.pooling()
-
-    def _hooks(self) -> Iterator[tuple[nn.Module, Hook]]:
-        """Yield (module, hook) pairs for the modules that the model uses now, also several pairs for one module."""
-        cell, model, family = self.cell, self.model, self.family
-        check_rows(model, self.head.base, family.mixers)
-        check_experts(model)
-        base = self.head.base
-        if family.images is not None:
-            tower, text = image_parts(base, family)
-            yield tower, Ran(cell, TOWER)
-            yield text, Count(cell, "text model")
-        elif base is not model and "position_ids" in parameters(type(base).forward):
-            yield base, Count(cell, "base model")
-        for name, module in self._entries():
-            yield module, Swap(cell, name, part=name)
-        if family.front is not None:
-            yield front_of(base, family), GiveStates(cell, "front end")
-        if family.route == "encoder mask":
-            for module in self.head.base.encoder.modules():
-                if class_of(module).__name__ in family.attention:
-                    yield module, UnpackFirst(cell)
-                    yield module, PackAgain(cell)
-        encoder = part_of(model, "encoder")
-        inside = set() if encoder is None else set(encoder.modules())
-        for module in _walk(model):
-            if type(module).__name__ == "BartLearnedPositionalEmbedding":
-                yield module, NoPositions(cell)
-                yield module, Positions(cell, f"{'encoder' if module in inside else 'decoder'} positions")
-        for table, offset in family.tables:
-            for name, module in model.named_modules():
-                if name.rpartition(".")[2] == table and isinstance(module, nn.Embedding):
-                    yield module, NoLookup(cell)
-                    yield module, Lookup(cell, f"positions of {table}", offset=offset)
-        yield from mixing_hooks(cell, _walk(model), family)
-        yield from self.head.hooks(cell)
-
-    def _entries(self) -> list[tuple[str, nn.Module]]:
-        """Return (part, module) pairs for the modules at which the mask is replaced: part "encoder" or "decoder"."""
-        if self.family.encoder_decoder:
-            found = [(name, part_of(self.model, name)) for name in ("encoder", "decoder")]
-            return [(name, module) for name, module in found if module is not None]
-        base = self.head.base
-        return [("encoder", getattr(base, self.family.mask_at) if self.family.mask_at else base)]
+class State(HookedModel):
+    """A model with hooks, of which the first and the last begin and end each call (`enter`, `leave`)."""
 
     def enter(self, module: nn.Module, args: Any, kwargs: dict[str, Any], frame: FrameType | None) -> Any:
         """Begin a call: check that batch and model fit, and turn the batch into the model's own arguments.
@@ -467,46 +243,6 @@ class State:
         if self.family.front is not None:
             call.seen[STATES] = named.pop(STATES)
             named[self.family.front[1]] = blank(self.model.config, next(self.model.parameters()))
-
-
-@dataclass(eq=False)
-class Enter(Hook):
-    """The hook that begins each call of the whole model (`State.enter`)."""
-
-    state: Any = None
-
-    def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Return the module's new arguments, ``(args, kwargs)``; None: leave them as they are."""
-        return self.state.enter(module, args, kwargs, None if torch.compiler.is_compiling() else sys._getframe(1))
-
-
-@dataclass(eq=False)
-class Leave(Hook):
-    """The hook that ends each call of the whole model, also after an exception (`State.leave`)."""
-
-    state: Any = None
-
-    def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-        """Return the module's new output; None: leave it as it is."""
-        return self.state.leave(module, args, kwargs, output)
-
-
-def part_of(model: Any, name: str) -> Any:
-    """Return the model's "encoder" or "decoder", as `name` says; None: the model has no such part."""
-    for holder in (model, getattr(model, "model", None), getattr(model, "transformer", None)):
-        found = getattr(holder, name, None)
-        if isinstance(found, nn.Module):
-            return found
-    return None
-
-
-def _walk(model: nn.Module) -> Iterator[nn.Module]:
-    """Yield all modules of a model, in any order; this runs at each call, and is faster than ``model.modules()``."""
-    stack = [model]
-    while stack:
-        module = stack.pop()
-        yield module
-        stack.extend(child for child in module._modules.values() if child is not None)
 
 
 def _refuse_ambiguous(head: Head, layout: Any) -> None:

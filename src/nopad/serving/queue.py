@@ -26,71 +26,15 @@ from nopad.sequences import Sequences
 from nopad.serving.answer import Answer, check_process
 from nopad.serving.batching import Batching
 from nopad.serving.pace import Pace
-from nopad.serving.packer import OnlineBatch, OnlinePacker, PackerStatistics
+from nopad.serving.packer import OnlineBatch, OnlinePacker
+from nopad.serving.statistics import RunnerStatistics
 from nopad.tasks.core import Prepared
-from nopad.wording import counted
 
-__all__ = ["Part", "RequestQueue", "RunnerStatistics", "Waiting", "WhenFull"]
+__all__ = ["Part", "RequestQueue", "Waiting", "WhenFull"]
 
 WhenFull = Literal["block", "raise"]
 
 _TIMES = 1000  # requests whose time to the answer is remembered
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunnerStatistics:
-    """Totals of a runner since it was made.
-
-    Attributes:
-        packer: totals of the runner's packer, which count sequences; only `refused` counts requests. A request is one
-            sequence, except for long texts (one sequence per window) and padded arrays (one per row).
-        answered, failed: number of requests that ran and got a result, and that ran and got an error.
-        padded_tokens: number of tokens, padding included, that the same batches would have had if the sequences of each
-            batch had been padded to its longest one.
-        counts: number of requests that were truncated or left out by the task, by reason.
-        us_per_token: running average of the time per token in recent batches, in microseconds; None: no batch has run.
-        p50_ms, p99_ms: half, and 99 %, of the last 1,000 answered requests took at most this time from `submit` to the
-            answer, in milliseconds; None: no request was answered.
-    """
-
-    packer: PackerStatistics
-    answered: int
-    failed: int
-    padded_tokens: int
-    counts: Mapping[str, int]
-    us_per_token: float | None
-    p50_ms: float | None
-    p99_ms: float | None
-
-    @property
-    def padding_saved(self) -> float:
-        """Share of `padded_tokens` that is padding, which nopad saved; 0.0 before the first batch."""
-        return 1 - self.packer.tokens / self.padded_tokens if self.padded_tokens else 0.0
-
-    def __str__(self) -> str:
-        """Return a small table: requests, batches by reason, padding saved, times, and what the task counted."""
-        packer = self.packer
-        requests = {
-            "answered": self.answered,
-            "failed": self.failed,
-            "cancelled": packer.cancelled,
-            "expired": packer.expired,
-            "refused": packer.refused,
-            **{reason.replace("_", " "): number for reason, number in self.counts.items()},
-        }
-        told = [f"{number:,} {what}" for what, number in requests.items() if number or what == "answered"]
-        waiting = f"{counted(packer.waiting, 'sequence')}, {counted(packer.waiting_tokens, 'token')}"
-        reasons = ", ".join(f"{number:,} {reason}" for reason, number in packer.flushes.items() if number)
-        rows = [("requests", ", ".join(told)), ("waiting", waiting)]
-        if packer.batches:
-            batches = f"{packer.batches:,} {'batch' if packer.batches == 1 else 'batches'}"
-            padded = f"{packer.tokens:,} tokens instead of {self.padded_tokens:,}"
-            rows += [("batches", f"{batches}: {reasons}"), ("padding", f"{self.padding_saved:.1%} saved: {padded}")]
-        if self.p50_ms is not None and self.p99_ms is not None:
-            rows.append(("answer", f"half within {self.p50_ms:,.1f} ms, 99 % within {self.p99_ms:,.1f} ms"))
-        if self.us_per_token is not None:
-            rows.append(("token", f"{self.us_per_token:,.2f} µs"))
-        return "\n".join(f"{name:<10}{value}" for name, value in rows)
 
 
 @dataclass(eq=False)

@@ -1,8 +1,8 @@
 """`PackRunner`: answers requests from any thread in packed batches of one model, each as if it had run alone.
 
 Requests are tokenised in the thread that submits them, so tokenising overlaps the forward pass. Whenever the model is
-free, one worker thread asks the packer (`nopad.serving.packer`) for the next batch, runs it, and sets the results of
-the futures. Only this thread runs the model, and runners that share a model take turns.
+free, one worker thread (`nopad.serving.worker`) asks the packer (`nopad.serving.packer`) for the next batch, runs it,
+and sets the results of the futures.
 
 A request on which the model fails does not affect the others in its batch (`nopad.serving.forward`). If the worker ends
 for any reason, every waiting request gets an error, and `submit` raises one: no caller waits for ever. The number of
@@ -15,49 +15,33 @@ thread.
 
 from __future__ import annotations
 
-import atexit
-import logging
 import os
 import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
-from contextlib import contextmanager, nullcontext
-from contextvars import copy_context
-from dataclasses import replace
+from contextlib import contextmanager
 from functools import partial
 from itertools import chain, islice, repeat
 from types import TracebackType
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
 
-from nopad.batch import PackedBatch
-from nopad.errors import InputError, OptionError, RequestError, UnsupportedModelError
-from nopad.model.safety import bare
+from nopad.errors import InputError, OptionError
 from nopad.options import MAX_LENGTH, Option, check_choice
 from nopad.serving.answer import Answer
 from nopad.serving.batching import LONGEST_S, Batching, in_ns
-from nopad.serving.compiling import WARM_RUNS, Mode, compiled_rows, unfit
-from nopad.serving.forward import Placed, Tensors, Widths, answers, batch_of, check_batching, form_of
-from nopad.serving.packer import OnlineBatch, OnlinePacker
-from nopad.serving.queue import Part, RequestQueue, RunnerStatistics, Waiting, WhenFull
-from nopad.tasks.core import Core, of_length
+from nopad.serving.compiling import Mode, compiled_rows
+from nopad.serving.forward import Tensors, Widths, check_batching
+from nopad.serving.queue import RequestQueue, Waiting, WhenFull
+from nopad.serving.statistics import RunnerStatistics
+from nopad.serving.worker import Worker
+from nopad.tasks.core import Core
 
 __all__ = ["PackRunner"]
 
-_log = logging.getLogger("nopad")
 _FIXED = Option(default=None, high=MAX_LENGTH, help="places of every result per token")
 _AT_ONCE = (64, 256, 1024, 4096)  # requests of one call that are tokenised together, while the model runs earlier ones
-_WARM_TOKENS = (8, 64, 512)  # tokens of the batches that run before a runner is ready, besides a full one
-_WARM_LENGTH = 128
-_TRAINING = "the model was put into training mode while it serves, where results depend on chance; call model.eval()"
-
 _NUMBER = re.compile(r"\b(record|text|request) (\d+)\b")
-_END_S = 10  # seconds that the exit of Python waits for a worker
-
-_turns: WeakKeyDictionary[Any, threading.Lock] = WeakKeyDictionary()
-_turns_lock = threading.Lock()
-_open: WeakSet[PackRunner] = WeakSet()
 
 
 class PackRunner:
@@ -153,28 +137,21 @@ class PackRunner:
         if not isinstance(self.batching, Batching):
             raise OptionError(f"batching is of type {type(batching).__name__}; expected nopad.serving.Batching")
         check_batching(self._core, self.batching)
-        self._compiled = compiled_rows(self._core, self.batching, compile)
-        if fast and self._compiled is not None:
+        compiled = compiled_rows(self._core, self.batching, compile)
+        if fast and compiled is not None:
             raise OptionError("fast is a kernel for models that are not compiled; leave fast or compile out")
-        self._form = form_of(self.batching, self._compiled is not None)
-        self._unfit: UnsupportedModelError | None = None
-        self._turn = _turn_of(self._core.model)
         self._clock = clock
         self._queue = RequestQueue(self.batching, self.when_full, clock, self._is_worker)
         self._process = os.getpid()
-        self._ready = threading.Event()
-        # In the caller's context, which has the settings of torch.compile (torch._inductor.config) that it made
-        work = partial(copy_context().run, self._work, warm_up)
-        self._worker = threading.Thread(target=work, name="nopad-runner", daemon=True)
+        self._worker = Worker(self._core, self.batching, self._queue, compiled, warm_up)
         self._worker.start()
-        _open.add(self)
         try:
-            self._ready.wait()
+            self._worker.ready.wait()
         except BaseException:  # such as KeyboardInterrupt: nobody waits for the runner any more
             self.close(drain=False)
             raise
-        if self._unfit is not None:
-            raise self._unfit
+        if self._worker.unfit is not None:
+            raise self._worker.unfit
         self._queue.check_open()
 
     def __call__(self, inputs: Any, **how: Any) -> Any:
@@ -233,7 +210,7 @@ class PackRunner:
             raise OptionError(f"deadline_s must be a number of seconds, got {deadline_s!r}")
         with _numbered_from(first):
             prepared, counts = self._core.prepare(inputs, **how)
-        made = [Waiting(one, Answer(self._worker), now) for one in prepared]
+        made = [Waiting(one, Answer(self._worker.thread), now) for one in prepared]
         deadline = None if deadline_s is None else now + in_ns(deadline_s)
         try:
             self._queue.add(self._in_line(made), deadline, priority)
@@ -266,12 +243,12 @@ class PackRunner:
             self._queue.cancel(numbers)
 
     def _is_worker(self) -> bool:
-        return threading.current_thread() is self._worker
+        return threading.current_thread() is self._worker.thread
 
     @property
     def healthy(self) -> bool:
         """Whether the runner accepts requests: its worker is alive, and it is not closed."""
-        return self._queue.accepts and self._worker.is_alive()
+        return self._queue.accepts and self._worker.thread.is_alive()
 
     @property
     def statistics(self) -> RunnerStatistics:
@@ -298,7 +275,7 @@ class PackRunner:
             return
         self._queue.close(drain)
         if not self._is_worker():
-            self._worker.join()
+            self._worker.thread.join()
 
     def __enter__(self) -> PackRunner:
         """Return the runner."""
@@ -309,81 +286,6 @@ class PackRunner:
     ) -> None:
         """Close the runner; after an exception, without answering what waits."""
         self.close(drain=kind is None)
-
-    # What follows runs in the worker.
-
-    def _work(self, warm_up: bool) -> None:
-        died = None
-        try:
-            with self._core.kernels() if self._compiled is None else nullcontext():
-                if warm_up:
-                    self._warm_up()
-                self._ready.set()
-                while (batch := self._queue.take()) is not None:
-                    self._run(batch)
-        except BaseException as error:  # whatever it is, nobody may wait for ever
-            if isinstance(error, UnsupportedModelError) and not self._ready.is_set():
-                self._unfit = error  # the constructor raises it
-            else:
-                died = f"{type(error).__name__}: {error}"
-                _log.exception("the worker of a PackRunner died")
-        finally:
-            self._queue.die(died)
-            self._ready.set()
-
-    def _warm_up(self) -> None:
-        """Run batches of different sizes, which a packer makes as for requests.
-
-        An error here is only logged: requests may still run, only the first ones more slowly. But no request runs if a
-        compiled model does not.
-
-        Raises:
-            UnsupportedModelError: the compiled model does not run.
-        """
-        longest = min(_WARM_LENGTH, self._core.longest or _WARM_LENGTH, self.batching.longest)
-        slots = self.batching.slots
-        sizes = {min(tokens, slots) for tokens in (*_WARM_TOKENS, slots)}
-        packer = OnlinePacker(replace(self.batching, max_waiting_tokens=2 * slots + _WARM_LENGTH))
-        try:
-            for tokens in sorted(sizes) if self._compiled is None else [slots] * WARM_RUNS:
-                lengths = [longest] * (tokens // longest) or [tokens]
-                packer.add_all(lengths, 0)
-                with self._turn, self._core.lanes.turn():
-                    while (batch := packer.poll(0, draining=True).batch) is not None:
-                        self._core.try_batch(self._warming(batch), self._compiled)
-        except Exception as error:
-            if self._compiled is not None:
-                raise unfit(self._core, error) from error
-            _log.warning(f"a PackRunner could not warm up, so its first requests take longer: {error}")
-
-    def _warming(self, batch: OnlineBatch) -> PackedBatch:
-        placed = sorted(zip(batch.rows.tolist(), batch.lengths.tolist(), strict=True))
-        return batch_of([(row, of_length([length])) for row, length in placed], self._core, self._form)
-
-    def _run(self, batch: list[Part]) -> None:
-        placed: list[Placed] = [(part.row, part.sequence) for part in batch]
-        with self._turn:
-            modules = list(self._core.model.modules())  # once: a walk takes longer than all else around a batch
-            begin = time.perf_counter_ns()
-            results = [] if _in_training(modules) else answers(placed, self._run_placed)
-            spent = time.perf_counter_ns() - begin
-            if not results or _in_training(modules):
-                results = [RequestError(_TRAINING)] * len(batch)
-        self._queue.ran(batch, results, spent, self._core.finish)
-
-    def _run_placed(self, placed: Any) -> list[Any]:
-        def work(indices: list[int]) -> list[Any]:
-            batch = batch_of([placed[index] for index in indices], self._core, self._form)
-            return self._core.run_batch(batch, self._compiled)
-
-        if self.batching.rows is not None:
-            with self._core.lanes.turn():
-                return work(list(range(len(placed))))
-        return self._core.lanes.run([one.seq_lengths.item() for _, one in placed], work)
-
-
-def _in_training(modules: list[Any]) -> bool:
-    return any(module.training for module in modules)
 
 
 @contextmanager
@@ -404,28 +306,3 @@ def _parts(requests: Iterator[Any]) -> Iterator[list[Any]]:
         if not (part := list(islice(requests, size))):
             return
         yield part
-
-
-def _turn_of(model: Any) -> threading.Lock:
-    """Return the lock of a model, which its runners share."""
-    with _turns_lock:
-        return _turns.setdefault(bare(model), threading.Lock())
-
-
-def _forget() -> None:
-    """Make new locks in a process that was forked, where nobody is left to release the old ones."""
-    global _turns_lock
-    _turns_lock = threading.Lock()
-    _turns.clear()
-    _open.clear()
-
-
-@atexit.register
-def _close_all() -> None:
-    """Close the runners that are still open: a thread that runs a model while Python ends may crash it."""
-    for runner in list(_open):
-        runner._queue.close(drain=False)
-        runner._worker.join(_END_S)
-
-
-os.register_at_fork(after_in_child=_forget)

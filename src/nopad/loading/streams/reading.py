@@ -16,7 +16,7 @@ import hashlib
 import os
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, NamedTuple
@@ -33,6 +33,7 @@ from nopad.corpus.tokenizer import Tokenizer
 from nopad.errors import SourceError
 from nopad.loading.streams.deal import Deal
 from nopad.sequences import Sequences
+from nopad.threads import Pool
 
 __all__ = ["Cursor", "Read", "Reader"]
 
@@ -122,7 +123,7 @@ class Reader:
         """
         waiting: deque[_Started | Exception] = deque()
         threads = min(_THREADS, os.cpu_count() or 1) if self.tokenizer and self.tokenizer.threads else 1
-        with ThreadPoolExecutor(threads, thread_name_prefix="nopad-tokenize") as pool:
+        with Pool(threads, thread_name_prefix="nopad-tokenize") as pool:
             try:
                 gathered = self._gathered(cursor, pool)
                 waiting.extend(islice(gathered, AT_FIRST))

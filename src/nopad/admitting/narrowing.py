@@ -1,0 +1,221 @@
+"""Configurations made narrow and short: smaller sizes, and few layers of each kind.
+
+Sizes have many names in configurations; `SIZES` and `WIDTHS` know the common ones, and others stay as they are.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import nn
+
+__all__ = [
+    "LAYER_COUNTS",
+    "SIZES",
+    "VOCABULARY",
+    "WIDTHS",
+    "layer_count",
+    "layers_of",
+    "narrowed",
+    "shares",
+    "values_of",
+    "with_layers",
+    "with_values",
+]
+
+VOCABULARY, POSITIONS = 97, 600
+MOST_LAYERS = 10  # of a copy
+LAYER_COUNTS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "num_blocks", "depth")
+POSITION_COUNTS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_seq_length", "max_length")
+
+SIZES: dict[str, int] = {
+    **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input", "pronunciation_vocab_size"), VOCABULARY),
+    **dict.fromkeys(("shape_vocab_size", "enlarged_vocab_size"), VOCABULARY),
+    **dict.fromkeys(POSITION_COUNTS, POSITIONS),
+    **dict.fromkeys(("sliding_window", "attention_window_size", "local_attention", "window_size"), 6),
+    **dict.fromkeys(("attention_chunk_size", "mamba_chunk_size", "chunk_size", "block_size"), 4),
+}
+WIDTHS: dict[str, int] = {
+    **dict.fromkeys(("hidden_size", "d_model", "n_embd", "dim", "embed_dim", "embedding_size", "emb_dim"), 32),
+    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads"), 4),
+    **dict.fromkeys(("mamba_n_heads", "n_mamba_heads", "mamba_num_heads", "linear_num_heads"), 4),
+    **dict.fromkeys(("intermediate_size", "ffn_hidden_size", "dff", "n_inner", "ffn_dim", "d_ff", "hidden_dim"), 32),
+    **dict.fromkeys(("projection_dim", "attention_hidden_size", "lru_width", "word_embed_proj_dim"), 32),
+    **dict.fromkeys(("pronunciation_embed_dim", "shape_embed_dim", "hidden_size_per_layer_input"), 8),
+    **dict.fromkeys(("num_key_value_heads", "n_head_kv", "num_kv_heads", "num_global_key_value_heads"), 2),
+    **dict.fromkeys(("head_dim", "d_kv", "global_head_dim", "query_pre_attn_scalar", "attention_head_size"), 8),
+    **dict.fromkeys(("laurel_rank", "kv_lora_rank", "q_lora_rank"), 8),
+    **dict.fromkeys(("qk_rope_head_dim", "rotary_dim"), 4),
+    **dict.fromkeys(("qk_nope_head_dim", "v_head_dim"), 6),
+    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "shared_intermediate_size"), 16),
+    "moe_shared_expert_intermediate_size": 16,
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 4),
+    **dict.fromkeys(("num_experts_per_tok", "num_experts_per_token", "moe_k", "top_k_experts", "moe_topk"), 2),
+    **dict.fromkeys(("n_group", "topk_group", "num_expert_group", "n_shared_experts", "moe_layer_start_index"), 1),
+    **dict.fromkeys(("mamba_d_state", "state_size", "ssm_state_size"), 6),
+    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim", "linear_head_dim", "mamba_d_head"), 8),
+    "mamba_d_ssm": 32,
+    **dict.fromkeys(("linear_num_value_heads", "mamba_head_dim"), 4),
+    **dict.fromkeys(("linear_num_key_heads", "mamba_n_groups", "n_groups"), 2),
+    **dict.fromkeys(("true_hidden_size", "intra_bottleneck_size"), 16),
+}
+HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
+KEY_HEADS = ("num_key_value_heads", "n_head_kv", "num_kv_heads")
+
+
+def shares(config: Any, share: int) -> dict[str, int]:
+    """Return the widths of a configuration divided by `share`, so that their ratios stay.
+
+    A width that cannot be divided is cut to that of `WIDTHS` if it is larger. Sizes of heads and states are left out.
+    """
+    widths = {name: value for name, value in values_of(config).items() if name in WIDTHS and type(value) is int}
+    return {
+        name: value // share if value % share == 0 and value > share else min(value, WIDTHS[name])
+        for name, value in widths.items()
+        if not name.endswith(("head_dim", "d_head", "d_state", "state_size"))
+    }
+
+
+def narrowed(config: Any, sizes: dict[str, int], again: bool) -> Any:
+    """Return a copy of a configuration with sizes of at most `sizes`, and dropout rates of 0.
+
+    Special token ids are moved into the smaller vocabulary. With `again`, the configuration is built anew, so that
+    values that follow from sizes change too.
+    """
+    given = values_of(config)
+    changes: dict[str, Any] = {}
+    for name, value in given.items():
+        if isinstance(value, bool):
+            continue
+        size = sizes.get(name, VOCABULARY if "vocab" in name and name.endswith("size") else None)
+        if isinstance(value, int) and size is not None and value > size:
+            changes[name] = size
+        elif isinstance(value, float) and "drop" in name:
+            changes[name] = 0.0
+    heads = next((name for name in HEADS if name in given), None)
+    for name in KEY_HEADS:
+        if heads is not None and isinstance(given.get(name), int):
+            every = given[name] == given[heads]
+            changes[name] = changes.get(heads, given[heads]) if every else min(changes.get(name, given[name]), 2)
+    changes |= _equal_dims(given, changes)
+    changes |= _special(given, changes.get("vocab_size", given.get("vocab_size")))
+    return with_values(config, changes, again)
+
+
+def _equal_dims(given: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Return new sizes of heads (``head_dim`` and others), so that equal ones stay equal and sums stay sums.
+
+    `given` are the values of the configuration, `changes` its new sizes. In latent attention, `qk_head_dim` is a sum.
+    """
+    dims = {name: value for name, value in given.items() if name.endswith("head_dim") and type(value) is int}
+    new = {
+        name: min(changes.get(other, dims[other]) for other in dims if dims[other] == value)
+        for name, value in dims.items()
+        if name != "v_head_dim"
+    }
+    parts = [new.get(name) for name in ("qk_nope_head_dim", "qk_rope_head_dim")]
+    if "qk_head_dim" in new and parts[0] and parts[1]:
+        new["qk_head_dim"] = parts[0] + parts[1]
+    return new
+
+
+def _special(given: dict[str, Any], vocabulary: Any) -> dict[str, Any]:
+    """Return new special token ids (``pad_token_id`` and others) within a small vocabulary; equal ids stay equal."""
+    if not isinstance(vocabulary, int):
+        return {}
+    named = {name: value for name, value in given.items() if name.endswith("_token_id") and value is not None}
+    ids = sorted({one for value in named.values() for one in (value if isinstance(value, list) else [value])} - {-1})
+    inside = [one for one in ids if isinstance(one, int) and one < vocabulary]
+    free = (one for one in range(vocabulary) if one not in inside)
+    new = {one: one if one in inside else next(free) for one in ids}
+    return {
+        name: [new[one] for one in value] if isinstance(value, list) else new.get(value, value)
+        for name, value in named.items()
+    }
+
+
+def values_of(config: Any) -> dict[str, Any]:
+    """Return the values of a configuration by their names, without private ones."""
+    return {name: value for name, value in vars(config).items() if not name.startswith("_")}
+
+
+def with_values(config: Any, changes: dict[str, Any], again: bool) -> Any:
+    """Return a copy of a configuration with some values changed; with `again`, it is built anew from its values."""
+    made = copy.deepcopy(config)
+    if again:
+        kept = {name: value for name, value in config.to_diff_dict().items() if name not in ("model_type", "dtype")}
+        made = type(config)(**{**kept, **changes})
+    for name, value in changes.items():
+        setattr(made, name, value)
+    return made
+
+
+def layers_of(kind: type, config: Any) -> list[int]:
+    """Return the numbers of the layers that a small copy keeps: few, but each kind of layer.
+
+    At most `MOST_LAYERS` are kept: if there are more kinds of layers, some are missing.
+    """
+    there = layer_count(config)
+    if there <= 2:
+        return list(range(there))
+    given = _per_layer(config, there)
+    kinds = [repr([value[at] for value in given.values()]) for at in range(there)]
+    try:
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+            built = kind(config)
+        lists = [one for one in built.modules() if isinstance(one, nn.ModuleList)]
+        stacks = [one for one in lists if len(one) == there]
+        kinds = [one + repr(signs) for one, signs in zip(kinds, _signatures(stacks, there), strict=True)]
+    except Exception:  # not every model can be built on no device; lists of the configuration have to do
+        pass
+    first = sorted({kinds.index(one) for one in set(kinds)})
+    prefix = max(first[-1] + 1, 2)
+    if prefix <= MOST_LAYERS:
+        return list(range(prefix))
+    return first[:MOST_LAYERS]
+
+
+def _signatures(stacks: list[nn.ModuleList], there: int) -> list[list[Any]]:
+    """Return, for each layer, the classes and settings of its modules, to tell kinds of layers apart.
+
+    Settings that differ in every layer (such as `layer_idx`) are left out. `stacks` are the lists of layers, `there` is
+    how many layers each has.
+    """
+    found: list[dict[str, Any]] = []
+    for at in range(there):
+        signs: dict[str, Any] = {}
+        for number, stack in enumerate(stacks):
+            for name, module in stack[at].named_modules():
+                signs[f"{number} {name}"] = type(module).__name__
+                for field, value in vars(module).items():
+                    if isinstance(value, bool | int | str | None) and not field.startswith("_"):
+                        signs[f"{number} {name} {field}"] = value
+        found.append(signs)
+    names = sorted({name for signs in found for name in signs})
+    telling = [name for name in names if len({repr(signs.get(name)) for signs in found}) < max(there, 3)]
+    return [[(name, signs.get(name)) for name in telling] for signs in found]
+
+
+def _per_layer(config: Any, there: int) -> dict[str, list[Any]]:
+    return {name: value for name, value in values_of(config).items() if isinstance(value, list) and len(value) == there}
+
+
+def layer_count(config: Any) -> int:
+    """Return how many layers a configuration states; 0: it states none."""
+    return next((int(getattr(config, name)) for name in LAYER_COUNTS if getattr(config, name, None)), 0)
+
+
+def with_layers(config: Any, layers: list[int], again: bool) -> Any:
+    """Return a copy of a configuration with only these layers; lists with one entry per layer are cut to match."""
+    there = layer_count(config)
+    if not layers or len(layers) == there:
+        return config
+    changes: dict[str, Any] = {name: [value[at] for at in layers] for name, value in _per_layer(config, there).items()}
+    changes |= {name: len(layers) for name in LAYER_COUNTS if getattr(config, name, None) == there}
+    for name, value in values_of(config).items():
+        numbers = isinstance(value, list) and name not in changes and value and all(type(one) is int for one in value)
+        if numbers and ("layer" in name or "idx" in name or "indices" in name) and max(value) < there:
+            changes[name] = [layers.index(one) for one in value if one in layers]
+    return with_values(config, changes, again)

@@ -1,0 +1,171 @@
+"""`Worker`: the thread of a runner, which takes batches from its queue and runs them, one at a time.
+
+Only this thread runs the model, and the workers of runners that share a model take turns. If it ends for any reason,
+every waiting request gets an error (`RequestQueue.die`).
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+import time
+from contextlib import nullcontext
+from contextvars import copy_context
+from dataclasses import replace
+from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
+
+from nopad.batch import PackedBatch
+from nopad.errors import RequestError, UnsupportedModelError
+from nopad.model.safety import bare
+from nopad.serving.batching import Batching
+from nopad.serving.compiling import WARM_RUNS, unfit
+from nopad.serving.forward import Placed, answers, batch_of, form_of
+from nopad.serving.packer import OnlineBatch, OnlinePacker
+from nopad.serving.queue import Part, RequestQueue
+from nopad.tasks.core import Core, of_length
+
+__all__ = ["Worker"]
+
+_log = logging.getLogger("nopad")
+_WARM_TOKENS = (8, 64, 512)  # tokens of the batches that run before a runner is ready, besides a full one
+_WARM_LENGTH = 128
+_TRAINING = "the model was put into training mode while it serves, where results depend on chance; call model.eval()"
+_END_S = 10  # seconds that the exit of Python waits for a worker
+
+_turns: WeakKeyDictionary[Any, threading.Lock] = WeakKeyDictionary()
+_turns_lock = threading.Lock()
+_open: WeakSet[Worker] = WeakSet()
+
+
+class Worker:
+    """Runs the batches of one runner's queue through its core, in a thread of its own.
+
+    Args:
+        core: what turns requests into sequences, runs them, and makes answers of their results.
+        batching: which requests share a batch.
+        queue: the runner's queue.
+        compiled: the compiled model; None: the model runs as it is.
+        warm_up: whether to run some batches before the first request.
+
+    Attributes:
+        thread: the thread; after it has ended, it no longer holds the model.
+        ready: is set when the worker takes requests, or has ended.
+        unfit: why the compiled model does not run; None: it runs, or is not compiled.
+    """
+
+    def __init__(self, core: Core, batching: Batching, queue: RequestQueue, compiled: Any, warm_up: bool) -> None:
+        self._core, self._batching, self._queue, self._compiled = core, batching, queue, compiled
+        self._form = form_of(batching, compiled is not None)
+        self._turn = _turn_of(core.model)
+        self.ready = threading.Event()
+        self.unfit: UnsupportedModelError | None = None
+        # In the caller's context, which has the settings of torch.compile (torch._inductor.config) that it made
+        work = partial(copy_context().run, self._work, warm_up)
+        self.thread = threading.Thread(target=work, name="nopad-runner", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self.thread.start()
+        _open.add(self)
+
+    def _work(self, warm_up: bool) -> None:
+        died = None
+        try:
+            with self._core.kernels() if self._compiled is None else nullcontext():
+                if warm_up:
+                    self._warm_up()
+                self.ready.set()
+                while (batch := self._queue.take()) is not None:
+                    self._run(batch)
+        except BaseException as error:  # whatever it is, nobody may wait for ever
+            if isinstance(error, UnsupportedModelError) and not self.ready.is_set():
+                self.unfit = error  # the constructor raises it
+            else:
+                died = f"{type(error).__name__}: {error}"
+                _log.exception("the worker of a PackRunner died")
+        finally:
+            self._queue.die(died)
+            self.ready.set()
+
+    def _warm_up(self) -> None:
+        """Run batches of different sizes, which a packer makes as for requests.
+
+        An error here is only logged: requests may still run, only the first ones more slowly. But no request runs if a
+        compiled model does not.
+
+        Raises:
+            UnsupportedModelError: the compiled model does not run.
+        """
+        longest = min(_WARM_LENGTH, self._core.longest or _WARM_LENGTH, self._batching.longest)
+        slots = self._batching.slots
+        sizes = {min(tokens, slots) for tokens in (*_WARM_TOKENS, slots)}
+        packer = OnlinePacker(replace(self._batching, max_waiting_tokens=2 * slots + _WARM_LENGTH))
+        try:
+            for tokens in sorted(sizes) if self._compiled is None else [slots] * WARM_RUNS:
+                lengths = [longest] * (tokens // longest) or [tokens]
+                packer.add_all(lengths, 0)
+                with self._turn, self._core.lanes.turn():
+                    while (batch := packer.poll(0, draining=True).batch) is not None:
+                        self._core.try_batch(self._warming(batch), self._compiled)
+        except Exception as error:
+            if self._compiled is not None:
+                raise unfit(self._core, error) from error
+            _log.warning(f"a PackRunner could not warm up, so its first requests take longer: {error}")
+
+    def _warming(self, batch: OnlineBatch) -> PackedBatch:
+        placed = sorted(zip(batch.rows.tolist(), batch.lengths.tolist(), strict=True))
+        return batch_of([(row, of_length([length])) for row, length in placed], self._core, self._form)
+
+    def _run(self, batch: list[Part]) -> None:
+        placed: list[Placed] = [(part.row, part.sequence) for part in batch]
+        with self._turn:
+            modules = list(self._core.model.modules())  # once: a walk takes longer than all else around a batch
+            begin = time.perf_counter_ns()
+            results = [] if _in_training(modules) else answers(placed, self._run_placed)
+            spent = time.perf_counter_ns() - begin
+            if not results or _in_training(modules):
+                results = [RequestError(_TRAINING)] * len(batch)
+        self._queue.ran(batch, results, spent, self._core.finish)
+
+    def _run_placed(self, placed: Any) -> list[Any]:
+        def work(indices: list[int]) -> list[Any]:
+            batch = batch_of([placed[index] for index in indices], self._core, self._form)
+            return self._core.run_batch(batch, self._compiled)
+
+        if self._batching.rows is not None:
+            with self._core.lanes.turn():
+                return work(list(range(len(placed))))
+        return self._core.lanes.run([one.seq_lengths.item() for _, one in placed], work)
+
+
+def _in_training(modules: list[Any]) -> bool:
+    return any(module.training for module in modules)
+
+
+def _turn_of(model: Any) -> threading.Lock:
+    """Return the lock of a model, which its runners share."""
+    with _turns_lock:
+        return _turns.setdefault(bare(model), threading.Lock())
+
+
+def _forget() -> None:
+    """Make new locks in a process that was forked, where nobody is left to release the old ones."""
+    global _turns_lock
+    _turns_lock = threading.Lock()
+    _turns.clear()
+    _open.clear()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Close the runners that are still open: a thread that runs a model while Python ends may crash it."""
+    for worker in list(_open):
+        worker._queue.close(drain=False)
+        worker.thread.join(_END_S)
+
+
+os.register_at_fork(after_in_child=_forget)
