@@ -61,6 +61,7 @@ class HookedModel:
         own: the user's own classes among its modules when it was made pack-safe, by qualified name.
         changed: the user's own code that changed its modules then (`nopad.model.own.changes`).
         roles: roles of the hooks that must run once in a call.
+        lock: held while hooks are attached anew.
     """
 
     model: Any
