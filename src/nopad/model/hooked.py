@@ -156,7 +156,8 @@ class HookedModel:
         """Attach hooks to the modules that the model uses now, unless hooks were last attached to the same modules.
 
         Raises:
-            UnsupportedModelError: a module that needs a hook was replaced by one that nopad does not know.
+            UnsupportedModelError: a module that needs a hook was replaced by one that nopad does not know, or a module
+                of the user's own class was put in later.
         """
         modules = tuple(_walk(self.model))
         if len(modules) == len(self.modules) and all(map(is_, modules, self.modules)):
