@@ -1,11 +1,12 @@
 """Compiled sets of integers from 0 to `capacity`, stored as bits.
 
-Finding the nearest member takes O(log64(capacity)) steps.
+A set is a number of levels of 64-bit words. Bit v of the lowest level says whether v is a member. Bit w of each other
+level says whether word w of the level below is not 0, so a search skips words without a member. The highest level is
+one word. So finding the nearest member takes O(log64(capacity)) steps.
 
-Bit v of the lowest level is set if v is a member; bit w of a higher level is set if word w of the level below is not 0.
-The lowest level comes first, the highest is one word. A set is passed as its words (a uint64 array, from `empty_set`)
-and its capacity, which determines where the levels begin. A result of -1 means that there is no such member.
-Conventions as in `nopad._kernels`.
+A set is passed as its words, the lowest level first (a uint64 array, from `empty_set`), and its capacity, which
+determines where the levels begin. A result of -1 means that there is no such member. Conventions as in
+`nopad._kernels`.
 """
 
 from __future__ import annotations

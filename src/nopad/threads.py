@@ -9,10 +9,10 @@ __all__ = ["Pool"]
 
 
 class Pool(ThreadPoolExecutor):
-    """A `ThreadPoolExecutor` that may be shut down while Python ends.
+    """A `ThreadPoolExecutor` whose shutdown does nothing while Python ends.
 
-    A generator that is still open then is closed by the garbage collector, maybe after the modules that a shutdown
-    needs. Its threads have been joined by then.
+    A generator that is still open at the end of Python is closed by the garbage collector. By then, the modules that a
+    shutdown uses may be gone. The pool's threads have ended before, since Python joins them.
     """
 
     _is_ending = staticmethod(sys.is_finalizing)  # an attribute: globals of this module may be gone, too

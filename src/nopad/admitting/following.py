@@ -90,8 +90,9 @@ class Traced:
         then set.
 
         Raises:
-            UnsupportedModelError: a result depends on other tokens, or the base is not called exactly once. The message
-                names the first module that moves information between tokens.
+            UnsupportedModelError: a result depends on other tokens (the message names the first module that moves
+                information between tokens); the base is not called exactly once, or gets something that was computed of
+                several tokens; or numbers are read out of tensors, so that the model may decide by them.
         """
         name, base = type(self.model).__name__, type(self.model.base).__name__
         if self.calls != 1:

@@ -66,9 +66,9 @@ KEY_HEADS = ("num_key_value_heads", "n_head_kv", "num_kv_heads")
 
 
 def shares(config: Any, share: int) -> dict[str, int]:
-    """Return the widths of a configuration divided by `share`, so that their ratios stay.
+    """Return the widths of a configuration, each divided by `share`, so that they keep their ratios.
 
-    A width that cannot be divided is cut to that of `WIDTHS` if it is larger. Sizes of heads and states are left out.
+    A width that cannot be divided becomes that in `WIDTHS` if it is larger. Sizes of heads and of states are left out.
     """
     widths = {name: value for name, value in values_of(config).items() if name in WIDTHS and type(value) is int}
     return {
@@ -79,10 +79,11 @@ def shares(config: Any, share: int) -> dict[str, int]:
 
 
 def narrowed(config: Any, sizes: dict[str, int], again: bool) -> Any:
-    """Return a copy of a configuration with sizes of at most `sizes`, and dropout rates of 0.
+    """Return a copy of a configuration with smaller sizes, and dropout rates of 0.
 
-    Special token ids are moved into the smaller vocabulary. With `again`, the configuration is built anew, so that
-    values that follow from sizes change too.
+    `sizes` gives the largest value of each field by name. Vocabularies that it does not name get at most `VOCABULARY`
+    tokens. Special token ids are moved into the smaller vocabulary. With `again`, the configuration is built anew from
+    its values, so that values that follow from sizes change too.
     """
     given = values_of(config)
     changes: dict[str, Any] = {}
@@ -105,9 +106,10 @@ def narrowed(config: Any, sizes: dict[str, int], again: bool) -> Any:
 
 
 def _equal_dims(given: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """Return new sizes of heads (``head_dim`` and others), so that equal ones stay equal and sums stay sums.
+    """Return new sizes of heads, by the names of their fields (``head_dim`` and others).
 
-    `given` are the values of the configuration, `changes` its new sizes. In latent attention, `qk_head_dim` is a sum.
+    `given` are the values of the configuration, and `changes` its new sizes. Sizes that were equal stay equal. In
+    latent attention, ``qk_head_dim`` stays the sum of ``qk_nope_head_dim`` and ``qk_rope_head_dim``.
     """
     dims = {name: value for name, value in given.items() if name.endswith("head_dim") and type(value) is int}
     new = {

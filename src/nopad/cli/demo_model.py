@@ -56,7 +56,11 @@ def embedding_lines(path: Path, kept: Path, monitor: Monitor) -> list[str]:
 
 
 def _fingerprint(path: Path) -> str:
-    """Return a hash of all that the measured numbers depend on."""
+    """Return a hash of all that the measured numbers depend on.
+
+    That is the file of texts at `path`, nopad's code, the versions of torch, transformers and the model, the machine,
+    and the sizes of the measurement.
+    """
     digest = sha256(path.read_bytes())
     for file in sorted(Path(nopad.__file__).parent.rglob("*.py")):
         digest.update(file.read_bytes())

@@ -61,6 +61,7 @@ class HookedModel:
         own: the user's own classes among its modules when it was made pack-safe, by qualified name.
         changed: the user's own code that changed its modules then (`nopad.model.own.changes`).
         roles: roles of the hooks that must run once in a call.
+        lock: held while hooks are attached anew.
     """
 
     model: Any
@@ -155,7 +156,8 @@ class HookedModel:
         """Attach hooks to the modules that the model uses now, unless hooks were last attached to the same modules.
 
         Raises:
-            UnsupportedModelError: a module that needs a hook was replaced by one that nopad does not know.
+            UnsupportedModelError: a module that needs a hook was replaced by one that nopad does not know, or a module
+                of the user's own class was put in later.
         """
         modules = tuple(_walk(self.model))
         if len(modules) == len(self.modules) and all(map(is_, modules, self.modules)):

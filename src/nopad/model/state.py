@@ -42,7 +42,7 @@ TYPES = "token_type_ids"
 
 @dataclass(eq=False)
 class State(HookedModel):
-    """A model with hooks, of which the first and the last begin and end each call (`enter`, `leave`)."""
+    """A pack-safe model. Hooks on the whole model begin each call (`enter`) and end it (`leave`)."""
 
     def enter(self, module: nn.Module, args: Any, kwargs: dict[str, Any], frame: FrameType | None) -> Any:
         """Begin a call: check that batch and model fit, and turn the batch into the model's own arguments.
@@ -52,8 +52,8 @@ class State(HookedModel):
         compiling.
 
         Raises:
-            BatchError: the batch does not fit the model; or an ordinary call, which does not run inside another packed
-                call, has tensors of a packed batch.
+            BatchError: the batch does not fit the model. Also raised by an ordinary call that gets tensors of a packed
+                batch, unless the model is called by another pack-safe model, as a part of it.
             UnsupportedModelError: the model cannot run this batch, or was changed after it was made pack-safe.
         """
         if torch.compiler.is_compiling():
@@ -201,7 +201,10 @@ class State(HookedModel):
         return chosen
 
     def _types_are_narrow(self, width: int) -> bool:
-        """Return whether the table of zeros that stands for token types left out is narrower than rows (ConvBERT's)."""
+        """Return whether the zeros that the model takes for missing token types are too few for rows of `width` slots.
+
+        The zeros are a buffer of the model's embeddings, ``[1, positions]``. ConvBERT's may be too narrow.
+        """
         table = getattr(getattr(self.head.base, "embeddings", None), TYPES, None)
         return isinstance(table, torch.Tensor) and table.dim() == 2 and table.shape[1] < width
 
@@ -236,7 +239,7 @@ class State(HookedModel):
         if asked is not None or (call.as_tuple and (self.head.stock or "return_dict" in takes)):
             named["return_dict"] = True
         leave_columns(self.model, takes, named)
-        # A class of one's own may take it and not hand it on
+        # A user's own class may take it and not hand it on
         missing = self.head.stock and TYPES in takes and named.get(TYPES) is None
         if missing and self._types_are_narrow(placed.layout.shape[1]):
             named[TYPES] = torch.zeros_like(placed.ids, dtype=torch.long)

@@ -76,7 +76,7 @@ class RequestQueue:
         batching: which sequences share a batch, and when it leaves.
         when_full: what `add` does when the queue is full: "block" or "raise".
         clock: function that returns the time in nanoseconds.
-        is_worker: whether the calling thread is the worker, which must not wait for itself.
+        is_worker: function that returns whether the calling thread is the worker, which must not wait for itself.
     """
 
     def __init__(

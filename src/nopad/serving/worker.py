@@ -92,7 +92,7 @@ class Worker:
             self.ready.set()
 
     def _warm_up(self) -> None:
-        """Run batches of different sizes, which a packer makes as for requests.
+        """Run batches of different sizes; a compiled model runs full ones only. All tokens have the id 1.
 
         An error here is only logged: requests may still run, only the first ones more slowly. But no request runs if a
         compiled model does not.

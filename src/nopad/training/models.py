@@ -120,6 +120,7 @@ def load_model(table: Model, config: Any, auto: str | None) -> tuple[Any, list[s
         OptionError: the checkpoint's weights have other shapes, or none of them belongs to this model; or adapters do
             not fit it.
         MissingExtraError: adapters are asked for, and peft is not installed.
+        UnsupportedModelError: nopad refuses this model; the message gives the reason.
     """
     if table.fresh:
         model = _kind(config, auto)(config).to(getattr(torch, table.dtype))

@@ -1,4 +1,4 @@
-"""Correct hyper-parameters for packing, which changes their meaning: fewer micro-steps, or other betas.
+"""Correct hyper-parameters for packing, which changes their meaning: take fewer micro-steps, or other betas.
 
 With p sequences per pack, a step with the same number of rows sees p times as many sequences, and an epoch has 1/p of
 the steps. The correction "accumulation" keeps the number of sequences per step: it divides the number of micro-steps by
