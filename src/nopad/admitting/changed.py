@@ -51,6 +51,8 @@ def check_changes(model: Any) -> None:
     try:
         why = _differs(model)
     except (NopadError, ModelFailedError) as error:
+        if isinstance(error.__cause__, MemoryError | torch.OutOfMemoryError):
+            raise error.__cause__ from None
         why = str(error)
     if why:
         unpacked(model)
