@@ -179,7 +179,11 @@ class ResumeError(OutputError):
 
 
 class ServingError(NopadError):
-    """A request was not answered, or could never be, since a callback of the runner waits for it."""
+    """A request was not answered.
+
+    Also raised if waiting would never end: a callback waits for its own runner, which goes on only when the callback
+    has returned.
+    """
 
     exit_code = 1
 

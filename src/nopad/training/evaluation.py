@@ -132,7 +132,10 @@ def stacked_arrays(arrays: list[NDArray[Any]]) -> NDArray[Any]:
 
 
 def _numbers(batch: PackedBatch) -> NDArray[np.int64]:
-    """Return where in the input each sequence is: source, record, and where it begins there; int64 ``[3, S]``."""
+    """Return where in the input each sequence is: source, record, and where it begins there; int64 ``[3, S]``.
+
+    What the batch does not have is 0.
+    """
     source, record, start = ("seq_source", "seq_index", "seq_start")
     assert {source, record, start} == set(RECORDS)
     nothing = np.zeros(batch.layout.sequences, np.int64)

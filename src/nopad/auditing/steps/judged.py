@@ -280,7 +280,11 @@ def _wanted(micro: Micro, causal: bool) -> Iterator[Example]:
 
 
 def _notes(plan: Plan, truth: Truth) -> None:
-    """Add notes on errors that a step that passed could not have shown, and on oddities that do no harm."""
+    """Add notes to `plan`: on errors that this step cannot reveal, even if it passes, and on harmless oddities.
+
+    An example of the first: if no micro-batch holds two sequences, an error by which one sequence sees another does not
+    show.
+    """
     if plan.causal:
         plan.notes += merged(plan.model, [one for micro in plan.micros for one in micro.examples], plan.ends)
     suspects = [finding for micro in plan.micros for finding in micro.suspects]

@@ -191,9 +191,12 @@ def pack_each(task: Task, counts: NDArray[np.int64], budget: Budget, *, quick: b
 
 
 def _filled(task: Task, j: int, packing: Packing, counts: NDArray[np.int64], others: list[int]) -> Packing:
-    """Fill the room of packs of capacity j with sequences of the capacities `others`; subtract these from `counts`.
+    """Return `packing`, packs of capacity j, with their free room filled by sequences that were meant for `others`.
 
-    The longest that fits goes first; of two capacities that have it, the one that comes first in `others` gives it.
+    `others` are the indices of other capacities. The longest sequence that fits goes first. If several of `others` have
+    sequences of this length, those of the one listed first are taken first. ``counts[i, c]`` is how many
+    sequences of the i-th length are meant for capacity c; what is taken is subtracted, in place. For one kind of size
+    only.
     """
     available = counts[:, others].sum(axis=1)
     if not available.any():
