@@ -323,8 +323,9 @@ def _differs(run: Run, names: list[str], made: Any, rows: int, wide: int, base: 
 def _alike(run: Run, before: Any, after: Any, rows: int, wide: int, base: int = 0) -> bool:
     """Return whether each token in the output `after` has the values that the same token has in the output `before`.
 
-    `before` is the output for one row of `base` tokens (0: as many as were recorded), and `after` that for `rows` rows
-    of `wide` tokens, which repeat these. Only floating-point tensors with a dimension of tokens are compared.
+    `before` is the output for one row of `base` tokens (0: the recorded number). `after` is the output for `rows` rows
+    of `wide` tokens, in which the same tokens are repeated. Only floating-point tensors with a dimension of tokens are
+    compared.
     """
     base = base or run.length
     if len(_tensors(before)) != len(_tensors(after)):

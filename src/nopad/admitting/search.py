@@ -57,8 +57,8 @@ class Probed:
         mixing: the innermost modules that mix tokens by themselves, and not by registered attention.
         close: differences of at most this, relative to an output's largest value, are rounding.
         unsplit: the model or its base model, if it mixes tokens outside of the modules inside it; None: it does not.
-        alone: those of `mixing` that must run on one sequence at a time: what they compute for a sequence may depend on
-            what else is in its row or batch.
+        alone: the modules in `mixing` that must run on one sequence at a time, since the rest of a row or batch may
+            change what they compute.
         gradients: the user's own modules that change gradients by code of their own. Each has the name of the autograd
             function, or of the PyTorch method that attached a hook to a gradient. Modules in `mixing`, and those inside
             them, are left out.

@@ -47,9 +47,9 @@ class Evaluation:
     Args:
         objective: computes the loss and the metrics.
         keep: whether predictions and labels are kept, in host memory.
-        reduced: a function that is called with ``(logits, labels)`` of each batch (padded to ``[S, longest, ...]`` if
-            they are per token), and whose result is kept instead of the logits, like transformers'
-            ``preprocess_logits_for_metrics``. None: the logits are kept.
+        reduced: a function such as transformers' ``preprocess_logits_for_metrics``. It is called with ``(logits,
+            labels)`` of each batch, padded to ``[S, longest, ...]`` if they are per token, and its result is kept
+            instead of the logits. None: the logits are kept.
     """
 
     def __init__(

@@ -265,8 +265,9 @@ def _whole(found: list[Finding]) -> Check:
 def _wanted(micro: Micro, causal: bool) -> Iterator[Example]:
     """Yield the sequences of a micro-batch as they should be trained on.
 
-    They are as given, with two exceptions: sequences without labels get the collator's labels (or, for a causal model,
-    their ids as labels), and if the collator changes tokens, as masking does, they are as in the batch.
+    They are as given, with two exceptions. Sequences without labels get the collator's labels; if it made none, those
+    for a causal model get their ids as labels. If the collator changes tokens, as masking does, sequences are as in the
+    batch.
     """
     changed = any("changed tokens" in note for note in micro.notes)
     for example, made in zip(micro.examples, micro.made, strict=True):
