@@ -108,8 +108,8 @@ def _sort(units: NDArray[Any], costs: NDArray[np.int64], shape: Shape, balance: 
     """Arrange the units in place so that those of a step, or of a micro-step if ranks wait there, are alike in cost.
 
     Units are sorted by cost and cut into steps or micro-steps. If ranks wait at micro-steps, the sorted micro-steps are
-    divided into as many ranges as a step has micro-steps, and each step gets one from each range, so that steps differ
-    little in cost. Which micro-step of a range a step gets, and the order within the step, are random.
+    divided into as many ranges as a step has micro-steps. Each step gets one micro-step from each range, so that steps
+    differ little in cost. Which one it gets, and the order within the step, are random.
     """
     levels = shape.accumulation if balance.wait == "micro" else 1
     steps = units.size // shape.per_step

@@ -208,10 +208,10 @@ def _dealt(
     """Return the indices of the sequences in each pack, as `nopad.assign` in order "source" would assign them.
 
     `lengths` are those of all sequences; `numbers` holds, by length, the indices of the sequences of this length,
-    ascending. `strategies` are pairs: a number of packs, and the lengths that each of them contains. Packs with the
-    same lengths are spread evenly over a list. The sequences are then gone through in order: each one without a pack
-    opens the next pack of the list that contains its length, and for each of its lengths, this pack takes the first
-    sequence of that length that has no pack yet.
+    ascending. `strategies` are pairs: a number of packs, and the lengths that each of them contains. All packs
+    are put into one list, over which those with the same lengths are spread evenly. The sequences are then gone through
+    in order. A sequence without a pack opens the next pack in the list that contains its length. This pack is filled at
+    once: for each of its lengths, it takes the first sequence of that length that has no pack yet.
     """
     equal: Counter[tuple[int, ...]] = Counter()
     for count, pack in strategies:

@@ -73,8 +73,9 @@ class ChatEncoder:
     Args:
         tokenizer: a tokenizer from transformers; it needs a chat template if there are chats.
         last_only: whether only the last of the assistant's turns is learned.
-        rewriting: what to do with a chat whose earlier turns the template rewrites once later ones follow: "error"
-            raises, "expand" makes one example for each learned turn of the assistant, which ends with that turn.
+        rewriting: what to do with a chat if the template writes earlier turns differently once later ones follow.
+            "error" raises an error; "expand" makes one example for each learned turn of the assistant, which ends with
+            that turn.
         end_of_turn: "require" refuses a learned turn that does not end with a special token; "any" allows any end.
         options: further arguments of the template, such as ``{"enable_thinking": False}``.
 

@@ -232,9 +232,10 @@ def schema_of(items: Sequence[Mapping[str, Any]]) -> pa.Schema:
 
 
 def _plain(value: Any) -> Any:
-    """Return a tensor or array as a NumPy array, as a number if it has no dimension, or as [] if it is empty and 1-D.
+    """Return a tensor or array as a NumPy array.
 
-    All other values, and tensors that NumPy cannot convert, are returned unchanged.
+    Without a dimension, it becomes a number; if it is 1-D and empty, it becomes []. All other values, and tensors that
+    NumPy cannot convert, are returned unchanged.
     """
     if not hasattr(value, "__array__") or isinstance(value, np.generic):
         return value

@@ -60,7 +60,7 @@ class ReaderOptions:
         text_field: name of the column or object field with text.
         ids_field: name of the column or object field with ready-made ids; it excludes `text_field`. If both are None,
             ``input_ids`` is read if it exists, else ``text`` (in JSON Lines, a string ``text`` counts before an
-            ``input_ids`` that is not a list).
+            ``input_ids`` that is not a list). In a folder of arrays, it is ``ids``.
         carry: names of columns that are packed along with the content; "auto": all columns of a supported type if the
             content is ready-made ids, no column if it is text (but see `find_labels`).
         mask_field: name of the column that marks padding of ready-made ids with 0; "auto": ``attention_mask`` if it

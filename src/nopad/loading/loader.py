@@ -1,8 +1,8 @@
 """`PackedLoader`: from stored tokens, or a stream, to the batches of one rank.
 
 For stored tokens, every rank computes which units (packs or sequences) each step takes, and which rank gets which unit,
-from lengths, seed and epoch alone: every rank takes the same number of steps, and nothing is communicated, except a
-check at the beginning that all ranks have the same data and options. A state is a few integers. After a state is
+from lengths, seed and epoch alone. So every rank takes the same number of steps, and ranks do not communicate. Only at
+the beginning, they check that all have the same data and options. A state is a few integers. After a state is
 loaded, the loader gives the batches that were still to come; if the number of ranks has changed, it gives new batches
 of the sequences that were still to come. `nopad.loading.streams` says how streams are read.
 

@@ -83,7 +83,8 @@ def _check_known(model: Any, stock: bool, name: str, value: Tensor, at: Layout |
 
     `at` is the layout that the argument must have; None: nothing is checked. `source` is the layout of the batch.
     Scalars and the arguments in `OTHERS` are not checked. A class that is not transformers' own (`stock` is False) may
-    also get a tensor with a single value, or one value per sequence unless there are as many rows as sequences.
+    also get a tensor with a single value. It may get one value per sequence too, unless there are as many rows as
+    sequences.
     """
     if not value.dim() or name in OTHERS or at is None or tuple(value.shape[:2]) == at.shape:
         return

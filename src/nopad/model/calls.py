@@ -82,7 +82,7 @@ class Static:
             static shapes runs now.
         kept: output of a module, stored for the head by `Keep`.
         tokens: token ids ``[R, L]``, or None.
-        frame: the frame that calls the module, until the call ends; None while compiling.
+        frame: the Python frame that calls the module, until the call ends; None while compiling.
     """
 
     ids: Tensor | None = None

@@ -84,15 +84,15 @@ class Family:
             argument, from which the module itself takes what it needs.
         tables: names of the modules that look up a position embedding by a position that the model counts along the
             row (a learned table and ``torch.arange``), each with the position of a sequence's first token.
-        readers: names of classes, besides transformers' own, that read one token of the states that they are given as
-            a `pooler` or `head` of 3 dimensions.
+        readers: names of further classes, not transformers' own, whose `pooler` or `head` is given all states
+            ``[R, L, H]`` and reads those of one token.
         masked: whether the base model gets nopad's mask; False: it gets no mask, since it would compute ALiBi from it.
         narrow: whether a row may have at most as many slots as the model has positions.
         front: name of the base model's part that turns raw data (images) into states, and the name of its argument for
             the raw data; a packed call begins with these states (`nopad.model.fronts`). None: tokens are ids.
         images: how the model takes images beside its tokens; None: it takes none.
-        since: oldest version of transformers with which this model type is accepted: in older ones, a sequence's
-            results depend on the rest of its batch, or the model cannot be built; "": any version.
+        since: oldest version of transformers with which this model type is accepted; "": any version. In older ones,
+            a sequence's results depend on the rest of its batch, or the model cannot be built.
         refuse: function that returns why a model with this configuration is refused, or None if it is not.
         notes: remarks for the documentation.
     """

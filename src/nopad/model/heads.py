@@ -404,7 +404,7 @@ def _settle_problem(model: Any, labels: Tensor) -> None:
 
 
 def _in_order(output: Any) -> Any:
-    """Return the output with its loss, if it has one, as the first entry, as in the tuples of transformers."""
+    """Return the output with its loss, if there is one, moved to the front, where transformers' tuples have it."""
     if "loss" not in output or output["loss"] is None:
         return output
     return type(output)(**{"loss": output["loss"], **{k: v for k, v in output.items() if k != "loss"}})

@@ -261,8 +261,9 @@ class Feed(Hook):
         """Return the states to pool, ``[R, L, H]``.
 
         Raises:
-            UnsupportedModelError: there are no such states; or, in a class that is not transformers' own, a module with
-                the input ``[S, H]`` (`dims` 2) gets anything but each row's states, pooled as the head pools.
+            UnsupportedModelError: no states of this shape are found. Also raised if the model's class is not
+                transformers' own, and the module has `dims` 2, but its input is not what `Head.pooling` makes of each
+                row's states.
         """
         given: Tensor | None = args[0] if args and isinstance(args[0], Tensor) else None
         states: Tensor | None = given if self.dims == 3 else call.seen.get("hidden")

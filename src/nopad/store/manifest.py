@@ -44,8 +44,8 @@ class Shard:
 
     Attributes:
         file: path of the file, relative to the dataset folder.
-        packs, sequences, tokens: number of packs, sequences and tokens in the file; for a file of an index, those of
-            the whole dataset.
+        packs, sequences, tokens: number of packs, sequences and tokens in the file. If the dataset is index-only
+            (`Manifest.kind`), each file has the numbers of the whole dataset.
         bytes: size of the file in bytes.
         sha256: SHA-256 of the file, in hex.
 

@@ -1,8 +1,8 @@
 """The papers' packing tables, recomputed row by row; their counts of strategies; the packing matrix of Table 4.
 
-Our figures are rounded to as many decimals as the printed ones before they are compared, so "=" means that ours would
-have been printed the same. Time: `nnlshp` takes 15 s on Wikipedia-512 and 5 s on SQuAD-384, `greedy` 3 s on Wikipedia,
-and each other algorithm milliseconds.
+Before they are compared, our figures are rounded to as many decimals as the printed ones. So "=" means that ours, if
+printed, would look the same. Time: `nnlshp` takes 15 s on Wikipedia-512 and 5 s on SQuAD-384, `greedy` 3 s on
+Wikipedia, and each other algorithm milliseconds.
 
 Source: see `nopad.study.published`.
 """

@@ -79,9 +79,9 @@ def task_named(name: str, tokenizer: Any, options: Mapping[str, Any]) -> Task:
 def load_task(name: str, spec: str | Path, options: Mapping[str, Any], **how: Any) -> tuple[Task, Any]:
     """Load a task and its model from a folder, or from the hub by name.
 
-    Options that are not in `options` are taken from the model: names of labels from its configuration, `max_length`
-    from its number of positions (if the task has no length of its own), and others as `Task.found_options` reads them
-    from its folder.
+    Options that are not in `options` are taken from the model. Names of labels come from its configuration.
+    `max_length` is its number of positions, if the task has no length of its own. Others are read from its folder by
+    `Task.found_options`.
 
     Args:
         name: the task's name.

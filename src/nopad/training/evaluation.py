@@ -47,9 +47,9 @@ class Evaluation:
     Args:
         objective: computes the loss and the metrics.
         keep: whether predictions and labels are kept, in host memory.
-        reduced: a function that is called with ``(logits, labels)`` of each batch (padded to ``[S, longest, ...]`` if
-            they are per token), and whose result is kept instead of the logits, like transformers'
-            ``preprocess_logits_for_metrics``. None: the logits are kept.
+        reduced: a function such as transformers' ``preprocess_logits_for_metrics``. It is called with ``(logits,
+            labels)`` of each batch, padded to ``[S, longest, ...]`` if they are per token, and its result is kept
+            instead of the logits. None: the logits are kept.
     """
 
     def __init__(
@@ -132,7 +132,10 @@ def stacked_arrays(arrays: list[NDArray[Any]]) -> NDArray[Any]:
 
 
 def _numbers(batch: PackedBatch) -> NDArray[np.int64]:
-    """Return where in the input each sequence is: source, record, and where it begins there; int64 ``[3, S]``."""
+    """Return where in the input each sequence is: source, record, and where it begins there; int64 ``[3, S]``.
+
+    What the batch does not have is 0.
+    """
     source, record, start = ("seq_source", "seq_index", "seq_start")
     assert {source, record, start} == set(RECORDS)
     nothing = np.zeros(batch.layout.sequences, np.int64)

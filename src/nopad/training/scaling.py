@@ -156,10 +156,14 @@ def scale_for_packing(hparams: Any, factor: Any, how: How = "accumulation") -> S
 
 
 def _fewer(hparams: Any, p: float) -> tuple[dict[str, tuple[Any, Any]], list[str]]:
-    """Return the change of the number of micro-steps, as `Scaled.changed`, and the lines that describe it.
+    """Divide the number of micro-steps by `p`, the sequences per pack; return the change, and lines that describe it.
+
+    The change has the form of `Scaled.changed`; it is empty if the number stays as it is.
 
     Raises:
-        OptionError: there is no valid number of micro-steps or of rows, or a single micro-step cannot be divided.
+        OptionError: the number of micro-steps is missing, is given under two names, or is not an integer >= 1. Or it is
+            1, and `p` is above 1.05, so that it cannot be divided. Or the number of rows is given, but is not an
+            integer >= 1.
     """
     name = _one_of(hparams, _ACCUMULATION)
     before = _get(hparams, name)

@@ -173,8 +173,8 @@ def _kinds(verdict: StepVerdict) -> list[str]:
 def _less(before: StepVerdict, after: StepVerdict) -> bool:
     """Return whether less is wrong in `after` than in `before`.
 
-    This is so if the step passes, if the gravest finding (see `HIDES`) has become less grave, or, with equally grave
-    ones, if one of the findings is gone.
+    This is so if the step passes, or if the gravest finding (see `HIDES`) has become less grave. If it is as grave as
+    before, less is wrong if one of the findings is gone.
     """
     if after.passed:
         return True

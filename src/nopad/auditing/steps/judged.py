@@ -265,8 +265,9 @@ def _whole(found: list[Finding]) -> Check:
 def _wanted(micro: Micro, causal: bool) -> Iterator[Example]:
     """Yield the sequences of a micro-batch as they should be trained on.
 
-    They are as given, with two exceptions: sequences without labels get the collator's labels (or, for a causal model,
-    their ids as labels), and if the collator changes tokens, as masking does, they are as in the batch.
+    They are as given, with two exceptions. Sequences without labels get the collator's labels; if it made none, those
+    for a causal model get their ids as labels. If the collator changes tokens, as masking does, sequences are as in the
+    batch.
     """
     changed = any("changed tokens" in note for note in micro.notes)
     for example, made in zip(micro.examples, micro.made, strict=True):
@@ -280,7 +281,11 @@ def _wanted(micro: Micro, causal: bool) -> Iterator[Example]:
 
 
 def _notes(plan: Plan, truth: Truth) -> None:
-    """Add notes on errors that a step that passed could not have shown, and on oddities that do no harm."""
+    """Add notes to `plan`: on errors that this step cannot reveal, even if it passes, and on harmless oddities.
+
+    An example of the first: if no micro-batch holds two sequences, an error by which one sequence sees another does not
+    show.
+    """
     if plan.causal:
         plan.notes += merged(plan.model, [one for micro in plan.micros for one in micro.examples], plan.ends)
     suspects = [finding for micro in plan.micros for finding in micro.suspects]

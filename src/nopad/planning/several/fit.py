@@ -1,9 +1,10 @@
 """Best-fit decreasing into several capacities at once, for a few thousand sequences; each step of a dive uses it.
 
 Sequences come largest first. Each goes to the fullest open pack that has room for both of its sizes. If there is no
-such pack, the sequence opens a pack of the preferred capacity, or if it is too large for that, of the cheapest capacity
-that holds it. In the end each pack gets the cheapest capacity that holds the pack. All this is done once with each
-capacity that is worth using as the preferred one, and the cheapest result is kept. O(n x packs) in NumPy.
+such pack, the sequence opens a pack of the preferred capacity. If it is too large for that, it opens a pack of the
+cheapest capacity that holds it. In the end each pack gets the cheapest capacity that holds the pack. All this is done
+once for each capacity that is worth using as the preferred one, and the cheapest result is kept. O(n x packs) in
+NumPy.
 """
 
 from __future__ import annotations

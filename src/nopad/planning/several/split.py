@@ -101,11 +101,12 @@ def _whole(task: Task, share: NDArray[np.float64]) -> NDArray[np.int64]:
 def ease(task: Task, counts: NDArray[np.int64], loose: NDArray[np.bool_], budget: Budget) -> NDArray[np.int64]:
     """Return `counts` after exchanges between capacities that make packs easier to fill; int64 ``[k, K]``.
 
-    For one kind of size only. `loose` marks the sizes that may go to any capacity at no loss; bool ``[k]``. The
-    capacity that has most of these gives some small sequences to each other capacity (unless that one has 10,000 packs
-    or more), in exchange for larger ones, since small sequences fill the room left in packs. Each other capacity then
-    holds, if possible, a little less in total than a whole number of packs. With up to four other capacities, three
-    amounts of small sequences are tried for each, and the cheapest is kept; the trial plans share the budget.
+    For one kind of size only. `loose` marks the sizes that may go to any capacity at no loss; bool ``[k]``. One
+    capacity, the giver, has most tokens of these sizes. It gives some small sequences to each other capacity, in
+    exchange for larger ones, since small sequences fill the room left in packs. Capacities with 10,000 packs or more
+    get none. Each of the others then holds, if possible, a little less in total than a whole number of packs. If they
+    are at most four, three amounts of small sequences are tried for each, and the cheapest is kept; the trial plans
+    share the budget.
     """
     counts = counts.copy()
     lengths = task.sizes[:, 0].astype(np.float64)
@@ -191,9 +192,12 @@ def pack_each(task: Task, counts: NDArray[np.int64], budget: Budget, *, quick: b
 
 
 def _filled(task: Task, j: int, packing: Packing, counts: NDArray[np.int64], others: list[int]) -> Packing:
-    """Fill the room of packs of capacity j with sequences of the capacities `others`; subtract these from `counts`.
+    """Return `packing`, packs of capacity j, with their free room filled by sequences that were meant for `others`.
 
-    The longest that fits goes first; of two capacities that have it, the one that comes first in `others` gives it.
+    `others` are the indices of other capacities. The longest sequence that fits goes first. If several of `others` have
+    sequences of this length, those of the one listed first are taken first. ``counts[i, c]`` is how many
+    sequences of the i-th length are meant for capacity c; what is taken is subtracted, in place. For one kind of size
+    only.
     """
     available = counts[:, others].sum(axis=1)
     if not available.any():

@@ -238,9 +238,10 @@ def _header(size: Size, factor: float) -> dict[str, Any]:
 
 
 def _begin(path: Path, size: Size, factor: float) -> None:
-    """Make a results file of this study, or none, ready to be appended to; the caller holds the lock.
+    """Prepare the results file at `path`, so that lines can be appended; the caller holds the lock.
 
-    A new file gets a header line. A last line that was not written to its end, since the study was stopped, is removed.
+    If there is no file, it is created, with a header line. A last line that was not written to its end, since the study
+    was stopped, is removed.
 
     Raises:
         StorageError: the file cannot be read or written.
