@@ -20,11 +20,11 @@ MOST = 1000  # classes; a column with more different values is hardly one of cla
 def classes_found(
     kind: type[Task], records: Iterable[Mapping[str, Any]], options: Mapping[str, Any], known: Sequence[str] = ()
 ) -> list[str] | int:
-    """Return the classes that occur in the labels of records, as the option ``labels`` of a task gives them.
+    """Return the classes that occur in the labels of records, in the form that the option ``labels`` of a task takes.
 
-    Names are sorted; a tag ``O`` comes first. If the names are exactly those in `known`, they have the order of
-    `known`. Labels that are numbers give their number of classes; then every number from 0 to the largest one must
-    occur. This reads all records once.
+    If labels are names, the names are returned, sorted; a tag ``O`` comes first. If they are exactly the names in
+    `known`, they are returned in the order of `known`. If labels are numbers, the number of classes is returned; then
+    every number from 0 to the largest one must occur. This reads all records once.
 
     Args:
         kind: the class of the task.

@@ -53,7 +53,8 @@ class MegatronTokens(TokenSource):
     Raises:
         FormatError: ``.idx`` has a wrong magic, version, type or size, or does not fit ``.bin``; or, if documents are
             read, their bounds do not rise, or the sequences of a document do not follow one another.
-        SourceError: a file is missing or cannot be read.
+        SourceError: a file is missing or cannot be read, no sequence has a token, or a document has more than 2^31 - 1
+            tokens.
         LengthError: a sequence or document has no token, and `empty` is "refuse".
         OptionError: `unit` or `empty` has another value than those listed in `open_tokens`.
     """
