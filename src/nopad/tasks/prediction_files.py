@@ -43,6 +43,7 @@ from nopad.store.manifest import tool_versions
 from nopad.store.monitor import Monitor, Silent
 from nopad.store.workspace import Workspace, check_outside, differences, holds
 from nopad.tasks.examples import placed
+from nopad.tasks.fingerprints import tokenizer_fingerprint
 from nopad.tasks.parts import aligned, schema_of_part, table_of, together, write_part
 from nopad.tasks.predicting import BATCH_RECORDS, Chunk, Predictor
 from nopad.tasks.task import Task
@@ -189,7 +190,7 @@ class _Job:
         return {
             "options": json.loads(json.dumps(options)),
             "model": {"sha256": model_fingerprint(predictor.model)},
-            "tokenizer": {"sha256": _tokenizer_fingerprint(predictor.task.tokenizer)},
+            "tokenizer": {"sha256": tokenizer_fingerprint(predictor.task.tokenizer)},
             "input": self.records.settings(),
             "tool_versions": tool_versions("pyarrow", "tokenizers", "torch", "transformers"),
         }
@@ -379,19 +380,3 @@ def model_fingerprint(model: Any) -> str:
         digest.update(f"\0{name}\0{tensor.dtype}\0{list(tensor.shape)}\0".encode())
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
-
-
-def _tokenizer_fingerprint(tokenizer: Any) -> str:
-    """Return the SHA-256 of a tokenizer, in hex, without its truncation and padding settings.
-
-    It covers vocabulary, rules and special tokens; of a slow tokenizer, class, vocabulary and special tokens.
-    """
-    inner = getattr(tokenizer, "backend_tokenizer", None)
-    if inner is not None:
-        content = json.loads(inner.to_str())
-        content.pop("truncation", None)
-        content.pop("padding", None)
-    else:
-        content = {"vocabulary": tokenizer.get_vocab(), "class": type(tokenizer).__name__}
-    content["special"] = {name: str(value) for name, value in tokenizer.special_tokens_map.items()}
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
