@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import resource
 import shutil
 import signal
 import socket
@@ -474,6 +475,22 @@ def test_a_loss_that_is_not_finite_stops_with_its_batch(call, config, given, tmp
     assert ran.code == 1
     assert f"The batch is kept in {tmp_path}/out/nopad_batch_0.safetensors" in ran.error()
     assert call("train", config, *sets(trainer__max_steps=1)).code == 0  # nothing was trained, so the folder is free
+
+
+@pytest.mark.parametrize("share", [0.5, 1.5])  # in the weights, in the optimiser's state
+def test_a_full_disk_is_named_and_the_run_goes_on(call, config, given, whole, tmp_path, share):
+    size = int((whole[0] / "model.safetensors").stat().st_size * share)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        ran = call("train", config)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert ran.code == 3, ran.err
+    assert f"failed while writing into {tmp_path / 'out'} (" in ran.error()
+    assert "if the disk is full, free some space, and go on with --resume" in ran.error()
+    assert call("train", config, "--resume").code == 0
+    assert weights(tmp_path / "out") == weights(whole[0])
 
 
 def test_no_memory_names_what_helps(call, config, monkeypatch):

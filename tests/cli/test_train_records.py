@@ -281,8 +281,8 @@ def test_a_record_keeps_its_number_when_others_are_skipped(folder, dry):
 
 
 def test_this_folder_is_a_folder_of_records(folder, dry, monkeypatch):
-    (folder / "data").mkdir()
-    monkeypatch.chdir(folder / "data")
+    (folder / "data" / "records").mkdir(parents=True)
+    monkeypatch.chdir(folder / "data" / "records")
     for path in (".", "..", "/"):
         said = dry(f'[data]\ntrain = ["{path}"]\non_bad_record = "skip"\n')
         assert (said.code, "bug in nopad" in said.err) == (2, False), said.err
@@ -316,3 +316,14 @@ def test_weights_of_other_classes_are_told(folder, dry):
     begun = ["--set", "model.fresh=false", "--init-from", folder / "begun"]
     said = dry('[data]\ntrain = "a.jsonl"\n[task]\nname = "classify"\n', *begun)
     assert 'the weights with which training begins are of other classes: ["good", "bad"]' in said
+
+
+@pytest.mark.parametrize("field", ["train", "eval"])
+def test_a_run_does_not_write_where_it_reads(folder, dry, field):
+    """Resumed, it would read its own files as records."""
+    texts(folder)
+    other = {"train": "eval", "eval": "train"}[field]
+    (folder / "b.jsonl").write_text('{"text": "why not"}\n')
+    tables = f'[data]\n{field} = "notes"\n{other} = "b.jsonl"\n[task]\nname = "mask"\n'
+    said = dry(tables.replace('"b.jsonl"', '["b.jsonl"]'), "--set", f"output.folder={folder}/notes/run").error()
+    assert said.startswith(f"data.{field}: {folder}/notes/run lies in {folder}/notes, which is read; choose a folder")

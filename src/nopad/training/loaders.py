@@ -16,6 +16,7 @@ from nopad.loading.sources import open_tokens
 from nopad.loading.sources.megatron import megatron_prefix
 from nopad.loading.summary import Summary
 from nopad.store.manifest import MANIFEST, split_folders
+from nopad.store.workspace import check_outside
 from nopad.tasks import Examples, Objective, OfTokens, Task
 from nopad.tasks.examples import counted
 from nopad.tasks.fingerprints import tokenizer_fingerprint
@@ -42,6 +43,8 @@ def find_data(config: TrainConfig) -> dict[str, Any]:
             continue
         with about(f"data.{name}"):
             found[name] = _opened(inputs, name, config)
+            if isinstance(found[name], RecordStream):  # a resumed run would read its own files as records
+                check_outside(found[name].folders, Path(config.output.folder))
     if config.data.held_out:
         if not isinstance(found["train"], RecordStream):
             raise OptionError(

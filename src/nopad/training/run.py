@@ -45,6 +45,7 @@ from nopad.training.models import (
 )
 from nopad.training.progress import Logged, Metrics
 from nopad.training.scaling import Scaled
+from nopad.training.trouble import enough_room
 
 __all__ = ["Prepared", "prepare", "train"]
 
@@ -371,14 +372,15 @@ def train(
         _begin(folder, checkpoint, begin)
     done = max(_steps_of(checkpoint), 0)
     try:
-        with _refused(lambda: trainer.state.global_step > done):
+        with enough_room(folder.path), _refused(lambda: trainer.state.global_step > done):
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     except BaseException:
         if first and not resume and not trainer.state.global_step:
             folder.undo()
         raise
     found = _evaluated(trainer) if prepared.evaluation is not None else {}
-    trainer.save_model(str(folder.path))
+    with enough_room(folder.path):
+        trainer.save_model(str(folder.path))
     if first:
         folder.note(finished=trainer.state.global_step)
     return found
