@@ -175,15 +175,33 @@ def _converted(column: pa.ChunkedArray, field: pa.Field) -> pa.Array:
 def write_part(path: Path, table: pa.Table) -> None:
     """Write a table as a Parquet file, atomically; equal tables give equal bytes.
 
+    Lists made in memory and lists read from a file are equal, but call their items by different names, which the file
+    would hold too.
+
     Raises:
         StorageError: the disk is full, or the write failed.
         RecordError: Parquet cannot store a type of the table, such as a dict without keys.
     """
+    schema = pa.schema([field.with_type(_alike(field.type)) for field in table.schema])
     try:
         with replacing(path) as partial:
-            pq.write_table(table, partial, compression="zstd", compression_level=1, row_group_size=1 << 16)
+            named = pa.Table.from_arrays(table.columns, schema=schema)
+            pq.write_table(named, partial, compression="zstd", compression_level=1, row_group_size=1 << 16)
     except pa.ArrowNotImplementedError as error:
         raise RecordError(f"{path.name} cannot be written ({error}); do not keep this column") from error
+
+
+def _alike(kind: pa.DataType) -> pa.DataType:
+    """Return an equal type, in which all lists call their items "element"."""
+    types = pa.types
+    if types.is_struct(kind):
+        return pa.struct([field.with_type(_alike(field.type)) for field in kind])
+    if not (types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)):
+        return kind
+    items = pa.field("element", _alike(kind.value_type), kind.value_field.nullable)
+    if types.is_fixed_size_list(kind):
+        return pa.list_(items, kind.list_size)
+    return pa.list_(items) if types.is_list(kind) else pa.large_list(items)
 
 
 def schema_of_part(path: Path) -> pa.Schema:
