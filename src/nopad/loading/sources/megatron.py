@@ -40,9 +40,11 @@ def megatron_prefix(path: Path) -> Path | None:
     The path names a pair if it ends in ``.bin`` or ``.idx``; or if nothing is at this path, and adding ``.idx`` to it
     gives the path of a file.
     """
-    stem = path.with_suffix("") if path.suffix in (".bin", ".idx") else path
-    idx = stem.with_name(stem.name + ".idx")
-    return stem if path.suffix in (".bin", ".idx") or (not path.exists() and idx.is_file()) else None
+    if path.suffix in (".bin", ".idx"):
+        return path.with_suffix("")
+    if not path.name or path.exists():  # "." and "/" have no name
+        return None
+    return path if path.with_name(path.name + ".idx").is_file() else None
 
 
 class MegatronTokens(TokenSource):
