@@ -41,7 +41,7 @@ class ArrayLayout:
 
     @classmethod
     def of(cls, folder: Path) -> ArrayLayout:
-        """Read the headers of all arrays, and the first and last offset.
+        """Return the layout of a folder; only the arrays' headers, and the first and last offset, are read.
 
         Raises:
             SourceError: an array is missing or has a wrong shape or type; the offsets do not go from 0 to the number of
@@ -106,6 +106,11 @@ class ArrayFolder(TableSource):
 
     Sequence i is ``ids[offsets[i]:offsets[i + 1]]``. Any other ``NAME.npy`` is a column of numbers or booleans: it has
     one value per token if it is as long as ``ids.npy``, else one per sequence, ``[n]``.
+
+    Args:
+        folder: the folder.
+        options: which columns are read and carried; without a field of ids or text, ``ids`` is read.
+        block_bytes: a block has about ``block_bytes / 8`` tokens.
 
     Raises:
         SourceError: an array is missing or has a wrong shape or type; the offsets do not go from 0 to the number of

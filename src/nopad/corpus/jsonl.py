@@ -1,10 +1,10 @@
 """JSON Lines: one object per line, with text or a list of ready-made token ids in one of its fields.
 
-If no field is named, the first object of each file decides: `input_ids` if the object has it (but a string `text`
-counts before an `input_ids` that is not a list), else `text`. The first thousand objects with content decide the types
-of carried columns. Empty lines are skipped (they count as lines, not as records); any other line that holds no object
-with such content becomes a `BadRecord`. Lines are parsed by orjson on one core, many times faster than any tokenizer
-tokenises; lines that orjson refuses are parsed by the standard library.
+If no field is named, the first object of each file decides: ``input_ids`` is read if the object has it, else ``text``.
+But if ``input_ids`` is not a list and ``text`` is a string, ``text`` is read. The first thousand objects with content
+decide the types of carried columns. Empty lines are skipped: they count as lines, not as records. Any other line
+without an object with such content becomes a `BadRecord`. Lines are parsed by orjson on one core, many times faster
+than any tokenizer works. Lines that orjson refuses are parsed by the standard library.
 """
 
 from __future__ import annotations
@@ -204,8 +204,8 @@ def decode_objects(
     """Decode lines to records of one field, without carried columns; empty lines are skipped.
 
     The texts of adjacent good lines become one `Records`. `first_line` is the 1-based number of the first line, and
-    `field` the field that is read. With `selection`, an object that is not read as a text, and that has a column which
-    `Selection.unforeseen` refuses, is a `BadRecord`.
+    `field` the field that is read. If `selection` is given, an object that `Selection.unforeseen` refuses is a
+    `BadRecord`; objects with a text in the field are not checked for this.
     """
     texts: list[str] = []
     lines: list[int] = []
@@ -291,14 +291,14 @@ def _parse_slowly(raw: bytes, line: int) -> Any:
 
 
 def described(value: object) -> str:
-    """Describe a JSON value of the wrong type in words."""
+    """Return words for a JSON value of the wrong type, for a message."""
     if isinstance(value, dict | list):
         return "an object" if isinstance(value, dict) else "a list"
     return f"the string {shown(value)}" if isinstance(value, str) else shown(value)
 
 
 def _keys(value: dict[str, Any], limit: int = 8) -> str:
-    """List the keys of an object, for a message."""
+    """Return a text that lists the keys of an object, for a message; of more than `limit`, the first ones."""
     names = ", ".join(shown(key) for key in list(value)[:limit])
     more = f" and {len(value) - limit} more" if len(value) > limit else ""
     return f"its keys are {names}{more}" if value else "it has no keys"

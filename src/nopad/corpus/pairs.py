@@ -282,7 +282,11 @@ def pairs_of(
 
 
 def _check_plain(given: Sentences, words: Vocabulary, where: str) -> None:
-    """Refuse texts of which the tokenizer makes ``[CLS]``, ``[SEP]`` or ``[MASK]``, since pairs are made with them."""
+    """Refuse texts of which the tokenizer makes ``[CLS]``, ``[SEP]`` or ``[MASK]``, since pairs are made with them.
+
+    Raises:
+        RecordError: a text has one of these tokens; the message names it, with `where` for the documents.
+    """
     for name, number in (("[CLS]", words.start), ("[SEP]", words.middle), ("[MASK]", words.masks.mask_id)):
         at = np.flatnonzero(given.tokens == number)
         if at.size:
@@ -294,7 +298,13 @@ def _check_plain(given: Sentences, words: Vocabulary, where: str) -> None:
 
 
 def _check_next(sizes: NDArray[np.int64], where: str) -> None:
-    """Refuse documents from which no next sentence can be learned; `sizes` is the number of sentences in each."""
+    """Refuse documents from which no next sentence can be learned.
+
+    `sizes` is the number of sentences in each document that has any; `where` names the documents in messages.
+
+    Raises:
+        RecordError: there are fewer than two such documents, or none has two sentences.
+    """
     if sizes.size < 2:
         raise RecordError(
             f"{where}: {sizes.size or 'none'} with a sentence that fits, and a next sentence at random is drawn from "
@@ -337,9 +347,9 @@ def _made(
 ) -> NDArray[np.int64]:
     """Return the pairs as rows with the columns of `_pair_kernels`; int64 ``[n, COLUMNS]``.
 
-    Column `NUMBER` has the number of each pair in its document, from 0; pairs of further copies of the document go on
-    with that number. `first` has the index of the first sentence of each document that has sentences, then the number
-    of all sentences; `numbers` are these documents' numbers.
+    Column `NUMBER` counts the pairs of each document from 0, through all copies of the document. `first` has the index
+    of the first sentence of each document that has sentences, then the number of all sentences. `numbers` are these
+    documents' numbers.
     """
     from nopad.corpus import _pair_kernels
 

@@ -145,7 +145,7 @@ class RecordFile(Source):
 def _check_columns(
     encoder: Encoder, first: Sequence[Mapping[str, Any]], rest: Iterator[Mapping[str, Any]], place: str
 ) -> None:
-    """Check that the columns that the encoder needs are in the records, if only in some of them.
+    """Check that each column that the encoder needs is in at least one record.
 
     `first` are the first records; `rest`, the others, are read only as far as needed. `place` names the input.
 

@@ -347,8 +347,12 @@ def opened_runs(
 ) -> tuple[str, _Runs]:
     """Return a file's format (as `RecordStream.kind`), and a function that yields its runs from the start.
 
-    The other arguments are those of `open_records`.
-    Parquet and Arrow files are opened here, so that a file with a damaged footer or schema raises SourceError now.
+    The other arguments are those of `open_records`. Enough of the file is read to tell its format. Parquet and Arrow
+    files are opened here, so that a damaged footer or schema is found now.
+
+    Raises:
+        SourceError: the file cannot be read, or a Parquet or Arrow file is damaged; or a file of unknown suffix, which
+            would be read as text, begins like a Parquet, Arrow or compressed file.
     """
     suffix = file.suffix
     if suffix in TABLE_SUFFIXES:

@@ -141,7 +141,8 @@ def _learned(schema: pa.Schema, place: str) -> str | None:
     """Return the name of the column that marks the tokens to learn; None: there is none.
 
     Raises:
-        SourceError: there is a column of labels too, or that column does not hold lists of integers or booleans.
+        SourceError: the column of marks does not hold lists of integers or booleans, or there is a column of labels
+            too.
     """
     if ASSISTANT not in schema.names:
         return None
@@ -171,7 +172,10 @@ def label_column(schema: pa.Schema) -> list[str]:
 def refuse_empty_labels(schema: pa.Schema, names: Sequence[str], wanted: bool, place: str) -> None:
     """Refuse a column of labels among `names` that holds nothing but null, and would otherwise be left out.
 
-    Nothing is refused if `wanted` is False.
+    Nothing is refused if `wanted` is False. `place` names the table in messages.
+
+    Raises:
+        SourceError: there is such a column.
     """
     empty = [name for name in names if wanted and name in LABELS and pa.types.is_null(schema.field(name).type)]
     if empty:
@@ -182,7 +186,11 @@ def refuse_empty_labels(schema: pa.Schema, names: Sequence[str], wanted: bool, p
 
 
 def _check_distinct(content: str, mask: str | None, carried: Sequence[str], place: str) -> None:
-    """Refuse a column that is used in two roles, or carried twice."""
+    """Refuse a column that is used in two roles, or carried twice.
+
+    Raises:
+        SourceError: the mask is also the content or a carried column, or a column is carried twice.
+    """
     if mask == content:
         raise SourceError(f"{place}: the column {mask!r} cannot be its own mask; name another one with mask_field=")
     for at, name in enumerate(carried):

@@ -222,10 +222,11 @@ class Source(ABC):
 class IterableSource(Source):
     """Texts or lists of ids from memory, in blocks of `block_records` items.
 
-    Messages count the items from 1.
+    Messages count the items from 1, and name the input `name`, as fingerprints do.
 
     Raises:
         SourceError: texts and ids are mixed, or an item is neither.
+        OptionError: `block_records` is not an integer of at least 1.
 
     >>> from nopad.corpus import IterableSource
     >>> source = IterableSource(["one text", "another"])

@@ -218,10 +218,10 @@ def charts_of(subject: Subject) -> dict[str, Any]:
 
 
 def _scale(alt: Any, names: list[str], those: Sequence[Any], limit: Any) -> Any:
-    """Return an Altair scale, by which each of `names` has its own mark: a colour, a pattern of dashes or a width.
+    """Return an Altair scale that maps each name to its mark: a colour, a pattern of dashes or a width.
 
-    Names get the entries of `those` in turn, from the start again if there are too few. Only the last name, which
-    stands for the proven limit, gets the mark `limit`.
+    The names get the entries of `those` in turn (from the start again if there are too few). The last name stands for
+    the proven limit, and gets the mark `limit`.
     """
     return alt.Scale(domain=names, range=[*(those[at % len(those)] for at in range(len(names) - 1)), limit])
 

@@ -25,11 +25,11 @@ PLACE = "TOKENIZER"
 
 
 def pack_command(manifest: Manifest, out: str) -> str:
-    """Return the shell command, on one line, that packs such a dataset into the folder `out`.
+    """Return the shell command, on one line, that packs the dataset of this manifest again, into the folder `out`.
 
-    It has every option that differs from its default. INPUT stands for the source, and TOKENIZER for the tokenizer.
-    Datasets store no paths, so that the same input gives the same bytes on any machine; the report shows the SHA-256 of
-    the source and of the tokenizer instead.
+    The command has every option that differs from its default. INPUT stands for the source, and TOKENIZER for the
+    tokenizer: datasets store no paths, so that the same input gives the same bytes on any machine. The report shows the
+    SHA-256 of the source and of the tokenizer instead.
     """
     options = manifest.options
     values = {

@@ -48,7 +48,7 @@ class Composition:
     """
 
     def __init__(self, plan: Plan) -> None:
-        """Count the sequences in the packs of a plan."""
+        """Count the sequences in the packs of a plan, which must have at least one pack."""
         self._sizes = np.diff(plan.indptr)
         shared = self._sizes > 1
         self._packs = plan.counts.astype(np.float64)

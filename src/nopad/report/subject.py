@@ -256,6 +256,9 @@ def _real_packs(path: Path, manifest: Manifest) -> list[list[tuple[int, str]]]:
 
 
 def _enough(packs: list[list[tuple[int, str]]]) -> list[list[tuple[int, str]]]:
-    """Shorten a sample that would make the page too large, as with a thousand sequences per pack."""
+    """Return the first packs of a sample, with at most 4,000 sequences in total, but at least one pack.
+
+    More would make the page too large.
+    """
     sizes = np.cumsum([len(pack) for pack in packs])
     return packs[: max(int(np.searchsorted(sizes, SHOWN_SEQUENCES, side="right")), 1)]

@@ -233,6 +233,7 @@ class PackedDataset:
             IndexError: there is no such pack.
             TypeError: `at` is not an integer.
             CorruptError: the pack's file is missing or damaged.
+            StorageError: the pack's file cannot be read.
         """
         if not isinstance(at, int | np.integer):
             raise TypeError(
@@ -278,6 +279,9 @@ class PackedDataset:
         The order depends only on the dataset's layout, `seed` and `epoch` (see `nopad.random`). The result is int32
         ``[packs]``, or int64 from 2^31 packs on. To resume an epoch after ``n`` packs, read ``order(seed, epoch)[n:]``.
 
+        Raises:
+            OptionError: `seed` or `epoch` is not an integer from 0 to 2^64 - 1.
+
         >>> import tempfile, nopad
         >>> from nopad.corpus import CorpusOptions, IterableSource
         >>> with tempfile.TemporaryDirectory() as out:
@@ -312,6 +316,7 @@ class PackedDataset:
             IndexError: there is no such pack; negative numbers are not allowed.
             TypeError: `numbers` is not a list of integers.
             CorruptError: a shard is missing or damaged.
+            StorageError: a shard cannot be read.
         """
         return self._read(self._numbers(numbers))
 
@@ -325,6 +330,7 @@ class PackedDataset:
             IndexError: there is no such pack; negative numbers are not allowed.
             TypeError: `numbers` is not a list of integers.
             CorruptError: a shard is missing or damaged.
+            StorageError: a shard cannot be read.
         """
         found = [self.row_group(number).take(rows) for number, rows in self._runs(self._numbers(numbers))]
         if not found:
@@ -374,6 +380,7 @@ class PackedDataset:
 
         Raises:
             CorruptError: a shard is missing or damaged.
+            StorageError: a shard cannot be read.
         """
         if self.manifest.kind == "index":
             index = self._opened_index()
@@ -395,6 +402,7 @@ class PackedDataset:
         Raises:
             IndexError: there is no such row group.
             CorruptError: a shard is missing or damaged.
+            StorageError: a shard cannot be read.
         """
         self._check_totals()
         numbers, ahead = tee(numbers)
@@ -410,7 +418,9 @@ class PackedDataset:
         """Iterate over the row groups with these numbers without checking their packs, for `nopad.verify`.
 
         Raises:
+            IndexError: there is no such row group; for an index, no number is checked.
             CorruptError: a shard is missing, or cannot be decoded.
+            StorageError: a shard cannot be read.
         """
         if self.manifest.kind == "index":
             return map(self._index_row_group, numbers)
@@ -422,6 +432,7 @@ class PackedDataset:
         Raises:
             IndexError: there is no such row group.
             CorruptError: the row group's file is missing or damaged.
+            StorageError: the row group's file cannot be read.
         """
         self._check_totals()
         with self._lock:

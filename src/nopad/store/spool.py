@@ -186,7 +186,11 @@ class Spool:
         self._bytes[name] += values.nbytes
 
     def finish(self) -> None:
-        """Commit the remaining sequences, mark the source as complete, and close the files; idempotent."""
+        """Commit the remaining sequences, mark the source as complete, and close the files; a second call does nothing.
+
+        Raises:
+            StorageError: the disk is full, or a write failed.
+        """
         if not self.progress.complete:
             if not self._files:
                 self._open()
@@ -272,9 +276,10 @@ class Spool:
         return history
 
     def _bears_out(self, files: Mapping[str, Any], before: Sequence[Progress], progress: Progress) -> bool:
-        """Whether each file holds the bytes that the commit `progress` says were added since the commit `before`.
+        """Whether the bytes that were added to each file between two commits have the checksum of the second commit.
 
-        `before` has one commit, or none for the first. Each call reads `files` on from where the previous call ended.
+        `progress` is the second commit. `before` holds the first one, or nothing if there is none. Each call reads
+        `files` on from where the previous call ended.
         """
         if progress.files.keys() != files.keys() or files.keys() != self._layout.keys():
             return False

@@ -60,7 +60,7 @@ def spool_files(keep_tokens: bool, carried: Sequence[Carried]) -> dict[str, Spoo
 
 
 def text_array(ends: NDArray[np.int64], text: NDArray[np.uint8]) -> pa.LargeStringArray:
-    """View the ends and bytes of a string column as an Arrow array, without copying."""
+    """Return a string column as an Arrow array, which is a view of the column's `ends` and `text` (UTF-8 bytes)."""
     return pa.LargeStringArray.from_buffers(ends.size - 1, pa.py_buffer(ends), pa.py_buffer(text))
 
 

@@ -139,7 +139,11 @@ def _taken(lock: int) -> bool:
 
 
 def _made(new: Path, make: Callable[[Path], Made]) -> Made:
-    """Return what `make` returns for the folder `new`; other work that was left in the folder is removed before."""
+    """Call `make` with the folder `new`, which is created if it does not exist, and return its result.
+
+    If the folder holds work, `make` may go on with it. If `make` refuses this work (see `replaced`), the work is
+    removed, and `make` is called again.
+    """
     with storage_errors("replacing", new):
         left = new.is_dir() and any(new.iterdir())
         new.mkdir(exist_ok=True)

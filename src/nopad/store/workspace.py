@@ -68,6 +68,7 @@ class Workspace:
         Raises:
             OutputExistsError: the dataset was made with other settings or from another source.
             CorruptError: a file of the dataset, such as the plan, is missing or damaged.
+            FormatError: the dataset has another format version.
         """
         manifest = Manifest.load(self.out)
         wanted = {name: value for name, value in settings.items() if name != "tool_versions"}
@@ -97,7 +98,8 @@ class Workspace:
             OutputExistsError: `out` is a file, or is not empty and holds no unfinished job.
             OutputBusyError: another process works in the folder.
             StorageError: the work folder cannot be created or written to.
-            ResumeError: the unfinished job has other settings or source files, or its ``job.json`` is missing.
+            ResumeError: the unfinished job has other settings or source files, or its ``job.json`` is missing or
+                damaged.
         """
         if self._holds_something_else():
             raise OutputExistsError(f"{self.out} already holds something else; choose a new or empty folder")
@@ -167,6 +169,7 @@ class Workspace:
 
         Raises:
             ResumeError: the work folder has a folder of this name too.
+            StorageError: the folder cannot be moved.
         """
         if not (self.out / name).exists():
             return
@@ -220,7 +223,11 @@ class Workspace:
             ) from error
 
     def _check_same_job(self, job_file: Path, started: Mapping[str, Any]) -> None:
-        """Refuse to resume a job that was started with other settings or files; the error names the differences."""
+        """Refuse to resume a job that was started with other settings or files.
+
+        Raises:
+            ResumeError: settings or files differ, and the message names the differences; or `job_file` is damaged.
+        """
         try:
             stored = unsealed(json.loads(job_file.read_text(encoding="utf-8")))
             changed = differences(stored["settings"], started["settings"])

@@ -5,9 +5,9 @@ is simulated step by step, in one or both of two settings: ranks wait for each o
 micro-step. In the first, a step takes as long as its costliest rank; in the second, the times of the costliest ranks of
 its micro-steps add up.
 
-*Waste* is the fraction by which a step takes longer than if all ranks had the same cost. *Floor* is a lower bound on
-it, however the sequences or packs of the same step (or of the same micro-steps) are dealt to ranks. It may be above 0,
-because a rank costs at least as much as its longest sequence.
+*Waste* is how much longer a step takes than it would if all ranks had the same cost. *Floor* is a lower bound on the
+waste, however the sequences or packs of the same step (or of the same micro-step) are dealt to ranks. It may be above
+0, because a rank costs at least as much as its longest sequence.
 
 Two of the methods are ours:
 
@@ -15,10 +15,10 @@ Two of the methods are ours:
 even share, and packs them into as many micro-batches as they need. Ranks then run different numbers of micro-batches,
 so this method works only if ranks wait once per step.
 
-*Packs drawn by cost* keeps fixed packs. The packs of a window of steps are sorted by cost; each micro-step takes its
-packs from one place in that order, and each step has one micro-step from each quarter of it. The packs of a micro-step
-then have similar costs. Packs are drawn in the same way in both settings. The drawback: a micro-step is not a random
-sample of the window (though every pack still comes exactly once), and the costs of steps differ more (`spread`).
+*Packs drawn by cost* keeps fixed packs, and draws them in the same way in both settings. The packs of a window of steps
+are sorted by cost; each micro-step takes its packs from one place in that order, and each step has one micro-step from
+each quarter of it. The packs of a micro-step then have similar costs. The drawback: a micro-step is not a random sample
+of the window (though every pack still comes exactly once), and the costs of steps differ more (`LongRow.spread`).
 
 The published schedulers are re-implemented from their descriptions: next-fit in order of arrival (Megatron-LM's
 ``dp_balanced``), worst-fit decreasing over the sequences of a step (NeMo AutoModel), and first-fit into eight open
@@ -117,7 +117,10 @@ class LongRow(BalanceRow):
 
 @dataclass(frozen=True, kw_only=True)
 class _Packed:
-    """Packs in the order in which they are dealt out, or in which they may be drawn."""
+    """Number of tokens, cost, and cost of the costliest sequence of each pack; int64 ``[packs]`` each.
+
+    Some methods deal the packs in this order; others first draw a new order.
+    """
 
     tokens: NDArray[np.int64]
     costs: NDArray[np.int64]
@@ -139,9 +142,8 @@ def long_context_rows(
 ) -> Iterator[LongRow]:
     """Simulate each method of packing and dealing on a workload; yield a row for each method and kind of wait.
 
-    The kinds of wait: ranks wait for each other once per optimiser step, or at each micro-step.
-    A method that is made for only one kind of wait has only that row. A method for which the drawn sequences do not
-    fill one step has no row.
+    The kinds of wait: ranks wait for each other once per optimiser step, or at each micro-step. A method that is made
+    for only one kind of wait has only that row. A method has no row if its packs or sequences do not fill one step.
 
     Args:
         workload: the distribution of lengths.

@@ -62,7 +62,9 @@ class Redone:
 
 
 def redo(table: Table, row: Row, histogram: Histogram) -> Redone:
-    """Compute one row of a published table from the histogram.
+    """Compute one row of a published table from the histogram, and return it beside the published row.
+
+    If the histogram is too large for the row's algorithm, there are no figures of ours, and the note says why.
 
     >>> from nopad.study.published import TABLES
     >>> redone = redo(TABLES[0], TABLES[0].rows[3], Histogram.from_counts({200: 3, 128: 3}))
@@ -204,7 +206,7 @@ def packing_matrix_of_table_4() -> tuple[list[list[int]], bool]:
 
 
 def as_printed(value: float, printed: str) -> str:
-    """Format a figure with as many decimals as the printed one.
+    """Return a figure as text, with as many decimals as the printed one.
 
     >>> as_printed(99.7459, "99.7"), as_printed(8155057, "1")
     ('99.7', '8155057')

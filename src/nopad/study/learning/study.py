@@ -96,7 +96,8 @@ class Learning:
     def spread(self, recipe: str, what: str) -> Spread | None:
         """Return the spread over seeds of one attribute of a recipe's last `Point`s; `what` is the attribute's name.
 
-        Returns None if the attribute is None, as `next_accuracy` is for a recipe without next-sentence prediction.
+        Returns None if the attribute is None, as `next_accuracy` is for a recipe without next-sentence prediction. The
+        recipe must have at least one curve.
         """
         values = [getattr(one.last, what) for one in self.of(recipe)]
         return None if None in values else Spread.of(values)
@@ -104,8 +105,9 @@ class Learning:
     def reached(self, recipe: str, accuracy: float, what: str) -> float | None:
         """Return the value of `what` (an attribute of `Point`, such as "seconds") at which a recipe reaches `accuracy`.
 
-        This is the mean over seeds, interpolated linearly between points; for a seed whose first point has at least
-        `accuracy`, the value of that point counts. It is None if for any seed no point has at least `accuracy`.
+        The result is the mean over seeds. For each seed, the value is interpolated linearly between two points; if the
+        first point has at least `accuracy` already, its value counts. The result is None if, for any seed, no point has
+        at least `accuracy`. The recipe must have at least one curve.
         """
         found = [_crossing(one.points, accuracy, what) for one in self.of(recipe)]
         return None if None in found else statistics.fmean(one for one in found if one is not None)
