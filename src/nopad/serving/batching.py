@@ -86,7 +86,7 @@ class Batching:
     max_waiting_tokens: int = 1 << 20
 
     def __post_init__(self) -> None:
-        """Check the values."""
+        """Check the values, and replace a `keep_order` of None by the default of the policy."""
         check_choice("policy", self.policy, Policy)
         for name, option in _INTEGERS.items():
             object.__setattr__(self, name, option.check(name, getattr(self, name)))
@@ -135,7 +135,7 @@ class Batching:
 
 
 def in_ns(seconds: float) -> int:
-    """Convert seconds to nanoseconds, rounded to an integer."""
+    """Return a number of seconds in nanoseconds, rounded to an integer."""
     return round(seconds * _NS)
 
 

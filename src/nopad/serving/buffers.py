@@ -62,7 +62,7 @@ def check_buffers(out: Any, outputs: Mapping[str, Output], rows: tuple[int, ...]
 
 
 def filled(buffer: Any, value: Tensor) -> Any:
-    """Copy a result into its buffer, and return the buffer."""
+    """Copy the result `value` into its buffer, in place, and return the buffer."""
     with torch.inference_mode(isinstance(buffer, Tensor) and buffer.is_inference()):
         _tensor("", buffer).copy_(value)
     return buffer

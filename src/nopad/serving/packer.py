@@ -311,7 +311,11 @@ class OnlinePacker:
         return Decision(batch, expired, self._wake())
 
     def _at(self, now_ns: int) -> int:
-        """Return `now_ns`, or the latest time so far if that is later."""
+        """Return the latest time so far: `now_ns`, or an earlier call's time if that is later.
+
+        Raises:
+            OptionError: `now_ns` is not an integer from 0 to 2^61.
+        """
         if type(now_ns) is not int or not 0 <= now_ns <= LAST_NS:
             now_ns = _integer(now_ns, "now_ns", OptionError, 0, LAST_NS)
         if now_ns > self._now:
@@ -370,7 +374,7 @@ def _integer(value: Any, name: str, error: type[Exception], low: int = -(2**62),
 
 
 def _kernels() -> Any:
-    """Import the compiled loops when the first packer is made, since importing numba takes long."""
+    """Return the module of compiled loops. It is imported when the first packer is made: importing numba takes long."""
     from nopad.serving import _packing_kernels
 
     return _packing_kernels

@@ -164,7 +164,7 @@ class RequestQueue:
             self._line[0].notify()
 
     def count(self, counts: Mapping[str, int]) -> None:
-        """Count requests that were cut or left out."""
+        """Add `counts`, numbers of requests that were cut or left out, by reason, to the totals."""
         with self._lock:
             for name, number in counts.items():
                 self._counts[name] = self._counts.get(name, 0) + number
@@ -223,7 +223,11 @@ class RequestQueue:
 
     @property
     def statistics(self) -> RunnerStatistics:
-        """The totals so far, as a copy."""
+        """The totals so far, as a copy.
+
+        Raises:
+            RunnerClosedError: the runner was started in another process.
+        """
         check_process(self._process)
         with self._lock:
             seen = self._packer.statistics

@@ -158,12 +158,14 @@ class PackRunner:
         """Return the answer to one request, or those to several, in order; `how` as in `submit`.
 
         Several answers are a list; for an Embedder, one array ``[n, H]``, as `Embedder.encode` returns it. The first
-        requests run while the following ones are tokenised.
+        requests run while the following ones are tokenised. If an error is raised, requests that still wait are
+        cancelled.
 
         Raises:
             ServingError: a request was not answered; the others may have been.
-            InputError: `inputs` are neither a request nor an iterable of requests; or as for `submit`. Messages number
+            InputError: `inputs` is neither a request nor an iterable of requests; or as for `submit`. Messages number
                 the requests from 0.
+            QueueFullError, DeadlineError, RunnerClosedError: as for `submit`.
         """
         if self._core.is_one(inputs):
             return self.submit(inputs, **how).result()
@@ -252,7 +254,11 @@ class PackRunner:
 
     @property
     def statistics(self) -> RunnerStatistics:
-        """The runner's totals so far, as a copy."""
+        """The runner's totals so far, as a copy.
+
+        Raises:
+            RunnerClosedError: the runner was started in another process.
+        """
         return self._queue.statistics
 
     def drain(self, timeout_s: float | None = None) -> bool:
@@ -262,6 +268,7 @@ class PackRunner:
 
         Raises:
             ServingError: this is called in a callback of the runner.
+            RunnerClosedError: the runner was started in another process.
         """
         return self._queue.drain(timeout_s)
 

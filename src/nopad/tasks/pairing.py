@@ -78,6 +78,9 @@ class _OfPairs(Objective):
 class OfRewards(_OfPairs):
     """The loss of a reward model: the reward of a pair's chosen answer should be larger (`nopad.losses.reward_loss`).
 
+    Besides ``pair`` and ``chosen``, a batch has the per-sequence value ``margin``: by how much the chosen reward should
+    exceed the rejected one. It is read at the chosen sequence of each pair.
+
     Args:
         center_rewards_coefficient: weight of the squared sum of a pair's two rewards, as in TRL's `RewardConfig`; None:
             0.

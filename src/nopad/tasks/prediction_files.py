@@ -323,7 +323,8 @@ class _Job:
 def changes_of(before: Mapping[str, int], now: Mapping[str, int]) -> str:
     """Return in words how the files of an input have changed; "" if they have not.
 
-    `before` and `now` map the names of the files to their sizes in bytes.
+    `before` and `now` map the names of the files to their sizes in bytes. At most three files are named for each kind
+    of change; further ones are counted.
 
     >>> changes_of({"a.txt": 3, "b.txt": 5}, {"b.txt": 6, "c.txt": 1, "d.txt": 1})
     'new: c.txt, d.txt; gone: a.txt; of another size: b.txt'
@@ -368,7 +369,7 @@ def _kept(chunk: Chunk, column: str) -> list[Any]:
 def described(task: Task) -> dict[str, Any]:
     """Return the attributes of a task and of its objective, by name, as JSON values.
 
-    The tokenizer is left out. A value that JSON cannot hold is given by the name of its type.
+    The tokenizer and `Task.options` are left out. A value that JSON cannot hold is given by the name of its type.
     """
     plain = {name: value for name, value in vars(task).items() if name not in ("tokenizer", "objective", "options")}
     plain |= {f"objective.{name}": value for name, value in vars(task.objective).items()}

@@ -54,7 +54,7 @@ def options_of(kind: type[Task]) -> dict[str, inspect.Parameter]:
 
 
 def task_named(name: str, tokenizer: Any, options: Mapping[str, Any]) -> Task:
-    """Make the task of this name.
+    """Return a new task: the one with this name, made with `tokenizer` and `options`.
 
     Raises:
         OptionError: there is no such task, it has no such option, an option that it needs is missing, or an option has

@@ -118,9 +118,10 @@ def best_thresholds(
 ) -> dict[str, float]:
     """Return the best exact match and F1 that any threshold gives, and the smallest thresholds that give them.
 
-    SQuAD's script for 2.0 does the same, but may report scores that no threshold gives: questions with the same
-    ``no_answer`` are all answered or all not. If answering nothing is best, the threshold is just below the smallest
-    ``no_answer`` (0 if no question has one). Without questions, the scores are NaN.
+    A threshold answers either all or none of the questions with the same ``no_answer``. SQuAD's script for 2.0 also
+    considers answering some of them, so it may report scores that no threshold gives. If answering nothing is best, the
+    threshold is just below the smallest ``no_answer`` (0 if no question has one). Without questions, the scores are
+    NaN.
 
     Args:
         predictions: per question, (best text, ``no_answer``), where ``no_answer`` is the score for no answer minus that

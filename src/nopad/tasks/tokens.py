@@ -175,7 +175,14 @@ class TokenClassification(Task):
         )
 
     def _targets(self, tags: Sequence[int], word_of: Any, first_of: Any, owned: Any) -> Any:
-        """Return the label of each token of the content, -100 for tokens without a label; int64."""
+        """Return the label of each token of the content, -100 for tokens without a label; int64 ``[tokens]``.
+
+        Args:
+            tags: number of each word's tag.
+            word_of: the word of each token, as `aligned` returns it.
+            first_of: the first token of each word, as `aligned` returns it.
+            owned: whether the first token of each word belongs to this word, not to an earlier one; bool ``[words]``.
+        """
         found = np.full(len(word_of), IGNORED)
         named = np.array(tags, np.int64)
         if self.label_all:
