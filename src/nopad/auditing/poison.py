@@ -31,14 +31,15 @@ FORM = "rows"
 
 
 def poison(alone: Alone, dtype: torch.dtype) -> Found:
-    """Poison (change) one sequence in several ways; measure, for each, how much the results of its neighbours change.
+    """Change one sequence in several ways; for each, measure how much the results of its neighbours change.
 
-    Its tokens are changed, or its embeddings are scaled, or its embeddings become NaN. NaN is not tried with a
-    collator, or with backends in which NaN spreads to neighbours.
+    The sequence is changed in three ways: it gets other tokens; its embeddings are scaled; its embeddings become NaN.
+    NaN is not tried with a collator, or with backends in which NaN spreads to neighbours. The returned `Found` has one
+    check for each way.
 
     On a CPU not a single bit of a neighbour's result may change. On other devices, where the order of additions varies,
     a few roundings of the largest value are allowed. On any device, a few roundings per layer are allowed if the
-    poisoned sequence changes which tokens are computed together, as in a mixture of experts.
+    changed sequence changes which tokens are computed together, as in a mixture of experts.
     """
     found, trial, huge = Found(), alone.trial, SCALE.get(dtype, 1e6)
     poisoned = Poisoned(trial, alone.kinds)
@@ -186,7 +187,10 @@ class Poisoned:
 
 
 class _Decisions(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A dispatch mode that records, per operation, the shapes of results, and decisions (integers made of floats)."""
+    """A dispatch mode that records, for each operation, the shapes of its results, and integers computed from floats.
+
+    Such integers are the model's decisions, such as the expert of a token.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

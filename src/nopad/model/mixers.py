@@ -243,7 +243,7 @@ def _pieces(
 
 
 def _causal(length: int, given: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """Return a causal mask ``[1, 1, l, l]``: bool (True: hidden) if the given mask is bool, else additive."""
+    """Return a causal mask ``[1, 1, l, l]``: bool (True: hidden) if `given` is bool, else additive and in `dtype`."""
     hidden = torch.ones(length, length, dtype=torch.bool, device=given.device).triu(1)[None, None]
     if given.dtype == torch.bool:
         return hidden

@@ -132,7 +132,10 @@ def stacked_arrays(arrays: list[NDArray[Any]]) -> NDArray[Any]:
 
 
 def _numbers(batch: PackedBatch) -> NDArray[np.int64]:
-    """Return where in the input each sequence is: source, record, and where it begins there; int64 ``[3, S]``."""
+    """Return where in the input each sequence is: source, record, and where it begins there; int64 ``[3, S]``.
+
+    A number that the batch does not have is 0.
+    """
     source, record, start = ("seq_source", "seq_index", "seq_start")
     assert {source, record, start} == set(RECORDS)
     nothing = np.zeros(batch.layout.sequences, np.int64)
@@ -154,7 +157,11 @@ def _listed(value: Tensor, sequences: int) -> list[NDArray[Any]]:
 
 
 def _split(value: Tensor, batch: PackedBatch, gives: str) -> list[NDArray[Any]]:
-    """Return a value per token or per sequence as one array per sequence, in the order of the batch."""
+    """Return a value per token or per sequence as one array per sequence, in the order in which sequences were given.
+
+    Half precision becomes float32. Rows of logits that are minus infinity exactly after the end of each sequence
+    (question answering) are cut to the sequences' lengths.
+    """
     value = value.float() if value.dtype in (torch.bfloat16, torch.float16) else value
     if gives == "token" and tuple(value.shape[:2]) == batch.layout.shape:
         return [part.cpu().numpy() for part in batch.unpack_tokens(value)]

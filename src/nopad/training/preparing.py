@@ -126,7 +126,10 @@ class PreparingMixin(_Base):
         return loader_of(data, capacity, task=self.task, objective=self.objective, **given, **options)
 
     def _last(self) -> str:
-        """Return "short"; "fill" if a layer is compiled, for which batches of another shape are compiled again."""
+        """Return the option `last` of the loaders: "fill" if a layer of the model is compiled, else "short".
+
+        A shorter last step would make a compiled layer compile again.
+        """
         compiled = self.model is not None and any(one._compiled_call_impl is not None for one in self.model.modules())
         return "fill" if compiled else "short"
 

@@ -179,7 +179,12 @@ def _of_trainer(trainer: Any, causal: bool | None, how: _How) -> StepVerdict:
 
 
 def _check_given(model: Any, sequences: Any, functions: Mapping[str, Any]) -> None:
-    """Refuse arguments that cannot be audited, before anything runs."""
+    """Refuse arguments that cannot be audited, before anything runs.
+
+    Raises:
+        OptionError: there is no model or no sequences, there are too many sequences, or one of these or of `functions`
+            is of a wrong type.
+    """
     if model is None or sequences is None:
         raise OptionError("give a model and sequences, or a trainer")
     if not isinstance(model, torch.nn.Module) or next(model.parameters(), None) is None:
