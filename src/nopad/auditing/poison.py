@@ -131,10 +131,13 @@ class Poisoned:
             return per_sequence(self.trial.run(batch, f"packed, {self.form}"), there, self.kinds)
 
     def check(self, name: str, dtype: torch.dtype, sequences: list[list[int]], factor: float | None) -> Check | None:
-        """Run these sequences, and check how far the neighbours' results move from those of the unchanged sequences.
+        """Return a check of how far the neighbours' results move from those of the unchanged sequences.
 
-        `factor` scales the embeddings of the changed sequence; None: they stay as they are. The result is None if no
-        output of the model can be split into sequences.
+        `sequences` are run, and `factor` scales the embeddings of the changed one; None: they stay as they are. The
+        result is None if no output of the model can be split into sequences.
+
+        Raises:
+            ModelFailedError: the model raised an exception.
         """
         if self._clean is None:
             self._clean = self.run(self.trial.sequences)
@@ -249,7 +252,7 @@ def _layers(trial: Trial) -> int:
 
 
 def once_a_layer(trial: Trial, counts: dict[int, int]) -> Check:
-    """Check that nopad's attention ran in every attention layer as often as it should for this family of models.
+    """Return a check that nopad's attention ran in each attention layer as often as this family of models needs.
 
     `counts` is the number of calls of each attention layer, by ``id(module)``. If several layers share one module
     (ALBERT), only the total is checked.

@@ -259,7 +259,10 @@ class _Task:
         return replace(Trial.drawn(subject, self.collator, size, self.seed, tokens, most), partly=partly)
 
     def _in_float64(self, subject: Any, own: torch.dtype) -> Found:
-        """Run all checks in float64; `own` is the model's own dtype."""
+        """Run all checks in float64, and return the results; `own` is the model's own dtype.
+
+        `tokens` and `truth` are set for the checks in that dtype.
+        """
         found, first, apart = Found(), self._drawn(subject, self.tokens), {}
         partly = steady(first)
         if self.collator is None:
@@ -305,7 +308,10 @@ class _Task:
         return found
 
     def _compiled(self, subject: Any, dtype: torch.dtype, layers: dict[str, Any]) -> Found:
-        """Compare outputs of a copy in which the same layers are compiled as in the given model."""
+        """Compare outputs of a copy in which the same layers are compiled as in the given model; return the results.
+
+        If no compiler works here, the result has only a note that says so.
+        """
         found = Found()
         recompiled(subject, layers)
         try:

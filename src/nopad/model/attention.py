@@ -63,7 +63,7 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """Compute the attention of one layer, from queries, keys and values ``[R, H, L, D]``.
 
-    The result is ``(attention output [R, L, H, D], None)``.
+    Return ``(attention output [R, L, H, D], None)``, as transformers expects it.
 
     transformers calls this function with these arguments; `module` is the layer. `attention_mask` is one of nopad's
     masks, which carry the batch's layout, or the mask of an ordinary call. `others` may hold attention sinks as

@@ -54,7 +54,11 @@ class Carried:
     checkpoint: Callable[..., Any]
 
     def __call__(self, layer: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Checkpoint a call of the layer."""
+        """Run a checkpointed call of the layer, and return its output.
+
+        In a packed call, the layer has the layout in its first run, and in the run that computes it again for the
+        backward pass.
+        """
         call = self.cell.call
         placed = self.cell.calls.again if call is None else call.placed  # checkpointed layers may be nested
         if placed is None:

@@ -121,7 +121,10 @@ class Evaluation:
 
 
 def stacked_arrays(arrays: list[NDArray[Any]]) -> NDArray[Any]:
-    """Stack n arrays ``[length, ...]`` into one, ``[n, longest, ...]``; shorter arrays are padded with -100."""
+    """Return n arrays ``[length, ...]`` stacked into one, ``[n, longest, ...]``.
+
+    Shorter arrays are padded with -100.
+    """
     if len({array.shape for array in arrays}) == 1:
         return np.stack(arrays)
     shape = tuple(max(sizes) for sizes in zip(*(array.shape for array in arrays), strict=True))
@@ -143,7 +146,7 @@ def _numbers(batch: PackedBatch) -> NDArray[np.int64]:
 
 
 def _listed(value: Tensor, sequences: int) -> list[NDArray[Any]]:
-    """Split the result of ``preprocess_logits_for_metrics`` into one array per sequence.
+    """Return the result of ``preprocess_logits_for_metrics`` as one array per sequence.
 
     Raises:
         OptionError: the result does not have one entry per sequence, so it cannot be put in the order of the input.

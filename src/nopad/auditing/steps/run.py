@@ -145,7 +145,12 @@ def _of_parts(
     causal: bool,
     how: _How,
 ) -> StepVerdict:
-    """Audit a step that is made of the user's own collate and loss functions."""
+    """Audit a step that is made of the user's own collate and loss functions; return the verdict.
+
+    Raises:
+        OptionError: a dict holds several sequences; or as for `judged`.
+        BatchError, LengthError: as for `examples_of` and `judged`.
+    """
     examples = examples_of(features)
     if len(examples) != len(features):
         raise OptionError("a dict has seq_lengths, so it holds several sequences; give one dict per sequence")
@@ -159,7 +164,7 @@ def _of_parts(
 
 
 def _of_trainer(trainer: Any, causal: bool | None, how: _How) -> StepVerdict:
-    """Audit a step of a transformers Trainer."""
+    """Audit a step of a transformers Trainer; return the verdict."""
     from nopad.auditing.steps.trainer import opened
 
     model, accumulation = inner(trainer.model), int(trainer.args.gradient_accumulation_steps)

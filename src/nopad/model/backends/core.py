@@ -87,7 +87,7 @@ def _repeated(states: Tensor, groups: int) -> Tensor:
 
 
 def _scored(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, heads: Heads) -> Tensor:
-    """Compute what `attend` computes, by matrix products, for softcap or sinks, which SDPA does not support.
+    """Return what `attend` returns, computed by matrix products, for softcap or sinks, which SDPA does not support.
 
     `key` and `value` have as many heads as `query`.
 
