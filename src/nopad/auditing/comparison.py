@@ -87,7 +87,9 @@ class Found:
 def compare(
     alone: Alone, dtype: torch.dtype, truth: Truth | None = None, *, forms: Sequence[str] | None = None, label: str = ""
 ) -> Found:
-    """Run the sequences packed, and compare outputs with those alone; gradients too, if `alone.graph` is set.
+    """Run the sequences packed, compare their outputs with those alone, and return the results.
+
+    If `alone.graph` is set, gradients are compared too. A check fails if the model raises an exception.
 
     The sequences are packed in each of `forms`; None: in all forms of the trial. For forms in `MAY_REFUSE`, gradients
     are compared in float64 only. `truth` holds the float64 gradients of the same sequences alone. If it is None,
@@ -208,11 +210,11 @@ def _outputs(
 def _gradients(
     alone: Alone, together: dict[str, list[Tensor]], form: str, dtype: torch.dtype, truth: Truth | None, label: str
 ) -> Found:
-    """Compare gradients, except those of sequences and parameters whose gradients are not finite even alone.
+    """Compare gradients packed and alone; return the check and the notes.
 
-    `together` holds the outputs packed in this `form`, by name, one part per sequence. `truth` holds the gradients in
-    float64; without it, only float64 gradients are compared, and judged by those of `alone`. `label` goes into the
-    check's name.
+    Sequences and parameters whose gradients are not finite even alone are left out. `together` holds the outputs packed
+    in this `form`, by name, one part per sequence. `truth` holds the gradients in float64; without it, only float64
+    gradients are compared, and judged by those of `alone`. `label` goes into the check's name.
     """
     names = tuple(together)
     sound, left_out, notes = alone.sound(names)

@@ -81,9 +81,10 @@ def judged(
     partly: bool,
     left_out: frozenset[str] = frozenset(),
 ) -> Check:
-    """Compare gradients alone (`mine`) and packed (`theirs`), as `compare_gradients` does; `theirs` may be overwritten.
+    """Compare gradients alone (`mine`) and packed (`theirs`) as `compare_gradients` does, and return the check.
 
-    `partly` says that the model computes some results in float32, even if it is in float64.
+    `theirs` may be overwritten. `partly` says that the model computes some results in float32, even if it is in
+    float64.
     """
     sizes = {name: 0.0 if value is None else largest(value) for name, value in mine.items() if name not in left_out}
     most = max(sizes.values(), default=0.0)

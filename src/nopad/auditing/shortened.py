@@ -41,7 +41,7 @@ def window_of(config: Any) -> int:
 
 
 def shortened(model: Any, layers: int) -> Any:
-    """Return a copy of a model with only its first `layers` layers.
+    """Return a copy of a model with only its first `layers` layers, in evaluation mode.
 
     If the model is pack-safe, so is the copy, with the same backend.
 

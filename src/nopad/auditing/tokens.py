@@ -85,10 +85,11 @@ class Tokens:
 
 
 def draw(lengths: Sequence[int], tokens: Tokens, seed: int) -> list[list[int]]:
-    """Draw the token ids of one sequence for each length; up to a third of a sequence's ids are from `tokens.inside`.
+    """Draw the token ids of one sequence for each length, and return them.
 
-    Then the first and last ids are replaced by `tokens.begins` and `tokens.ends`, if these are set. No two sequences
-    are the same, if the vocabulary allows it, since sequences are found in a batch by their ids.
+    Up to a third of a sequence's ids are from `tokens.inside`. Then the first and last ids are replaced by
+    `tokens.begins` and `tokens.ends`, if these are set. A sequence that was drawn before is drawn again, up to 100
+    times, since sequences are found in a batch by their ids.
     """
     rng = np.random.default_rng(seed)
     drawn: list[list[int]] = []
@@ -102,7 +103,7 @@ def draw(lengths: Sequence[int], tokens: Tokens, seed: int) -> list[list[int]]:
 
 
 def _one(rng: np.random.Generator, number: int, length: int, tokens: Tokens) -> list[int]:
-    """Draw the token ids of sequence `number` once; see `draw`."""
+    """Draw the token ids of sequence `number` once, and return them; see `draw`."""
     ids = rng.choice(tokens.plain, length)
     places = rng.permutation(length)[: min(length // 3, len(tokens.inside))]
     for at, place in enumerate(places):

@@ -136,13 +136,19 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _ended(stop: SystemExit, debug: bool) -> int:
-    """Print that code which is not nopad's ended the program, so that there is no result; return the exit code."""
+    """Report that code of another library or of the user ended the program (`SystemExit`); return the exit code.
+
+    The message says that there is no result.
+    """
     said = f"SystemExit: {stop.code}; there is no result, for code that is not nopad's ended the program"
     return _failed(said, WRONG_USE, debug)
 
 
 def _leave_threads(code: int) -> None:
-    """Exit at once if a thread is still tokenising, which cannot be stopped and may take seconds."""
+    """End the process at once with `code` if a thread is still tokenising.
+
+    Such a thread cannot be stopped, and may take seconds.
+    """
     if any(thread.name.startswith(THREADS) for thread in threading.enumerate()):
         remove_spooled()
         sys.stdout.flush()

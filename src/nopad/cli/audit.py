@@ -157,7 +157,13 @@ def _audited(
 
 
 def _refuse(given: dict[str, Any], why: str) -> None:
-    """Raise an error if one of these options, by name, was given; `why` is the second half of the message."""
+    """Refuse options that do not go with another one; `given` has their values by name.
+
+    `why` is the second half of the message.
+
+    Raises:
+        OptionError: one of the options was given (its value is true).
+    """
     odd = [name for name, value in given.items() if value]
     if odd:
         raise OptionError(f"{odd[0]} {why}; leave it out")
@@ -183,7 +189,10 @@ def _say(verdict: Any, as_json: bool, passed: bool, extras: Extras | None = None
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Turn garbage collection off during imports, which create only lasting objects; this saves a fifth of the time."""
+    """Turn garbage collection off in a ``with`` block that imports libraries.
+
+    Imports create only objects that last, so there is nothing to collect; this saves a fifth of the time.
+    """
     before = gc.isenabled()
     gc.disable()
     try:

@@ -26,7 +26,7 @@ _OF_ALL = ("batch_size", "capacity_chosen", "text_unit", "advice", "plans")  # t
 
 
 def refuse_with_several(given: Mapping[str, Any], single: Mapping[str, Sequence[str] | None]) -> None:
-    """Check that no option is given that does not go with several capacities.
+    """Refuse options that cannot be combined with several capacities.
 
     `given` has the values of options that must not be set, by name; `single` the values of options that may have one
     value only.

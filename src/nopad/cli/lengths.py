@@ -225,7 +225,9 @@ def _read_histogram(
     validation: float,
     apart: bool,
 ) -> Given:
-    """Read histograms and add them up; if `apart` is True and no capacity is given, one is chosen as in `read_given`.
+    """Read histograms, add them up, and return the sum as a `Given`.
+
+    If `apart` is True and no capacity is given, one is chosen as in `read_given`.
 
     Raises:
         OptionError: another kind of input or options of a corpus are given with them, or they and `capacity` do not

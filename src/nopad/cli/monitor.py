@@ -16,7 +16,7 @@ class _Rate(ProgressColumn):
     """Tokens per second, in stages that count tokens."""
 
     def render(self, task: Task) -> Text:
-        """Show millions or thousands of tokens per second."""
+        """Return millions or thousands of tokens per second as text; empty if no tokens are counted."""
         tokens, elapsed = task.fields.get("tokens", 0), task.elapsed or 0.0
         if not tokens or elapsed <= 0:
             return Text("")
@@ -28,7 +28,7 @@ class _Share(ProgressColumn):
     """Percentage done, if the total is known."""
 
     def render(self, task: Task) -> Text:
-        """Show the percentage, or nothing."""
+        """Return the percentage as text; empty if the total is not known."""
         return Text(f"{task.percentage:3.0f} %" if task.total else "")
 
 
@@ -38,7 +38,7 @@ class Drawn:
     _progress: Progress
 
     def __enter__(self) -> Self:
-        """Start drawing."""
+        """Start drawing, and return this object."""
         self._progress.start()
         return self
 

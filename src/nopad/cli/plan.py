@@ -187,10 +187,13 @@ def _one(read: Callable[..., Given], capacity: int | None, wanted: Wanted, seed:
 
 @contextmanager
 def _way_out() -> Iterator[None]:
-    """In a ``with`` block, add to errors about over-long sequences that a saved plan leaves no sequence out by itself.
+    """In a ``with`` block, complete errors about sequences above the capacity.
+
+    The added words say why these are errors here: a plan that is saved leaves no sequence out, unless the user asks for
+    it.
 
     Raises:
-        RecordError, LengthError: with the longer message; others are raised unchanged.
+        RecordError, LengthError: the same error with a longer message; other errors are raised unchanged.
     """
     try:
         yield
@@ -282,7 +285,7 @@ def _compare(
 
 
 def _as_saved(given: Given, made: Plan) -> Plan:
-    """Return the plan with what is saved besides: a note on changed or skipped records, and how the corpus was read."""
+    """Return the plan with two additions: a note on changed or skipped records, and how the corpus was read."""
     notes = (*made.notes, f"records: {'; '.join(became(given))}") if became(given) else made.notes
     how = {name: value for name, value in given.corpus.items() if value}
     return replace(made, notes=notes, facts={**made.facts, "corpus": given.corpus} if how else made.facts)
@@ -339,9 +342,12 @@ def _ways(given: Given) -> str:
 
 
 def _check_output(output: Path | None, algorithms: int, depths: int) -> None:
-    """Refuse --output unless one algorithm and one depth are planned, and there is a folder to save the plan in.
+    """Refuse ``--output`` unless one algorithm and one depth are planned, and there is a folder to save the plan in.
 
     `algorithms` and `depths` are the numbers of both.
+
+    Raises:
+        OptionError: one of these does not hold.
     """
     if output is None:
         return

@@ -96,7 +96,8 @@ def refuse_attentions(model: Any, named: Mapping[str, Any]) -> None:
 def leave_columns(model: Any, takes: Sequence[str], named: dict[str, Any]) -> None:
     """Remove from `named` the columns of the batch that the model does not accept, and log one warning about them.
 
-    `takes` has the names of the arguments that the model accepts.
+    Columns are tensors with dimensions, and NumPy arrays. A scalar, such as a loss's denominator, stays. `takes` has
+    the names of the arguments that the model accepts.
 
     Raises:
         BatchError: a column's name is very similar to that of an argument that was not given; an argument of the model

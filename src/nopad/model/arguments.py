@@ -111,7 +111,11 @@ def _check_positions(value: Tensor, layout: Layout) -> None:
 
 
 def _check_states(given: Any, layout: Layout) -> None:
-    """Refuse an encoder's states ``[R, L, H]`` (`encoder_outputs`) in which R and L are not those of the batch."""
+    """Refuse an encoder's states ``[R, L, H]`` (`encoder_outputs`) in which R and L are not those of the batch.
+
+    Raises:
+        BatchError: the states have another shape.
+    """
     found = given[0] if isinstance(given, tuple) and given else getattr(given, "last_hidden_state", None)
     if isinstance(found, Tensor) and tuple(found.shape[:2]) != layout.shape:
         raise BatchError(f"encoder_outputs are {_told(found)}; expected {[*layout.shape, 'H']}, one per slot")

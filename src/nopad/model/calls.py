@@ -91,12 +91,18 @@ class Static:
     frame: FrameType | None = None
 
     def clear(self) -> None:
-        """Reset all attributes at the end of the call."""
+        """Set all attributes to None, at the end of the call."""
         self.ids = self.kept = self.tokens = self.frame = None
 
 
 class Calls(local):
-    """The state of each thread: `stack` has the calls that run now, the innermost last; None is an ordinary call."""
+    """What belongs to one thread, since threads may run the same model at once.
+
+    Attributes:
+        stack: the calls of the model that run now, the innermost last; None stands for an ordinary call.
+        static: the call with static shapes that runs now.
+        again: the layout of the checkpointed layer that runs now, perhaps for the second time (gradient checkpointing).
+    """
 
     def __init__(self) -> None:
         self.stack: list[Call | None] = []
@@ -149,7 +155,7 @@ class Cell:
             self.opened += more
 
     def settle(self) -> None:
-        """End the innermost calls of this thread that Ctrl-C interrupted; PyTorch runs no ending hook for them."""
+        """End the innermost calls of this thread that were interrupted (Ctrl-C); PyTorch ran no hook at their end."""
         stack = self.calls.stack
         while stack:
             call = stack[-1]

@@ -82,10 +82,10 @@ class Family:
             each with the dimension of these entries; a name comes twice if two of its dimensions do (a table of
             pairs). A sequence of l tokens gets the first l entries; if the dimension is None, it gets the whole
             argument, from which the module itself takes what it needs.
-        tables: names of the modules that look up a position embedding by a position that the model counts along the
-            row (a learned table and ``torch.arange``), each with the position of a sequence's first token.
-        readers: names of further classes, not transformers' own, whose `pooler` or `head` is given all states
-            ``[R, L, H]`` and reads those of one token.
+        tables: names of tables of learned positions that the model reads with ``torch.arange`` along the row, each with
+            the position of a sequence's first token.
+        readers: class names of poolers and heads of 3 dimensions that are not transformers' own, and also read only one
+            token of their input.
         masked: whether the base model gets nopad's mask; False: it gets no mask, since it would compute ALiBi from it.
         narrow: whether a row may have at most as many slots as the model has positions.
         front: name of the base model's part that turns raw data (images) into states, and the name of its argument for

@@ -92,7 +92,9 @@ class HookedModel:
         return attending_part(self.model, self.head.base, self.family)
 
     def install(self) -> None:
-        """Register nopad's attention, and attach all hooks.
+        """Make the model pack-safe: register nopad's attention, make the model use it, and attach all hooks.
+
+        The model's attention is changed only with the route "interface".
 
         Raises:
             UnsupportedModelError: the model cannot be hooked, or does not take nopad's attention.

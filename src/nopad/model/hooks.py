@@ -258,12 +258,12 @@ class Feed(Hook):
         return (found if self.dims == 2 else found[:, None], *args[1:]), kwargs
 
     def _states(self, call: Call, module: nn.Module, args: Any) -> Tensor:
-        """Return the states to pool, ``[R, L, H]``.
+        """Return the states to pool, ``[R, L, H]``: the module's input if `dims` is 3, else what `Keep` stored.
 
         Raises:
-            UnsupportedModelError: no states of this shape are found. Also raised if the model's class is not
-                transformers' own, and the module has `dims` 2, but its input is not what `Head.pooling` makes of each
-                row's states.
+            UnsupportedModelError: the states cannot be found or have another shape; or the model's class is not one of
+                transformers' own, and gives a module with pooled input (`dims` 2) something else than what
+                `Head.pooling` makes of each row.
         """
         given: Tensor | None = args[0] if args and isinstance(args[0], Tensor) else None
         states: Tensor | None = given if self.dims == 3 else call.seen.get("hidden")
@@ -284,11 +284,11 @@ class Feed(Hook):
 
 
 def _pooled_so(given: Tensor, states: Tensor, real: Tensor, how: str) -> bool:
-    """Return whether `given` is what pooling the states of each row by `how` gives; rows without tokens do not count.
+    """Return whether `given` ``[R, H]`` is what pooling each row of `states` by `how` gives.
 
-    `how` is "first", "last" (of the real tokens, or of the row's slots) or "mean" (of the same, up to rounding); for
-    any other value, the result is True. `states` are ``[R, L, H]``, and `real` says which slots hold tokens, bool
-    ``[R, L]``.
+    Rows without tokens are not compared. `how` is "first"; "last" (the last real token, or the last slot); or "mean"
+    (over the real tokens, or over all slots, up to rounding). For any other value, the result is True. `states` are
+    ``[R, L, H]``, and `real` says which slots hold tokens, bool ``[R, L]``.
     """
     rows = torch.arange(len(states), device=states.device)[real.any(1)]
     last = states.shape[1] - 1 - real.flip(1).int().argmax(1)

@@ -125,10 +125,10 @@ def check_images(model: Any, base: Any, family: Family, named: Mapping[str, Any]
 
 
 def _check_pixels(model: Any, named: Mapping[str, Any], layout: Layout) -> None:
-    """Check that a batch has both images and their sequences, or neither, and that images are on the model's device.
+    """Check that a batch has both images and the numbers of images of its sequences, or neither; and check the devices.
 
     Raises:
-        BatchError: one of these does not hold.
+        BatchError: only one of both is given; or pixel values or grids are not a tensor, or not on the model's device.
     """
     pixels, images = named.get(PIXELS), 0 if layout.images is None else int(layout.images.sum())
     if pixels is None and images:

@@ -54,7 +54,11 @@ class Carried:
     checkpoint: Callable[..., Any]
 
     def __call__(self, layer: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Checkpoint a call of the layer."""
+        """Run a checkpointed call of the layer, and return its output.
+
+        In a packed call, the layer has the layout in its first run, and in the run that computes it again for the
+        backward pass.
+        """
         call = self.cell.call
         placed = self.cell.calls.again if call is None else call.placed  # checkpointed layers may be nested
         if placed is None:
@@ -243,7 +247,7 @@ def _pieces(
 
 
 def _causal(length: int, given: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """Return a causal mask ``[1, 1, l, l]``: bool (True: hidden) if the given mask is bool, else additive."""
+    """Return a causal mask ``[1, 1, l, l]``: bool (True: hidden) if `given` is bool, else additive and in `dtype`."""
     hidden = torch.ones(length, length, dtype=torch.bool, device=given.device).triu(1)[None, None]
     if given.dtype == torch.bool:
         return hidden

@@ -1,7 +1,7 @@
 """Find the user's own code in a model: code that belongs to none of the libraries that nopad knows.
 
-nopad cannot know what it does. It may be a class, or a change to a library's module: a hook, a replaced forward method
-of one module, or a method or function put in the place of transformers' own.
+nopad cannot know what such code does. It may be a class, or a change to a library's module: a hook, a replaced forward
+method of one module, or a method or function put in the place of transformers' own.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ def of_all_modules(kinds: Iterable[Any], libraries: tuple[str, ...] = LIBRARIES)
 def changes(model: nn.Module) -> list[tuple[str, Any]]:
     """Return the user's own code that changes library modules of a model, as (description, callable).
 
-    This is hooks, replaced forward methods, and functions put into the classes of the modules, into transformers' files
-    of these models, or into ``torch.nn.functional``.
+    Such code is a hook, a replaced forward method, or a function that was put into a class of the modules, into the
+    file of transformers that defines such a class, or into ``torch.nn.functional``.
     """
     found = [(what, call) for module in model.modules() for what, call in of_module(module)]
     kinds = {type(module) for module in model.modules()}

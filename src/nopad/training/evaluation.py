@@ -121,7 +121,10 @@ class Evaluation:
 
 
 def stacked_arrays(arrays: list[NDArray[Any]]) -> NDArray[Any]:
-    """Stack n arrays ``[length, ...]`` into one, ``[n, longest, ...]``; shorter arrays are padded with -100."""
+    """Return n arrays ``[length, ...]`` stacked into one, ``[n, longest, ...]``.
+
+    Shorter arrays are padded with -100.
+    """
     if len({array.shape for array in arrays}) == 1:
         return np.stack(arrays)
     shape = tuple(max(sizes) for sizes in zip(*(array.shape for array in arrays), strict=True))
@@ -134,7 +137,7 @@ def stacked_arrays(arrays: list[NDArray[Any]]) -> NDArray[Any]:
 def _numbers(batch: PackedBatch) -> NDArray[np.int64]:
     """Return where in the input each sequence is: source, record, and where it begins there; int64 ``[3, S]``.
 
-    What the batch does not have is 0.
+    A number that the batch does not have is 0.
     """
     source, record, start = ("seq_source", "seq_index", "seq_start")
     assert {source, record, start} == set(RECORDS)
@@ -143,7 +146,7 @@ def _numbers(batch: PackedBatch) -> NDArray[np.int64]:
 
 
 def _listed(value: Tensor, sequences: int) -> list[NDArray[Any]]:
-    """Split the result of ``preprocess_logits_for_metrics`` into one array per sequence.
+    """Return the result of ``preprocess_logits_for_metrics`` as one array per sequence.
 
     Raises:
         OptionError: the result does not have one entry per sequence, so it cannot be put in the order of the input.
@@ -157,7 +160,11 @@ def _listed(value: Tensor, sequences: int) -> list[NDArray[Any]]:
 
 
 def _split(value: Tensor, batch: PackedBatch, gives: str) -> list[NDArray[Any]]:
-    """Return a value per token or per sequence as one array per sequence, in the order of the batch."""
+    """Return a value per token or per sequence as one array per sequence, in the order in which sequences were given.
+
+    Half precision becomes float32. Rows of logits that are minus infinity exactly after the end of each sequence
+    (question answering) are cut to the sequences' lengths.
+    """
     value = value.float() if value.dtype in (torch.bfloat16, torch.float16) else value
     if gives == "token" and tuple(value.shape[:2]) == batch.layout.shape:
         return [part.cpu().numpy() for part in batch.unpack_tokens(value)]

@@ -238,9 +238,11 @@ class RunFolder:
     def is_longer(self, config: TrainConfig) -> bool:
         """Return whether this configuration gives a resumed run more epochs or steps than it had before.
 
+        The result is False if the folder holds no run.
+
         Raises:
-            ResumeError: it has more, but the run is over and left no checkpoint from which to resume; or the stored
-                configuration is damaged.
+            ResumeError: the run would get longer, but it is over and left no checkpoint from which to resume; or the
+                stored configuration is damaged.
         """
         if not (self.path / CONFIG_FILE).is_file():
             return False

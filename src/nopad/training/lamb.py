@@ -294,7 +294,11 @@ def _trust(group: Mapping[str, Any], params: list[Tensor], updates: list[Tensor]
 
 
 def _check_options(group: Mapping[str, Any], number: int) -> None:
-    """Refuse options of a parameter group that are out of range or of a wrong type."""
+    """Refuse options of a parameter group that are out of range or of a wrong type.
+
+    Raises:
+        OptionError: there is such an option; the message names it, the group and the allowed values.
+    """
 
     def refuse(name: str, allowed: str) -> None:
         raise OptionError(f"{name} of group {number} is {group[name]!r}; it must be {allowed}")
@@ -320,7 +324,11 @@ def _is_number(value: Any) -> bool:
 
 
 def _check_eps(eps: float, dtype: torch.dtype, group: int) -> None:
-    """Refuse an `eps` that is 0 in the dtype of a parameter: updates would be NaN, and with them the parameters."""
+    """Refuse an `eps` that is 0 in the dtype of a parameter: updates would be NaN, and with them the parameters.
+
+    Raises:
+        OptionError: `eps` is 0 in this dtype.
+    """
     least = torch.finfo(dtype).smallest_normal
     if not torch.tensor(eps, dtype=dtype) > 0:
         raise OptionError(
@@ -330,7 +338,11 @@ def _check_eps(eps: float, dtype: torch.dtype, group: int) -> None:
 
 
 def _check_parameter(param: Tensor, group: int, at: int) -> None:
-    """Refuse a parameter that is not a dense tensor of real floats, or is only a piece of a tensor (FSDP1)."""
+    """Refuse a parameter that is not a dense tensor of real floats, or is only a piece of a tensor (FSDP1).
+
+    Raises:
+        OptionError: the parameter is one of these.
+    """
     if not param.is_floating_point() or param.layout != torch.strided:
         kind = param.dtype if param.layout == torch.strided else param.layout
         raise OptionError(

@@ -135,6 +135,8 @@ class Loaders:
     def loader(self, data: Any, name: str) -> PackedLoader:
         """Return the loader of `data`: records, or a place where tokens are stored. `name` is "train" or "eval".
 
+        A line that describes the data is added to `notes`.
+
         Raises:
             InputError: records or tokens cannot be read, encoded or packed.
         """
@@ -173,7 +175,10 @@ class Loaders:
         return options | (packing.plan_options() if packing.capacity is not None or packing.tokens is not None else {})
 
     def _settings(self) -> Mapping[str, Any]:
-        """Return the task, its options and the tokenizer's fingerprint; runs in which these agree share files."""
+        """Return the task, its options, ``data.empty`` and the tokenizer's fingerprint.
+
+        Runs in which these agree share the files of encoded data.
+        """
         said = {"task": self.config.task.name, "options": dict(self.config.task.options)}
         said["empty"] = self.config.data.empty
         return {**said, "tokenizer": tokenizer_fingerprint(self.tokenizer)}

@@ -93,6 +93,7 @@ def outline(table: Model, config: Any, auto: str | None) -> Any:
 
     Raises:
         OptionError: this kind of model has no such head, or ``model.lora`` does not fit it.
+        FormatError: the settings of saved adapters cannot be read.
         UnsupportedModelError: the model cannot keep sequences apart.
         MissingExtraError: adapters are asked for, and peft is not installed.
     """

@@ -126,7 +126,7 @@ class Prepared:
 
 
 def prepare(config: TrainConfig, cache: Path) -> Prepared:
-    """Read the data and the model's shape, and make the loaders.
+    """Read the data and the model's shape, make the loaders, and return the run that is ready to train.
 
     Args:
         config: configuration of the run.

@@ -158,12 +158,11 @@ def scale_for_packing(hparams: Any, factor: Any, how: How = "accumulation") -> S
 def _fewer(hparams: Any, p: float) -> tuple[dict[str, tuple[Any, Any]], list[str]]:
     """Divide the number of micro-steps by `p`, the sequences per pack; return the change, and lines that describe it.
 
-    The change has the form of `Scaled.changed`; it is empty if the number stays as it is.
+    The change is as in `Scaled.changed`: empty if the number stays.
 
     Raises:
-        OptionError: the number of micro-steps is missing, is given under two names, or is not an integer >= 1. Or it is
-            1, and `p` is above 1.05, so that it cannot be divided. Or the number of rows is given, but is not an
-            integer >= 1.
+        OptionError: the number of micro-steps is missing, is given under two names, or is not an integer of at least 1;
+            it is 1 already, and `p` is above 1.05; or the number of rows is given but is not an integer of at least 1.
     """
     name = _one_of(hparams, _ACCUMULATION)
     before = _get(hparams, name)

@@ -84,7 +84,10 @@ class _Packed(PackedMixin):
             given["processing_class"] = tokenizer
 
     def evaluate(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """Evaluate packed data as transformers' Trainer does, since TRL would tokenise the records itself."""
+        """Evaluate, and return the metrics.
+
+        Packed data are evaluated by transformers' Trainer, since TRL would tokenise the records itself.
+        """
         if any(self._packs(one) for one in each_dataset(eval_dataset)):
             return transformers.Trainer.evaluate(self, eval_dataset, *args, **kwargs)
         return super().evaluate(eval_dataset, *args, **kwargs)

@@ -158,7 +158,8 @@ class Changed:
     def __call__(self, features: Sequence[Mapping[str, Any]]) -> Any:
         """Return the collator's batch with the changes.
 
-        If the batch is a `PackedBatch` or no mapping, it is returned as it is.
+        If the batch is a `PackedBatch` or no mapping, it is returned as it is. Errors of the collator, and of the code
+        of the changes, are raised unchanged.
 
         Raises:
             BatchError: a change must know of which sequence each token is, and a sequence is not whole in the batch.
@@ -199,6 +200,10 @@ def _numbers(batch: Mapping[str, Any], features: Sequence[Mapping[str, Any]]) ->
     """Return, for each token of the batch, the index of its sequence in `features`, int64 ``[R, L]``; -1 in padding.
 
     Tokens that the collator puts behind a sequence, such as a separator, count as tokens of that sequence.
+
+    Raises:
+        BatchError: a sequence is not whole in the batch, or the attention mask covers more tokens than the sequences
+            have.
     """
     places = find(batch, [[int(token) for token in one["input_ids"]] for one in features])
     number = np.full(places.shape[0] * places.shape[1], -1)

@@ -72,8 +72,8 @@ class Search:
         """Yield the sets to try; each verdict must be in `seen` before the next set is taken.
 
         First, changes are added one by one, up to 4. Each time, all changes that could be added are tried, and the one
-        that removes most is kept. The trying stops early at a change after which only the loss is wrong. Then follow
-        all single changes and pairs that were not tried yet, and then the sets of `last`.
+        that removes most is kept. If only the loss is still wrong after a change, the changes that follow are not tried
+        in its place. Then follow all single changes and pairs that were not tried yet, and then the sets of `last`.
         """
         kept: tuple[Change, ...] = ()
         while len(kept) < DEEP:
@@ -142,7 +142,7 @@ class Search:
     def _fewest(self, changes: tuple[Change, ...], verdict: StepVerdict) -> Fix:
         """Return the fix with as few of `changes` as are needed: a change is left out if the step passes without it.
 
-        `verdict` is the verdict with all of `changes`.
+        A set of `last` stays whole. `verdict` is the verdict with all of `changes`.
         """
         for change in changes if len(changes) > 1 and changes not in self.last else ():
             fewer = tuple(one for one in changes if one is not change)

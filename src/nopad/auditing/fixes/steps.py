@@ -142,7 +142,10 @@ class _Step:
         return [losses, *groups] if losses else groups
 
     def last(self) -> list[tuple[Change, ...]]:
-        """Return the sets of changes that are tried last: nopad's own batches; none if a trainer is given."""
+        """Return the sets of changes that are tried last: nopad's own batches, alone and with each change of the loss.
+
+        The list is empty if a trainer is given.
+        """
         if self.trainer is not None:
             return []
         ours = nopads_own(shifts_labels(self.model), is_packed(self.model))

@@ -99,7 +99,11 @@ def _not_finite(case: Case) -> list[Finding]:
 
 
 def _named(case: Case, single: Any) -> list[Finding]:
-    """Find the common mistake that gives the step's loss, for the sequences as given or as the collator left them."""
+    """Return findings by the common mistake that gives the step's loss; or a finding "unknown" if no mistake gives it.
+
+    The losses of the mistakes are computed for the sequences as given. If none matches, and the collator changed
+    sequences, they are computed again for the sequences as the collator left them.
+    """
     assert case.truth is not None
     observed = math.fsum(case.losses) / case.ranks
     limit = SAME if case.wide else ROUGHLY

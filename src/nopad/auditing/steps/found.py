@@ -127,8 +127,9 @@ def looked_up(micro: Micro, causal: bool) -> Micro:
 def told(batch: Mapping[str, Any]) -> list[Places]:
     """Return where sequences lie in a batch, according to the batch itself: positions in its concatenated rows.
 
-    They come from the layout of a `PackedBatch`, ``cu_seq_lens_q``, ``seq_idx``, or ``position_ids`` that begin again.
-    Without any of these, each row without its padding is one sequence.
+    They come from the layout of a `PackedBatch` (in the order in which the sequences were given), or, row after row,
+    from ``cu_seq_lens_q``, ``seq_idx``, or ``position_ids`` that begin again. Without any of these, each row without
+    its padding is one sequence.
     """
     if isinstance(batch, PackedBatch):
         at = batch.layout
@@ -164,11 +165,12 @@ def _real(batch: Mapping[str, Any], slots: int) -> NDArray[np.bool_]:
 
 
 def _matched(parts: Sequence[Places], flat: NDArray[Any], examples: Sequence[Example]) -> list[tuple[Any, int]]:
-    """Find each example in `parts`: for each sequence of the batch, where its tokens lie in the concatenated rows.
+    """Find each example among the sequences of a batch; return (places, begin) for each example.
 
-    Return (places, begin) for each example: where its tokens lie in the same way (None: not found), and the index of
-    the first of its tokens that is there. A sequence of the batch equals the example, contains it (tokens were added),
-    or is its beginning or end (it was cut).
+    `parts` has, for each sequence of the batch, the positions of its tokens in the concatenated rows, whose ids are
+    `flat`. `places` are the positions of the example's tokens (None: not found), and `begin` is the index of the first
+    of its tokens that is there. A sequence of the batch equals the example, contains it (tokens were added), or is its
+    beginning or end (it was cut).
     """
     left = list(parts)
     found: list[tuple[Any, int]] = [(None, 0)] * len(examples)
@@ -207,9 +209,10 @@ def _fits(kind: str, part: Places, tokens: NDArray[Any], ids: NDArray[Any]) -> t
 def _searched(
     batch: Mapping[str, Any], flat: NDArray[Any], examples: Sequence[Example], width: int
 ) -> list[tuple[Any, int]]:
-    """Find each example by its tokens in one row of any batch, longest first; or else its beginning, or its end.
+    """Find each example by its tokens in the rows of any batch; return (places, begin) for each, as `_matched` does.
 
-    Return (places, begin) for each example, as `_matched` does.
+    An example lies within one row. Whole examples are looked for first, the longest before the others; then the
+    beginnings of the examples that are left, then their ends.
     """
     free = _real(batch, flat.size).copy()
     found: list[tuple[Any, int]] = [(None, 0)] * len(examples)
@@ -274,7 +277,10 @@ def _lost(micro: Micro) -> None:
 def _made(
     example: Example, at: Places | None, begin: int, batch: Mapping[str, Any], flat: NDArray[Any]
 ) -> Example | None:
-    """Return a sequence as it is in the batch: its tokens there, and its labels if they are per token."""
+    """Return a sequence as it is in the batch: its tokens there, and its labels there if they are per token.
+
+    None: the sequence is not in the batch (`at` is None).
+    """
     if at is None:
         return None
     cut = example.cut(begin, len(at))
@@ -289,7 +295,10 @@ def _made(
 
 
 def _labels(batch: Mapping[str, Any]) -> Tensor | None:
-    """Return labels per token, aligned with input_ids and flattened, ``[R x L]``; None: the batch has none."""
+    """Return labels per token, aligned with ``input_ids`` and flattened, ``[R x L]``; None: the batch has none.
+
+    ``shift_labels`` are shifted back for this.
+    """
     labels, shifted = batch.get("labels"), batch.get("shift_labels")
     shape = tuple(batch["input_ids"].shape)
     if isinstance(labels, Tensor) and tuple(labels.shape) == shape:
@@ -302,9 +311,10 @@ def _labels(batch: Mapping[str, Any]) -> Tensor | None:
 
 
 def _sequence_labels(micro: Micro) -> None:
-    """Take labels per sequence from the batch if examples have none.
+    """If examples have no labels, take labels per sequence from the batch into `micro.made`.
 
-    Otherwise add a finding for labels that are missing or changed, or a suspect for labels in another order.
+    Otherwise add a finding for labels per sequence that are missing or changed, or a suspect for labels in another
+    order.
     """
     labels = micro.batch.get("labels")
     if not isinstance(labels, Tensor) or labels.dim() == 0:
@@ -335,7 +345,7 @@ def _sequence_labels(micro: Micro) -> None:
 
 
 def _relabelled(micro: Micro, causal: bool) -> None:
-    """Add findings for labels per token that the collator dropped, added or changed."""
+    """Add findings for labels per token that the collator dropped, added or changed; a note if examples have none."""
     kinds: dict[str, list[str]] = {"labels dropped": [], "labels added": [], "labels changed": []}
     counts = dict.fromkeys(kinds, 0)
     unknown = 0

@@ -73,6 +73,8 @@ def whole_step(
 ) -> tuple[list[float], Gradients]:
     """Run a step on all ranks; return the loss of each micro-batch, and the gradients that DDP would give.
 
+    `exact` is the mode in which the step runs, and `seed` the seed of torch's random numbers.
+
     Raises:
         ModelFailedError: the user's model, loss or trainer raised an exception.
     """
@@ -153,10 +155,13 @@ def dealt(count: int, ranks: int, accumulation: int) -> list[int]:
 def collated(
     features: Sequence[Any], examples: Sequence[Example], collate: Collate, ranks: int, accumulation: int
 ) -> list[Micro]:
-    """Deal examples to ranks and micro-batches, and collate each micro-batch.
+    """Deal examples to ranks and micro-batches, and collate each micro-batch; return the micro-batches, rank by rank.
+
+    `features` are the dicts of which `examples` were made; the collator gets copies of them.
 
     Raises:
         ModelFailedError: the collator raised an exception.
+        OptionError: there are fewer examples than micro-batches.
     """
     found, begin = [], 0
     for at, size in enumerate(dealt(len(examples), ranks, accumulation)):

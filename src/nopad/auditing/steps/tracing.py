@@ -74,9 +74,9 @@ def _seen(micro: Micro, run: Callable[[], Any], model: Any, before: Mapping[str,
     At most 8 sequences get other tokens, one at a time. ``input_ids`` of the batch are overwritten meanwhile, and are
     restored at the end. `before` has the modules' outputs for the unchanged batch, by name.
 
-    The result is None if this cannot be found out: fewer than 2 sequences were found in the micro-batch, it has fewer
-    than 2 different token ids, no output has one entry per token, the ids are not contiguous in memory, it does not run
-    with other tokens, or its outputs do not depend on them.
+    The result is None if this cannot be found out: fewer than 2 sequences were found in the micro-batch; it has fewer
+    than 2 different token ids; the ids are not contiguous in memory; no output has one entry per token; the micro-batch
+    does not run with other tokens; or its outputs do not depend on them.
     """
     ids = micro.batch["input_ids"]
     there = [at for at in micro.places if at is not None]

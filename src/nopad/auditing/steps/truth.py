@@ -72,7 +72,8 @@ class Truth:
 
         Raises:
             OptionError: no sequence has a label.
-            ModelFailedError: the model does not run on a sequence alone.
+            BatchError: the model gives no loss, or `alone` does not return losses.
+            ModelFailedError: the model or `alone` raised an exception.
         """
         found, parts = [cls._of_part(model, examples, per, causal, alone, 0)], 1
         if alone is not None and examples:

@@ -290,7 +290,7 @@ class _Traced:
         return Poisoned(self.trial, self.kinds, sequence, tokens, self.form)
 
     def _run(self, sequences: list[list[int]]) -> _Run:
-        """Run the sequences in one batch, and keep the values of each module and model output for each token."""
+        """Run the sequences in one batch; return the values of each module and model output for each token."""
         at: list[Columns] = []
         values: dict[str, tuple[slice, Tensor]] = {}
         flat: set[str] = set()

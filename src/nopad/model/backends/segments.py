@@ -51,8 +51,9 @@ class _Pieces:
 
     Attributes:
         runs: sequences of one length that lie side by side, as (number of sequences, their length), in stream order.
-        gaps: padding in the concatenated rows before each run, and after the last one; None: the states are to be cut
-            in stream order, since the rows hold the sequences in another one.
+        gaps: number of padding slots in the concatenated rows before each run, and after the last run. None: a sequence
+            is split into pieces, or the rows hold the sequences in another order than the stream; then the states are
+            put into stream order before they are cut.
     """
 
     runs: list[tuple[int, int]]
@@ -60,7 +61,11 @@ class _Pieces:
 
 
 def _pieces(placed: Placement, together: bool) -> _Pieces:
-    """Return how a batch is cut; with `together`, neighbours of one length are one run, else each is its own."""
+    """Return how a batch is cut into runs.
+
+    With `together`, consecutive sequences of equal length, without padding between them, are one run. Otherwise each
+    sequence is a run of its own.
+    """
     bounds = np.asarray(placed.bounds)
     lengths, index = np.diff(bounds), placed.layout.index
     within = np.diff(index) == 1
