@@ -214,7 +214,10 @@ def _proven(parts: NDArray[np.int64], sizes: NDArray[np.int64], cap: int) -> NDA
 
 
 def _sized(tokens: ArrayLike, cap: int) -> tuple[NDArray[np.int64], int]:
-    """Return `tokens` as int64 ``[n]``, and `cap` or the sum of `tokens` if that is less, so that no sum overflows."""
+    """Return ``(tokens, cap)``, with `tokens` as int64 ``[n]`` and `cap` lowered to their sum if it is above that.
+
+    So no sum overflows.
+    """
     sizes = check_costs(tokens)
     cap = Option(default=None, help="", high=2**63 - 1).check("cap", cap)
     return sizes, min(cap, int(sizes.sum()))

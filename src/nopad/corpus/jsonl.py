@@ -203,8 +203,8 @@ def decode_objects(
     """Decode lines to records of one field, without carried columns; empty lines are skipped.
 
     The texts of adjacent good lines become one `Records`. `first_line` is the 1-based number of the first line, and
-    `field` the field that is read. With `selection`, an object that is not read as a text, and that has a column which
-    `Selection.unforeseen` refuses, is a `BadRecord`.
+    `field` the field that is read. With `selection`, an object is a `BadRecord` if it is not read as a text, and has a
+    column that `Selection.unforeseen` refuses.
     """
     texts: list[str] = []
     lines: list[int] = []
