@@ -39,6 +39,7 @@ from nopad.tasks.folder import default_folder
 from nopad.training import PackedTrainer
 
 CAPACITY, HELD_OUT = 128, 512
+GRAPHICAL = ("idlelib/", "tkinter/", "turtle")
 PADDED = f"padded to {CAPACITY}"
 WAYS = ("packed", "packed, flat", PADDED, "padded per batch")
 
@@ -77,17 +78,19 @@ class Tuned:
 
 
 def pairs(count: int) -> list[dict[str, Any]]:
-    """Pairs of lines of the standard library's docstrings: neighbours in one docstring (1), or of two (0)."""
+    """The first two long lines of docstrings and comments: of a graphical interface (1) or of other modules (0)."""
     draw = random.Random(0)
-    texts = [[line.strip() for line in entry["text"].splitlines()] for entry in stdlib_texts()]
-    texts = [found for lines in texts if len(found := [line for line in lines if len(line) >= 20]) >= 2]
-    draw.shuffle(texts)
-    made = []
-    for number, lines in enumerate(itertools.islice(itertools.cycle(texts), count)):
-        at = draw.randrange(len(lines) - 1)
-        other = lines[at + 1] if number % 2 else draw.choice(draw.choice(texts))
-        made.append({"text": lines[at], "second": other, "label": number % 2})
-    return made
+    of_kind: tuple[list[dict[str, Any]], list[dict[str, Any]]] = ([], [])
+    for entry in stdlib_texts():
+        lines = [line.strip() for line in entry["text"].splitlines() if len(line.strip()) >= 20]
+        label = int(entry["file"].startswith(GRAPHICAL))
+        if len(lines) >= 2:
+            of_kind[label].append({"text": lines[0], "second": lines[1], "label": label})
+    for made in of_kind:
+        draw.shuffle(made)
+        if len(made) < count // 2:
+            raise SystemExit(f"the standard library has {len(made)} pairs of a kind, and {count // 2} are asked for")
+    return [one for both in zip(*of_kind, strict=False) for one in both][:count]
 
 
 class Turns(transformers.TrainerCallback):
@@ -153,12 +156,12 @@ class Material:
         self.mean = float(lengths.mean())
 
     def trainer(self, how: str, folder: str, sequences: int, seed: int, options: argparse.Namespace) -> Any:
-        """Return a trainer with about so many sequences a step."""
+        """Return a trainer with about so many sequences a step: those of a whole number of rows, on average."""
         same = {"learning_rate": options.rate, "seed": seed, "num_train_epochs": options.epochs}
         torch.manual_seed(seed)
         model = self.task.model(default_folder())
+        rows = max(round(sequences / self.factor), 1)
         if how.startswith("packed"):
-            rows = max(round(sequences / self.factor), 1)
             loading = {"form": nopad.Flat()} if how == "packed, flat" else {}
             given = arguments(folder, **same, per_device_train_batch_size=rows)
             data = {"task": self.task, "train_dataset": self.train, "capacity": CAPACITY, "loading": loading}
@@ -170,7 +173,7 @@ class Material:
         ]
         width = {"padding": "max_length", "max_length": CAPACITY} if how == PADDED else {}
         collate = transformers.DataCollatorWithPadding(self.task.tokenizer, **width)
-        given = arguments(folder, **same, per_device_train_batch_size=sequences)
+        given = arguments(folder, **same, per_device_train_batch_size=round(rows * self.factor))
         return transformers.Trainer(model, given, collate, columns)
 
     def tuned(self, how: str, pipe: Any, sequences: int, seed: int, options: argparse.Namespace) -> Tuned:

@@ -67,7 +67,7 @@ def test_tasks(kind, folder, given, tmp_path, call):
 
 def test_a_forced_job_that_was_interrupted_goes_on(folder, given, tmp_path, call, monkeypatch):
     """The old predictions stay until then, and the parts that were whole are not made again."""
-    from nopad.tasks.predicting import Predictor
+    from nopad.tasks.predictor import Predictor
 
     path, *_ = folder("regress")
     out, real, runs = tmp_path / "out", Predictor.encode, []

@@ -188,3 +188,26 @@ def test_which_calls_are_of_ones_own():
     assert is_own_call(mixed)
     assert is_own_call(functools.partial(functools.partial(mixed)))
     assert is_own_call(functools.wraps(BertModel.forward)(mixed))
+
+
+def test_changes_of_a_model_without_weights_count_as_made_later():
+    with torch.device("meta"):
+        model = BertModel(BertConfig(**SIZES, vocab_size=120)).eval()
+    a_hook(model, mixed)
+    whole = stock(dtype=torch.float32)
+    nopad.packed(model).to_empty(device="cpu").load_state_dict(whole.state_dict())
+    for name, buffer in whole.named_buffers():
+        model.get_buffer(name).copy_(buffer)
+    with pytest.raises(UnsupportedModelError, match="came after"):
+        packs_and_alone(model)
+
+
+def test_no_memory_for_a_trial_is_no_verdict(monkeypatch):
+    model = stock()
+
+    def fails(*_, **__):
+        raise torch.OutOfMemoryError("none left")
+
+    monkeypatch.setattr(modeling_bert.BertIntermediate, "forward", fails)
+    with pytest.raises(torch.OutOfMemoryError, match="none left"):
+        nopad.packed(model)

@@ -17,7 +17,7 @@ from nopad.auditing.limits import apart, largest_finite
 from nopad.auditing.tokens import Tokens
 from nopad.auditing.trial import Kinds, Trial, kinds_of, per_sequence
 from nopad.errors import NopadError, UnsupportedModelError
-from nopad.model.admission import positions_of
+from nopad.model.admission import device_of, positions_of
 from nopad.model.modes import evaluated
 from nopad.model.own import changes, said
 from nopad.model.safety import state_of, unpacked
@@ -39,7 +39,8 @@ def check_changes(model: Any) -> None:
     Such code is what `nopad.model.own.changes` finds.
 
     Args:
-        model: a pack-safe transformers model, without wrappers. It is not copied, so the user's hooks run too.
+        model: a pack-safe transformers model, without wrappers. It is not copied, so the user's hooks run too. A
+            model on the device "meta" cannot run: there, the changes count as made later (`nopad.model.later`).
 
     Raises:
         UnsupportedModelError: a sequence gets another result in a pack than alone, or the model does not run. The model
@@ -48,9 +49,14 @@ def check_changes(model: Any) -> None:
     found = changes(model)
     if not found:
         return
+    if device_of(model).type == "meta":
+        state_of(model).changed = []  # untried: calls refuse these changes, or watch them, once there are weights
+        return
     try:
         why = _differs(model)
     except (NopadError, ModelFailedError) as error:
+        if isinstance(error.__cause__, MemoryError | torch.OutOfMemoryError):
+            raise error.__cause__ from None
         why = str(error)
     if why:
         unpacked(model)

@@ -22,8 +22,9 @@ from nopad.tasks.next_sentence import OfPretraining
 from nopad.tasks.objective import Meter, Objective
 from nopad.tasks.objectives import OfSequences, OfSpans, OfTokens, objective_of
 from nopad.tasks.pairing import OfPreferences, OfRewards
-from nopad.tasks.predicting import Predicted, Predictions, Predictor, predict
+from nopad.tasks.predicting import Predictions, predict
 from nopad.tasks.prediction_files import PredictionFiles, predict_files
+from nopad.tasks.predictor import Predicted, Predictor
 from nopad.tasks.preferences import DPO, Pairs
 from nopad.tasks.pretraining import Pretraining
 from nopad.tasks.reference import reference_logprobs

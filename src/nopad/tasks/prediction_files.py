@@ -44,7 +44,8 @@ from nopad.store.monitor import Monitor, Silent
 from nopad.store.workspace import Workspace, check_outside, differences, holds
 from nopad.tasks.examples import placed
 from nopad.tasks.parts import aligned, schema_of_part, table_of, together, write_part
-from nopad.tasks.predicting import BATCH_RECORDS, Chunk, Predictor
+from nopad.tasks.predicting import BATCH_RECORDS, Chunk
+from nopad.tasks.predictor import Predictor
 from nopad.tasks.task import Task
 
 __all__ = ["MANIFEST", "PredictionFiles", "predict_files"]
