@@ -92,9 +92,9 @@ def _pairs(options: Mapping[str, Any]) -> list[str]:
 
 
 def _text(value: Any) -> str:
-    """Return a value as the command line reads it: as JSON; but a string that is no JSON stays as it is.
+    """Return a value as text for the command line: as JSON, but a string without quotes.
 
-    A string such as "7" or "true" would be read as another type, so it gets the quotes of JSON.
+    The command line would read a string such as "7" or "true" as another type, so such a string gets the quotes.
     """
     if not isinstance(value, str) or value in ("None", "True", "False"):
         return json.dumps(value)

@@ -272,9 +272,10 @@ class Spool:
         return history
 
     def _bears_out(self, files: Mapping[str, Any], before: Sequence[Progress], progress: Progress) -> bool:
-        """Whether each file holds the bytes that the commit `progress` says were added since the commit `before`.
+        """Return whether the files hold the bytes of a commit: those that were added after the commit before it.
 
-        `before` has one commit, or none for the first. Each call reads `files` on from where the previous call ended.
+        `progress` is the commit, with the checksums of these bytes. `before` holds the commit before it; it is empty
+        for the first commit. Each call reads `files` on from where the previous call ended.
         """
         if progress.files.keys() != files.keys() or files.keys() != self._layout.keys():
             return False

@@ -60,7 +60,10 @@ class _Pieces:
 
 
 def _pieces(placed: Placement, together: bool) -> _Pieces:
-    """Return how a batch is cut; with `together`, neighbours of one length are one run, else each is its own."""
+    """Return how a batch is cut into runs.
+
+    With `together`, adjacent sequences of the same length are one run; otherwise, each sequence is a run.
+    """
     bounds = np.asarray(placed.bounds)
     lengths, index = np.diff(bounds), placed.layout.index
     within = np.diff(index) == 1
