@@ -126,7 +126,7 @@ def cut_under_cap(tokens: ArrayLike, shape: Shape, cap: int, parts: int = 1) -> 
 def first_over_cap(tokens: ArrayLike, shape: Shape, cap: int, parts: int = 1) -> int | None:
     """Return the index of the first unit that does not fit into a step even alone, or None if all do.
 
-    The arguments are those of `cut_under_cap`, and so are the errors, but a unit that does not fit raises no error.
+    The arguments are those of `cut_under_cap`. The same errors are raised, except that for a unit that does not fit.
 
     >>> from nopad.balance import Shape, first_over_cap
     >>> shape = Shape(world_size=1, node_size=1, accumulation=1, per_rank=1)

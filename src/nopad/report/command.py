@@ -78,9 +78,9 @@ def tokenizer_of(stated: Mapping[str, Any] | None, options: Mapping[str, Any]) -
 
 
 def _asked(algorithm: str, options: Mapping[str, Any]) -> list[str]:
-    """Return those of a plan's `options` (of its algorithm, and conditions) that differ from the defaults.
+    """Return the values in `options` that differ from their defaults, each as a text NAME=VALUE.
 
-    Each is a text NAME=VALUE.
+    `options` are those of the plan's algorithm, and the plan's conditions.
     """
     own, conditions = complete_options(algorithm, {})
     usual = {**own, **conditions}

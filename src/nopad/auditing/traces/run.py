@@ -118,7 +118,7 @@ def trace(
 def _changed(trial: Trial, tokens: Tokens) -> Trial:
     """Return a copy of the trial in which `others` and `sequences` have different tokens at every place.
 
-    Where both were drawn alike, the next larger of the ordinary ids takes the place of the one in `others`.
+    If both have the same token at a place, that in `others` is replaced by the next larger of the ordinary ids.
     """
     plain = tokens.plain
     others = [
