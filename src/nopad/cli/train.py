@@ -95,14 +95,16 @@ def train(
             prepared = prepare(found, cache_of(folder.path))
             per_step = _per_step(prepared.config)
             if first and resume:
-                folder.check_step(per_step)
+                folder.check_run(per_step, prepared.data)
         _say(screen, str(prepared))
         with Bar(shown=first) as bar:
             metrics = run(
                 prepared,
                 folder,
                 resume=resume,
-                begin=None if resume and not longer else lambda: folder.begin(found, per_step=per_step),
+                begin=None
+                if resume and not longer
+                else lambda: folder.begin(found, per_step=per_step, data=prepared.data),
                 say=lambda line: _say(screen, line),
                 tell=lambda logged: _say(screen, str(logged)),
                 step=bar.step,

@@ -32,6 +32,7 @@ from nopad.errors import SourceError
 
 BYTE_ORDER_MARK = "\ufeff"
 TYPICAL = 1000  # objects that show what types the fields have
+_ROUNDED = 2.0**63  # and above, orjson gives a float for an integer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,9 +251,27 @@ def no_object(value: Any, line: int) -> BadRecord:
 def _parse(raw: bytes, line: int) -> Any:
     """Return the JSON value of one line, or a BadRecord."""
     try:
-        return orjson.loads(raw)
+        value = orjson.loads(raw)
     except orjson.JSONDecodeError:
         return _parse_slowly(raw, line)
+    return _parse_slowly(raw, line) if _may_be_rounded(value) else value
+
+
+def _may_be_rounded(value: Any) -> bool:
+    """Whether a number in a JSON value may be an integer beyond 64 bits, which orjson rounds to a float.
+
+    Two such integers, say numbers of records, could then be one number.
+    """
+    left = [value]
+    while left:
+        one = left.pop()
+        inner = one.values() if type(one) is dict else one if type(one) is list else (one,)
+        types = set(map(type, inner))
+        if float in types and any(type(number) is float and abs(number) >= _ROUNDED for number in inner):
+            return True
+        if types & {dict, list}:
+            left += [part for part in inner if type(part) in (dict, list)]
+    return False
 
 
 def _parse_slowly(raw: bytes, line: int) -> Any:

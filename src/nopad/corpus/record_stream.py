@@ -15,6 +15,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from nopad.corpus.delimited import delimited_runs
 from nopad.corpus.finding import (
     DELIMITED,
@@ -34,6 +36,7 @@ from nopad.corpus.options import OnBadRecord, TextUnit
 from nopad.corpus.runs import ROWS, Bad, Run, arrow_runs, dataset_runs, jsonl_runs, object_runs, parquet_runs, text_runs
 from nopad.corpus.source import BLOCK_BYTES, CHAIN_START, Block, chain
 from nopad.corpus.squad import is_squad, squad_runs
+from nopad.corpus.tables import arrow_schema, parquet_footer
 from nopad.errors import OptionError, SourceError
 from nopad.options import check_choice
 
@@ -185,6 +188,25 @@ class RecordStream:
         parts = [(file, partial(delimited_runs, file, strings)) for file, _ in self.parts if file is not None]
         told: Any = {"folders": self.folders, "ignored": self.ignored, "on_bad_record": self.on_bad_record}
         return RecordStream(parts, self.kind, strings=strings, **told)
+
+    def types(self) -> dict[str, pa.DataType]:
+        """Return the types of the columns of Parquet and Arrow files, by name; of other inputs, {}.
+
+        A column of which files have different types is left out. That a value has such a type may not be seen in
+        Python: the units of times, the digits of decimals, the bits of numbers.
+        """
+        if self.kind not in ("parquet", "arrow"):
+            return {}
+        schemas = [
+            parquet_footer(file)[1] if self.kind == "parquet" else arrow_schema(file)
+            for file, _ in self.parts
+            if file is not None
+        ]
+        found: dict[str, set[pa.DataType]] = {}
+        for field in (field for schema in schemas for field in schema):
+            plain = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+            found.setdefault(field.name, set()).add(plain)
+        return {name: one for name, (one, *more) in ((name, [*types]) for name, types in found.items()) if not more}
 
     def read_again(self) -> bool:
         """Return whether the records can be read more than once, which is so unless the input is an iterator."""

@@ -36,7 +36,7 @@ def sizes_of(indptr: NDArray[Any], chosen: NDArray[Any], sizes: NDArray[Any]) ->
 
 @njit(cache=True, nogil=True)
 def members_of(indptr: NDArray[Any], values: NDArray[Any], chosen: NDArray[Any], members: NDArray[Any]) -> None:
-    """Write the values of the chosen lists to `members`, list after list.
+    """Write the values of the lists with the numbers `chosen` to `members`, list after list.
 
     List p is ``values[indptr[p]:indptr[p + 1]]``. If `values` is empty, list p has the integers from ``indptr[p]`` to
     ``indptr[p + 1]`` (exclusive).

@@ -6,8 +6,9 @@ the beginning, they check that all have the same data and options. A state is a 
 loaded, the loader gives the batches that were still to come; if the number of ranks has changed, it gives new batches
 of the sequences that were still to come. `nopad.loading.streams` says how streams are read.
 
-Cost: O(sequences) per epoch, after the first epoch in the background while the previous epoch ends; O(units of a step)
-per step, on every rank; O(tokens) per batch. Batches are built ahead in a thread (`prefetch`) or in worker processes.
+Cost: O(sequences) per epoch; O(units of a step) per step, on every rank; O(tokens) per batch. From the second epoch on,
+the work per epoch is done in the background, while the previous epoch ends. Batches are built ahead in a thread
+(`prefetch`) or in worker processes.
 """
 
 from __future__ import annotations
@@ -115,7 +116,8 @@ class PackedLoader:
 
     Raises:
         OptionError: an argument is invalid, two contradict each other, or the units do not make a single step.
-        LengthError: a sequence (or group) is longer than the capacity, or than `token_cap`.
+        LengthError: a sequence (or group) is longer than the capacity, or than `token_cap`; or a stored sequence has no
+            token.
         PlanMismatchError: `plan` is for other lengths or another capacity.
         BalanceError: the balance cannot draw or deal these units, or `cost` gives an invalid cost.
         SourceError, FormatError, CorruptError, RecordError: the data cannot be read, as for `open_tokens`.
@@ -305,6 +307,7 @@ class PackedLoader:
         to count its steps, which takes O(sequences).
 
         Raises:
+            OptionError: `epoch` is not an integer of at least 0.
             TypeError: the data are a stream, whose length is not known.
         """
         return self._supply.steps_in(self._at, _NUMBER.check("epoch", epoch))
@@ -352,8 +355,8 @@ class PackedLoader:
         an epoch, the loader stands at the beginning of the next epoch.
 
         Raises:
-            OptionError: this epoch has fewer than `batches` batches left; or the data are a stream, and `batches` is
-                not 0.
+            OptionError: `batches` is not an integer of at least 0; this epoch has fewer batches left; or the data are a
+                stream, and `batches` is not 0.
         """
         return self._supply.state(self._at, _NUMBER.check("batches", batches))
 
@@ -373,6 +376,7 @@ class PackedLoader:
             PlanMismatchError: the state is for other data, or another plan, cost model, seed or option; the message
                 names what differs.
             OptionError: `last` is "refuse", and the sequences left do not make whole steps for the new ranks.
+            BalanceError: the balance cannot deal the sequences left.
         """
         self._at = self._supply.placed(state)
         self._begin_again()
@@ -422,7 +426,8 @@ class PackedLoader:
         once.
 
         Raises:
-            OptionError: the other processes gave too few batches, or another iteration of this loader began meanwhile.
+            OptionError: the other processes gave too few batches; another iteration of this loader began meanwhile, or
+                the loader was set to another place; or the ranks have different data or options.
         """
         return self._moved_on(lambda: self._paired(batches()))
 

@@ -186,11 +186,16 @@ class Supply(ABC):
         Raises:
             FormatError: this is not a state of such a loader.
             PlanMismatchError: the state is for other data or other options.
+            OptionError: stored units that are left do not make whole steps, and `last` is "refuse".
         """
 
     @abstractmethod
     def epoch_begin(self, at: Any, epoch: int) -> Any:
-        """Return the place where epoch number `epoch` begins, for a loader that stands at `at`."""
+        """Return the place where epoch number `epoch` begins, for a loader that stands at `at`.
+
+        Raises:
+            OptionError: the data are a stream that never stops.
+        """
 
     def settled(self, at: Any) -> Any:
         """Return `at`; or the beginning of the next epoch, if this one has no batch after `at`."""

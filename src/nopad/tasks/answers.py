@@ -1,10 +1,10 @@
 """Answers to questions, as spans of a context: SQuAD 1.1 and 2.0, and other data sets with the same columns.
 
-A question and its context are one sequence. A long context gives several sequences, called windows, which share
-`stride` tokens; the question is never cut. A window's target is where its answer begins and ends, as positions in the
-sequence. In a window without the whole answer, both are the position of ``[CLS]``, as in BERT's own recipe and
-transformers' run_qa (``absent="ignore"`` changes this). A prediction is the text of the best span among all windows of
-a question.
+A question and its context are one sequence. A long context gives several sequences, called windows; two consecutive
+windows share `stride` tokens of the context, and each has the whole question. A window's target is where its answer
+begins and ends, as positions in the sequence. In a window without the whole answer, both are the position of ``[CLS]``,
+as in BERT's own recipe and transformers' run_qa (``absent="ignore"`` changes this). A prediction is the text of the
+best span among all windows of a question.
 """
 
 from __future__ import annotations

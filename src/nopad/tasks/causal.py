@@ -106,7 +106,10 @@ class CausalLM(OfTexts, Likely):
         self.text, self.objective = text, OfTokens(causal=True)
 
     def encode(self, records: Iterable[Mapping[str, Any]], *, labels: bool = True) -> Examples:
-        """Turn texts into sequences; see `Task.encode`. They have no column of labels: `collate` makes it."""
+        """Turn texts into sequences; see `Task.encode`.
+
+        They have no column of labels, which `collate` makes, so `labels` has no effect.
+        """
         texts = [field_of(record, self.text, number) for number, record in numbered(records)]
         frame, counts = Frame(self.tokenizer), dict[str, int]()
         ids: list[list[int]] = []

@@ -21,11 +21,20 @@ from nopad.training.folder import last_checkpoint
 from nopad.training.tables import Model
 from nopad.training.typed import known
 
-__all__ = ["check_positions", "load_model", "load_tokenizer", "longest", "outline", "read_model_config"]
+__all__ = [
+    "check_positions",
+    "classes_of_weights",
+    "load_model",
+    "load_tokenizer",
+    "longest",
+    "outline",
+    "read_model_config",
+]
 
 _lib: Any = transformers
 _ADAPTERS = "adapter_config.json"  # of peft
 _SHOWN = 6  # most names that a message lists
+_UNNAMED = "LABEL_"  # how transformers calls classes that nobody named
 
 
 def load_tokenizer(table: Model) -> Any:
@@ -55,6 +64,23 @@ def read_model_config(table: Model, task: type[Task] | Task | None) -> Any:
     named = task.model_options() if isinstance(task, Task) else {}
     with _reading(name, "configuration"):
         return _lib.AutoConfig.from_pretrained(name, **{**named, **table.config})
+
+
+def classes_of_weights(table: Model) -> list[str]:
+    """Return the names of the classes of the weights with which training begins, in the order of their numbers.
+
+    The list is empty if the weights are random, or if nobody named their classes.
+
+    Raises:
+        FormatError: there are no weights, or their configuration cannot be read.
+    """
+    if table.fresh:
+        return []
+    name = str(_weights(table))
+    with _reading(name, "configuration"):
+        found = getattr(_lib.AutoConfig.from_pretrained(name), "id2label", None) or {}
+    names = [str(found[number]) for number in sorted(found)]
+    return [] if all(one.startswith(_UNNAMED) for one in names) else names
 
 
 def outline(table: Model, config: Any, auto: str | None) -> Any:

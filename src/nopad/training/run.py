@@ -33,10 +33,19 @@ from nopad.training.lamb import Lamb
 from nopad.training.loaders import Loaders, about, find_data, has_evaluation, widest
 from nopad.training.longer import Longer
 from nopad.training.memory import Estimate, estimate
-from nopad.training.models import check_positions, load_model, load_tokenizer, longest, outline, read_model_config
+from nopad.training.models import (
+    check_positions,
+    classes_of_weights,
+    load_model,
+    load_tokenizer,
+    longest,
+    outline,
+    read_model_config,
+)
 from nopad.training.progress import Logged, Metrics
 from nopad.training.scaling import Scaled
 from nopad.training.tables import Optimizer, TrainConfig
+from nopad.training.trouble import enough_room
 
 __all__ = ["Prepared", "prepare", "train"]
 
@@ -83,6 +92,12 @@ class Prepared:
     total: int | None = None
 
     @property
+    def data(self) -> dict[str, str]:
+        """Fingerprints of the sequences, "data.train" and (if there is an evaluation) "data.eval"."""
+        loaders = {"data.train": self.train, "data.eval": self.evaluation}
+        return {name: str(one.facts()["data"]) for name, one in loaders.items() if one is not None}
+
+    @property
     def slots(self) -> int | None:
         """Number of slots in a step, on all ranks; None: batches have no padding."""
         packing, loader = self.config.packing, self.train
@@ -127,10 +142,13 @@ def prepare(config: TrainConfig, cache: Path) -> Prepared:
     records = find_data(config)
     kind = None if config.task.name is None else task_class(config.task.name)
     tokenizer, chosen = _tokenizer(config, needed=kind is not None), Chosen(config)
+    task = None
     if kind is not None:
+        known = classes_of_weights(config.model)
         with about("data.train"):
-            chosen.labels(kind, records["train"], read_model_config(config.model, None))
-    task = None if kind is None else _task(chosen.config, kind, tokenizer, given=_has_length(config, kind))
+            chosen.labels(kind, records["train"], known)
+        task = _task(chosen.config, kind, tokenizer, given=_has_length(config, kind))
+        chosen.head(task, known)
     auto = None if kind is None else kind.auto
     model_config = read_model_config(config.model, task)
     shape = outline(config.model, model_config, auto)
@@ -354,14 +372,15 @@ def train(
         _begin(folder, checkpoint, begin)
     done = max(_steps_of(checkpoint), 0)
     try:
-        with _refused(lambda: trainer.state.global_step > done):
+        with enough_room(folder.path), _refused(lambda: trainer.state.global_step > done):
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     except BaseException:
         if first and not resume and not trainer.state.global_step:
             folder.undo()
         raise
     found = _evaluated(trainer) if prepared.evaluation is not None else {}
-    trainer.save_model(str(folder.path))
+    with enough_room(folder.path):
+        trainer.save_model(str(folder.path))
     if first:
         folder.note(finished=trainer.state.global_step)
     return found

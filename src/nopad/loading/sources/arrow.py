@@ -98,7 +98,7 @@ class ArrowTokens(TokenSource):
 
     Raises:
         SourceError: there is no column of ids, a column that is used holds nulls, a list is not as long as its row's
-            ids, or `options` give a ``pad_id``.
+            ids, the lists or their memory are damaged, or `options` give a ``pad_id``.
         LengthError: a row has no token, and `empty` is "refuse".
     """
 
@@ -113,7 +113,15 @@ class ArrowTokens(TokenSource):
     ) -> None:
         """Choose the columns, and read the offsets of all lists.
 
-        `opening` returns the table; each worker process calls it again.
+        Args:
+            opening: returns the table; each worker process calls it again.
+            paths: the files that hold the table; [] if it is in memory.
+            name: name of the source in messages.
+            options: which columns are read.
+            empty: what to do with rows that have no token: "refuse" or "skip".
+
+        Raises:
+            SourceError, LengthError: as in the class.
         """
         self._opening, self._options = opening, options
         self.name = name

@@ -103,7 +103,7 @@ class MappedFile:
         """Refuse a file that was written to, replaced or removed since it was found.
 
         Raises:
-            SourceError: there is no file at `path`, or it is not the same file.
+            SourceError: the file at `path` is missing, was replaced, or was written to.
         """
         with reading(self.path):
             self._compare(os.stat(self.path), inode=True)

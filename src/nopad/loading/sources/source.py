@@ -76,8 +76,8 @@ class Located(NamedTuple):
         With `wide`, per-token columns of integers become int64; else they keep the type in which they are stored.
 
         Raises:
-            SourceError: a sequence lies outside of its column; an id is negative or above 2^31 - 1; or, with `wide`,
-                another number does not fit into int64.
+            SourceError: a sequence lies outside of its column, or has an impossible length; an id is negative or above
+                2^31 - 1; or, with `wide`, another number does not fit into int64.
         """
         made: dict[str, NDArray[Any]] = {}
         lengths, total, checked = np.empty(self.lengths.size, np.int32), 0, (-1, -1)
@@ -112,7 +112,7 @@ class TokenSource(ABC):
     Attributes:
         name: name of the source in messages.
         skipped: number of sequences without a token that were left out; the others are numbered from 0.
-        left_out: names of columns that are not gathered: neither numbers nor lists of numbers.
+        left_out: names of columns that are not gathered, since they hold neither numbers nor lists of numbers.
     """
 
     left_out: tuple[str, ...] = ()

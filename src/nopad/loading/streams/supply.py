@@ -44,8 +44,8 @@ class _Begun(NamedTuple):
 
     Attributes:
         units: number of units (packs or single sequences) that this rank has for the step.
-        left: the rank's place, if the pass ends here and the step is not taken; the sequences that the rank still holds
-            are then left out.
+        left: where the rank stands if the pass ends here, so that the step is not taken. The sequences that the rank
+            holds at this place are then left out.
     """
 
     units: int
@@ -330,10 +330,13 @@ _TYPES = {"float": "float32", "double": "float64", "halffloat": "float16", "bool
 
 
 def _in_order(places: Sequence[StreamPlace], rank: int, world_size: int) -> list[StreamPlace]:
-    """Return the places in the order of their ranks; the place of this rank alone is enough.
+    """Return the places in the order of their ranks.
+
+    They must be the places of all ranks of one run. If that run had `world_size` ranks, as this one, the place of this
+    rank alone is enough.
 
     Raises:
-        FormatError: ranks are missing, or there twice.
+        FormatError: ranks are missing or there twice, or the places are of runs with different numbers of ranks.
     """
     ordered = sorted(places, key=lambda place: place.cursor.deal.rank)
     found = [place.cursor.deal.rank for place in ordered]
