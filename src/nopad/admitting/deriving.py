@@ -283,7 +283,7 @@ def _places(model: Any, probed: Probed) -> Iterator[tuple[str, int | None]]:
 
 
 def _with_positions(line: Family, model: Any, base: Any, probed: Probed) -> Family:
-    """Return the line with how the model counts positions: `after_padding`, or `tables` and `narrow`."""
+    """Return the line with the fields on how the model counts positions: `after_padding`, or `tables` and `narrow`."""
     length = len(probed.tokens)
     takes = "position_ids" in parameters(type(base).forward)
     if takes and "position_ids" in parameters(type(model).forward):

@@ -130,7 +130,7 @@ def substitute(wrapper: nn.Module, base: Any, every: bool = False) -> tuple[Subs
 def _bases(wrapper: nn.Module, base: Any) -> Iterator[tuple[str, Any]]:
     """Yield, as (description, function), ways to make the base of a copy, the smallest first.
 
-    The function returns a new base; None: the copy gets a copy of the base.
+    The function returns a new base, or None if the copy is to have a copy of the whole base.
     """
     mine = set(base.modules())
     # A part of the base that the wrapper holds by itself would not be that of another base.

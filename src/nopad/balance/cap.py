@@ -126,7 +126,7 @@ def cut_under_cap(tokens: ArrayLike, shape: Shape, cap: int, parts: int = 1) -> 
 def first_over_cap(tokens: ArrayLike, shape: Shape, cap: int, parts: int = 1) -> int | None:
     """Return the index of the first unit that does not fit into a step even alone, or None if all do.
 
-    The arguments are those of `cut_under_cap`, and so are the errors, but a unit that does not fit raises no error.
+    The arguments are those of `cut_under_cap`. The same errors are raised, except that for a unit that does not fit.
 
     >>> from nopad.balance import Shape, first_over_cap
     >>> shape = Shape(world_size=1, node_size=1, accumulation=1, per_rank=1)
@@ -214,7 +214,10 @@ def _proven(parts: NDArray[np.int64], sizes: NDArray[np.int64], cap: int) -> NDA
 
 
 def _sized(tokens: ArrayLike, cap: int) -> tuple[NDArray[np.int64], int]:
-    """Return `tokens` as int64 ``[n]``, and `cap` or the sum of `tokens` if that is less, so that no sum overflows."""
+    """Return ``(tokens, cap)``, with `tokens` as int64 ``[n]`` and `cap` lowered to their sum if it is above that.
+
+    So no sum overflows.
+    """
     sizes = check_costs(tokens)
     cap = Option(default=None, help="", high=2**63 - 1).check("cap", cap)
     return sizes, min(cap, int(sizes.sum()))

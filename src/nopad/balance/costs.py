@@ -162,7 +162,7 @@ class Attention(CostModel):
 
 
 def _feed_forward(config: Any, hidden: int) -> int:
-    """Return the number of feed-forward weights that are used for one token (of experts, only those it is sent to)."""
+    """Return the number of feed-forward weights that are used for one token; unused experts do not count."""
     wide = _attribute(config, "intermediate_size", "n_inner", "d_ff", "hidden_dim") or 4 * hidden
     visited = _attribute(config, "num_experts_per_tok", "num_experts_per_token")
     if visited:

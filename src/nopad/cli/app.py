@@ -136,10 +136,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _ended(stop: SystemExit, debug: bool) -> int:
-    """Report that code of another library or of the user ended the program (`SystemExit`); return the exit code.
-
-    The message says that there is no result.
-    """
+    """Print that other code than nopad's tried to end the program, so there is no result; return the exit code."""
     said = f"SystemExit: {stop.code}; there is no result, for code that is not nopad's ended the program"
     return _failed(said, WRONG_USE, debug)
 

@@ -285,7 +285,7 @@ def _compare(
 
 
 def _as_saved(given: Given, made: Plan) -> Plan:
-    """Return the plan with two additions: a note on changed or skipped records, and how the corpus was read."""
+    """Return the plan as it is saved: with a note on changed or skipped records, and with how the corpus was read."""
     notes = (*made.notes, f"records: {'; '.join(became(given))}") if became(given) else made.notes
     how = {name: value for name, value in given.corpus.items() if value}
     return replace(made, notes=notes, facts={**made.facts, "corpus": given.corpus} if how else made.facts)

@@ -204,8 +204,8 @@ def decode_objects(
     """Decode lines to records of one field, without carried columns; empty lines are skipped.
 
     The texts of adjacent good lines become one `Records`. `first_line` is the 1-based number of the first line, and
-    `field` the field that is read. If `selection` is given, an object that `Selection.unforeseen` refuses is a
-    `BadRecord`; objects with a text in the field are not checked for this.
+    `field` the field that is read. With `selection`, an object is a `BadRecord` if it is not read as a text, and has a
+    column that `Selection.unforeseen` refuses.
     """
     texts: list[str] = []
     lines: list[int] = []

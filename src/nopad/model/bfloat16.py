@@ -46,7 +46,7 @@ class Bfloat16Linear(nn.Linear):
     """
 
     def __init__(self, plain: nn.Linear, activation: nn.Module | None = None) -> None:
-        """Share the parameters of `plain`; `activation` must be a module for which `formula_of` is not None."""
+        """Share the parameters of `plain`; `activation` is a module for which `formula_of` returns a formula."""
         nn.Module.__init__(self)
         self.in_features, self.out_features = plain.in_features, plain.out_features
         self.weight, self.bias = plain.weight, plain.bias

@@ -74,18 +74,18 @@ class Family:
         mixers: class names of the modules that move information between tokens and do not use the registered attention
             (convolutions, state-space scans, linear attention): each is run on every sequence by itself
             (`nopad.model.mixers`).
-        alone: of the `mixers`, class names of those whose code may decide by what else is in a batch: each sequence
-            gets a call of its own.
+        alone: class names of those `mixers` that are called with one sequence at a time, since the rest of a batch may
+            change what they compute.
         mixes: function of the configuration that returns how often tokens are mixed in one call, by registered
             attention and by mixing modules; None: `attends` times in each layer.
         places: names of a mixing module's arguments that have one entry per position in a row (ALiBi, rotary angles),
             each with the dimension of these entries; a name comes twice if two of its dimensions do (a table of
             pairs). A sequence of l tokens gets the first l entries; if the dimension is None, it gets the whole
             argument, from which the module itself takes what it needs.
-        tables: names of tables of learned positions that the model reads with ``torch.arange`` along the row, each with
-            the position of a sequence's first token.
-        readers: class names of poolers and heads of 3 dimensions that are not transformers' own, and also read only one
-            token of their input.
+        tables: names of the learned tables of position embeddings for which the model counts positions along the row
+            (``torch.arange``), each with the position of a sequence's first token.
+        readers: names of further classes, not transformers' own, whose `pooler` or `head` is given all states
+            ``[R, L, H]`` and reads those of one token.
         masked: whether the base model gets nopad's mask; False: it gets no mask, since it would compute ALiBi from it.
         narrow: whether a row may have at most as many slots as the model has positions.
         front: name of the base model's part that turns raw data (images) into states, and the name of its argument for

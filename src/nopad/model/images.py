@@ -203,7 +203,7 @@ def _check_tokens(
     an array per sequence in stream order. `counts` is the number of images of each sequence, in the order given.
 
     Raises:
-        BatchError: a sequence has more or fewer of them, or padding has one.
+        BatchError: a sequence has more or fewer image tokens than its images give, or padding has image tokens.
     """
     found = np.bincount(layout.sequence_ids[pictured], minlength=layout.sequences + 1)
     token = model.config.image_token_id

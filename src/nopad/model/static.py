@@ -25,7 +25,7 @@ __all__ = ["enter_static", "leave_static"]
 def enter_static(cell: Cell, head: Head, named: Mapping[str, Any], frame: FrameType | None) -> None:
     """Begin a call with static shapes and the arguments `named`; its state is kept in `cell.static`.
 
-    `frame` is the frame that calls the module; None while compiling.
+    `frame` is the Python frame that calls the module; None while compiling.
 
     Raises:
         BatchError: the arguments include a cache or the denominator of a loss, they ask for logits of routers, or the

@@ -78,9 +78,9 @@ def tokenizer_of(stated: Mapping[str, Any] | None, options: Mapping[str, Any]) -
 
 
 def _asked(algorithm: str, options: Mapping[str, Any]) -> list[str]:
-    """Return those of a plan's `options` (of its algorithm, and conditions) that differ from the defaults.
+    """Return the values in `options` that differ from their defaults, each as a text NAME=VALUE.
 
-    Each is a text NAME=VALUE.
+    `options` are those of the plan's algorithm, and the plan's conditions.
     """
     own, conditions = complete_options(algorithm, {})
     usual = {**own, **conditions}
@@ -92,9 +92,9 @@ def _pairs(options: Mapping[str, Any]) -> list[str]:
 
 
 def _text(value: Any) -> str:
-    """Return a value as the command line reads it: as JSON; but a string that is no JSON stays as it is.
+    """Return a value as text for the command line: as JSON, but a string without quotes.
 
-    A string such as "7" or "true" would be read as another type, so it gets the quotes of JSON.
+    The command line would read a string such as "7" or "true" as another type, so such a string gets the quotes.
     """
     if not isinstance(value, str) or value in ("None", "True", "False"):
         return json.dumps(value)

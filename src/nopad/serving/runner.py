@@ -79,8 +79,8 @@ class PackRunner:
             model.
         compile: compile the model with torch.compile, so that every batch runs as rows of one shape, by one graph;
             needs `Batching.rows`. True, or torch.compile's mode: "default", "reduce-overhead" or "max-autotune" (both
-            use CUDA graphs on a GPU), or "max-autotune-no-cudagraphs". False: the model runs as it is, as it also does
-            if you have compiled it yourself. Heads with a result per sequence need ``nopad.packed(model,
+            use CUDA graphs on a GPU), or "max-autotune-no-cudagraphs". False: the model runs as it is, whether or not
+            you have compiled it yourself. Heads with a result per sequence need ``nopad.packed(model,
             max_sequences=...)``. With "end_to_end", rows become one row of all slots, whose attention takes longer.
         warm_up: run some batches before the constructor returns; `submit` can check `out` only if this is done.
         clock: function that returns the current time as an integer in nanoseconds, and never goes back.

@@ -496,7 +496,10 @@ def _odd_total(m: Manifest) -> str:
 
 
 def _remove(folder: Path, process: int) -> None:
-    """Remove the folder of a dataset that nobody uses any more; a forked child leaves it to its parent."""
+    """Remove the folder of a dataset that nobody uses any more.
+
+    In another process than `process`, such as a forked child, nothing is done.
+    """
     if os.getpid() == process:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -276,10 +276,10 @@ class Spool:
         return history
 
     def _bears_out(self, files: Mapping[str, Any], before: Sequence[Progress], progress: Progress) -> bool:
-        """Whether the bytes that were added to each file between two commits have the checksum of the second commit.
+        """Return whether the files hold the bytes of a commit: those that were added after the commit before it.
 
-        `progress` is the second commit. `before` holds the first one, or nothing if there is none. Each call reads
-        `files` on from where the previous call ended.
+        `progress` is the commit, with the checksums of these bytes. `before` holds the commit before it; it is empty
+        for the first commit. Each call reads `files` on from where the previous call ended.
         """
         if progress.files.keys() != files.keys() or files.keys() != self._layout.keys():
             return False

@@ -124,9 +124,9 @@ def best_thresholds(
     NaN.
 
     Args:
-        predictions: per question, (best text, ``no_answer``), where ``no_answer`` is the score for no answer minus that
-            of the text, or None if there is no text. A question is not answered if ``no_answer`` is above the
-            threshold. None instead of the tuple: no prediction, which counts as wrong.
+        predictions: (best text, ``no_answer``) for each question. ``no_answer`` is the score for no answer minus that
+            of the text; None: there is no text. A question is not answered if ``no_answer`` is above the threshold.
+            None instead of the tuple: there is no prediction, which counts as wrong.
         answers: the right texts of each question.
 
     >>> best_thresholds([("red", -2.0), ("dog", 1.0), ("cat", 3.0)], [["red"], [], ["cat"]])

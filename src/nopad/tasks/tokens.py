@@ -112,8 +112,8 @@ class TokenClassification(Task):
     def labels_in(cls, record: Mapping[str, Any], number: int, options: Mapping[str, Any]) -> Sequence[Any]:
         """Return the tags of record `number`, or those that its spans need. See `Task.labels_in`.
 
-        For spans, these are ``O``, and for each span its label if this is a tag (``B-PER``), else the label with ``B-``
-        and with ``I-`` before it.
+        Spans need the tag ``O``. A span whose label is a tag itself (``B-PER``) needs this tag; any other label needs
+        two tags: the label with ``B-`` and with ``I-`` before it.
         """
         if options["text"] is None:
             return _listed(record, options["tags"], number, "tags")

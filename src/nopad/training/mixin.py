@@ -69,8 +69,8 @@ class PackedMixin(EvaluatingMixin):
         loading: further options of `nopad.PackedLoader`: balance, cost, depth, ...
         schedule: the learning rate by sequences, tokens or steps seen (`nopad.training.Schedule`), in place of the
             Trainer's own schedule.
-        quiet: do not print, before training begins, what packing changes; and warn only of records that the task
-            truncated or left out, not of records that it split.
+        quiet: print less before training begins: nothing about what packing changes, and of what the task did to
+            records, only how many were truncated or left out.
 
     If you give a loader, ``gradient_accumulation_steps`` must equal its `accumulation`, and
     ``per_device_train_batch_size`` its `rows` or `sequences` (1 with `tokens`). ``num_train_epochs`` counts the epochs

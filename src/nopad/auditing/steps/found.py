@@ -165,12 +165,12 @@ def _real(batch: Mapping[str, Any], slots: int) -> NDArray[np.bool_]:
 
 
 def _matched(parts: Sequence[Places], flat: NDArray[Any], examples: Sequence[Example]) -> list[tuple[Any, int]]:
-    """Find each example among the sequences of a batch; return (places, begin) for each example.
+    """Find each example in the batch; return (places, begin) for each.
 
-    `parts` has, for each sequence of the batch, the positions of its tokens in the concatenated rows, whose ids are
-    `flat`. `places` are the positions of the example's tokens (None: not found), and `begin` is the index of the first
-    of its tokens that is there. A sequence of the batch equals the example, contains it (tokens were added), or is its
-    beginning or end (it was cut).
+    `parts` says, for each sequence of the batch, where its tokens lie in `flat`, the concatenated rows. `places` says
+    the same of an example's tokens (None: not found), and `begin` is the index of its first token that is in the batch.
+    A sequence of the batch equals the example, contains it (tokens were added), or is its beginning or end (it was
+    cut).
     """
     left = list(parts)
     found: list[tuple[Any, int]] = [(None, 0)] * len(examples)
@@ -277,9 +277,9 @@ def _lost(micro: Micro) -> None:
 def _made(
     example: Example, at: Places | None, begin: int, batch: Mapping[str, Any], flat: NDArray[Any]
 ) -> Example | None:
-    """Return a sequence as it is in the batch: its tokens there, and its labels there if they are per token.
+    """Return an example as it is in the batch: with the batch's tokens and, if these are per token, its labels.
 
-    None: the sequence is not in the batch (`at` is None).
+    The result is None if the example was not found there (`at` is None). `at` and `begin` are those of `_matched`.
     """
     if at is None:
         return None

@@ -63,8 +63,7 @@ class _Pieces:
 def _pieces(placed: Placement, together: bool) -> _Pieces:
     """Return how a batch is cut into runs.
 
-    With `together`, consecutive sequences of equal length, without padding between them, are one run. Otherwise each
-    sequence is a run of its own.
+    With `together`, adjacent sequences of the same length are one run; otherwise, each sequence is a run.
     """
     bounds = np.asarray(placed.bounds)
     lengths, index = np.diff(bounds), placed.layout.index

@@ -330,9 +330,9 @@ def _completed(
 
 
 def _within_one(task: Task, packing: Packing, budget: Budget) -> Packing:
-    """Return `packing`, but with those packs packed again that fit into no capacity.
+    """Pack the sequences of those packs again that fit into no capacity; return the new packing.
 
-    Such packs exist since a new pack may have its two limits from different capacities. `packing` is changed.
+    Such packs exist since a new pack may have its two limits from different capacities. `packing` is changed in place.
     """
     packs = list(packing)
     outside = np.flatnonzero(task.capacity_of(packs) < 0).tolist()

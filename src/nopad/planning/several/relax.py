@@ -100,8 +100,8 @@ class Master:
     def _first(self) -> list[Column]:
         """Return the columns to begin with.
 
-        For each capacity worth using: sand alone, and each class that fits, once and as often as it fits (at most
-        4,096 times).
+        For each capacity worth using, there is a column with sand alone. Each class that fits has two columns: one in
+        which it occurs once, and one in which it occurs as often as it fits (at most 4,096 times).
         """
         found: list[Column] = []
         corners = self.classes.corners

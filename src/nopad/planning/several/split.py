@@ -162,7 +162,10 @@ def _moved(
 
 
 def _part(counts: NDArray[np.int64], chosen: NDArray[np.bool_], share: float) -> NDArray[np.int64]:
-    """Return about this share of the chosen counts, as whole numbers; their running sum is rounded; int64 ``[k]``."""
+    """Return about this share of the chosen counts, as whole numbers; int64 ``[k]``, 0 where nothing is chosen.
+
+    The running sum is rounded, not each number, so that rounding errors do not add up.
+    """
     running = np.floor(np.cumsum(np.where(chosen, counts, 0) * share) + 0.5).astype(np.int64)
     return np.clip(np.diff(running, prepend=0), 0, np.where(chosen, counts, 0))
 

@@ -260,7 +260,7 @@ def _begin(path: Path, size: Size, factor: float) -> None:
 def _kept(folder: Path | None, size: Size, factor: float, seeds: int, recipes: Sequence[Recipe]) -> Learning:
     """Return the results in a folder that are of use to a study with this number of seeds, each result once.
 
-    `size` and the packing `factor` tell the study from others. Without a `folder`, there are no results. The folder is
+    `size` and the packing `factor` say which study this is. Without a `folder`, there are no results. The folder is
     only read; a last line that is not written to its end is left out.
 
     Raises:
