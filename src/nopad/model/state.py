@@ -51,11 +51,13 @@ from nopad.model.images import (
     refuse_others,
 )
 from nopad.model.known import class_of
-from nopad.model.later import take_off_judges, watch_changes
+from nopad.model.later import Watch, came_before, check_given, take_off_judges
 from nopad.model.mixers import Cut, Join, carry, mixing_hooks, refuse_compiled, release
-from nopad.model.own import changes, foreign
+from nopad.model.nested import kept
+from nopad.model.own import changes, foreign, is_own, own_modules
 from nopad.model.positions import positions
 from nopad.model.postconditions import check_attended, check_output, check_ran
+from nopad.model.proven import Proven
 from nopad.model.routers import check_losses, of_real_tokens
 from nopad.model.static import enter_static, leave_static
 from nopad.model.unguarded import check_rows, refuse_marked, refuse_unguarded
@@ -84,7 +86,8 @@ class State:
             attached again.
         kinds: classes of these modules.
         own: the user's own classes among its modules when it was made pack-safe, by qualified name.
-        changed: the user's own code that changed its modules then (`nopad.model.own.changes`).
+        watch: looks for code of the user's own that changes its modules later.
+        proven: the code of these classes, and what it reads, as they were then; None: there are none.
         roles: roles of the hooks that must run once in a call.
     """
 
@@ -99,7 +102,8 @@ class State:
     modules: tuple[nn.Module, ...] = ()
     kinds: frozenset[type] = frozenset()
     own: dict[str, type] = field(default_factory=dict)
-    changed: list[Any] = field(default_factory=list)
+    watch: Watch = field(default_factory=Watch)
+    proven: Proven | None = None
     roles: tuple[str, ...] = ()
     lock: Any = field(default_factory=Lock)
 
@@ -123,7 +127,8 @@ class State:
         """
         attention.register()
         model = self.model
-        self.own, self.changed = foreign(model), [call for _, call in changes(model)]
+        self.own, self.watch = foreign(model), Watch([call for _, call in changes(model)])
+        self.proven = Proven.of([one for _, one in own_modules(model)], model.config) if self.own else None
         self.cell.owned = True
         self.takes = parameters(type(model).forward)
         if not self.head.stock and takes_more(type(model).forward):
@@ -291,8 +296,7 @@ class State:
                 refuse_marked(arguments)
             return None
         self.cell.settle()
-        stack = self.cell.calls.stack
-        stack.append(None)  # the hook at the end always pops it, even after an exception
+        stack = self.cell.calls.begin()
         if args and isinstance(args[0], Mapping):
             raise BatchError("a batch was given as one argument; call model(**batch)")
         named = bound(module, args, kwargs)
@@ -316,7 +320,9 @@ class State:
                 "was made pack-safe; make it so anew: nopad.packed(nopad.unpacked(model))"
             )
         self.renew()
-        watch_changes(self.modules, self.kinds, self.changed, self.cell)
+        self.watch.look(self.modules, self.cell)
+        if self.proven is not None:
+            self.proven.check([one for one in self.modules if is_own(class_of(one))], self.model.config)
         if self.family.mixers:
             carry(self.cell, self.modules)
         check_raw(module, self.head.base, self.family, named)
@@ -335,6 +341,7 @@ class State:
         self.cell.count(1)
         stack[-1] = call
         call.token = attention.begin(call)
+        call.given = (module, kept(named)) if came_before(module) else None
         return (), named
 
     def leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
@@ -352,8 +359,7 @@ class State:
         self.cell.refuse_compiling()
         if torch.compiler.is_compiling():
             return output
-        stack = self.cell.calls.stack
-        call = stack.pop() if stack else None
+        call = self.cell.calls.end()
         if call is None:
             return None
         self.cell.count(-1)
@@ -361,6 +367,7 @@ class State:
         call.frame = None
         if output is None:  # the forward call raised
             return None
+        check_given(module, call, kwargs)
         check_ran(module, call, self.roles)
         check_attended(module, self.family, call, self.modules)
         output = self.head.leave(call, output)
