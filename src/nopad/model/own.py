@@ -180,6 +180,8 @@ def _functions(place: Any) -> Iterator[tuple[str, Any]]:
         call = next((getattr(value, one) for one in ("fget", "__func__", "func") if hasattr(value, one)), value)
         if not callable(call) or isinstance(call, type) or not is_own_call(call):
             continue
+        if not isinstance(place, type) and name.startswith("__"):
+            continue  # what torch.compile puts there
         if place is not torch or name in _OPERATIONS:  # others, such as torch.load, compute nothing of a model
             yield f"{place.__name__}.{name}", call
 
