@@ -42,7 +42,13 @@ class Decides:
         self.pools, self.options, self.nested = False, {"pools": [False]}, SimpleNamespace(pools=False)
         self.register_buffer("keep", torch.ones(20_001, dtype=torch.bool))
         self.register_buffer("scale", torch.ones(()))
-        self.steps, self.width = 0, 0
+        self.steps, self.width, self.losses = 0, 0, []
+
+    def step(self, batch):
+        """What a training loop runs, of which no proof is."""
+        self.losses.append(self.steps)
+        self.steps += 1
+        return self(**batch)
 
     def change(self, states):
         return states
@@ -144,13 +150,17 @@ def a_method_of_the_class(part, patch):
     patch.setattr(Decides, "change", lambda self, states: mixes(states))
 
 
+def a_method_of_a_class_below(part, patch):
+    patch.setattr(type(part), "change", lambda self, states: mixes(states))
+
+
 def a_function_that_it_calls(part, patch):
     patch.setattr(sys.modules[__name__], "whether", lambda: True)
 
 
 WAYS = [
     *(an_attribute, a_list_in_a_dict, a_namespace, a_buffer, a_setting, a_global, a_global_dict, a_method_of_one),
-    *(a_method_of_the_class, a_function_that_it_calls),
+    *(a_method_of_the_class, a_method_of_a_class_below, a_function_that_it_calls),
 ]
 
 
@@ -173,7 +183,9 @@ def test_a_change_by_which_code_decides_is_refused(name, way, monkeypatch):
 def test_what_a_proof_holds_for_may_change(name):
     model = made(name)
     packs_and_alone(model)
-    decider(model).steps = 5  # which no code reads
+    decider(model).steps = 5  # which no forward method reads
+    decider(model).losses.append(0.5)
+    type(decider(model)).other = 3
     decider(model).scale.fill_(2.0)
     with torch.no_grad():
         model.head.weight.mul_(2)

@@ -1,9 +1,9 @@
 """`Proven`: what the user's own code was when it was proven, compared with what it is, before each packed call.
 
 A proof follows code as it is. Later, a method may be replaced, or an attribute may be changed by which it decides. What
-is compared are the classes, the functions and globals that they reach, and of each module those attributes that its
-code reads, with its buffers of whole numbers. Weights and other buffers may change: proofs hold for any. So may what
-the code itself changes in a call, such as a table that it makes longer: proofs see to that.
+is compared are the methods that a call runs, the functions and globals that they reach, and of each module those
+attributes that they read, with its buffers of whole numbers. Weights and other buffers may change: proofs hold for any.
+So may what the code itself changes in a call, such as a table that it makes longer: proofs see to that.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from nopad.model.own import alike, is_own, is_own_call
 
 __all__ = ["Proven"]
 
+FIRST = ("forward", "__call__", "__getattr__", "__getattribute__")  # methods that a call runs first
 STORE, SETTERS = "STORE_ATTR", {"setattr", "__setattr__", "__dict__", "vars", "register_buffer", "_buffers"}
 WRITES = {"append", "extend", "insert", "pop", "popitem", "clear", "update", "setdefault", "add", "discard", "remove"}
 ITEMS = ("STORE_SUBSCR", "DELETE_SUBSCR")
@@ -59,11 +60,11 @@ class Proven:
     def of(cls, modules: Sequence[nn.Module], config: Any) -> Proven:
         """Return what these modules, and the user's own classes among theirs, are now."""
         kinds = dict.fromkeys(above for one in modules for above in class_of(one).__mro__ if is_own(above))
-        functions = list(_reached(kinds))
-        named = {name for one in functions for name in _names(one.__code__)}
-        stored, written = _stored(kinds)
+        run = _run(kinds)
+        named = {name for one in _reached(run) for name in _names(one.__code__)}
+        stored, written = _stored(run)
         found = cls(frozenset(named - stored), frozenset(written))
-        found._read_code(kinds, functions)
+        found._read_code(kinds, run)
         found.settings = found._named(config)
         for module in modules:
             held = found._of_module(module)
@@ -82,7 +83,7 @@ class Proven:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
         kinds = dict.fromkeys(above for kind in self.held for above in kind.__mro__ if is_own(above))
-        self._read_code(kinds, list(_reached(kinds)))
+        self._read_code(kinds, _run(kinds))
 
     def check(self, modules: Sequence[nn.Module], config: Any) -> None:
         """Check that the code, and what it names, is as it was.
@@ -112,12 +113,12 @@ class Proven:
         if plain:  # all else may be written to, by which its identity stays
             self.seen[module] = values
 
-    def _read_code(self, kinds: Mapping[type, Any], functions: Sequence[FunctionType]) -> None:
+    def _read_code(self, kinds: Mapping[type, Any], run: Sequence[tuple[str, FunctionType]]) -> None:
+        names = self.names.union(name for name, _ in run)
         for kind in kinds:
-            named = {name: value for name, value in vars(kind).items() if name in self.names or _is_code(value)}
-            self.code.append((kind, self._kept(named)))
+            self.code.append((kind, self._kept({name: vars(kind).get(name) for name in names})))
         files: dict[int, tuple[Any, Held]] = {}
-        for one in functions:
+        for one in _reached(run):
             known = files.setdefault(id(one.__globals__), (one.__globals__, {}))[1]
             known |= self._kept({name: one.__globals__[name] for name in _names(one.__code__) & one.__globals__.keys()})
         self.code += files.values()
@@ -146,10 +147,20 @@ def _usual() -> frozenset[str]:
     return frozenset({*vars(nn.Module()), *vars(PreTrainedConfig()), *SWITCHES})
 
 
-def _reached(kinds: Mapping[type, Any]) -> Iterator[FunctionType]:
-    """Yield the functions of the user's own classes, and those of his own that they call by name."""
-    waiting = [call for kind in kinds for one in vars(kind).values() for call in _functions(one)]
-    seen = set[FunctionType]()
+def _run(kinds: Mapping[type, Any]) -> list[tuple[str, FunctionType]]:
+    """Return the methods of classes that a call of them may run, each with its name."""
+    methods = [(name, call) for kind in kinds for name, one in vars(kind).items() for call in _functions(one)]
+    called, waiting = set[str](), set(FIRST)
+    while waiting:
+        called |= waiting
+        inside = (_names(call.__code__) for name, call in methods if name in waiting)
+        waiting = {name for names in inside for name in names if name != "__init__"} - called
+    return [(name, call) for name, call in methods if name in called]
+
+
+def _reached(run: Sequence[tuple[str, FunctionType]]) -> Iterator[FunctionType]:
+    """Yield these methods, and the functions of the user's own that they call by name."""
+    waiting, seen = [call for _, call in run], set[FunctionType]()
     while waiting:
         one = waiting.pop()
         if one in seen or not is_own_call(one):
@@ -160,21 +171,11 @@ def _reached(kinds: Mapping[type, Any]) -> Iterator[FunctionType]:
         waiting += [call for value in called for call in _functions(value)]
 
 
-def _stored(kinds: Mapping[type, Any]) -> tuple[set[str], set[str]]:
-    """Return the names of attributes that a forward method sets, and of those that it may write to.
-
-    Methods that it calls are looked into.
-    """
-    methods = [(name, call.__code__) for kind in kinds for name, one in vars(kind).items() for call in _functions(one)]
-    called, waiting = set[str](), {"forward"}
-    while waiting:
-        called |= waiting
-        inside = (_names(code) for name, code in methods if name in waiting)
-        waiting = {name for names in inside for name in names} - called
+def _stored(run: Sequence[tuple[str, FunctionType]]) -> tuple[set[str], set[str]]:
+    """Return the names of attributes that these methods set, and of those that they may write to."""
     stored, written = set[str](), set[str]()
-    for code in (code for name, code in methods if name in called and name != "__init__"):
+    for code in (call.__code__ for _, call in run):
         steps, names = list(dis.get_instructions(code)), _names(code)
-        # It may write into anything that it reads
         if names & WRITES or any(one.opname in ITEMS for one in steps):
             written |= names
         stored |= names if names & SETTERS else {one.argval for one in steps if one.opname == STORE}
@@ -185,10 +186,6 @@ def _functions(value: Any) -> list[FunctionType]:
     names = ("fget", "fset", "__func__", "func", "__wrapped__")
     inside = [getattr(value, name, None) for name in names] if not isinstance(value, type) else []
     return [one for one in (value, *inside) if isinstance(one, FunctionType)]
-
-
-def _is_code(value: Any) -> bool:
-    return bool(_functions(value)) or isinstance(value, staticmethod | classmethod | property | functools.partial)
 
 
 @functools.lru_cache(maxsize=4096)
