@@ -336,7 +336,7 @@ def test_too_little_memory_names_what_helps(tmp_path, monkeypatch, error):
         raise error
 
     monkeypatch.setattr(run.model.classifier, "forward", forward)
-    state_of(run.model).changed.append(forward)  # as if the model had had it before
+    state_of(run.model).watch.known.append(forward)  # as if the model had had it before
     with pytest.raises(DeviceMemoryError, match=r"2 rows of 64 slots.*gradient_checkpointing=True"):
         run.train()
 

@@ -196,6 +196,7 @@ def _copied(wrapper: nn.Module, base: Any, small: Any) -> nn.Module:
         torch.manual_seed(0)
         for module in outer_modules(made).values():
             shake(module.parameters(recurse=False))
+            shake(one for one in module._buffers.values() if one is not None and one.is_floating_point())
         if small is None:
             shake(next(iter(bases_of(made).values())).parameters())
     config = next(iter(bases_of(made).values())).config

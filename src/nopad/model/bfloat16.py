@@ -53,7 +53,7 @@ class Bfloat16Linear(nn.Linear):
         self.training = plain.training
         self.activation = activation
         self._formula = (None if activation is None else formula_of(activation)) or ("none", "")
-        self._laid_out: tuple[tuple[int, int, int], Tensor] | None = None
+        self._laid_out: tuple[Tensor, Tensor, int, Tensor] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes without the copied weights, which can be neither copied nor stored."""
@@ -73,6 +73,8 @@ class Bfloat16Linear(nn.Linear):
             states.device.type == self.weight.device.type == "cpu"
             and states.dtype == self.weight.dtype == torch.bfloat16
             and states.numel() > 0
+            and self.out_features > 0
+            and not self.weight.is_inference()  # which has no number of its version
             and not torch.is_grad_enabled()
             and not torch.is_autocast_enabled("cpu")
             and not torch.compiler.is_compiling()
@@ -80,12 +82,18 @@ class Bfloat16Linear(nn.Linear):
         )
 
     def _packed(self) -> Tensor:
-        """Return the weight in oneDNN's order: the stored copy, or a new one if the weight was changed."""
-        weight = self.weight
-        state = (id(weight), 0 if weight.is_inference() else weight._version, weight.data_ptr())
-        if self._laid_out is None or self._laid_out[0] != state:
-            self._laid_out = (state, torch.ops.mkldnn._reorder_linear_weight(weight.detach()))
-        return self._laid_out[1]
+        """Return the weight in oneDNN's order."""
+        weight, known = self.weight, self._laid_out
+        if (
+            known is None
+            or known[0] is not weight
+            or known[1].data_ptr() != weight.data_ptr()
+            or known[2] != weight._version
+        ):
+            # The weight and its memory are held, so that no other gets their places while they are compared with
+            known = weight, weight.detach(), weight._version, torch.ops.mkldnn._reorder_linear_weight(weight.detach())
+            self._laid_out = known
+        return known[3]
 
 
 def fused(model: Any) -> Any:

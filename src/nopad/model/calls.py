@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from nopad.batch.device import Placement
 from nopad.errors import UnsupportedModelError
+from nopad.model.nested import kept
 
 if TYPE_CHECKING:
     from nopad.model.heads import Head
@@ -47,6 +48,7 @@ class Call:
         frame: the Python stack frame that calls the module, until the call ends.
         outer: the packed call inside which this one runs, or None.
         token: what `nopad.model.attention.begin` returned.
+        given: the model and a copy of its arguments, if a hook that came later may change them; else None.
     """
 
     head: Head
@@ -66,6 +68,12 @@ class Call:
     frame: FrameType | None = None
     outer: Call | None = None
     token: Any = None
+    given: Any = None
+
+    def note(self, module: nn.Module, named: Mapping[str, Any]) -> None:
+        """Note that a hook of nopad returned other arguments for a module, which may be the model."""
+        if self.given is not None and self.given[0] is module:
+            self.given = module, kept(named)
 
     @property
     def side(self) -> Placement:
@@ -108,6 +116,19 @@ class Calls(local):
         self.stack: list[Call | None] = []
         self.static = Static()
         self.again: Placement | None = None  # the layout of the checkpointed layer that runs now, perhaps again
+        self.ended = False  # whether the call that ended last was a packed one, and none began since
+
+    def begin(self) -> list[Call | None]:
+        """Begin a call, which is an ordinary one so far; return the stack. `end` ends it, even after an exception."""
+        self.ended = False
+        self.stack.append(None)
+        return self.stack
+
+    def end(self) -> Call | None:
+        """End the innermost call, and return it; None: it was an ordinary one."""
+        call = self.stack.pop() if self.stack else None
+        self.ended = call is not None
+        return call
 
 
 class Cell:

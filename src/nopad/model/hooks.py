@@ -111,6 +111,7 @@ class Swap(Hook):
             named["encoder_attention_mask"] = dense_cross(cross) if call.compiled else cross.mask()
         elif takes(module, "attention_mask"):
             named["attention_mask"] = call.placed.mask() if family.masked else None
+        call.note(module, named)
         return (), named
 
 
@@ -140,7 +141,9 @@ class Count(Hook):
             )
         if named.get("use_cache") is None and "use_cache" in parameters(type(module).forward):
             named["use_cache"] = False
-        return (), {**named, "position_ids": call.positions}
+        named["position_ids"] = call.positions
+        call.note(module, named)
+        return (), named
 
 
 @dataclass(eq=False)
