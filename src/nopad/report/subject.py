@@ -120,7 +120,8 @@ def read_subject(path: Path) -> Subject:
     """Read the subject of a report: the histogram, plan or packed dataset at a path.
 
     Raises:
-        FormatError: the path is not a histogram, plan or packed dataset.
+        FormatError: the path is not a histogram, plan or packed dataset; or the plan of the dataset is missing or
+            damaged.
         OptionError: the histogram states no valid capacity, or the histogram or plan holds no sequence.
         LengthError: a length or count in the histogram is out of range, or a length is above the capacity.
         CorruptError: the dataset is damaged, or its job has not finished.

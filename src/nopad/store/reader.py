@@ -66,6 +66,7 @@ def open_packed(path: str | Path, *, cached_row_groups: int = 16) -> PackedDatas
         CorruptError: the job that writes the dataset has not finished, one of its two datasets is missing, or the
             manifest is damaged.
         StorageError: the manifest cannot be read.
+        OptionError: `cached_row_groups` is not an integer of at least 0.
 
     >>> import nopad, tempfile
     >>> out = tempfile.mkdtemp()
@@ -156,6 +157,7 @@ class PackedDataset:
         Raises:
             OptionError: the dataset is an index without tokens, or its labels do not fit `causal`.
             CorruptError: a shard is missing or damaged.
+            StorageError: a shard cannot be read.
             MissingExtraError: `datasets` is not installed.
 
         >>> import nopad
