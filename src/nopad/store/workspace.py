@@ -92,7 +92,7 @@ class Workspace:
     def claim(self, settings: Mapping[str, Any], source: Inventoried) -> Iterator[None]:
         """For a ``with`` block, lock the work folder, which is created if it does not exist.
 
-        If the folder holds an unfinished job, this must be the same job.
+        If the folder holds an unfinished job, this must be the same job; if not, ``job.json`` is written.
 
         Raises:
             OutputExistsError: `out` is a file, or is not empty and holds no unfinished job.
