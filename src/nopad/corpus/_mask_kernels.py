@@ -1,4 +1,4 @@
-"""The compiled loop that draws masks. Conventions as in `nopad._kernels`."""
+"""The compiled loops that draw masks. Conventions as in `nopad._kernels`."""
 
 from __future__ import annotations
 

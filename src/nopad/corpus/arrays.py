@@ -155,7 +155,8 @@ class ArrayFolder(TableSource):
     def _cuts(self, read: Read) -> Iterator[tuple[int, NDArray[np.int64]]]:
         """Yield (number of the first sequence, offsets) for each batch; offsets are read a million at a time.
 
-        The offsets are int64 ``[n + 1]`` for a batch of n sequences, and count from the start of ``ids.npy``.
+        The offsets are int64 ``[n + 1]`` for a batch of n sequences, and count from the start of ``ids.npy``. `read`
+        reads the file of offsets (`NpyFile.opened`).
 
         Raises:
             SourceError: the offsets fall, or a sequence is too long; or it is unclear which columns are per token.

@@ -323,7 +323,13 @@ class ChatEncoder:
         return Answered(ids=ids, learned=learned)
 
     def _check_turn(self, chat: Conversation, turn: int, written: str, number: int) -> None:
-        """Refuse a turn whose content is not in `written`, what the template wrote for it; white space is ignored."""
+        """Refuse a turn if `written`, the text that the template writes for it, lacks its content.
+
+        White space is ignored. `number` is the record's number, for messages.
+
+        Raises:
+            RecordError: the content is not in `written`.
+        """
         said = "".join((chat.messages[turn].get("content") or "").split())
         if said not in "".join(written.split()):
             raise RecordError(

@@ -131,7 +131,8 @@ def open_source(
         block_bytes: about how many bytes a block has.
 
     Raises:
-        SourceError: a path is missing, unreadable, given twice or has nothing to read; `inputs` is of another type; or
+        SourceError: a path is missing, unreadable, given twice or has nothing to read; `inputs` is of another type; a
+            column that `options` name is missing or cannot be read, or an option is for ids and the input is text; or
             some files hold text and others ready-made ids, or their columns differ. The message says what to do.
         RecordError: a CSV, TSV or JSON file is broken in its first records, which are read to find the columns.
         OptionError: an option has no effect beside `encoder`, or a column to carry is one that the encoder makes.
@@ -166,7 +167,7 @@ def open_source(
 
 
 def _from_paths(inputs: Any, options: ReaderOptions, encoder: Encoder | None, block_bytes: int) -> Source:
-    """Return the source of files, folders and URLs."""
+    """Return the source of files, folders, URLs and datasets of the hub (``hf:NAME``)."""
     finder = Finder(suffixes=CORPORA.only(options.suffixes))
     finder.find_all([inputs] if isinstance(inputs, str | os.PathLike) else inputs)
     files: list[Source] = []

@@ -167,7 +167,7 @@ class Finder:
     folders: list[Path] = field(default_factory=list)
 
     def find_all(self, inputs: Sequence[str | os.PathLike[str]]) -> None:
-        """Find all inputs, and add them to `found`.
+        """Find all inputs, and add them to `found`; also add to `ignored` and `folders`.
 
         Raises:
             SourceError: no path is given; a path is missing, unreadable, given twice, of a format that is not read, a

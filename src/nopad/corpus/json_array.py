@@ -41,9 +41,9 @@ def array_runs(file: InputFile) -> Iterator[Run]:
     """Yield the objects of a JSON array as runs of records; a value that is not an object is a `Bad` record of its run.
 
     Raises:
-        RecordError: the file is not a JSON array, or is broken or cut short; nothing after that point can be read. The
-            error is raised when the last run is decoded. Its message names the line, or the offset of bytes that are
-            not UTF-8.
+        RecordError: the file is not a JSON array, is broken or cut short, or has an object of more than about 2^26
+            characters; nothing after that point can be read. The error is raised when the last run is decoded. Its
+            message names the line, or the offset of bytes that are not UTF-8.
         SourceError: the file cannot be read, or changed since it was found.
     """
     part: list[dict[str, Any] | Bad] = []

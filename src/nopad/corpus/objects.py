@@ -224,7 +224,7 @@ def schema_of(items: Sequence[Mapping[str, Any]]) -> pa.Schema:
     """Return a schema with one column per key, whose type is the common Arrow type of the key's values.
 
     The type is float if integers and floats are mixed. If there is no common type, it is that of the first value for
-    which Arrow has a type; if there is no such value, it is null.
+    which Arrow has a type; if there is no such value, it is null. If all values are empty lists, it is a list of int64.
 
     >>> [str(field.type) for field in schema_of([{"a": 1, "b": [2]}, {"a": 0.5, "b": []}])]
     ['double', 'list<item: int64>']

@@ -56,11 +56,11 @@ class PairOptions:
         max_length: maximum number of tokens in a pair, ``[CLS]`` and two ``[SEP]`` included.
         copies: how many times pairs are made from every document, different ones each time (BERT's ``dupe_factor``).
         short: the share of documents, from 0 to 1, for which a smaller target number of tokens per pair is drawn.
-        random_next: the share, from 0 to 1, of pairs of several sentences whose side B comes from another document. In
-            a pair for which only one sentence was taken, side B always does.
+        random_next: the share of pairs, from 0 to 1, that get side B from another document. It does not count for a
+            pair for which only one sentence was taken: its side B always comes from another document.
         sentences: how documents are divided: "rules" (`nopad.corpus.sentences`), or "line" if each line is a sentence.
-        over_long: what to do with a sentence too long to fit beside one token of another: "error" raises, "truncate"
-            keeps its beginning, "split" cuts it into pieces, "drop" leaves it out.
+        over_long: what to do with a sentence too long to share a pair with one more token: "error" raises RecordError,
+            "truncate" keeps its beginning, "split" cuts it into pieces, "drop" leaves it out.
         empty: what to do with a document without a sentence: "skip" leaves it out, "error" raises RecordError.
         static: whether masks are drawn now and stored in a column ``labels``; otherwise they are drawn for each batch.
         rate, max_predictions: only for static masks: the share of tokens to predict, and the maximum number of
@@ -253,7 +253,7 @@ def pairs_of(
     options: PairOptions,
     where: str = "the documents",
 ) -> Pairs:
-    """Make pairs from tokenised documents.
+    """Make pairs from tokenised documents, and return them.
 
     Args:
         given: the documents' sentences. Those that are too long are handled as `options.over_long` says; if that is

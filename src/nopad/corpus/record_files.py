@@ -228,7 +228,7 @@ def _made(
 ) -> Iterator[Records | BadRecord]:
     """Encode dicts, and yield runs of good records with single bad ones between them, in order.
 
-    `at` are the lines or numbers of the dicts.
+    `at` are the lines or numbers of the dicts. If `encoder` is None, the dicts are taken as they are.
     """
     if encoder is None:
         yield from _in_columns(items, at, schema, chosen)

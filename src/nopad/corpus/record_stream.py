@@ -172,7 +172,11 @@ class RecordStream:
         return [(file.name, file.size) for file, _ in self.parts if file is not None]
 
     def settings(self) -> dict[str, Any]:
-        """Return how the input is read (format, columns read as text, text unit), by name, for a manifest."""
+        """Return how the input is read, by name, for a manifest.
+
+        ``kind`` and ``strings`` (the columns that are read as text) are always there, ``text_unit`` and
+        ``on_bad_record`` only if they are not the defaults.
+        """
         further: dict[str, str] = {} if self._text_unit == "line" else {"text_unit": self._text_unit}
         further |= {} if self.on_bad_record == "error" else {"on_bad_record": self.on_bad_record}
         return {"kind": self.kind, "strings": list(self._strings), **further}

@@ -186,7 +186,7 @@ def object_runs(items: Iterable[Any], name: str) -> Iterator[Run]:
 
 
 def _guarded(items: Iterable[Any], name: str) -> Iterator[Any]:
-    """Yield the items; any error of the user's iterator, but those of nopad, becomes a SourceError."""
+    """Yield the items; an error of the user's iterator becomes a SourceError, unless it is nopad's."""
     row = 1
     try:
         for item in items:

@@ -232,7 +232,9 @@ def _content(schema: pa.Schema, options: ReaderOptions, place: str) -> tuple[str
 
 
 def _mask(schema: pa.Schema, field: str, place: str) -> str | None:
-    """Return the name of the column that marks padding; "auto": ``attention_mask``, or None if it holds no lists.
+    """Return the name of the column that marks padding; `field` is `ReaderOptions.mask_field`.
+
+    For "auto", it is ``attention_mask``, or None if there is no such column of lists.
 
     Raises:
         SourceError: the named column is missing, occurs twice, or does not hold lists of integers or booleans.
@@ -284,7 +286,10 @@ def _found(schema: pa.Schema, name: str, place: str) -> Carried | None:
 
 
 def _carried(schema: pa.Schema, name: str, kind: Kind) -> Carried | None:
-    """Return how a column is carried beside content of this `kind` (text or ids); None if its type cannot be."""
+    """Return how a column is carried beside content of this `kind` (text or ids).
+
+    The result is None if a column of this type cannot be carried.
+    """
     found = schema.field(name).type
     found = found.value_type if pa.types.is_dictionary(found) else found
     if is_list(found):

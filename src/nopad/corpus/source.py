@@ -222,7 +222,12 @@ class Source(ABC):
 class IterableSource(Source):
     """Texts or lists of ids from memory, in blocks of `block_records` items.
 
-    Messages count the items from 1, and name the input `name`, as fingerprints do.
+    Messages count the items from 1.
+
+    Args:
+        items: the texts, or the lists of ids.
+        name: name of the input, in fingerprints and messages.
+        block_records: number of items in a block.
 
     Raises:
         SourceError: texts and ids are mixed, or an item is neither.

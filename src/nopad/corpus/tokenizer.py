@@ -81,7 +81,11 @@ class Tokenizer:
         return hashlib.sha256(canonical.encode()).hexdigest()
 
     def encode(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
-        """Return the token ids of each text, int32 ``[length]``, without special tokens."""
+        """Return the token ids of each text, int32 ``[length]``, without special tokens.
+
+        Raises:
+            FormatError: as for `encodings`.
+        """
         tokens, lengths = self.flatten(self.encodings(texts))
         return np.split(tokens, np.cumsum(lengths)[:-1]) if len(texts) else []
 

@@ -155,7 +155,9 @@ def source_chart(subject: Subject) -> Any:
 
 
 def slots_chart(subject: Subject, settings: Settings) -> Any:
-    """Return a chart with a bar of slots, tokens and padding, for packing and for three ways without packing.
+    """Return a chart with a bar of slots for packing, and for each of three ways without packing.
+
+    Each bar is divided into tokens and padding.
 
     Raises:
         OptionError: as in `ways_of`.

@@ -1,4 +1,4 @@
-"""Write the command that makes a plan or a packed dataset again, with no option that the command does not have."""
+"""Write the command that makes a plan or a packed dataset again; it has only options that the command knows."""
 
 from __future__ import annotations
 
@@ -78,9 +78,9 @@ def tokenizer_of(stated: Mapping[str, Any] | None, options: Mapping[str, Any]) -
 
 
 def _asked(algorithm: str, options: Mapping[str, Any]) -> list[str]:
-    """Return the values in `options` that differ from their defaults, each as a text NAME=VALUE.
+    """Return the options of a plan that differ from their defaults, each as a text NAME=VALUE.
 
-    `options` are those of the plan's algorithm, and the plan's conditions.
+    They are options of the `algorithm` and conditions on packs; other entries of `options` are left out.
     """
     own, conditions = complete_options(algorithm, {})
     usual = {**own, **conditions}

@@ -1,9 +1,9 @@
 """How many sequences share a pack, and whether their lengths are more alike than by chance.
 
-The measure is the mean difference in length of two sequences. It is computed twice: for pairs in one pack (a sequence
-is drawn, then another one of its pack), and for pairs drawn at random from all sequences that share a pack. If packs
-were filled at random, both means would be equal. Packing puts long sequences with short ones, so the lengths in a pack
-often differ by more.
+The measure is the mean difference in length of two sequences. The mean over pairs of one pack (a sequence is drawn,
+then another one of its pack) is compared with the mean over pairs drawn at random from all sequences that share a pack.
+If packs were filled at random, both means would be equal. Packing puts long sequences with short ones, so the lengths
+in a pack often differ by more.
 
 O(n log n) time for the n lengths of a plan's strategies. Sums are 64-bit floats.
 """

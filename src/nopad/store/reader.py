@@ -66,6 +66,7 @@ def open_packed(path: str | Path, *, cached_row_groups: int = 16) -> PackedDatas
         CorruptError: the job that writes the dataset has not finished, one of its two datasets is missing, or the
             manifest is damaged.
         StorageError: the manifest cannot be read.
+        OptionError: `cached_row_groups` is not an integer of at least 0.
 
     >>> import nopad, tempfile
     >>> out = tempfile.mkdtemp()
@@ -156,6 +157,7 @@ class PackedDataset:
         Raises:
             OptionError: the dataset is an index without tokens, or its labels do not fit `causal`.
             CorruptError: a shard is missing or damaged.
+            StorageError: a shard cannot be read.
             MissingExtraError: `datasets` is not installed.
 
         >>> import nopad
@@ -269,7 +271,12 @@ class PackedDataset:
         return [self[at] for at in indices]
 
     def __iter__(self) -> Iterator[PackedRow]:
-        """Iterate over all packs in stored order, reading ahead."""
+        """Iterate over all packs in stored order, reading ahead.
+
+        Raises:
+            CorruptError: a shard is missing or damaged.
+            StorageError: a shard cannot be read.
+        """
         for row_group in self.iter_row_groups(range(self.row_groups)):
             yield from map(PackedRow, repeat(row_group), range(len(row_group)))
 
@@ -281,6 +288,7 @@ class PackedDataset:
 
         Raises:
             OptionError: `seed` or `epoch` is not an integer from 0 to 2^64 - 1.
+            CorruptError: the totals in the manifest are not the sums over its shards.
 
         >>> import tempfile, nopad
         >>> from nopad.corpus import CorpusOptions, IterableSource

@@ -97,9 +97,16 @@ class Spool:
         carried: Sequence[Carried] = (),
         commit_every_s: float = 2.0,
     ) -> None:
-        """Open or create the spool in an existing `folder`; without `keep_tokens`, tokens and columns are not stored.
+        """Open the spool in an existing folder; if there is none, its files are created when something is written.
 
-        Raises StorageError if the spool cannot be read.
+        Args:
+            folder: the folder of the files.
+            keep_tokens: whether tokens and carried columns are stored.
+            carried: the columns that are carried.
+            commit_every_s: minimum number of seconds between two commits by `append`.
+
+        Raises:
+            StorageError: the spool cannot be read.
         """
         self._folder = folder
         self._layout = spool_files(keep_tokens, carried)

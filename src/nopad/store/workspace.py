@@ -92,7 +92,7 @@ class Workspace:
     def claim(self, settings: Mapping[str, Any], source: Inventoried) -> Iterator[None]:
         """For a ``with`` block, lock the work folder, which is created if it does not exist.
 
-        If the folder holds an unfinished job, this must be the same job.
+        If the folder holds an unfinished job, this must be the same job; if not, ``job.json`` is written.
 
         Raises:
             OutputExistsError: `out` is a file, or is not empty and holds no unfinished job.
@@ -137,6 +137,9 @@ class Workspace:
 
         `file` is the path of the file relative to the work folder, `origin` the fingerprint of the source; `known` is
         what else the journal shall say about the file, by name, at least its ``sha256``.
+
+        Raises:
+            StorageError: the disk is full, or the write failed.
         """
         line = sealed_line({"finished": {"file": file, **known}, "origin": origin})
         with storage_errors("writing", self.work), open(self.work / FINISHED, "ab") as journal:
@@ -152,6 +155,7 @@ class Workspace:
 
         Raises:
             ResumeError: a file was made from another source than `origin`.
+            StorageError: the journal or a file cannot be read.
         """
         where = folder or self.work
         with storage_errors("reading", self.work):
@@ -182,7 +186,11 @@ class Workspace:
             os.replace(self.out / name, self.work / name)
 
     def move_into_place(self, names: Iterable[str]) -> None:
-        """Move files and folders with these names from the work folder to `out`, unless they were moved before."""
+        """Move files and folders with these names from the work folder to `out`, unless they were moved before.
+
+        Raises:
+            StorageError: one of them cannot be moved.
+        """
         with storage_errors("publishing", self.out):
             for name in names:
                 if (self.work / name).exists():

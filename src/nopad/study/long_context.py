@@ -196,7 +196,8 @@ def too_long(
 ) -> tuple[int, NDArray[np.int32]]:
     """Return how many random steps have a floor above 10 % because of one sequence, and the lengths of these sequences.
 
-    The lengths are in tokens, int32 ``[n]``. No deal makes these steps even: such sequences need context parallelism.
+    The lengths are in tokens, int32 ``[n]``. These steps stay uneven, however their sequences are dealt to ranks: such
+    sequences need context parallelism.
     """
     cost = cost or Attention(hidden_size=HIDDEN_SIZE)
     lengths = _corpus(workload, Shape(ranks, 1, ACCUMULATION, 1), steps)
@@ -295,7 +296,10 @@ def _worst_fit_decreasing(lengths: NDArray[np.int32], costs: NDArray[np.int64], 
 
 
 def _open_packs(lengths: NDArray[np.int32], costs: NDArray[np.int64], capacity: int, shape: Shape) -> _Dealt:
-    """Let each rank pack its own share of the sequences; in the k-th micro-step, a rank gets the k-th pack it made."""
+    """Let each rank pack its own share of the sequences; in the k-th micro-step, a rank gets the k-th pack it made.
+
+    The last packs of each rank, which may not be full, are left out, so that all ranks have the same number.
+    """
     from nopad.study._kernels import first_fit_in_bins
 
     ranks = []
@@ -345,7 +349,11 @@ def _dealt(packed: _Packed, shape: Shape, balance: Balance) -> _Dealt:
 
 
 def _capped(lengths: NDArray[np.int32], costs: NDArray[np.int64], capacity: int, shape: Shape) -> _Dealt:
-    """Deal the sequences of each step by cost; a rank may take up to twice the tokens of an even share."""
+    """Deal the sequences of each step by cost; a rank may take up to twice the tokens of an even share.
+
+    The result has one micro-step per step, with all that a rank gets in the step. Sequences that do not fill a last
+    step are left out.
+    """
     cap = 2 * shape.accumulation * capacity
     step_of = np.cumsum(lengths, dtype=np.int64) // (shape.per_step * capacity)
     ends = np.flatnonzero(np.diff(step_of)) + 1

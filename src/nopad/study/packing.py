@@ -104,7 +104,7 @@ def _what_it_took(made: Plan) -> list[str]:
 
 
 def contrast(table: Table, histogram: Histogram, algorithm: str = "optimal") -> list[Redone]:
-    """Return, for each depth above 1 in the table, a row with the result of `algorithm`.
+    """Return, for each depth in the table except 1, a row with the result of `algorithm`.
 
     The row's note gives the lower bound on the number of packs, or says that the plan is optimal.
     """

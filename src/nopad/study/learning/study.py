@@ -124,7 +124,7 @@ def _crossing(points: Sequence[Point], accuracy: float, what: str) -> float | No
 
 
 def prepare(size: Size, recipes: Sequence[Recipe], seeds: int, folder: Path | None = None) -> Prepared:
-    """Read the texts and time a few steps, so that the duration of the study is known before it runs.
+    """Read the texts, time a few steps to estimate how long the study takes, and return the study to run.
 
     Args:
         size: one of `SIZES`, or a `Size` of your own.
@@ -240,10 +240,10 @@ def _header(size: Size, factor: float) -> dict[str, Any]:
 
 
 def _begin(path: Path, size: Size, factor: float) -> None:
-    """Prepare the results file at `path`, so that lines can be appended; the caller holds the lock.
+    """Prepare the results file at `path` for appending; the caller holds the lock.
 
-    If there is no file, it is created, with a header line. A last line that was not written to its end, since the study
-    was stopped, is removed.
+    If there is no file, it is created with a header line. Otherwise it must be of this study; a last line that was not
+    written to its end, since the study was stopped, is removed.
 
     Raises:
         StorageError: the file cannot be read or written.
