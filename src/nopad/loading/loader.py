@@ -475,7 +475,11 @@ def _collated(sequences: Sequences, form: Form, per_row: NDArray[np.int64]) -> P
 
 
 def _shared(ranks: Ranks, feed: Feed, host_dir: str | os.PathLike[str] | None) -> HostArrays | None:
-    """Return this host's shared arrays; None if `host_dir` is None, and a node has one rank or the data are small."""
+    """Return this host's shared arrays; None: nothing is shared.
+
+    Nothing is shared if `host_dir` is None and sharing is not worth it: a node has one rank, or the data have fewer
+    than 2**20 sequences.
+    """
     if host_dir is None and (ranks.node_size == 1 or feed.sequences < _SHARED_FROM):
         return None
     return HostArrays(feed.facts(), None if host_dir is None else Path(host_dir))

@@ -287,7 +287,9 @@ class OnlinePacker:
         return found
 
     def poll(self, now_ns: int, *, idle: bool = True, draining: bool = False) -> Decision:
-        """Return the batch that leaves now, if any, and remove its requests from those that wait.
+        """Return a `Decision`: the batch that leaves now, if any, the expired requests, and when to call this again.
+
+        The requests of the batch, and those whose deadline has come, no longer wait afterwards.
 
         Args:
             now_ns: the current time, in nanoseconds.
