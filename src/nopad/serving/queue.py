@@ -174,7 +174,8 @@ class RequestQueue:
         """Return how many ns before its deadline a request must leave; 0: no deadline.
 
         Raises:
-            DeadlineError: the deadline has passed, or at the speed of recent batches it cannot be met.
+            DeadlineError: the deadline has passed; or it cannot be met at the speed of recent batches, and other
+                requests wait or run.
         """
         if deadline is None:
             return 0

@@ -187,7 +187,7 @@ class PackRunner:
             inputs: the request, as the class describes it. It is tokenised here, in the calling thread.
             deadline_s: number of seconds from now after which the answer is of no use; if the request still waits then,
                 its future raises DeadlineError. A deadline that cannot be met at the speed of recent batches is refused
-                at once. None: no deadline.
+                at once, unless no other request waits or runs. None: no deadline.
             priority: requests of a higher priority leave first; see `OnlinePacker.add`.
             how: of a model, `out`: buffers for outputs by their names, tensors or NumPy arrays with the shape and dtype
                 of the result. The outputs are written to them, and the answer has the buffers themselves. Of an
