@@ -48,6 +48,8 @@ def refuse_torchs(options: Mapping[str, Any]) -> None:
 def refuse_dealing(**given: Any) -> None:
     """Refuse, for a stream, the arguments that only an epoch of known size can honour, such as `balance` and `groups`.
 
+    `given` are the values of such arguments of `PackedLoader`, by name.
+
     Raises:
         OptionError: one of these arguments is not at its default.
     """

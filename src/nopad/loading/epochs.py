@@ -128,10 +128,10 @@ class Epochs:
         return Course(units, order, at.leg, cost=self.cost, last=self.last, resumed=bool(at.past))
 
     def _begun(self, at: Position) -> _Begun:
-        """Return the units of the epoch that begins at `at`, and its first leg as a pair (key from `_which`, `Course`).
+        """Return the units of the epoch that begins at `at`, and its first leg: a pair of its key and its `Course`.
 
-        A leg is a part of an epoch in which ranks, step and balance stay the same. Without a token cap, the second
-        result is None: no steps have to be fitted to a cap, so the leg is dealt later.
+        A leg is a part of an epoch in which ranks, step and balance stay the same; its key is the result of `_which`.
+        Without a token cap, the second result is None: no steps have to be fitted to a cap, so the leg is dealt later.
         """
         units = self._made(at.epoch)
         return units, None if at.leg.token_cap is None else (_which(at), self._dealt(units, at))

@@ -41,7 +41,7 @@ class EpochSupply(Supply):
 
         Raises:
             OptionError: the units (packs, rows, single sequences or groups) do not make a single step, or do not make
-                whole steps and `last` is "refuse".
+                whole steps and `last` is "refuse"; or the balance would reorder units whose order must stay.
             BalanceError: the balance cannot draw these units, or the cost model gives an invalid cost.
             LengthError: a unit does not fit under the token cap.
         """

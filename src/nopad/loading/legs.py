@@ -236,7 +236,7 @@ def ordered(
 
 
 def check_cap(units: Units, leg: Leg, unit: str) -> None:
-    """Refuse a token cap under which a unit could never be dealt, even if this epoch leaves that unit out.
+    """Refuse a token cap that is too small for a unit; units that this epoch leaves out are checked too.
 
     Units are packs, rows, single sequences or groups; `unit`, such as "sequence", is the word for one in the message.
 

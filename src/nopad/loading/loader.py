@@ -475,9 +475,10 @@ def _collated(sequences: Sequences, form: Form, per_row: NDArray[np.int64]) -> P
 
 
 def _shared(ranks: Ranks, feed: Feed, host_dir: str | os.PathLike[str] | None) -> HostArrays | None:
-    """Return the arrays that the ranks of this host share, in `host_dir`; None: each rank has arrays of its own.
+    """Return this host's shared arrays; None: nothing is shared.
 
-    If `host_dir` is None, arrays are shared only if a node has several ranks and the data are large.
+    Nothing is shared if `host_dir` is None and sharing is not worth it: a node has one rank, or the data have fewer
+    than 2**20 sequences.
     """
     if host_dir is None and (ranks.node_size == 1 or feed.sequences < _SHARED_FROM):
         return None

@@ -126,7 +126,7 @@ def summarise(
     capacity: int | None,
     notes: tuple[str, ...] = (),
 ) -> Summary:
-    """Return the summary of what `course` takes of an epoch, at least one step.
+    """Return the summary of what `course`, which has at least one step, takes of an epoch.
 
     This takes O(units), and deals up to 32 steps to measure how even the ranks' costs are.
 

@@ -30,8 +30,9 @@ Collate = Callable[[Sequences, Form, NDArray[np.int64]], PackedBatch]
 class EpochCollate(ABC):
     """A `Collate` that makes different batches from the same sequences in every epoch, such as with masks drawn anew.
 
-    A subclass defines `at` and `facts`. Random draws must depend only on the epoch and on the numbers of the sequences
-    (``seq_index`` in their values). Then ranks, worker processes and resuming do not change them.
+    A subclass defines `at`, and also `facts` if its batches depend on settings. Random draws must depend only on the
+    epoch and on the numbers of the sequences (``seq_index`` in their values). Then ranks, worker processes and resuming
+    do not change them.
 
     >>> from nopad.loading import EpochCollate, causal
     >>> class Same(EpochCollate):

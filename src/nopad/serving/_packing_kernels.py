@@ -162,7 +162,10 @@ def take(state: NDArray[Any], table: NDArray[Any], at: int) -> None:
 
 @njit(cache=True, nogil=True)
 def close(state: NDArray[Any], table: NDArray[Any]) -> None:
-    """Remove the gaps before the first request; if there are many others, close them: requests move towards the end."""
+    """Remove the gaps before the first request, so that no gap is the first row.
+
+    If more than one in `CLOSED` of the remaining rows is a gap, close all gaps: requests move towards the table's end.
+    """
     while state[GAPS] > 0 and table[state[HEAD], LENGTH] == GONE:
         state[HEAD] += 1
         state[GAPS] -= 1

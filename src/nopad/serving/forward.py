@@ -291,9 +291,9 @@ def answers(placed: Sequence[Placed], run: Callable[[Sequence[Placed]], list[Any
     `run` runs a batch. A batch that fails is split in halves, so f failing sequences among n take about 2 f log2(n)
     more runs; if all n fail, there are 2 n - 1 runs in total.
 
-    If the results of several sequences are errors (NaN), these run again without the others, and are split in halves
-    too, since one sequence may have spread NaN to others. A dense mask, as compiled models and GPUs have it, multiplies
-    values of other sequences by 0, and 0 x NaN is NaN.
+    If two or more results are errors (NaN), these sequences run again without the others, and are split in halves too.
+    The reason: a dense mask, as compiled models and GPUs have it, multiplies values of other sequences by 0, and
+    0 x NaN is NaN.
     """
     try:
         found = run(placed)

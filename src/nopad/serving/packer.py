@@ -200,8 +200,8 @@ class OnlinePacker:
             now_ns: the current time, in nanoseconds.
             deadline_ns: time from which the result is of no use, in nanoseconds; a request that still waits then is
                 removed. None: no deadline.
-            lead_ns: how many nanoseconds before its deadline the request must leave; at that time, a batch with the
-                request in it leaves.
+            lead_ns: how many nanoseconds before its deadline the request must leave. From that time on, each `poll`
+                returns a batch, full or not, until the request has left.
             priority: an integer from -1,000 to 1,000; requests of a higher priority leave first, and each `age_step_s`
                 of waiting counts as much as one level. Only for "look_ahead" without `keep_order`; other policies take
                 0 only.
@@ -287,7 +287,9 @@ class OnlinePacker:
         return found
 
     def poll(self, now_ns: int, *, idle: bool = True, draining: bool = False) -> Decision:
-        """Return the batch that leaves now, if any, and remove its requests from those that wait.
+        """Return a `Decision`: the batch that leaves now, if any, the expired requests, and when to call this again.
+
+        The requests of the batch, and those whose deadline has come, no longer wait afterwards.
 
         Args:
             now_ns: the current time, in nanoseconds.

@@ -109,7 +109,8 @@ class RequestQueue:
 
         Raises:
             LengthError, OptionError: a sequence is too long for a batch, or the priority is not valid.
-            QueueFullError: the queue is full, and `when_full` is "raise", or the worker itself calls this.
+            QueueFullError: the queue is full, and either `when_full` is "raise" or the worker itself calls this; or the
+                worker calls this while other callers wait for room.
             DeadlineError: the deadline cannot be met.
             RunnerClosedError: the runner is closed.
         """
@@ -173,7 +174,8 @@ class RequestQueue:
         """Return how many ns before its deadline a request must leave; 0: no deadline.
 
         Raises:
-            DeadlineError: the deadline has passed, or at the speed of recent batches it cannot be met.
+            DeadlineError: the deadline has passed; or it cannot be met at the speed of recent batches, and other
+                requests wait or run.
         """
         if deadline is None:
             return 0

@@ -75,8 +75,8 @@ class PackRunner:
             in the same way.
         fast: on CPUs, run a model's float32 linear layers with a faster kernel (`nopad.model.fast_linear`), which takes
             as much memory again as their weights; None: measure, and do so only if it is faster. Not allowed
-            with an Embedder, which always measures, or a Predictor, which has its own `fast`; nor with a compiled
-            model.
+            with an Embedder, which always measures, or a Predictor, which has its own `fast`. True is not allowed with
+            a compiled model.
         compile: compile the model with torch.compile, so that every batch runs as rows of one shape, by one graph;
             needs `Batching.rows`. True, or torch.compile's mode: "default", "reduce-overhead" or "max-autotune" (both
             use CUDA graphs on a GPU), or "max-autotune-no-cudagraphs". False: the model runs as it is, whether or not
@@ -187,15 +187,16 @@ class PackRunner:
             inputs: the request, as the class describes it. It is tokenised here, in the calling thread.
             deadline_s: number of seconds from now after which the answer is of no use; if the request still waits then,
                 its future raises DeadlineError. A deadline that cannot be met at the speed of recent batches is refused
-                at once. None: no deadline.
+                at once, unless no other request waits or runs. None: no deadline.
             priority: requests of a higher priority leave first; see `OnlinePacker.add`.
             how: of a model, `out`: buffers for outputs by their names, tensors or NumPy arrays with the shape and dtype
-                of the result, which are then the result. Of an Embedder, `prompt`, `prompt_name` and `over_long`, as in
-                `Embedder.encode`.
+                of the result. The outputs are written to them, and the answer has the buffers themselves. Of an
+                Embedder, `prompt`, `prompt_name` and `over_long`, as in `Embedder.encode`.
 
         Raises:
             InputError: the request, `deadline_s`, `priority` or one of `how` is not valid.
-            QueueFullError: the queue is full, and `when_full` is "raise", or a callback of this runner submits.
+            QueueFullError: the queue is full, and either `when_full` is "raise" or a callback of this runner submits;
+                or a callback submits while other callers wait for room.
             DeadlineError: the deadline cannot be met.
             RunnerClosedError: the runner is closed, its worker has died, or the runner was started in another process.
         """
@@ -232,8 +233,9 @@ class PackRunner:
     def _in_line(self, made: list[Waiting]) -> list[Waiting]:
         """Return the requests that have tokens in the order in which they join the queue.
 
-        In flat batches, the shortest go first: attention takes sequences of one length in one call, which is faster.
-        The caller waits for all of them anyway. Rows are fuller where long and short requests wait together.
+        In flat batches without `Batching.keep_order`, the shortest go first: attention takes sequences of one length in
+        one call, which is faster, and the caller waits for all of them anyway. Otherwise the order stays as it is: rows
+        are fuller where long and short requests wait together.
         """
         found = [one for one in made if one.tokens]
         if self.batching.rows is None and not self.batching.keep_order:

@@ -1,7 +1,7 @@
 """`Worker`: the thread of a runner, which takes batches from its queue and runs them, one at a time.
 
-Only this thread runs the model, and the workers of runners that share a model take turns. If it ends for any reason,
-every waiting request gets an error (`RequestQueue.die`).
+Only this thread runs the model, and the workers of runners that share a model take turns. If the thread ends for any
+reason, every waiting request gets an error (`RequestQueue.die`).
 """
 
 from __future__ import annotations
@@ -95,8 +95,7 @@ class Worker:
     def _warm_up(self) -> None:
         """Run batches of different sizes; a compiled model runs full ones only. All tokens have the id 1.
 
-        An error here is only logged: requests may still run, only the first ones more slowly. But no request runs if a
-        compiled model does not.
+        An error of a model that is not compiled is only logged: requests may still run, the first ones more slowly.
 
         Raises:
             UnsupportedModelError: the compiled model does not run.

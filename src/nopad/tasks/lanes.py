@@ -42,9 +42,9 @@ class Lanes:
     """Runs the sequences of a batch in one thread or in several at once, whichever was faster for this model.
 
     Each thread (a lane) runs some of the sequences as one batch. There is only one lane if the model is not on a CPU,
-    if PyTorch has one thread, under autocast, and within a `TorchFunctionMode` or `TorchDispatchMode` of the user. Some
-    models must not be shared by threads (`nopad.model.sharing`), such as those with the user's own modules or hooks.
-    They run in one lane, and other threads that call them wait.
+    if PyTorch has one thread, for a small batch, under autocast, and within a `TorchFunctionMode` or
+    `TorchDispatchMode` of the user. A model that threads must not share (`nopad.model.sharing`), such as one with the
+    user's own modules or hooks, runs in one lane, and other threads that call it wait.
 
     >>> from transformers import BertConfig, BertModel
     >>> from nopad.tasks.lanes import Lanes

@@ -218,6 +218,8 @@ class OfPreferences(_OfPairs):
 class PairMeter(Meter):
     """Share of pairs whose chosen answer has the larger reward, the mean margin, and the mean rewards.
 
+    The margin of a pair is the reward of its chosen answer minus that of its rejected answer.
+
     Args:
         rewards: function of (outputs, batch) that returns the reward of each sequence, ``[S]``.
         accuracy, margin: names of the metrics for the share of pairs and for the mean margin.

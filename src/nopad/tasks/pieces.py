@@ -120,7 +120,8 @@ def cut(
 
     Raises:
         LengthError: the text is too long and `over_long` is "error"; the text has no token; or the text is to be cut,
-            and the tokens around its content leave no room for content (with "split", not more room than `stride`).
+            and too little room is left for content: `max_length` minus the tokens around it is below 1 or, with
+            "split", not above `stride`.
     """
     size = len(text.offsets)
     if not text.ids:

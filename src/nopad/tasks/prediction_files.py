@@ -282,14 +282,20 @@ class _Job:
         return known, table
 
     def _noted(self, name: str, origin: str, known: Mapping[str, Any]) -> dict[str, Any]:
-        """Enter a written part in the journal; return the entry: the facts `known`, its file name and its checksum."""
+        """Enter a written part in the journal; return the entry: the facts `known`, its file name and its checksum.
+
+        `name` is the part's file name, and `origin` the fingerprint of the input.
+        """
         facts = {key: value for key, value in known.items() if key not in ("file", "sha256")}
         facts["sha256"] = sha256_file(self.workspace.out / name)
         self.workspace.note(name, origin, **facts)
         return {"file": name, **facts}
 
     def _with_schema(self, part: dict[str, Any], schema: pa.Schema, origin: str) -> dict[str, Any]:
-        """Write a part again if its columns or types differ from `schema`; return its journal entry."""
+        """Write a part again if its columns or types differ from `schema`; return its journal entry.
+
+        `part` is its present journal entry, and `origin` the fingerprint of the input.
+        """
         path = self.workspace.out / part["file"]
         if schema_of_part(path).equals(schema):
             return part

@@ -26,7 +26,7 @@ _UNNAMED = "LABEL_"  # how transformers calls classes that nobody named
 
 
 def tasks_by_name() -> dict[str, type[Task]]:
-    """Return the class of every task of `nopad.tasks` by the task's name, sorted.
+    """Return a dict from the names of all tasks of `nopad.tasks`, sorted, to their classes.
 
     >>> from nopad.tasks.registry import tasks_by_name
     >>> tasks_by_name()["classify"]
@@ -40,7 +40,7 @@ def tasks_by_name() -> dict[str, type[Task]]:
 
 
 def options_of(kind: type[Task]) -> dict[str, inspect.Parameter]:
-    """Return the options of a task's class by name, including those of its base classes."""
+    """Return the parameters of a task's class by name, without its tokenizer, including those of its base classes."""
     found: dict[str, inspect.Parameter] = {}
     for one in kind.__mro__:
         if "__init__" not in vars(one):

@@ -25,9 +25,12 @@ _SIGNS = str.maketrans("", "", string.punctuation)
 def answers_of(record: Mapping[str, Any], name: str, number: int, context: str) -> list[tuple[str, int]]:
     """Return (text, index of its first character) of each answer in a record, after checking them against the context.
 
+    The column `name` holds a dict with two lists of one length, ``text`` and ``answer_start``, or a list of dicts with
+    these two keys. Without an answer, the lists are empty. `number` is the record's number, for messages.
+
     Raises:
-        RecordError: the record has no column `name`, the column holds no answers in this form, or an answer's text is
-            empty or not at its ``answer_start`` in the context.
+        RecordError: the record has no column `name`, the column has another form, or an answer's text is empty or not
+            at its ``answer_start`` in the context.
     """
     given = record.get(name)
     if isinstance(given, Mapping) and {"text", "answer_start"} <= given.keys():

@@ -68,7 +68,8 @@ class TokenClassification(Task):
     characters if records are texts.
 
     Raises:
-        OptionError: an option has an invalid value.
+        OptionError: an option has an invalid value; `text` is given, and no tag is ``O``; or the tokenizer is not a
+            fast one.
 
     >>> from nopad.tasks import TokenClassification
     >>> task = TokenClassification(tokenizer, ["O", "B-LOC", "I-LOC"])

@@ -309,7 +309,7 @@ def _whole(column: pa.ChunkedArray, name: str, place: str) -> list[pa.Array]:
 
 
 class _Memory:
-    """Memory that Arrow owns, with the interface from which NumPy makes an array; the array keeps `owner` alive."""
+    """Memory that Arrow owns. NumPy makes an array of it by ``__array_interface__``; the array keeps `owner` alive."""
 
     def __init__(self, owner: Any, address: int, dtype: np.dtype[Any], count: int) -> None:
         self.owner = owner

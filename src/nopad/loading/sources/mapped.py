@@ -57,7 +57,7 @@ class MappedFile:
         self.path, self.size, self._stamp = path.absolute(), found.size, found.stamp
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return path, size and stamp; a worker opens the file itself."""
+        """Return path, size, time of the last write and inode; a worker process opens the file itself."""
         return {name: value for name, value in vars(self).items() if name not in ("_file", "_mapping")}
 
     @cached_property

@@ -62,7 +62,10 @@ class MegatronTokens(TokenSource):
     """
 
     def __init__(self, prefix: Path, *, unit: str = "sequences", empty: str = "refuse") -> None:
-        """Map both files, and check every length and place, and with `unit` "documents" every document bound; O(n)."""
+        """Map both files, and check every length and place, and with `unit` "documents" every document bound; O(n).
+
+        `prefix` is the path of the files without ``.idx`` and ``.bin``.
+        """
         self._documents = UNIT.check("unit", unit) == "documents"
         paths = [prefix.with_name(prefix.name + suffix) for suffix in (".idx", ".bin")]
         idx, tokens = (MappedFile(path) for path in paths)

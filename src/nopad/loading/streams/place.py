@@ -129,7 +129,10 @@ class StreamPlace:
 
     @property
     def epoch(self) -> int:
-        """Number of passes over the source that this rank (with `exhausted` "stop", every rank) has finished."""
+        """Number of passes over the source that this rank has finished.
+
+        With `exhausted` "stop", all ranks finish a pass together, so the number is the same on all of them.
+        """
         return self.cursor.passes
 
     @property
