@@ -48,7 +48,7 @@ class Call:
         frame: the Python stack frame that calls the module, until the call ends.
         outer: the packed call inside which this one runs, or None.
         token: what `nopad.model.attention.begin` returned.
-        given: the model and a copy of its arguments, if a hook that came later may change them; else None.
+        given: the model and a copy of its arguments, if a hook that was added later may change them; else None.
     """
 
     head: Head
@@ -71,7 +71,7 @@ class Call:
     given: Any = None
 
     def note(self, module: nn.Module, named: Mapping[str, Any]) -> None:
-        """Note that a hook of nopad returned other arguments for a module, which may be the model."""
+        """If `given` is about `module`, store a copy of `named` in it: they are what nopad's hook returned."""
         if self.given is not None and self.given[0] is module:
             self.given = module, kept(named)
 

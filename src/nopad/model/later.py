@@ -1,9 +1,9 @@
 """Watch for the user's own code that changes a model after it was made pack-safe, since nopad has not tried that code.
 
 A hook that changes nothing may be added at any time, such as one that records states. A hook that changes what its
-module gets or returns could mix tokens, so it makes a packed call raise an error. So does a replaced forward method, or
-a hook that PyTorch runs for all modules. Changes that the model had before were tried when it was made pack-safe
-(`nopad.admitting.changed`).
+module gets or returns could mix tokens, so it makes a packed call raise an error. So does a replaced method or
+library function, or a hook that PyTorch runs for all modules. Changes that the model had before were tried when it was
+made pack-safe (`nopad.admitting.changed`).
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ __all__ = ["Watch", "came_before", "check_given", "take_off_judges"]
 
 @dataclass(eq=False)
 class Judged:
-    """A hook of one's own that came later, which in packed calls must change nothing.
+    """Stands in for a user's hook that was added later, and raises an error if it changes something in a packed call.
 
     Attributes:
-        cell: the cell of the pack-safe model.
-        judged: the hook.
-        whole: whether it is a hook of the whole model; it may run after nopad's own has ended the call.
+        cell: the state that the model's hooks share; it tells whether a packed call is running.
+        judged: the user's hook.
+        whole: whether it is a hook on the whole model. Such a hook may run after nopad's last hook has ended the call.
     """
 
     cell: Cell
@@ -41,8 +41,8 @@ class Judged:
         """Run the user's hook, and return what it returns.
 
         Raises:
-            UnsupportedModelError: in a packed call, it returns other arguments or another output than it was given, or
-                writes to them.
+            UnsupportedModelError: in a packed call, the hook returns other arguments or another output than it was
+                given, or writes to them.
         """
         self.cell.refuse_compiling()
         if self.cell.call is None and not (self.whole and self.cell.calls.ended):
@@ -56,12 +56,12 @@ class Judged:
 
 @dataclass(eq=False)
 class Watch:
-    """Looks for code of one's own that came after a model was made pack-safe, before each packed call.
+    """Looks, before each packed call, for the user's own code that was added after the model was made pack-safe.
 
     Attributes:
-        known: the code of one's own that the model had when it was made pack-safe.
-        modules: the modules that were looked at last.
-        held: what was in them, as lists of their attributes; a module that holds the same is not searched again.
+        known: the user's own code that changed the model when it was made pack-safe.
+        modules: the modules that were searched last.
+        held: the attributes that each of them had then; a module with the same ones and no hooks is not searched again.
     """
 
     known: list[Any] = field(default_factory=list)
@@ -72,11 +72,11 @@ class Watch:
         return {"known": self.known, "modules": (), "held": []}
 
     def look(self, modules: Sequence[nn.Module], cell: Cell) -> None:
-        """Let hooks of one's own that came later be `Judged`; the first of `modules` is the whole model.
+        """Replace the user's hooks that were added later by `Judged`; the first of `modules` is the whole model.
 
         Raises:
-            UnsupportedModelError: another change than a hook of a module came later, or a hook of the whole model that
-                runs before nopad's.
+            UnsupportedModelError: something other than a hook on a module was added later, such as a replaced method;
+                or a hook on the whole model was added that runs before nopad's.
         """
         kinds = frozenset(map(type, modules))
         for found in (of_all_modules(kinds), of_libraries(kinds)):
@@ -114,10 +114,12 @@ class Watch:
 
 
 def check_given(module: nn.Module, call: Any, given: Mapping[str, Any]) -> None:
-    """Check that hooks that came later left a model's arguments as nopad's own hook returned them.
+    """Check that hooks that were added later left a model's arguments as nopad's own hook returned them.
+
+    `call` is the packed call that ends, and `given` are the arguments by name with which the model ran.
 
     Raises:
-        UnsupportedModelError: one of them did not.
+        UnsupportedModelError: a hook changed them.
     """
     if call.given is not None and not equal(call.given[1], given):
         hook = next(one for one in module._forward_pre_hooks.values() if isinstance(one, Judged))
@@ -125,7 +127,11 @@ def check_given(module: nn.Module, call: Any, given: Mapping[str, Any]) -> None:
 
 
 def came_before(module: nn.Module) -> bool:
-    """Return whether a `Judged` hook may change what a module is given; one that is new runs unjudged once."""
+    """Return whether a module has a `Judged` hook that runs before its forward method, and may change its arguments.
+
+    In the call in which `Watch` finds a new hook, PyTorch still runs the user's hook itself, so `check_given` looks at
+    the arguments.
+    """
     return any(isinstance(hook, Judged) for hook in module._forward_pre_hooks.values())
 
 
@@ -141,7 +147,10 @@ def _tables(module: nn.Module) -> tuple[dict[int, Any], dict[int, Any]]:
 
 
 def _same(found: Any, given: list[Any]) -> bool:
-    """Whether a hook returned what it was given: the output, all arguments, or the only argument."""
+    """Return whether a hook returned what it was given: the output, all arguments, or the only argument.
+
+    `found` is what it returned, and `given` a copy of its arguments after the module.
+    """
     ways = [given[-1], tuple(given)]
     if isinstance(given[0], tuple) and len(given[0]) == 1:
         ways.append(given[0][0])

@@ -1,4 +1,4 @@
-"""Copies of nested values, as modules take and give them, and whether two of them are equal."""
+"""Copy and compare nested values, such as the arguments and outputs of modules."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ __all__ = ["equal", "kept"]
 
 
 def kept(value: Any) -> Any:
-    """Return a copy of a nested value, which does not change when its tensors are written to."""
+    """Return a copy of a nested value, which does not change when its tensors are written to.
+
+    Mappings become dicts, and lists become tuples. Objects that are neither these nor tensors are not copied.
+    """
     if isinstance(value, Tensor):
         return value.detach().clone()
     if isinstance(value, Mapping):
@@ -21,7 +24,11 @@ def kept(value: Any) -> Any:
 
 
 def equal(one: Any, other: Any) -> bool:
-    """Return whether two nested values have the same tensors, or copies of them on any device."""
+    """Return whether two nested values are equal.
+
+    Tensors are compared by shape, dtype and value, on any devices; NaN equals NaN. Lists and tuples of equal elements
+    are equal. Values that cannot be compared are not.
+    """
     if one is other:
         return True
     if isinstance(one, Tensor) and isinstance(other, Tensor):

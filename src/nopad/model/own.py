@@ -62,15 +62,16 @@ def foreign(model: Any) -> dict[str, type]:
 
 
 def is_own_call(call: Any, libraries: tuple[str, ...] = LIBRARIES) -> bool:
-    """Return whether a hook, a method or a function is of none of these libraries, or holds one that is of none.
+    """Return whether a hook, a method or a function is the user's own, or holds a function of the user's own.
 
-    It may hold one as a partial function, a decorator or a cache does.
+    The user's own code is code in none of `libraries`, nor in Python's standard library. Partial functions, decorators
+    and caches hold other functions.
     """
     return any(not _is_of(libraries, name) for name in _names(call, DEEPEST))
 
 
 def _names(call: Any, depth: int) -> Iterator[str]:
-    """Yield the names of the Python modules of a callable, and of the functions that it holds."""
+    """Yield the names of the Python modules that define a callable and the functions that it holds, to this depth."""
     call = getattr(call, "__func__", getattr(call, "judged", call))
     if isinstance(call, FunctionType):
         yield call.__globals__.get("__name__", "")  # not `__module__`, which `functools.wraps` copies
@@ -101,9 +102,10 @@ def _is_of(libraries: tuple[str, ...], name: str) -> bool:
 
 
 def of_module(module: nn.Module, libraries: tuple[str, ...] = LIBRARIES) -> Iterator[tuple[str, Any]]:
-    """Yield the hooks of none of these libraries that were put on this module, and what is in place of its methods.
+    """Yield (description, callable) for the user's own hooks on this module, and what replaced its methods.
 
-    That is code in none of `libraries`.
+    The user's own code is code in none of `libraries`. In modules of the user's own classes, only a replaced forward
+    method counts.
     """
     stock = not is_own(class_of(module))
     for name, value in module.__dict__.items():
@@ -120,7 +122,7 @@ def of_module(module: nn.Module, libraries: tuple[str, ...] = LIBRARIES) -> Iter
 
 
 def _chained(hook: Any) -> list[Any]:
-    """Return the hooks of Accelerate of which one is made."""
+    """Return the hooks that a hook of Accelerate runs one after the other, or the hook itself if it runs no others."""
     return [one for inner in getattr(hook, "hooks", []) for one in _chained(inner)] or [hook]
 
 
@@ -138,10 +140,11 @@ def of_all_modules(kinds: Iterable[Any], libraries: tuple[str, ...] = LIBRARIES)
 
 
 def of_libraries(kinds: frozenset[type]) -> Iterator[tuple[str, Any]]:
-    """Yield functions of one's own that were put in place of those of libraries, which modules of `kinds` may call.
+    """Yield (name, function) of the user's own functions that replace functions of libraries.
 
-    They are looked for in the classes, in their files in transformers, and in PyTorch. Each comes with what it is. A
-    place that is as it was the last time is not searched again, so that this is fast enough for each call of a model.
+    Only functions that modules of the classes `kinds` may call are looked for: in these classes, in the files of
+    transformers that define them, and in PyTorch. A place that has not changed since the last search is not searched
+    again, so this is fast enough for each call of a model.
     """
     for place in _places(kinds):
         values = list(vars(place).values())
@@ -155,7 +158,7 @@ _searched: WeakKeyDictionary[Any, tuple[list[Any], list[tuple[str, Any]]]] = Wea
 
 
 def alike(values: list[Any], others: list[Any]) -> bool:
-    """Return whether two lists hold the same objects, or plain ones that are equal."""
+    """Return whether two lists have the same objects or equal ones, place by place; False if this cannot be told."""
     try:
         return values == others  # compares objects by identity first, which takes 10 ns each
     except Exception:  # tensors that are not the same
@@ -164,7 +167,7 @@ def alike(values: list[Any], others: list[Any]) -> bool:
 
 @functools.lru_cache(maxsize=256)
 def _places(kinds: frozenset[type]) -> list[Any]:
-    """Return the classes and Python modules of libraries that hold what modules of `kinds` call."""
+    """Return the classes and Python modules of libraries that hold the functions that modules of `kinds` may call."""
     classes = {above for kind in kinds for above in kind.__mro__ if above is not object and not is_own(above)}
     files = {kind.__module__ for kind in classes if kind.__module__.startswith("transformers.models.")}
     return [*classes, *(sys.modules[name] for name in sorted(files)), torch.nn.functional, torch, torch.Tensor]
@@ -173,8 +176,8 @@ def _places(kinds: frozenset[type]) -> list[Any]:
 def changes(model: nn.Module) -> list[tuple[str, Any]]:
     """Return the user's own code that changes library modules of a model, as (description, callable).
 
-    Such code is a hook, a replaced forward method, or a function that was put into a class of the modules, into the
-    file of transformers that defines such a class, or into ``torch.nn.functional``.
+    Such code is a hook, a replaced method, or a function that was put into a class of the modules, into the file of
+    transformers that defines such a class, or into ``torch``, ``torch.Tensor`` or ``torch.nn.functional``.
     """
     found = [(what, call) for module in model.modules() for what, call in of_module(module)]
     kinds = frozenset(type(module) for module in model.modules())
@@ -183,7 +186,7 @@ def changes(model: nn.Module) -> list[tuple[str, Any]]:
 
 
 def _functions(place: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what is called in a class or in a Python module, and is one's own."""
+    """Yield (name, function) of the user's own functions and methods in a class or Python module of a library."""
     for name, value in list(vars(place).items()):
         call = next((getattr(value, one) for one in ("fget", "__func__", "func") if hasattr(value, one)), value)
         if not callable(call) or isinstance(call, type) or not is_own_call(call):

@@ -1,9 +1,10 @@
-"""`Proven`: what the user's own code was when it was proven, compared with what it is, before each packed call.
+"""`Proven`: the user's own code as it was proven; each packed call checks that it has not changed since.
 
-A proof follows code as it is. Later, a method may be replaced, or an attribute may be changed by which it decides. What
-is compared are the methods that a call runs, the functions and globals that they reach, and of each module those
-attributes that they read, with its buffers of whole numbers. Weights and other buffers may change: proofs hold for any.
-So may what the code itself changes in a call, such as a table that it makes longer: proofs see to that.
+A proof holds for the code as it was. Later, a method may be replaced, or an attribute changed by which the code
+decides. So these are compared: the methods that a call runs, the functions and globals that they use, the attributes
+of each module that they read, and the module's integer buffers. Weights and other buffers may change, since a proof
+holds for all their values. What the code itself changes in a call, such as a table that it makes longer, may change
+too, since a proof allows for that.
 """
 
 from __future__ import annotations
@@ -39,14 +40,16 @@ Held = dict[str, Any]
 
 @dataclass(eq=False)
 class Proven:
-    """What a proof is of.
+    """The code for which a proof holds, with the values that it reads.
 
     Attributes:
-        names: names of attributes that the code reads, also in strings.
-        written: names of those that it may write to: what lists, mappings and tensors of these names hold may change.
-        held: for each class, what modules of it held that the code reads, once for each different module.
-        settings: what the model's configuration says of these names.
-        code: for each class or global dictionary, what the code reaches in it.
+        names: names of the attributes and globals that the code reads and does not set, and all strings in it, since an
+            attribute may also be read by a string.
+        written: names whose values the code may write to; dicts, lists and tensors of these names may change.
+        held: for each class, the values that the code reads from its modules, by name: one dict for each set of values.
+        settings: the values of these names in the model's configuration.
+        code: pairs of a class or a dict of globals, and the values that the code reads from it, by name.
+        seen: the attributes of each module that was found unchanged, so that it is not searched again.
     """
 
     names: frozenset[str]
@@ -58,7 +61,10 @@ class Proven:
 
     @classmethod
     def of(cls, modules: Sequence[nn.Module], config: Any) -> Proven:
-        """Return what these modules, and the user's own classes among theirs, are now."""
+        """Return the present code of these modules' classes, as far as it is the user's own, and what it reads.
+
+        `config` is the model's configuration.
+        """
         kinds = dict.fromkeys(above for one in modules for above in class_of(one).__mro__ if is_own(above))
         run = _run(kinds)
         named = {name for one in _reached(run) for name in _names(one.__code__)}
@@ -86,10 +92,10 @@ class Proven:
         self._read_code(kinds, _run(kinds))
 
     def check(self, modules: Sequence[nn.Module], config: Any) -> None:
-        """Check that the code, and what it names, is as it was.
+        """Check that the code and the values that it reads, in `modules` and `config`, are as they were.
 
         Raises:
-            UnsupportedModelError: it is not; the message names what changed.
+            UnsupportedModelError: something changed; the message names it.
         """
         for place, before in self.code:
             now = vars(place) if isinstance(place, type) else place
@@ -141,14 +147,14 @@ class Proven:
 
 @functools.cache
 def _usual() -> frozenset[str]:
-    """Return names of attributes that every module and configuration has, which libraries change by themselves."""
+    """Return the names of attributes that are not compared: libraries set them in every module or configuration."""
     from transformers import PreTrainedConfig
 
     return frozenset({*vars(nn.Module()), *vars(PreTrainedConfig()), *SWITCHES})
 
 
 def _run(kinds: Mapping[type, Any]) -> list[tuple[str, FunctionType]]:
-    """Return the methods of classes that a call of them may run, each with its name."""
+    """Return (name, function) of the methods in the classes `kinds` that may run when a module of them is called."""
     methods = [(name, call) for kind in kinds for name, one in vars(kind).items() for call in _functions(one)]
     called, waiting = set[str](), set(FIRST)
     while waiting:
@@ -159,7 +165,7 @@ def _run(kinds: Mapping[type, Any]) -> list[tuple[str, FunctionType]]:
 
 
 def _reached(run: Sequence[tuple[str, FunctionType]]) -> Iterator[FunctionType]:
-    """Yield these methods, and the functions of the user's own that they call by name."""
+    """Yield the methods in `run`, and the functions that they call by name, as far as these are the user's own."""
     waiting, seen = [call for _, call in run], set[FunctionType]()
     while waiting:
         one = waiting.pop()
@@ -172,7 +178,10 @@ def _reached(run: Sequence[tuple[str, FunctionType]]) -> Iterator[FunctionType]:
 
 
 def _stored(run: Sequence[tuple[str, FunctionType]]) -> tuple[set[str], set[str]]:
-    """Return the names of attributes that these methods set, and of those that they may write to."""
+    """Return the names of the attributes that the methods in `run` set, and the names of values that they may write to.
+
+    The code is read, not run, so there may be more of these names than a call sets or writes to.
+    """
     stored, written = set[str](), set[str]()
     for code in (call.__code__ for _, call in run):
         steps, names = list(dis.get_instructions(code)), _names(code)
@@ -190,9 +199,9 @@ def _functions(value: Any) -> list[FunctionType]:
 
 @functools.lru_cache(maxsize=4096)
 def _names(code: CodeType) -> frozenset[str]:
-    """Return the names of globals and attributes that a function's code reads, and its strings.
+    """Return the names of globals and attributes that a function's code reads, and all strings in it.
 
-    Those of functions inside it are among them.
+    Functions that are defined inside it count too.
     """
     read = (one for one in dis.get_instructions(code) if one.opname.startswith("LOAD_") and one.argval in code.co_names)
     found = {one.argval for one in read} | {one for one in code.co_consts if isinstance(one, str)}
@@ -200,7 +209,11 @@ def _names(code: CodeType) -> frozenset[str]:
 
 
 def _frozen(value: Any, depth: int = DEEPEST) -> Any:
-    """Return what stays the same when a value is written to: a copy of plain values and tensors in it."""
+    """Return a copy of a value, which does not change when the value is written to.
+
+    Containers, and objects of the user's own classes, are copied up to `depth` levels. Other objects, and weights, are
+    returned as they are.
+    """
     if isinstance(value, Tensor):
         return value if isinstance(value, nn.Parameter) else kept(value)
     if isinstance(value, dict) and depth:

@@ -126,7 +126,7 @@ class State(HookedModel):
 
         Raises:
             UnsupportedModelError, BatchError: a check at the end fails (`nopad.model.postconditions`,
-                `nopad.model.routers`).
+                `nopad.model.routers`), or a hook that was added later changed the model's arguments.
         """
         if is_static(bound(module, args, kwargs).get("attention_mask")):
             return leave_static(module, self.cell, self.head, output)

@@ -53,7 +53,7 @@ class WrapperCall:
         ran: how often the base was called.
         own: the tensors that the base returned.
         frame: the Python frame that called the wrapper; None after the call.
-        given: the wrapper and a copy of its arguments, if a hook that came later may change them; else None.
+        given: the wrapper and a copy of its arguments, if a hook that was added later may change them; else None.
     """
 
     guard: PackedMask
@@ -77,7 +77,7 @@ class Wrapper:
         accepts: names of all arguments that reach the wrapper or, by its ``**kwargs``, its base.
         kinds: classes of the wrapper's modules outside of the base, by name, when the hooks were attached.
         proven: the code of the wrapper's modules, and what it reads, as they were proven.
-        watch: looks for hooks that come later.
+        watch: looks for hooks that are added later.
         cell: the state that the hooks share.
     """
 
@@ -208,8 +208,9 @@ class Wrapper:
         `given` are the wrapper's arguments by name.
 
         Raises:
-            UnsupportedModelError: the base did not run; or an output of the wrapper has neither one entry per slot
-                (``[R, L, ...]``) nor, if the proof found such outputs, one per sequence (``[S, ...]``).
+            UnsupportedModelError: the base did not run; a hook that was added later changed the wrapper's arguments; or
+                an output of the wrapper has neither one entry per slot (``[R, L, ...]``) nor, if the proof found such
+                outputs, one per sequence (``[S, ...]``).
         """
         if torch.compiler.is_compiling():
             return
