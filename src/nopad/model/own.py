@@ -44,9 +44,9 @@ def foreign(model: Any) -> dict[str, type]:
 
 
 def is_own_call(call: Any, libraries: tuple[str, ...] = LIBRARIES) -> bool:
-    """Return whether a hook, method or function is the user's own: it, or one that it wraps, is in none of `libraries`.
+    """Return whether a hook, method or function is the user's own.
 
-    Python's standard library is not the user's own.
+    It is, if it or a function that it wraps is defined neither in one of `libraries` nor in Python's standard library.
     """
     call = getattr(call, "__func__", getattr(call, "judged", call))
     if isinstance(call, functools.partial):
