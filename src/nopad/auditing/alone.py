@@ -55,12 +55,12 @@ class Alone:
         return self._gradients[key]
 
     def sound(self, names: Names) -> tuple[Alone | None, frozenset[str], list[str]]:
-        """Leave out gradients that are not finite even when a sequence runs alone.
+        """Return what is left to compare without gradients that are not finite even when a sequence runs alone.
 
-        Returns (an `Alone` with the sequences that are kept, names of the parameters left out, notes). A parameter is
-        left out if its gradient is finite for no sequence. A sequence is kept if its gradients for all other parameters
-        are finite. The first result is None if fewer than two sequences or no parameter would remain. `names` are the
-        outputs whose gradients are computed.
+        The result is (an `Alone` with the sequences that are kept, names of the parameters left out, notes). A
+        parameter is left out if every sequence gives it a gradient that is not finite. A sequence is kept if its
+        gradients for all other parameters are finite. The first result is None if fewer than two sequences or no
+        parameter would remain. `names` are the outputs whose gradients are computed.
         """
         if names not in self._sound:
             self._sound[names] = self._judged(names)

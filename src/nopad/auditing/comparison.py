@@ -35,8 +35,8 @@ class Found:
         attended: how often each layer called nopad's attention in the first packed run, by ``id(module)``.
         names: names of the outputs that have a part for each sequence.
         row: number of tokens in the longest row that was run so far.
-        unseen: if outputs differ: True if nevertheless no sequence depends on another one, else False. None: no output
-            differs.
+        unseen: None if no output differs. If outputs differ: whether they do so although no sequence depends on another
+            one.
     """
 
     checks: list[Check] = field(default_factory=list)
@@ -49,7 +49,11 @@ class Found:
     unseen: bool | None = None
 
     def add(self, other: Found) -> None:
-        """Add the results of another comparison."""
+        """Add the results of another comparison, in place.
+
+        Checks and notes are appended; `worst` and `row` become the larger ones; `first`, `attended` and `names` stay if
+        they are set.
+        """
         self.checks += other.checks
         self.worst = max(self.worst, other.worst)
         self.first = self.first or other.first
@@ -182,8 +186,9 @@ def _outputs(
 ) -> tuple[Check, float]:
     """Compare outputs of the sequences packed with those alone; return the check, and the largest difference.
 
-    `of_rows` names outputs that belong to a row and to no sequence, `missing` names outputs that only sequences alone
-    have. The check fails if there are any of these, if an output has no finite number, or if nothing can be compared.
+    `of_rows` names outputs that belong to a row and to no sequence, and `missing` names outputs that the packed run
+    does not have. The check fails if there are any of these, if an output has no finite number even alone, or if
+    nothing can be compared; the difference is then infinite.
     """
     worst, scale, odd = 0.0, 1e-30, []
     for name, parts in together.items():
@@ -235,7 +240,7 @@ def _gradients(
 
 
 def _distance(packed_value: Tensor, wanted: Tensor) -> float:
-    """Return the largest difference between a sequence's output packed and alone (`wanted`); infinity: other shapes.
+    """Return the largest difference between a sequence's output packed and alone (`wanted`); infinity if shapes differ.
 
     A packed output that is longer is cut to the length of `wanted` first.
     """

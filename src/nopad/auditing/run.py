@@ -126,11 +126,11 @@ def audit(
 
 
 def check_model(model: Any, backend: str) -> None:
-    """Raise an error if `audit` cannot audit this model with this backend.
+    """Check that `audit` can audit this model with this backend.
 
     Raises:
-        OptionError: the model takes images (the audit draws only token ids), or it is pack-safe already, with another
-            backend than `backend`, which is not "auto".
+        OptionError: the model takes images (the audit draws only token ids), or it is pack-safe with another backend
+            than `backend`, unless that is "auto".
     """
     if is_packed(model) and backend not in ("auto", state_of(model).backend):
         raise OptionError(

@@ -70,7 +70,7 @@ class Tokens:
         return replace(self, inside=tuple(dict.fromkeys(self.special[name] for name in names)))
 
     def for_collators(self) -> Tokens:
-        """Return the tokens with which a collator is tried that is not nopad's.
+        """Return the tokens for an audit with a collator that is not nopad's.
 
         They are `bordered()` if eos has an id of its own. If there is no eos, or it has the same id as pad, they are
         these tokens without change.

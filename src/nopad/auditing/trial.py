@@ -56,7 +56,10 @@ class Trial:
     def drawn(
         cls, model: Any, collator: Collator | None, capacity: int, seed: int, tokens: Tokens, most: int = 6
     ) -> Trial:
-        """Return a trial with up to `most` random sequences, none longer than the model's positions allow."""
+        """Return a trial with up to `most` random sequences.
+
+        None of them is longer than `capacity`, or than the model's positions allow.
+        """
         config = bare(model).config.get_text_config()
         longest = longest_of(config, capacity)
         lengths = lengths_for(longest, longest)[:most]

@@ -113,7 +113,11 @@ def audit(
 
 
 def _step(file: str, more: More, as_json: bool, **options: Any) -> None:
-    """Audit the training step that a file defines, and print the verdict."""
+    """Audit the training step that a file defines, and print the verdict.
+
+    Raises:
+        typer.Exit: the step did not pass; the exit code is 1.
+    """
     with Bars() as monitor, more.written(f"a step of {file}"):
         monitor.stage("auditing", None, "")
         found, mended = audited(file, more, monitor, **options)
@@ -121,7 +125,11 @@ def _step(file: str, more: More, as_json: bool, **options: Any) -> None:
 
 
 def _derive(model: str | None, as_json: bool) -> None:
-    """Find out how a model's sequences can be kept apart, and print the result: ``--derive``."""
+    """Find out how a model's sequences can be kept apart, and print the result: ``--derive``.
+
+    Raises:
+        typer.Exit: the model is not admitted; the exit code is 1.
+    """
     with Bars() as monitor:
         monitor.stage("deriving and proving", None, "")
         finding = derived(model)
@@ -203,7 +211,7 @@ def _uncollected() -> Iterator[None]:
 
 
 def _few_threads(model: Any) -> None:
-    """Run small models on one thread, since several threads would mostly wait for each other."""
+    """Let torch use one thread if the model is small: several threads would mostly wait for each other."""
     import torch
 
     if model.num_parameters() < LARGE:
@@ -274,7 +282,7 @@ def _imported(name: str) -> Any:
 
 
 def load_model(spec: str, attention: str | None = None) -> Any:
-    """Load a transformers model in its own dtype, with the head that its configuration names, or without one.
+    """Return a transformers model in its own dtype, with the head that its configuration names, or without one.
 
     `spec` is a folder or a name on the hub. `attention` is passed as transformers' `attn_implementation`; None:
     transformers chooses.

@@ -45,7 +45,9 @@ def refuse_with_several(given: Mapping[str, Any], single: Mapping[str, Sequence[
 def planner_of(
     algorithm: str, depth: int | None, options: Mapping[str, Any], seed: int
 ) -> Callable[[Given], list[dict[str, Any]]]:
-    """Return a function that plans for the capacity of a `Given`, and returns a list of one row of `compare`.
+    """Return a function that plans for the capacity of a `Given`.
+
+    The function returns a list with one row of `nopad.planning.comparison.compare`.
 
     Raises:
         OptionError: there is no such algorithm, or it does not have one of the `options`.

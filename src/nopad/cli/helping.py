@@ -95,7 +95,7 @@ def _names(param: Any, command: Any) -> str:
 
 
 def _choices(command: Any, name: str) -> str:
-    """Return the words that an option takes, ``skip|error``."""
+    """Return the words that an option takes, such as ``skip|error``; "VALUE" if it takes any value."""
     hint = get_type_hints(command.callback).get(name)
     for one in (hint, *get_args(hint)):
         if get_origin(one) is Literal:

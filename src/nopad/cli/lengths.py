@@ -104,12 +104,12 @@ def read_given(
     content: Content | None = None,
     apart: bool = False,
 ) -> Given:
-    """Read histograms (.json), lengths (.npy) or a corpus; `policies` and `reader` apply only to a corpus.
+    """Read histograms (.json), lengths (.npy) or a corpus, and return them as a `Given`.
 
-    `inputs` are the inputs as given on the command line. `validation` is the share of records to hold out, drawn with
-    `seed`; the lengths are those of the other records. `as_pairs` turns the source of a corpus into the source of pairs
-    that is packed instead; None: the corpus itself is packed. `content` says what the records hold; None: a text, or
-    ids.
+    `inputs` are the inputs as given on the command line; `policies` and `reader` apply only to a corpus. `validation`
+    is the share of records to hold out, drawn with `seed`; the lengths are those of the other records. `as_pairs` turns
+    the source of a corpus into the source of pairs that is packed instead; None: the corpus itself is packed. `content`
+    says what the records hold; None: a text, or ids.
 
     If `apart` is True, sequences above the capacity are counted and left out; otherwise they are handled as `policies`
     say, or are an error. If `apart` is True and neither `capacity` nor the input gives a capacity, it is the smallest
@@ -174,7 +174,7 @@ def read_given(
 def read_pairs(
     inputs: Sequence[str], *, policies: Mapping[str, Any], reader: ReaderOptions, validation: float, **_: Any
 ) -> NDArray[Any]:
-    """Read two sizes for each sequence, ``[n, 2]`` of any int dtype, from ``.npy`` files.
+    """Return two sizes for each sequence, ``[n, 2]`` of any int dtype, read from ``.npy`` files.
 
     The other arguments are those of `read_given`.
 

@@ -1,4 +1,7 @@
-"""Check whether a batch fits a model; a batch that does not is refused before the model runs, with advice."""
+"""Check that a batch fits a model before the model runs.
+
+A batch that does not fit is refused; the message says what to do.
+"""
 
 from __future__ import annotations
 
@@ -39,14 +42,14 @@ def check_call(
     """Check the arguments of a packed call against the batch's layout and the model.
 
     `named` holds the arguments by name. `most` is the largest number of sequences that a batch may have (None:
-    unlimited), `takes` has the names of the model's arguments, and `stock` says whether the model is one of
-    transformers' own classes.
+    unlimited), `takes` has the names of the model's arguments, `family` has the facts about its type, and `stock` says
+    whether the model is one of transformers' own classes.
 
     Raises:
         BatchError: the batch does not pass `check_inputs` or `check_layout`; attention weights are asked for; a cache
             of earlier tokens is given; `inputs_embeds` have another dtype than the model; the weights are on no device;
-            mask tokens are given to a model that scales embeddings by their share of a row (`token_dropout`); or the
-            batch has images and the model takes none.
+            mask tokens are given to a model that rescales embeddings by the share of mask tokens in a row
+            (`token_dropout`); or the batch has images and the model takes none.
         UnsupportedModelError: the model does not pass `check_layers` or `check_embeddings`.
     """
     check_layers(model)  # first: it removes hooks that PEFT leaves behind in a call with any error
@@ -168,10 +171,10 @@ def check_layout(model: Any, family: Family, most: int | None, layout: Layout, w
 
 
 def positions_of(model: Any, family: Family) -> int | None:
-    """Return the largest number of tokens that a sequence may have by the model's positions; None: unlimited.
+    """Return the largest number of tokens for which the model has positions; None: unlimited.
 
-    None also for positions with three axes (`nopad.model.images`): there, an image takes fewer positions than tokens,
-    so `check_images` checks the positions themselves.
+    The result is also None for models with three axes of positions (`nopad.model.images`). There, an image takes fewer
+    positions than tokens, and `check_images` checks the positions themselves.
     """
     config = model.config
     if family.images is not None:

@@ -83,8 +83,10 @@ def _check_known(model: Any, stock: bool, name: str, value: Tensor, at: Layout |
 
     `at` is the layout that the argument must have; None: nothing is checked. `source` is the layout of the batch.
     Scalars and the arguments in `OTHERS` are not checked. A class that is not transformers' own (`stock` is False) may
-    also get a tensor with a single value. It may get one value per sequence too, unless there are as many rows as
-    sequences.
+    also get a tensor with a single value, or one value per sequence unless there are as many rows as sequences.
+
+    Raises:
+        BatchError: the argument has another shape.
     """
     if not value.dim() or name in OTHERS or at is None or tuple(value.shape[:2]) == at.shape:
         return
@@ -161,7 +163,7 @@ def _check_per_token(name: str, value: Any, layout: Layout) -> None:
 def check_range(name: str, value: Tensor, most: int, what: str, layout: Layout) -> None:
     """Check that values ``[R, L]`` are from 0 to `most` - 1; values on another device than a CPU are not checked.
 
-    In the message, `name` is the argument, and `what` a word for what the model has `most` of, such as "tokens".
+    `name` (the argument) and `what` (a word for the numbers, such as "tokens") are for the message.
 
     Raises:
         BatchError: a value is out of range; the message names the first such value, and its sequence or the padding.

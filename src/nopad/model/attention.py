@@ -200,7 +200,10 @@ def check_replaceable(model: Any) -> None:
 
 
 def tell(module: nn.Module) -> None:
-    """Report to the current packed call, and to the function of `watched`, that this layer attends."""
+    """Report that a layer, `module`, computes attention.
+
+    The report goes to the current packed call, and to the function of `watched`.
+    """
     call, watch = _inside.get(), _watch.get()
     if call is not None:
         call.attended[id(module)] += 1

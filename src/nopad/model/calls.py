@@ -39,7 +39,7 @@ class Call:
         positions: position of each token, as the model counts positions; int64 ``[R, L]``, or ``[3, R, L]`` with three
             axes (M-RoPE).
         inside: the part that runs now: "encoder" or "decoder".
-        as_tuple: whether the caller wants a tuple.
+        as_tuple: whether the caller wants the output as a tuple (``return_dict=False``).
         labels: by name, the labels from which the head computes the loss after the model ran.
         seen: tensors that hooks and the head store during the call, by name.
         ran: how often each hook ran, by the hook's name (`Hook.role`).

@@ -47,9 +47,10 @@ def static_inputs(model: Any, batch: PackedBatch) -> dict[str, Any]:
         BatchError: the batch is flat, a sequence may go on in the next row (rows filled end to end), there are too many
             or too long sequences, or the items do not fit the model.
         OptionError: the model is not pack-safe, or it gives results per sequence and has no `max_sequences`.
-        UnsupportedModelError: the model is a class of your own, is an encoder–decoder, has a front end for images,
-            gets its mask inside the base model (DeBERTa, MPNet, ESM), or its head averages states under the mask
-            (ModernBERT, if so configured).
+        UnsupportedModelError: the model is a class of your own, is an encoder–decoder, takes images, has mixing modules
+            (state-space models, linear attention) or counts positions along the row, gets its mask inside the base
+            model (DeBERTa, MPNet, ESM), or has a head that averages states under the mask (ModernBERT, if so
+            configured).
 
     >>> import nopad, torch
     >>> from transformers import BertConfig, BertModel

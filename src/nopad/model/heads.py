@@ -222,7 +222,10 @@ class _LastToken(Head):
 
     @property
     def one_row(self) -> bool:
-        """Whether transformers refuses several rows, since it could not tell where padding begins in a row."""
+        """Whether the model accepts only one row.
+
+        Without a pad id, transformers cannot tell where padding begins in a row, and refuses several rows.
+        """
         return self.pooling() == "last" and self.model.config.get_text_config().pad_token_id is None
 
     def leave(self, call: Call, output: Any) -> Any:

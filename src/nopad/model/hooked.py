@@ -209,7 +209,12 @@ class HookedModel:
         self.cell.most, self.cell.how = self.most, self.head.pooling()
 
     def _hooks(self) -> Iterator[tuple[nn.Module, Hook]]:
-        """Yield (module, hook) pairs for the modules that the model uses now, also several pairs for one module."""
+        """Yield (module, hook) pairs for the modules that the model uses now; one module may have several hooks.
+
+        Raises:
+            UnsupportedModelError: a module cannot be hooked, mixes the tokens of a row, or has experts of limited
+                capacity.
+        """
         cell, model, family = self.cell, self.model, self.family
         check_rows(model, self.head.base, family.mixers)
         check_experts(model)

@@ -41,7 +41,7 @@ __all__ = [
 
 @dataclass(eq=False)
 class Hook:
-    """Base class of all hooks of nopad, by which it recognises its own hooks when it removes them.
+    """Base class of all hooks of nopad. nopad recognises its own hooks by this class when it removes them.
 
     PyTorch calls a hook with the positional and keyword arguments of the forward call.
 
@@ -57,7 +57,7 @@ class Hook:
 
 
 def attach(module: nn.Module, hook: Any) -> None:
-    """Register a hook on a module."""
+    """Register a hook on a module, before or after its forward method, as `hook.moment` says."""
     if hook.moment == "before":
         module.register_forward_pre_hook(hook, with_kwargs=True)
     else:

@@ -228,7 +228,7 @@ def _check_types(given: Any, pictured: NDArray[np.bool_], layout: Layout) -> Non
     """Check that ``mm_token_type_ids``, if given, are 1 at image tokens and 0 elsewhere.
 
     Raises:
-        BatchError: they are not, or are no tensor ``[R, L]``.
+        BatchError: an entry has another value, or they are not a tensor ``[R, L]``.
     """
     if given is None:
         return

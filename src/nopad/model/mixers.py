@@ -10,8 +10,8 @@ the batch's rows again. So the module's state begins empty in each sequence, and
 run once.
 
 The n sequences of a group have the same length. In a decoder, their lengths may differ: the shorter ones are padded on
-the right, which their own tokens cannot see (`nopad.model.groups`). Modules in `Family.alone` get one sequence at a
-time.
+the right, where their real tokens cannot see the padding (`nopad.model.groups`). Modules in `Family.alone` get one
+sequence at a time.
 
 Gradient checkpointing computes a layer again after the call has ended. So `Carried` wraps the function with which
 transformers checkpoints a layer, and keeps the layout for it.
@@ -263,7 +263,8 @@ def _visible(length: int, given: Tensor) -> Tensor:
 def _first(value: Tensor, dim: int | None, rows: int, size: tuple[int, int]) -> Tensor:
     """Return the first l entries of a tensor along `dim`, for a group of n sequences; `dim` None: the whole tensor.
 
-    `size` is (n, l). A tensor ``[rows * heads, 1, L]`` (ALiBi) becomes ``[n * heads, 1, l]``.
+    `size` is (n, l), and `rows` is the number of rows of the batch. A tensor ``[rows * heads, 1, L]`` (ALiBi) becomes
+    ``[n * heads, 1, l]``.
 
     Raises:
         BatchError: the tensor has fewer than l entries, since a sequence crosses rows.

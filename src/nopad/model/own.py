@@ -62,10 +62,9 @@ def foreign(model: Any) -> dict[str, type]:
 
 
 def is_own_call(call: Any, libraries: tuple[str, ...] = LIBRARIES) -> bool:
-    """Return whether a hook, a method or a function is the user's own, or holds a function of the user's own.
+    """Return whether a hook, method or function is the user's own.
 
-    The user's own code is code in none of `libraries`, nor in Python's standard library. Partial functions, decorators
-    and caches hold other functions.
+    It is, if it or a function that it wraps is defined neither in one of `libraries` nor in Python's standard library.
     """
     return any(not _is_of(libraries, name) for name in _names(call, DEEPEST))
 

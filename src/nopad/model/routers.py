@@ -51,7 +51,7 @@ def of_real_tokens(model: Any, at: Placement, output: Any) -> Any:
     may have None. `output` is changed in place. `at` is the batch's layout.
 
     Raises:
-        UnsupportedModelError: they have another shape.
+        UnsupportedModelError: the router logits have another shape.
     """
     given = output.get(LOGITS) if isinstance(output, Mapping) else None
     if given is None:

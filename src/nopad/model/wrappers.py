@@ -124,10 +124,10 @@ class Wrapper:
         `frame` is the Python frame that calls the wrapper.
 
         Raises:
-            BatchError: a batch is given as one argument, its guard is missing, or an argument does not fit the batch or
-                was not part of the proof.
-            UnsupportedModelError: the inputs are static (for a compiled model), or modules were replaced since the
-                proof.
+            BatchError: a batch is given as one argument, its own mask is missing, or an argument does not fit the batch
+                or was not part of the proof.
+            UnsupportedModelError: the inputs are those of `nopad.model.static_inputs`, or modules were replaced since
+                the proof.
         """
         if torch.compiler.is_compiling():
             return None  # a `PackedMask` raises its own error while compiling
@@ -168,8 +168,8 @@ class Wrapper:
 
         Raises:
             UnsupportedModelError: the wrapper calls its base again, or gives it another mask than the one that it got.
-            BatchError: outside of a packed call, the base is given the mask of one, as gradient checkpointing around it
-                does.
+            BatchError: no packed call runs, and the base is given the mask of one. Gradient checkpointing around the
+                base does this.
         """
         self.cell.refuse_compiling()
         call: Any = self.cell.call
@@ -208,9 +208,9 @@ class Wrapper:
         `given` are the wrapper's arguments by name.
 
         Raises:
-            UnsupportedModelError: the base did not run; a hook that was added later changed the wrapper's arguments; or
-                an output of the wrapper has neither one entry per slot (``[R, L, ...]``) nor, if the proof found such
-                outputs, one per sequence (``[S, ...]``).
+            UnsupportedModelError: the base did not run; or an output of the wrapper has neither one entry per slot
+                (``[R, L, ...]``) nor, if the proof found such outputs, one per sequence (``[S, ...]``), or is an object
+                other than a tensor or a plain value (`PLAIN`).
         """
         if torch.compiler.is_compiling():
             return

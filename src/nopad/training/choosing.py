@@ -106,8 +106,8 @@ class Chosen:
     def length(self, task: Task, positions: int | None) -> bool:
         """If `task` has no `max_length`, set ``task.max_length``; return whether it was set.
 
-        It is the least of ``packing.capacity``, ``packing.tokens`` and the model's number of positions (None:
-        unlimited); it is not set if there are none of these.
+        The value is the least of ``packing.capacity``, ``packing.tokens`` and the model's number of positions,
+        `positions` (None: unlimited). If there are none of these, nothing is set.
 
         Raises:
             OptionError: the given `max_length` exceeds the model's positions.
@@ -127,7 +127,8 @@ class Chosen:
     def rows(self, examples: Examples | None) -> None:
         """If the size of a micro-step is not given, set ``packing.rows``: enough for 8 sequences of average length.
 
-        Sequences that stay together, such as the two of a pair, count once. For stored tokens (None), it is one row.
+        Sequences that stay together, such as the two of a pair, count once. For stored tokens (`examples` is None), one
+        row is set.
         """
         packing = self.config.packing
         if packing.rows or packing.tokens or packing.sequences:

@@ -171,7 +171,7 @@ def whole(
 
     The length is ``schedule.total`` if that is given, else that of `steps` optimiser steps, else that of `epochs`
     epochs. All epochs are taken to be as long as the one that the loader's `summary` describes. This is the current
-    epoch; if the ranks changed within it, only the part after the change counts. In `steps` steps, there are `steps`
+    epoch; or, if the ranks changed within it, the part of it that was left then. In `steps` steps, there are `steps`
     times that epoch's average number of sequences or tokens per step. The result is rounded up.
 
     Raises:

@@ -60,7 +60,7 @@ def loader_of(
         objective: computes the loss. For the loss of a causal language model, the loader's default `collate` is
             `nopad.loading.causal`, which copies the tokens as labels if there are none.
         name: what to call the data in the warning that says how often a task cut or left out records.
-        quiet: warn only of records that were truncated or left out, and not of what lost nothing, such as a split.
+        quiet: warn only of records that were truncated or left out, and not of records that were split.
         options: further options of `nopad.PackedLoader`.
 
     Raises:

@@ -220,7 +220,7 @@ class RunFolder:
     def _anew(self) -> str:
         """Return advice on what to do instead of resuming, as text for a message.
 
-        It is to begin a new run with the weights of this one or, if this run has written none, without them.
+        The advice is to begin a new run with the weights of this one; or without them, if this run has written none.
         """
         if not _checkpoints(self.path) and not [*self.path.glob("*model*.safetensors")]:
             return "begin anew in another output.folder: this run has no weights yet"

@@ -115,9 +115,10 @@ class Lamb(torch.optim.Optimizer):
         normalisation layers have no weight decay.
 
         Args:
-            args: `transformers.TrainingArguments`; learning_rate, adam_beta1, adam_beta2, adam_epsilon and weight_decay
-                are read. Set weight_decay: its default there is 0, which `Lamb` refuses without `adapt_undecayed`.
-            switches: further options of `Lamb`, such as ``adapt_undecayed``.
+            args: `transformers.TrainingArguments`; `learning_rate`, `adam_beta1`, `adam_beta2`, `adam_epsilon` and
+                `weight_decay` are read. Set `weight_decay`: its default there is 0, which `Lamb` refuses without
+                `adapt_undecayed`.
+            switches: further options of `Lamb`, such as `adapt_undecayed`.
         """
         own = {"lr": args.learning_rate, "betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon}
         return Lamb, {**own, "weight_decay": args.weight_decay, "max_grad_norm": None, **switches}

@@ -97,7 +97,14 @@ def _has_split(config: TrainConfig) -> bool:
 
 
 class Loaders:
-    """Makes the training and evaluation loaders of a run."""
+    """Makes the training and evaluation loaders of a run.
+
+    Attributes:
+        config, args, task, tokenizer, objective: those of the run; `args` are `transformers.TrainingArguments`.
+        cache: folder for encoded data.
+        seed: random seed of the loaders, and of the choice of held-out records.
+        notes: a line about the data of each loader that was made.
+    """
 
     def __init__(
         self, config: TrainConfig, args: Any, task: Task | None, tokenizer: Any, objective: Objective, cache: Path

@@ -38,7 +38,7 @@ _UNNAMED = "LABEL_"  # how transformers calls classes that nobody named
 
 
 def load_tokenizer(table: Model) -> Any:
-    """Return the tokenizer of a model.
+    """Return the tokenizer that the table ``[model]`` names; without a name, that of the model.
 
     Raises:
         FormatError: there is no tokenizer, or it cannot be read.
@@ -50,7 +50,9 @@ def load_tokenizer(table: Model) -> Any:
 
 
 def read_model_config(table: Model, task: type[Task] | Task | None) -> Any:
-    """Return the model's configuration, changed as the task and the field ``model.config`` require.
+    """Return the configuration of the model of a table ``[model]``, changed as the task and ``model.config`` require.
+
+    A task that is None, or a class and not an object, changes nothing.
 
     Raises:
         FormatError: there is no model, or its configuration cannot be read.
@@ -141,6 +143,8 @@ def _table_of_positions(model: Any) -> int | None:
 
 def load_model(table: Model, config: Any, auto: str | None) -> tuple[Any, list[str]]:
     """Return the pack-safe model with weights, and the names of those weights that the checkpoint does not have.
+
+    The arguments are those of `outline`.
 
     Raises:
         FormatError: there are no weights, or they cannot be read.

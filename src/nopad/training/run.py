@@ -419,7 +419,12 @@ def cache_of(folder: str | Path) -> Path:
 
 @contextmanager
 def _refused(begun: Callable[[], bool] = lambda: False) -> Iterator[None]:
-    """In a ``with`` block, turn errors about options or packages into errors of nopad, until `begun()` is true."""
+    """In a ``with`` block, turn errors about options or packages into errors of nopad, until ``begun()`` is true.
+
+    Raises:
+        MissingExtraError: a package is not installed.
+        OptionError: a `ValueError` was raised, which is taken to be about an option.
+    """
     try:
         yield
     except NopadError:

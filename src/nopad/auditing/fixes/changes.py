@@ -126,7 +126,7 @@ class Layout:
 
     Attributes:
         one_row: whether all sequences are in one row, in the order given, with nothing between them.
-        number: lines of code that set `number`, int64 ``[R, L]``: of which sequence each token is. Only a comment if
+        number: lines of code that set `number`, int64 ``[R, L]``: the index of each token's sequence. Only a comment if
             the sequences are not in one row: then nopad finds `number` itself, and the user's collator must know it.
     """
 
@@ -146,7 +146,7 @@ class Changed:
 
     Attributes:
         collate: the other collator.
-        changes: the changes that are run; of those given, the ones of the model or loss are left out.
+        changes: the changes that are run: the given ones without those of the model or the loss.
         model: the model; the code of some changes reads its configuration.
     """
 
@@ -162,7 +162,7 @@ class Changed:
         of the changes, are raised unchanged.
 
         Raises:
-            BatchError: a change must know of which sequence each token is, and a sequence is not whole in the batch.
+            BatchError: a change needs the index of each token's sequence, and a sequence is not whole in the batch.
         """
         given = [dict(one) for one in features]  # a collator may take columns out of them
         batch = self.collate(features)
@@ -259,7 +259,7 @@ def sets_of(groups: Sequence[Sequence[Change]], most: int = MOST) -> Iterator[tu
 
 
 def trying(number: int, most: int) -> str:
-    """Return the text that a monitor gets before the set of changes with this number is tried.
+    """Return the text that a monitor gets before set number `number` of at most `most` sets of changes is tried.
 
     >>> trying(3, 9)
     'trying 3 of at most 9'

@@ -71,9 +71,9 @@ class Search:
     def _sets(self) -> Iterator[tuple[Change, ...]]:
         """Yield the sets to try; each verdict must be in `seen` before the next set is taken.
 
-        First, changes are added one by one, up to 4. Each time, all changes that could be added are tried, and the one
-        that removes most is kept. If only the loss is still wrong after a change, the changes that follow are not tried
-        in its place. Then follow all single changes and pairs that were not tried yet, and then the sets of `last`.
+        First, changes are added one by one, up to 4. In each round, all changes that could be added are tried, and the
+        one that removes most is kept. A round ends early with a change after which only the loss is wrong. Then follow
+        all single changes and pairs that were not tried yet, and then the sets of `last`.
         """
         kept: tuple[Change, ...] = ()
         while len(kept) < DEEP:
@@ -188,5 +188,5 @@ def _hidden(verdict: StepVerdict) -> tuple[int, bool]:
 
 
 def _places(verdict: StepVerdict) -> list[tuple[str, str | None]]:
-    """Return the kind of each finding, with the first module that differs; None for those about labels or the loss."""
+    """Return each kind of finding with the first module that differs; None in its place for labels and loss."""
     return [(kind, verdict.first_difference if kind in HIDES else None) for kind in _kinds(verdict)]

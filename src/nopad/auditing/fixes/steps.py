@@ -65,7 +65,7 @@ def find_step_fix(
         trainer: as in `nopad.audit_step`.
         monitor: object that is told which set of changes is tried (see `nopad.store.monitor`); None: no progress is
             shown.
-        options: further arguments of `nopad.audit_step`: ranks, accumulation, per, alone, causal, seed.
+        options: further arguments of `nopad.audit_step`: `ranks`, `accumulation`, `per`, `alone`, `causal`, `seed`.
 
     Returns:
         A `nopad.auditing.Fix`. If its `changes` are empty, either the step passes without any (`Fix.found` is true), or

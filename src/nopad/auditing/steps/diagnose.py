@@ -131,7 +131,8 @@ def _explained(
 ) -> list[Finding]:
     """Return findings for a matching mistake, and one more if the gradients do not match it and have another cause.
 
-    `of_left`: whether `examples` are the sequences as the collator left them.
+    The list is empty if what the collator did explains the whole difference. `of_left`: whether `examples` are the
+    sequences as the collator left them.
     """
     whole = [one for one in examples if one is not None]
     told = ""

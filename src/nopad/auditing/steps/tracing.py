@@ -123,9 +123,10 @@ def _padded(micro: Micro) -> bool:
 
 
 def _differs(micro: Micro, name: str, value: Tensor, single: list[dict[str, Tensor]], limit: float) -> Finding | None:
-    """Return a finding if the output of module `name` differs from that alone, or has no result for each sequence.
+    """Return a finding if the output of module `name` differs from that of the sequence alone, or is one of rows.
 
-    None: there is no such difference, or the output cannot be compared.
+    An output of rows has another number of results than there are sequences. None: there is no such difference, or the
+    output cannot be compared.
     """
     there = [number for number, seen in enumerate(single) if name in seen]
     if not there or micro.shape is None:

@@ -228,11 +228,11 @@ class _Traced:
         return [(sequence, [token]) for sequence, token in pairs]
 
     def _open(self, number: int) -> tuple[list[int], float]:
-        """Return which tokens of a sequence may be poisoned, and how much others change if all of these are poisoned.
+        """Return which tokens of a sequence may be poisoned, and how much others change if all these are poisoned.
 
-        The change is 0 if it is within the limit. The tokens are all of the sequence; or, if this would change the
-        collator's layout of the batch, all but the last; or, if this would too, all but the first and last. A sequence
-        of up to 3 tokens may have none.
+        The change is that of other sequences, 0 if it is within the limit. All tokens may be poisoned, unless this
+        changes the collator's layout of the batch. Then it is all but the last one; or, if this changes the layout too,
+        all but the first and the last. A sequence of up to 3 tokens may have none.
         """
         every = list(range(len(self.trial.sequences[number])))
         within = every[1:-1] if len(every) > 3 else []
@@ -243,7 +243,8 @@ class _Traced:
     def _laid_alike(self, poisoned: Poisoned) -> bool:
         """Return whether the batch of the poisoned sequences equals the clean batch in everything but the token ids.
 
-        With nopad's own batches this is always so. It is not if the sequences cannot be found in the poisoned batch.
+        With nopad's own batches this is always so. The result is False if the sequences cannot be found in the poisoned
+        batch.
         """
         if self.trial.collator is None:
             return True

@@ -51,9 +51,9 @@ class _Pieces:
 
     Attributes:
         runs: sequences of one length that lie side by side, as (number of sequences, their length), in stream order.
-        gaps: number of padding slots in the concatenated rows before each run, and after the last run. None: a sequence
-            is split into pieces, or the rows hold the sequences in another order than the stream; then the states are
-            put into stream order before they are cut.
+        gaps: number of padding slots in the concatenated rows before each run, and after the last run. None: the rows
+            do not hold each sequence in one piece and in stream order (row after row); the states are then put into
+            this order before they are cut.
     """
 
     runs: list[tuple[int, int]]
