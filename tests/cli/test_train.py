@@ -26,6 +26,7 @@ from safetensors.torch import load_file, save_file
 from tests.tasks.tiny import SIZES, tokenizer, words
 
 from nopad.tasks.settings import stored_task
+from nopad.training.progress import Metrics
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -212,6 +213,23 @@ def stopped(whole: Path, out: Path, step: int | None) -> None:
             (path / "trainer_state.json").write_text('{"global_')  # being written
         elif number > (step or 0):
             shutil.rmtree(path)
+
+
+@pytest.mark.parametrize("step", [2, 4])
+def test_ctrl_c_says_how_the_run_goes_on(call, config, tmp_path, monkeypatch, step):
+    def pressed(self, args, state, control, real=Metrics.on_step_end, **more):
+        real(self, args, state, control, **more)
+        if state.global_step == step:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Metrics, "on_step_end", pressed)
+    ran = call("train", config)
+    assert ran.code == 130
+    way, last = ran.err.replace("\n", " ").strip(), tmp_path / "out" / "checkpoint-3"
+    if step == 4:
+        assert way == f"nopad: --resume goes on from {last} nopad: interrupted"
+    else:
+        assert way.startswith("nopad: there is no checkpoint yet: --resume begins again (trainer.save_steps")
 
 
 @pytest.mark.parametrize("step", [None, 6])

@@ -205,9 +205,12 @@ def test_what_is_chosen_is_what_the_same_file_with_these_fields_says(folder, dry
     write_documented(folder)
     tables = '[data]\ntrain = "pairs.csv"\n[task]\nname = "classify"\ntext = "first"\npair = "second"\n'
     said = dry(tables, "--set", "packing.capacity=none")
-    assert re.search(
-        r"rate     5e-05 stays as it is, and an optimiser step averages over \d+ sequences instead of 8\n", said
+    assert re.search(r"without packs, batches of 8 sequences \(transformers' per_device_train_batch_size\)", said)
+    assert "one sequence per row" not in said  # there is one baseline
+    rate = (
+        r"rate     5e-05 stays as it is, and an optimiser step averages over \d+ sequences instead of 8; single steps"
     )
+    assert re.search(rate, said)
     fields = [line[9:].split(": ")[0] for line in said.splitlines() if re.match(r"(chosen  |        ) \w+\.", line)]
     every = [one.replace(" = ", "=") for line in fields for one in re.split(r", (?=\w+\.)", line)]
     assert [one.split("=")[0] for one in every] == [
@@ -224,7 +227,8 @@ def test_what_is_chosen_is_what_the_same_file_with_these_fields_says(folder, dry
     again = dry(tables, *sets)
     assert "chosen" not in again
     gone = [line[9:].split(": ")[0] for line in said.splitlines() if line not in again.splitlines()]
-    assert [one for one in gone if not one.startswith("5e-05 stays as it is")] == fields  # rate: beside 1 row, not 8
+    compared = ("5e-05 stays as it is", "without packs, batches of 8")  # beside 1 row, not 8 sequences
+    assert [one for one in gone if not one.startswith(compared)] == fields
 
 
 def test_a_share_that_holds_out_nothing_is_refused(folder, dry):

@@ -320,7 +320,7 @@ class PackedLoader:
         >>> import nopad
         >>> data = [[1, 2, 3], [4], [5, 6], [7, 8]]
         >>> print(nopad.PackedLoader(data, capacity=4, rows=1, rank=0, world_size=2).summary())
-        step     2 ranks x 1 micro-step x 1 pack: 4 sequences, 8 tokens
+        step     2 ranks x 1 micro-step x 1 pack: 4 sequences, 8 tokens on average
         epoch    1 step: 4 sequences, 8 tokens (100.00% of the slots)
                  one sequence per row would take 2 steps: a schedule in steps sees 2.00 times as many ...
         balance  the slowest rank of a step costs 0.00% more than the mean (floor 0.00%), by Tokens()

@@ -79,7 +79,7 @@ class Summary:
         s, units = self.shape, f"{self.unit}s"
         lines = [
             f"step     {counted(s.world_size, 'rank')} x {counted(s.accumulation, 'micro-step')} x {self.takes}: "
-            f"{self.sequences / self.steps:,.0f} sequences, {self.tokens / self.steps:,.0f} tokens",
+            f"{self.sequences / self.steps:,.0f} sequences, {self.tokens / self.steps:,.0f} tokens on average",
             f"epoch    {counted(self.steps, 'step')}: {self.sequences:,} sequences, {self.tokens:,} tokens"
             + self._share(),
         ]

@@ -43,6 +43,7 @@ from nopad.training.models import (
     read_model_config,
 )
 from nopad.training.progress import Logged, Metrics
+from nopad.training.saving import save_each_epoch, saves, steps_of_run
 from nopad.training.scaling import Scaled
 from nopad.training.tables import Optimizer, TrainConfig
 from nopad.training.trouble import enough_room
@@ -105,6 +106,11 @@ class Prepared:
             return None
         return loader.capacity * loader.per_rank * loader.accumulation * loader.ranks.world_size
 
+    @property
+    def steps(self) -> int | None:
+        """About how many steps the training takes; None: not known (a stream without ``max_steps``)."""
+        return steps_of_run(self.train, self.args)
+
     def __str__(self) -> str:
         """Return a description of the training, as a few lines of text."""
         lines = [*self.notes, *([self.chosen] if self.chosen else [])]
@@ -113,8 +119,7 @@ class Prepared:
             routers = learned_share(self.model_config) if "causal" in self.objective.heads else None
             told = (self.config.schedule, self.total, self.scaled, routers, self.usual)
             lines.append(effects(summary, self.args, *told))
-            if summary.steps and self.args.max_steps <= 0:
-                steps = round(summary.steps * self.args.num_train_epochs)
+            if (steps := self.steps) is not None and self.args.max_steps <= 0:
                 epochs = f"{self.args.num_train_epochs:g} epoch{'s' * (self.args.num_train_epochs != 1)}"
                 lines.append(f"training {epochs}, about {steps:,} step{'s' * (steps != 1)}")
         if self.config.optimizer is not None:
@@ -122,6 +127,7 @@ class Prepared:
         share = f", {self.memory.trained:,} of them trained" if self.memory.trained < self.memory.total else ""
         lines.append(f"model    {self.memory.total:,} parameters{share}, {self.config.model.dtype}")
         lines.append(f"memory   {self.memory}")
+        lines.append(f"saves    {saves(self.args, self.steps)}")
         return "\n".join(lines)
 
 
@@ -171,6 +177,7 @@ def prepare(config: TrainConfig, cache: Path) -> Prepared:
     chosen.usual(task, made.args)
     config, args = made.config, made.args
     _optimizer(config, args)
+    save_each_epoch(config, args, train)
     with about("data.held_out" if config.data.held_out else "data.eval", why):
         evaluation = made.loader(records["eval"], "eval") if records["eval"] is not None else None
         _check_longest(evaluation, longest(shape))

@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from nopad.batch import PackedBatch
+from nopad.batch.columns import narrowed
 from nopad.corpus.options import Counts
 from nopad.errors import FormatError, OptionError
 from nopad.loading.agreement import Exchange, exchange_of
@@ -309,7 +310,8 @@ class StreamSupply(Supply):
         """Build a batch of these units, in a step that began in pass `epoch`; without units, a batch of weight 0."""
         if not packs:
             return self.serving.batch(self._nothing(), np.ones(1, dtype=np.int64), epoch).as_stand_in()
-        return self.serving.batch(*flow.sequences(packs), epoch)
+        sequences, per_row = flow.sequences(packs)
+        return self.serving.batch(narrowed(sequences.gathered()), per_row, epoch)
 
     def _nothing(self) -> Sequences:
         """Return one sequence of one token, with the columns that all sequences have, for a rank that has none left."""
@@ -326,7 +328,7 @@ class StreamSupply(Supply):
         )
 
 
-_TYPES = {"float": "float32", "double": "float64", "halffloat": "float16", "bool": "bool"}
+_TYPES = {"float": "float32", "double": "float32", "halffloat": "float16", "bool": "bool"}
 
 
 def _in_order(places: Sequence[StreamPlace], rank: int, world_size: int) -> list[StreamPlace]:
