@@ -260,7 +260,8 @@ def open_records(
         SourceError: a path is missing, unreadable, given twice, or has a format that is not read; the files have
             different formats; or `inputs` is of a type that holds no records.
         OptionError: `strings` is given for input other than CSV and TSV files, or is a single string;
-            `on_bad_record` has an unknown value; or `inputs` is a `RecordStream`, and another argument is given.
+            `on_bad_record` or `text_unit` has an unknown value; or `inputs` is a `RecordStream`, and another argument
+            is given.
         MissingExtraError: an ``hf:NAME`` or a URL needs a package that is not installed.
 
     >>> import pathlib, tempfile
@@ -285,6 +286,7 @@ def open_records(
     if isinstance(strings, str):
         raise OptionError(f"strings is {strings!r}; give a list of columns")
     check_choice("on_bad_record", on_bad_record, OnBadRecord)
+    check_choice("text_unit", text_unit, TextUnit)
     made = records_from_python(inputs)
     if made is None:
         made = _from_paths([inputs] if isinstance(inputs, str | os.PathLike) else inputs, strings, text_unit, paths)

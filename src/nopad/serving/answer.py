@@ -21,7 +21,7 @@ class Answer(Future[Any]):
     batches: they should be short. If the request is cancelled or the runner is closed first, they are called in the
     thread that does so. A callback that is added after the answer is called at once. A callback may submit requests,
     but not wait for an answer of its own runner, which would come only after the callback. In a process that was forked
-    after the request, no answer comes. In both cases, `result` and `exception` raise an error; ``await`` does not.
+    after the request, no answer comes. In both cases, `result`, `exception` and ``await`` raise an error.
     """
 
     def __init__(self, worker: threading.Thread) -> None:
@@ -53,7 +53,12 @@ class Answer(Future[Any]):
         return super().exception(timeout)
 
     def __await__(self) -> Generator[Any, None, Any]:
-        """Wait for the answer in a coroutine, and return it. Cancelling the coroutine cancels the request."""
+        """Wait for the answer in a coroutine, and return it. Cancelling the coroutine cancels the request.
+
+        Raises:
+            ServingError, RunnerClosedError: as in `result`.
+        """
+        self._check()
         return asyncio.wrap_future(self).__await__()
 
     def _check(self) -> None:

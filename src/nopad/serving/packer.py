@@ -216,9 +216,10 @@ class OnlinePacker:
             length = _integer(length, "length", LengthError)
         self._check_length(length)
         due, deadline = _NEVER, _NEVER
+        lead = 0 if type(lead_ns) is int and lead_ns == 0 else _integer(lead_ns, "lead_ns", OptionError, 0, LAST_NS)
         if deadline_ns is not None:
             deadline = _integer(deadline_ns, "deadline_ns", OptionError, 0, LAST_NS)
-            due = max(deadline - _integer(lead_ns, "lead_ns", OptionError, 0, LAST_NS), 0)
+            due = max(deadline - lead, 0)
         if priority != 0:
             self._check_priority(priority)
         if self._tokens + length > self.batching.max_waiting_tokens:
