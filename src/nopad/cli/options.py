@@ -211,7 +211,10 @@ def parse_reader(
     *,
     find_labels: bool = False,
 ) -> corpus.ReaderOptions:
-    """Return the `ReaderOptions` of a command line; "none" as a name in `carry` or as `mask_field` means no column.
+    """Return the `ReaderOptions` of a command line.
+
+    The arguments are its fields. For `carry` and `mask_field`, None means "auto", and the name "none" means no column.
+    A suffix gets a dot in front if it has none.
 
     Raises:
         OptionError: `carry` has "none" together with other names; or as for `ReaderOptions`.

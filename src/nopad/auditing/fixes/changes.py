@@ -177,9 +177,9 @@ class Changed:
 
 
 def changed_loss(changes: Sequence[Change]) -> Any:
-    """Return a function ``(model, batch, step)`` that runs the code of the first change of a loss; None: there is none.
+    """Return a function ``(model, batch, step)`` that runs the code of the first of `changes` that is made in a loss.
 
-    The function returns the loss, a scalar tensor.
+    The function returns the loss, a scalar tensor. If no change is made in a loss, None is returned instead.
     """
     for change in changes:
         if change.where == "loss":
