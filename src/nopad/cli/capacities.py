@@ -82,6 +82,7 @@ def show_capacities(
 
     Raises:
         SourceError: the input cannot be read, or every sequence is above all capacities.
+        OptionError, RecordError: as for `read_given`.
     """
     with Bars() as monitor:
         whole = read(MAX_LENGTH, monitor, apart=True)

@@ -181,7 +181,7 @@ def parse_pairs(option: str, example: str, given: list[str] | None) -> dict[str,
     `option` (the flag) and `example` (a pair such as ``scale=20``) are for error messages.
 
     Raises:
-        OptionError: a pair has no name or no value, or a name occurs twice.
+        OptionError: a pair has no name or no ``=``, or a name occurs twice.
 
     >>> parse_pairs("--set", "scale=20", ["scale=20", "prompt=query: ", "skip=null"])
     {'scale': 20, 'prompt': 'query: ', 'skip': None}

@@ -57,7 +57,10 @@ class Hook:
 
 
 def attach(module: nn.Module, hook: Any) -> None:
-    """Register a hook on a module, before or after its forward method, as `hook.moment` says."""
+    """Register a hook on a module, before or after its forward method, as `hook.moment` says.
+
+    A hook with the role "leave" also runs after an exception.
+    """
     if hook.moment == "before":
         module.register_forward_pre_hook(hook, with_kwargs=True)
     else:

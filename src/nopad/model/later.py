@@ -100,7 +100,10 @@ def _same(found: Any, args: tuple[Any, ...]) -> bool:
 
 
 def _equal(one: Any, other: Any) -> bool:
-    """Return whether two nested values are equal; tensors are compared by value, also between devices."""
+    """Return whether two nested values are equal; tensors are compared by value, also between devices.
+
+    In tensors, NaN counts as 0, and infinity as the largest finite number.
+    """
     if one is other:
         return True
     if isinstance(one, Tensor) and isinstance(other, Tensor):

@@ -107,7 +107,10 @@ class Evaluation:
         self.kept.append((_numbers(batch), logits, labels))
 
     def _gathered(self) -> tuple[Any, Any]:
-        """Return predictions and labels of all ranks, in the order of the input."""
+        """Return predictions and labels of all ranks, in the order of the input.
+
+        Each of the two is one array, or a tuple of arrays if a sequence has several of them.
+        """
         parts = [part for rank in over_all_ranks(self.kept) for part in rank]
         order = np.lexsort(np.concatenate([numbers for numbers, _, _ in parts], axis=1)[::-1])
         found = []

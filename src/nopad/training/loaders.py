@@ -190,9 +190,10 @@ class Loaders:
 
 
 def _fingerprint(tokenizer: Any) -> str:
-    """Return the SHA-256, in hex, of a tokenizer's class, chat template, special tokens, vocabulary and rules.
+    """Return the SHA-256, in hex, of all by which a tokenizer can change its results.
 
-    For a slow tokenizer (one written in Python), the rules are not part of it.
+    That is its class, chat template, special tokens, vocabulary, rules, and the names of the inputs that it makes. For
+    a slow tokenizer (one written in Python), the rules are not part of it.
     """
     inner = getattr(tokenizer, "backend_tokenizer", None)
     facts = [type(tokenizer).__name__, getattr(tokenizer, "chat_template", None)]

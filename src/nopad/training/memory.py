@@ -105,9 +105,10 @@ def _bytes(value: Tensor) -> int:
 
 
 def _activations(model: Any, slots: tuple[int, int], checkpointing: bool) -> int | None:
-    """Return the bytes of activations, as in the formula; None if the model cannot run on shapes alone.
+    """Return the bytes of activations, by the formula in the module's docstring.
 
-    `slots` is the number of rows, and of slots in a row.
+    `slots` is the number of rows, and of slots in a row. `checkpointing`: whether gradient checkpointing is on. The
+    result is None if the model cannot run on shapes alone.
     """
     config = model.config
     kept: dict[int, tuple[Tensor, int]] = {}
@@ -155,7 +156,8 @@ def _checkpointed(config: Any, slots: tuple[int, int], total: int, model: Any) -
 def _counted_attention(model: Any) -> Iterator[None]:
     """In a ``with`` block, replace a model's attention by `_Fused`, which keeps the same tensors as fused kernels do.
 
-    These are queries, keys, values, results, and the sums of the softmax.
+    These are queries, keys, values, results, and the sums of the softmax. The caller must restore the configuration's
+    `_attn_implementation` afterwards.
     """
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS as functions
 

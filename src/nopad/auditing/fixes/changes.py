@@ -199,7 +199,8 @@ def changed_model(model: Any, changes: Sequence[Change]) -> None:
 def _numbers(batch: Mapping[str, Any], features: Sequence[Mapping[str, Any]]) -> Tensor:
     """Return, for each token of the batch, the index of its sequence in `features`, int64 ``[R, L]``; -1 in padding.
 
-    Tokens that the collator puts behind a sequence, such as a separator, count as tokens of that sequence.
+    Tokens that the collator puts behind a sequence, such as a separator, count as tokens of that sequence. So does
+    padding behind a sequence, if the batch has no attention mask ``[R, L]``.
 
     Raises:
         BatchError: a sequence is not whole in the batch, or the attention mask covers more tokens than the sequences
