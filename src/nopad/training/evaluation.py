@@ -90,7 +90,10 @@ class Evaluation:
         return Evaluated(loss, metrics, int(found[-1]), predictions, labels)
 
     def _keep(self, outputs: Any, batch: PackedBatch) -> None:
-        """Keep predictions and labels of a batch, one array per sequence."""
+        """Keep predictions and labels of a batch, one array per sequence.
+
+        If `reduced` is set, its results for the batch are kept in place of the predictions.
+        """
         logits = [_split(outputs[name].detach(), batch, self.objective.gives) for name in self.objective.reads]
         labels = [_split(batch[name], batch, self.objective.gives) for name in self.objective.targets]
         if self.reduced is not None:

@@ -182,7 +182,10 @@ class _Fused(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Return an empty tensor with the shape of attention's result, ``[rows, slots, heads, size]``."""
+        """Return a tensor with the shape of attention's result, ``[rows, slots, heads, size]``; its values are not set.
+
+        What a fused kernel keeps for the backward pass is kept in `ctx`.
+        """
         shape = (query.shape[0], query.shape[2], query.shape[1], value.shape[-1])
         result = torch.empty(shape, dtype=query.dtype, device=query.device)
         sums = torch.empty(query.shape[:3], dtype=torch.float32, device=query.device)
