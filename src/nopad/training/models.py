@@ -186,6 +186,7 @@ def _weights(table: Model) -> Path | str:
 
     Raises:
         FormatError: there are no weights; or there are adapters only, and ``model.name`` is not given.
+        OptionError: as for `_adapters`.
     """
     path = _initial(table)
     if path is None or (table.name is not None and _adapters(table) is not None):
