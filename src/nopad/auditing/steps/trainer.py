@@ -186,7 +186,13 @@ def _batches(trainer: Any, noting: _Noting, count: int) -> list[Any]:
 
 
 def _micros(batches: Sequence[Any], given: Sequence[Any], accumulation: int) -> list[Micro]:
-    """Return the micro-batches; their sequences are those given to the collator, or else found in the batch itself."""
+    """Return the micro-batches; their sequences are those given to the collator, or else found in the batch itself.
+
+    `given` has, for each batch, the dicts that the collator got.
+
+    Raises:
+        OptionError: as for `_told`.
+    """
     found, first = [], 0
     for at, batch in enumerate(batches):
         rank, number = divmod(at, accumulation)

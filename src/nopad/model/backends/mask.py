@@ -41,8 +41,8 @@ def mask(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cross, h
 def block_mask(ids: Tensor, heads: Heads) -> Tensor:
     """Return which slots (last dimension) each slot sees, under the causality and window of `heads`.
 
-    The result is bool ``[R, 1, L, L]``. Padding sees padding, so that no softmax is empty.
-    `ids` is the number of each slot's sequence, 0 in padding; integers ``[R, L]``.
+    The result is bool ``[R, 1, L, L]``. Padding sees padding, so that no softmax is empty. `ids` is the number of each
+    slot's sequence, 0 in padding; integers ``[R, L]``.
     """
     keep = ids[:, :, None] == ids[:, None, :]
     places = torch.arange(ids.shape[1], device=ids.device)
