@@ -93,7 +93,8 @@ def compare(
 ) -> Found:
     """Run the sequences packed, compare their outputs with those alone, and return the results.
 
-    If `alone.graph` is set, gradients are compared too. A check fails if the model raises an exception.
+    If `alone.graph` is set, gradients are compared too. If the model raises an exception, a check fails. But if nopad
+    refuses the batch, and its form is in `MAY_REFUSE` or a `label` is given, only a note is added.
 
     The sequences are packed in each of `forms`; None: in all forms of the trial. For forms in `MAY_REFUSE`, gradients
     are compared in float64 only. `truth` holds the float64 gradients of the same sequences alone. If it is None,

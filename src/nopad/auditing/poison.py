@@ -34,8 +34,8 @@ def poison(alone: Alone, dtype: torch.dtype) -> Found:
     """Change one sequence in several ways; for each, measure how much the results of its neighbours change.
 
     The sequence is changed in three ways: it gets other tokens; its embeddings are scaled; its embeddings become NaN.
-    NaN is not tried with a collator, or with backends in which NaN spreads to neighbours. The returned `Found` has one
-    check for each way.
+    NaN is not tried with a collator, or with backends in which NaN spreads to neighbours. The returned `Found` has a
+    check for each way that was tried, or none if no output can be split into sequences.
 
     On a CPU not a single bit of a neighbour's result may change. On other devices, where the order of additions varies,
     a few roundings of the largest value are allowed. On any device, a few roundings per layer are allowed if the

@@ -259,9 +259,9 @@ class _Task:
         return replace(Trial.drawn(subject, self.collator, size, self.seed, tokens, most), partly=partly)
 
     def _in_float64(self, subject: Any, own: torch.dtype) -> Found:
-        """Run all checks in float64, and return the results; `own` is the model's own dtype.
+        """Run all checks on `subject` in float64, and return the results.
 
-        `tokens` and `truth` are set for the checks in that dtype.
+        The task's attributes `tokens` and `truth` are set for the later checks in `own`, the model's own dtype.
         """
         found, first, apart = Found(), self._drawn(subject, self.tokens), {}
         partly = steady(first)
@@ -324,7 +324,10 @@ class _Task:
 
 
 def _compared(alone: Alone, dtype: torch.dtype, truth: Truth | None = None) -> Found:
-    """Return the result of `compare`; if outputs differ, its `unseen` is set too (see `Found`)."""
+    """Return the result of `compare`; if outputs differ, its `unseen` is set too (see `Found`).
+
+    The arguments are those of `compare`.
+    """
     found = compare(alone, dtype, truth)
     odd = [check for check in found.checks if not check.passed and not check.error and " outputs, " in check.name]
     if odd:  # an infinite difference is that of a result which is missing, or is a row's

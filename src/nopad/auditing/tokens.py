@@ -87,9 +87,9 @@ class Tokens:
 def draw(lengths: Sequence[int], tokens: Tokens, seed: int) -> list[list[int]]:
     """Draw the token ids of one sequence for each length, and return them.
 
-    Up to a third of a sequence's ids are from `tokens.inside`. Then the first and last ids are replaced by
-    `tokens.begins` and `tokens.ends`, if these are set. A sequence that was drawn before is drawn again, up to 100
-    times, since sequences are found in a batch by their ids.
+    Up to a third of a sequence's ids are from `tokens.inside`. Then the last id is replaced by `tokens.ends`, and, in a
+    sequence of at least 3 tokens, the first by `tokens.begins`, if these are set. A sequence that was drawn before is
+    drawn again, up to 100 times, since sequences are found in a batch by their ids.
     """
     rng = np.random.default_rng(seed)
     drawn: list[list[int]] = []

@@ -167,7 +167,10 @@ def _warned(verb: str, message: Warning | str, category: type[Warning], filename
 
 
 def _failed(message: str, code: int, debug: bool) -> int:
-    """Print the message as one line to stderr, or with `debug` the error's traceback; return the exit code."""
+    """Print the message as one line to stderr, or with `debug` the error's traceback; return `code`, the exit code.
+
+    Nothing is printed if the message is empty.
+    """
     if debug:
         traceback.print_exc()
     elif message:

@@ -82,6 +82,7 @@ def show_capacities(
 
     Raises:
         SourceError: the input cannot be read, or every sequence is above all capacities.
+        OptionError, RecordError: as for `read_given`.
     """
     with Bars() as monitor:
         whole = read(MAX_LENGTH, monitor, apart=True)
@@ -130,7 +131,8 @@ def _facts(
 ) -> dict[str, Any]:
     """Return the facts that `nopad plan` states for one capacity, as JSON values by name.
 
-    If no sequence fits into the capacity, those of the plan are None.
+    `whole` is the input with no sequence left out, and `planner` a function that `planner_of` returned. If no sequence
+    fits into the capacity, the facts about packs, padding and lengths are None.
     """
     found, all_tokens = whole.histogram, whole.histogram.tokens
     if capacity < found.lengths[0]:

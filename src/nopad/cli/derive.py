@@ -41,7 +41,7 @@ def derived(spec: str | None) -> Finding:
     """Derive how the sequences of a model can be kept apart, and prove it on a small copy with random weights.
 
     Returns what was found. `spec` is a folder or a name on the hub. Only the configuration is read, and only code of
-    transformers runs.
+    transformers runs. torch is set to use one thread.
 
     Raises:
         OptionError: `spec` is None.

@@ -118,7 +118,10 @@ def _said(param: Any, is_option: bool) -> str:
 
 
 def _table(rows: Iterable[tuple[str, str]], width: int) -> Iterator[str]:
-    """Yield two columns; a name that is too long for its column has a line of its own."""
+    """Yield the lines of a table with two columns; `width` is the width of a line.
+
+    `rows` are the pairs (name, text). A name that is too long for its column has a line of its own.
+    """
     rows = list(rows)
     column = min(max(len(names) for names, _ in rows), NAMES) + 2
     for names, text in rows:

@@ -68,6 +68,8 @@ class Given:
     def apart(self, file: str) -> Given:
         """Return a copy that leaves out the sequences above the capacity and counts them in `over_long`.
 
+        If there are none, the object itself is returned.
+
         Raises:
             SourceError: no sequence is left; `file` names the input in the message.
         """
@@ -201,7 +203,7 @@ def read_pairs(
 
 
 def _is_histogram(given: str) -> bool:
-    """Whether an input is a histogram: a ``.json`` file that is no array of objects."""
+    """Return whether an input is a histogram: a local ``.json`` file that is no array of objects."""
     if Path(given).suffix != ".json" or _elsewhere(given) or _named(given):
         return False
     with reading(Path(given)), open(given, "rb") as file:

@@ -183,7 +183,10 @@ class CompiledRows(nn.Module):
         return found if not self._types else {TYPES: torch.zeros_like(batch["position_ids"]), **found}
 
     def _of_sequences(self, batch: PackedBatch, output: Any) -> Any:
-        """Return the output with its results per sequence cut to the batch's own sequences, as views."""
+        """Return the output with its results per sequence cut to the batch's own sequences, as views.
+
+        The logits of a question-answering head are also cut to the longest sequence. Values that are None are left out.
+        """
         head, layout = state_of(self._orig_mod).head, batch.layout
         found = type(output)()
         for name, value in output.items():

@@ -57,7 +57,10 @@ class Hook:
 
 
 def attach(module: nn.Module, hook: Any) -> None:
-    """Register a hook on a module, before or after its forward method, as `hook.moment` says."""
+    """Register a hook on a module, before or after its forward method, as `hook.moment` says.
+
+    A hook with the role "leave" also runs after an exception.
+    """
     if hook.moment == "before":
         module.register_forward_pre_hook(hook, with_kwargs=True)
     else:
@@ -314,7 +317,10 @@ def _pooled_so(given: Tensor, states: Tensor, real: Tensor, how: str) -> bool:
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
-    """Return whether two tensors are equal, where NaN is equal to NaN."""
+    """Return whether two tensors are equal, where NaN is equal to NaN.
+
+    If one of them has NaN or infinity, NaN counts as 0, and infinity as the largest finite number.
+    """
     return torch.equal(one, other) or torch.equal(one.nan_to_num(), other.nan_to_num())
 
 

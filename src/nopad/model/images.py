@@ -254,6 +254,9 @@ def _axes(
 ) -> Tensor:
     """Return positions with three axes, int64 ``[3, R, L]``: what `get_rope_index` gives for each sequence alone.
 
+    `ids` and `pictured` are ``[R, L]``: the token ids, and whether a token is an image token. `of_images` has, for each
+    sequence in stream order, the numbers of tokens of its images.
+
     Raises:
         BatchError: the image tokens of an image do not follow each other (`_check_runs`).
     """
@@ -280,6 +283,8 @@ def _axes(
 
 def _check_runs(pictured: NDArray[np.bool_], sizes: NDArray[np.int64], number: int) -> None:
     """Check that in a sequence, each image is one run of image tokens, and no two images touch.
+
+    `pictured` says of each token of sequence `number` whether it is an image token.
 
     Raises:
         BatchError: the lengths of the runs are not `sizes`, the numbers of tokens of the images.

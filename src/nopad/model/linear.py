@@ -143,7 +143,10 @@ def _is_plain(weight: Any) -> bool:
 
 @cache
 def _gain(inputs: int, outputs: int) -> float:
-    """Return how many times as fast oneDNN is as PyTorch's kernel on one linear layer; measured once per size."""
+    """Return how many times as fast oneDNN is as PyTorch's kernel on one linear layer.
+
+    `inputs` and `outputs` are the numbers of the layer's features. Each size is measured once.
+    """
     states, weight = torch.ones(TRIED_TOKENS, inputs), torch.ones(outputs, inputs)
     with torch.inference_mode():
         laid_out = _lay_out(weight)

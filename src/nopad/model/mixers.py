@@ -164,7 +164,7 @@ def carry(cell: Cell, modules: Iterable[nn.Module]) -> None:
 
 
 def release(modules: Iterable[nn.Module]) -> None:
-    """Undo `carry`."""
+    """Undo `carry` on these modules."""
     for module in modules:
         found = module.__dict__.get(CHECKPOINT)
         if isinstance(found, Carried):

@@ -76,7 +76,7 @@ def _real(model: Any, at: Placement, layer: Any) -> Tensor:
 
 
 def check_losses(model: Any, at: Placement, output: Any) -> None:
-    """Check that no class of the user's own returns another loss of the whole batch for rows with padding.
+    """Refuse a batch with padding if a class of the user's own returns a loss of the whole batch besides `loss`.
 
     transformers' own classes leave padding out of such a loss, by their mask. What another forward method does is not
     known.

@@ -206,11 +206,12 @@ class Wrapper:
         """End a call. After a packed one, check that the base ran once, and the shapes of what the wrapper returned.
 
         `given` are the wrapper's arguments by name.
+        Plain values (`PLAIN`), tensors that the base returned and, in a call with labels, scalars are not checked.
 
         Raises:
-            UnsupportedModelError: the base did not run; or an output of the wrapper has neither one entry per slot
-                (``[R, L, ...]``) nor, if the proof found such outputs, one per sequence (``[S, ...]``), or is an object
-                other than a tensor or a plain value (`PLAIN`).
+            UnsupportedModelError: the base did not run; or another output of the wrapper is not a tensor, or has
+                neither one entry per slot (``[R, L, ...]``) nor, if the proof found such outputs, one per sequence
+                (``[S, ...]``).
         """
         if torch.compiler.is_compiling():
             return

@@ -127,8 +127,8 @@ class Chosen:
     def rows(self, examples: Examples | None) -> None:
         """If the size of a micro-step is not given, set ``packing.rows``: enough for 8 sequences of average length.
 
-        Sequences that stay together, such as the two of a pair, count once. For stored tokens (`examples` is None), one
-        row is set.
+        Sequences that stay together, such as the two of a pair, count once. For stored tokens (`examples` is None), or
+        if the capacity is not known, one row is set.
         """
         packing = self.config.packing
         if packing.rows or packing.tokens or packing.sequences:

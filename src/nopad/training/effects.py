@@ -70,7 +70,11 @@ def length_of(schedule: Schedule, loader: PackedLoader, args: Any) -> int:
 def _changes(
     summary: Summary, args: Any, schedule: Schedule | None, scaled: Scaled | None, usual: int | None
 ) -> list[str]:
-    """Return lines of text about what packing changes, and what corrects these changes."""
+    """Return lines of text about what packing changes, and what corrects these changes.
+
+    The arguments are those of `effects`. If packing changes little, or the correction keeps the number of sequences per
+    step, the result has only the lines of the correction, if there is one.
+    """
     before, after = summary.steps_not_packed, summary.steps
     corrected = list(scaled.lines) if scaled is not None else []
     if (scaled is not None and scaled.how == "accumulation") or not before or not after:
@@ -110,7 +114,10 @@ def _shown(number: float) -> str:
 
 
 def _way_back(summary: Summary, args: Any, factor: float) -> str:
-    """Return advice in words: how a step can have about as many sequences as without packs."""
+    """Return advice in words: how a step can have about as many sequences as without packs.
+
+    `factor`: how many times as many sequences a step has with packs.
+    """
     accumulation, rows = args.gradient_accumulation_steps, args.per_device_train_batch_size
     micro_steps = round(accumulation / factor)
     if 1 <= micro_steps < accumulation and micro_steps * factor / accumulation > _NEAR:

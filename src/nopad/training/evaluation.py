@@ -90,7 +90,10 @@ class Evaluation:
         return Evaluated(loss, metrics, int(found[-1]), predictions, labels)
 
     def _keep(self, outputs: Any, batch: PackedBatch) -> None:
-        """Keep predictions and labels of a batch, one array per sequence."""
+        """Keep predictions and labels of a batch, one array per sequence.
+
+        If `reduced` is set, its results for the batch are kept in place of the predictions.
+        """
         logits = [_split(outputs[name].detach(), batch, self.objective.gives) for name in self.objective.reads]
         labels = [_split(batch[name], batch, self.objective.gives) for name in self.objective.targets]
         if self.reduced is not None:
@@ -107,7 +110,10 @@ class Evaluation:
         self.kept.append((_numbers(batch), logits, labels))
 
     def _gathered(self) -> tuple[Any, Any]:
-        """Return predictions and labels of all ranks, in the order of the input."""
+        """Return predictions and labels of all ranks, in the order of the input.
+
+        Each of the two is one array, or a tuple of arrays if a sequence has several of them.
+        """
         parts = [part for rank in over_all_ranks(self.kept) for part in rank]
         order = np.lexsort(np.concatenate([numbers for numbers, _, _ in parts], axis=1)[::-1])
         found = []

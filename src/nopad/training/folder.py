@@ -319,7 +319,11 @@ def last_checkpoint(folder: Path) -> Path | None:
 
 
 def _is_complete(path: Path) -> bool:
-    """Whether a checkpoint was written to its end: the first rank writes the Trainer's state last."""
+    """Return whether a checkpoint was written to its end.
+
+    A complete checkpoint has the states of the Trainer, the loader, the optimiser and its schedule, and the random
+    state of each rank.
+    """
     state, loader = _state(path), _read(path / STATE_FILE)
     if state is None or loader is None or not _optimizer(path) or not (path / "scheduler.pt").is_file():
         return False

@@ -168,6 +168,8 @@ class Lamb(torch.optim.Optimizer):
     def _held(self, group: Mapping[str, Any], number: int) -> _Held:
         """Return the parameters of a group that have gradients, and their gradients.
 
+        `number` is the group's index, for messages.
+
         Raises:
             OptionError: a gradient is sparse.
         """
@@ -262,7 +264,11 @@ def decay_groups(model: torch.nn.Module, weight_decay: float = 0.01) -> list[dic
 
 
 def _lists(params: list[Tensor], grads: list[Tensor], foreach: bool | None) -> Iterator[_Held]:
-    """Yield parameters that are updated together, with their gradients."""
+    """Yield lists of parameters that are updated together, with their gradients.
+
+    With `foreach` True, all parameters of one device and dtype are updated together; with False, each parameter alone.
+    None: parameters on a GPU together, and others alone.
+    """
     together: dict[Any, _Held] = {}
     for at, (param, grad) in enumerate(zip(params, grads, strict=True)):
         joined = param.is_cuda if foreach is None else foreach

@@ -212,6 +212,7 @@ def _weights(table: Model) -> Path | str:
 
     Raises:
         FormatError: there are no weights; or there are adapters only, and ``model.name`` is not given.
+        OptionError: as for `_adapters`.
     """
     path = _initial(table)
     if path is None or (table.name is not None and _adapters(table) is not None):
@@ -247,6 +248,7 @@ def _adapters(table: Model) -> Path | None:
 
     Raises:
         OptionError: ``model.lora`` asks for new adapters as well.
+        FormatError: as for `_initial`.
     """
     path = _initial(table)
     if path is None or (path / "config.json").is_file() or not (path / _ADAPTERS).is_file():

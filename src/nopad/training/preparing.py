@@ -96,6 +96,8 @@ class PreparingMixin(_Base):
     def _check_metric(self) -> None:
         """Refuse a `metric_for_best_model` that evaluations do not give.
 
+        Nothing is checked with `compute_metrics`, which may give any metric, or without an objective.
+
         Raises:
             OptionError: there is no such metric; the message names those that there are.
         """

@@ -197,10 +197,12 @@ def _fewer(hparams: Any, p: float) -> tuple[dict[str, tuple[Any, Any]], list[str
 
 
 def _forgetting(hparams: Any, p: float) -> tuple[dict[str, tuple[Any, Any]], list[str]]:
-    """Return the change of the betas, as `Scaled.changed`, and the lines that describe it.
+    """Raise the betas to the power of `p`, the sequences per pack; return the change, and the lines that describe it.
+
+    The change is as in `Scaled.changed`. `hparams` itself is not changed.
 
     Raises:
-        OptionError: there are no betas, they are given under two names, or they are not numbers from 0 to below 1.
+        OptionError: there are no betas, they are given under two names, or they are not two numbers from 0 to below 1.
     """
     forms = [form for form in _BETAS if all(_has(hparams, name) for name in form)]
     if len(forms) != 1:

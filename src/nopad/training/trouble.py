@@ -88,8 +88,10 @@ def check_unscaled(trainer: Any, ours: Tensor, taken: Tensor) -> None:
 def enough_memory(batch: Any) -> Iterator[None]:
     """In a ``with`` block, turn an out-of-memory error into one that lists the options that help.
 
+    If `batch` is not a `PackedBatch`, the error stays as it is.
+
     Raises:
-        DeviceMemoryError: memory ran out while running `batch`, a `PackedBatch`.
+        DeviceMemoryError: memory ran out while running `batch`.
     """
     try:
         yield

@@ -177,9 +177,9 @@ class Changed:
 
 
 def changed_loss(changes: Sequence[Change]) -> Any:
-    """Return a function ``(model, batch, step)`` that runs the code of the first change of a loss; None: there is none.
+    """Return a function ``(model, batch, step)`` that runs the code of the first of `changes` that is made in a loss.
 
-    The function returns the loss, a scalar tensor.
+    The function returns the loss, a scalar tensor. If no change is made in a loss, None is returned instead.
     """
     for change in changes:
         if change.where == "loss":
@@ -199,7 +199,8 @@ def changed_model(model: Any, changes: Sequence[Change]) -> None:
 def _numbers(batch: Mapping[str, Any], features: Sequence[Mapping[str, Any]]) -> Tensor:
     """Return, for each token of the batch, the index of its sequence in `features`, int64 ``[R, L]``; -1 in padding.
 
-    Tokens that the collator puts behind a sequence, such as a separator, count as tokens of that sequence.
+    Tokens that the collator puts behind a sequence, such as a separator, count as tokens of that sequence. So does
+    padding behind a sequence, if the batch has no attention mask ``[R, L]``.
 
     Raises:
         BatchError: a sequence is not whole in the batch, or the attention mask covers more tokens than the sequences

@@ -126,7 +126,8 @@ class _Step:
     def groups(self) -> list[list[Change]]:
         """Return the changes that may help, in groups; of each group, at most one change is made at a time.
 
-        Changes of the collator run in the order of their groups.
+        Changes of the collator run in the order of their groups. If a trainer is audited, only changes of the collator
+        are returned.
         """
         sample, model = self._sample(), self._model()
         groups: list[list[Change]] = []
@@ -160,8 +161,8 @@ class _Step:
     def _sample(self) -> tuple[Mapping[str, Any], Layout] | None:
         """Return the collator's batch of the first 4 sequences, and its layout.
 
-        The result is None if there is no collator, if the batch is a `PackedBatch` or no mapping, or if an exception
-        was raised.
+        The result is None if there is no collator, if a trainer's dataset cannot be indexed, if the batch is a
+        `PackedBatch` or no mapping, or if an exception was raised.
         """
         if self.trainer is None:
             features, collate = list(self.sequences)[:4], self.collate

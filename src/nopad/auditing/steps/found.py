@@ -212,8 +212,9 @@ def _searched(
 ) -> list[tuple[Any, int]]:
     """Find each example by its tokens in the rows of any batch; return (places, begin) for each, as `_matched` does.
 
-    An example lies within one row. Whole examples are looked for first, the longest before the others; then the
-    beginnings of the examples that are left, then their ends.
+    `flat` holds the token ids of all rows, one row after the other; a row has `width` slots. An example lies within one
+    row. Whole examples are looked for first, the longest before the others; then the beginnings of the examples that
+    are left, then their ends.
     """
     free = _real(batch, flat.size).copy()
     found: list[tuple[Any, int]] = [(None, 0)] * len(examples)
@@ -238,7 +239,8 @@ def _searched(
 def _longest(wanted: NDArray[Any], flat: NDArray[Any], free: NDArray[np.bool_], width: int) -> tuple[int, int]:
     """Return (start, length) of the longest piece within one row that equals the beginning of `wanted`.
 
-    Only slots that are `free` are used; the length is 0 if there is no such piece.
+    `flat` holds the token ids of all rows, one row after the other; a row has `width` slots, and `start` is an index in
+    `flat`. Only slots that are `free` are used. The length is 0 if there is no such piece.
     """
     best = (0, 0)
     for start in np.flatnonzero((flat == wanted[0]) & free).tolist():
@@ -280,7 +282,8 @@ def _made(
 ) -> Example | None:
     """Return an example as it is in the batch: with the batch's tokens and, if these are per token, its labels.
 
-    The result is None if the example was not found there (`at` is None). `at` and `begin` are those of `_matched`.
+    `at` are the sequence's places in `flat`, the token ids of all rows. `begin` is the index in `example` of the first
+    token that the collator kept. If the sequence is not in the batch (`at` is None), the result is None.
     """
     if at is None:
         return None

@@ -196,10 +196,11 @@ def _stepped(
 
 
 def _own_dtype(plan: Plan, wanted: list[Example], truth: Truth, found: list[Finding]) -> None:
-    """Compare the step with its sequences alone in the model's own dtype too.
+    """Compare the step with its sequences alone, `wanted`, in the model's own dtype too.
 
-    A finding is added to `found` if they differ, or if the step raises an exception. If the sequences alone do not run
-    in this dtype, only a note is added to the plan. If the model's dtype is float64, nothing is done.
+    `truth` has their results in float64. A finding is added to `found` if the results differ, or if the step raises an
+    exception. If the sequences alone do not run in this dtype, only a note is added to the plan. If the model's dtype
+    is float64, nothing is done.
     """
     dtype = next(plan.model.parameters()).dtype
     if dtype == torch.float64:

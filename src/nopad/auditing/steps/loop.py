@@ -33,7 +33,10 @@ class Runner(Protocol):
     """Computes the losses of a step and their gradients: a `Loop`, or a trainer's step."""
 
     def take(self, model: Any, micro: Micro, world: World) -> float:
-        """Compute the loss of one micro-batch, call ``backward()`` on it, and return its value."""
+        """Compute the loss of one micro-batch, call ``backward()`` on it, and return its value.
+
+        `world` is the simulated rank on which the micro-batch runs.
+        """
 
 
 class Loop:
@@ -48,6 +51,9 @@ class Loop:
 
     def take(self, model: Any, micro: Micro, world: World) -> float:
         """Compute the loss of one micro-batch, call ``backward()`` on it, and return its value.
+
+        A loss that is a plain number or needs no gradient has no ``backward()`` call. `world` is the simulated rank on
+        which the micro-batch runs.
 
         Raises:
             BatchError: the loss is not a scalar tensor or a number.
@@ -201,7 +207,11 @@ def moved(batch: Any, parameter: Tensor) -> Any:
 
 
 def _labels_counted(batch: Any, shifts: bool) -> int | None:
-    """Return the number of labels in a batch, as transformers' Trainer counts them; None: there are none."""
+    """Return the number of labels in a batch, as transformers' Trainer counts them; None: there are none.
+
+    `shifts`: whether the loss shifts labels by one; the first label of each row then does not count. If the batch has
+    ``shift_labels`` too, these are counted, and all of them.
+    """
     if not isinstance(batch, Mapping) or not isinstance(batch.get("labels"), Tensor):
         return None
     labels = batch["labels"]

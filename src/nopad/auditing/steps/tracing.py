@@ -180,10 +180,11 @@ def _why(name: str, seen: bool | None, padded: bool) -> str:
 
 @contextmanager
 def _traced(model: nn.Module, trace: dict[str, Tensor]) -> Iterator[None]:
-    """Inside this context, store outputs of the modules in `trace` by name, in the order in which modules finish.
+    """Inside this context, store the outputs of a model's modules in `trace`, by name.
 
-    Of each module's first call, the output, or its first entry, is stored if it is a tensor of floating point with at
-    least 2 dimensions. For the model itself, the logits are stored under the name `RESULTS`.
+    The entries of `trace` are in the order in which the modules finish. Of each module's first call, the output, or its
+    first entry, is stored if it is a tensor of floating point with at least 2 dimensions. For the model itself, the
+    logits are stored under the name `RESULTS`.
     """
 
     def seen(name: str, output: Any) -> None:

@@ -150,7 +150,7 @@ class Trace:
         A file that exists is replaced.
 
         Raises:
-            OptionError: the path has another suffix, or there is no such folder.
+            OptionError: the path has another suffix or is a URL, or there is no such folder.
             StorageError: the file cannot be written.
         """
         target = local_path(path)

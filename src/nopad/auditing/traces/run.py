@@ -118,7 +118,8 @@ def trace(
 def _changed(trial: Trial, tokens: Tokens) -> Trial:
     """Return a copy of the trial in which `others` and `sequences` have different tokens at every place.
 
-    If both have the same token at a place, that in `others` is replaced by the next larger of the ordinary ids.
+    Where both have the same token, the one in `others` is replaced by the next larger ordinary id, or the largest by
+    the smallest.
     """
     plain = tokens.plain
     others = [

@@ -91,7 +91,10 @@ def _pieces(placed: Placement, together: bool) -> _Pieces:
 
 
 def _split(states: Tensor, placed: Placement, pieces: _Pieces) -> list[Tensor]:
-    """Split states ``[R, H, L, D]`` into one ``[n, H, length, D]`` per run of n sequences, in stream order."""
+    """Split states ``[R, H, L, D]`` into one ``[n, H, length, D]`` per run of n sequences, in stream order.
+
+    `pieces` says which runs of sequences of one length there are.
+    """
     by_token = states.transpose(1, 2)
     if pieces.gaps is None:
         flat, gaps = placed.stream(by_token), [0] * (len(pieces.runs) + 1)
@@ -107,7 +110,10 @@ def _split(states: Tensor, placed: Placement, pieces: _Pieces) -> list[Tensor]:
 
 
 def _joined(out: list[Tensor], placed: Placement, pieces: _Pieces) -> Tensor:
-    """Join the results of all runs, each ``[n * length, H, D]``, to ``[R, L, H, D]``; the inverse of `_split`."""
+    """Join the results of all runs, each ``[n * length, H, D]``, to ``[R, L, H, D]``.
+
+    The runs are those of `_split`. Slots of padding are 0.
+    """
     if pieces.gaps is None:
         return placed.rows(torch.cat(out))
     padding = [out[0].new_zeros(gap, *out[0].shape[1:]) for gap in pieces.gaps]
