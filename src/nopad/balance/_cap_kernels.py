@@ -1,4 +1,7 @@
-"""The compiled loops of dealing under a limit of tokens. Conventions as in `nopad._kernels`."""
+"""The compiled loops of `nopad.balance.cap`, which deal units under a limit of tokens per rank.
+
+As in `nopad._kernels`, arguments are plain arrays, and callers validate them.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,10 @@ def _before(rank: int, other: int, values: NDArray[Any], units_of: NDArray[Any])
 
 @njit(cache=True, nogil=True)
 def _sink(heap: NDArray[Any], place: NDArray[Any], rank: int, values: NDArray[Any], units_of: NDArray[Any]) -> None:
-    """Restore the order of a heap of ranks after `rank`, which is ``heap[place[rank]]``, got a unit."""
+    """Restore the order of a heap of ranks after `rank` got a unit; ``place[rank]`` is where `rank` is in `heap`.
+
+    `heap` and `place` are changed in place.
+    """
     at, n = place[rank], heap.shape[0]
     while True:
         child = 2 * at + 1
@@ -50,7 +56,7 @@ def _place(
     tokens_of: NDArray[Any],
     units_of: NDArray[Any],
 ) -> bool:
-    """Place the units one by one, the last of `order` first; return whether each found a rank with room for it.
+    """Place units on ranks one by one, the last of `order` first; return whether each found a rank with room for it.
 
     ``rank_of[u]`` is set to the rank of unit u; `cost_of`, `tokens_of` and `units_of` to the totals of each rank. A
     rank has room up to `cap` tokens. If a unit finds no room, the units after it are not placed.
@@ -98,7 +104,7 @@ def _move(
     tokens_of: NDArray[Any],
     units_of: NDArray[Any],
 ) -> None:
-    """Give a unit to `rank`, and update ``rank_of`` and the totals of both ranks."""
+    """Move a unit from its rank to `rank`: update ``rank_of[unit]`` and the totals of both ranks."""
     was = rank_of[unit]
     rank_of[unit] = rank
     cost_of[was] -= costs[unit]
@@ -118,7 +124,7 @@ def _fill_empty(
     tokens_of: NDArray[Any],
     units_of: NDArray[Any],
 ) -> None:
-    """Give each empty rank a unit of a rank that has several."""
+    """Move a unit to each rank without one, from a rank that has several; arguments as in `_place`."""
     unit = 0
     for rank in range(cost_of.shape[0]):
         if units_of[rank] == 0:
@@ -138,10 +144,11 @@ def _relieve(
     tokens_of: NDArray[Any],
     units_of: NDArray[Any],
 ) -> None:
-    """Lower the cost of the costliest rank: move its units to other ranks, or swap them, while that helps.
+    """Lower the cost of the costliest rank: move its units to other ranks, or swap them with theirs, while that helps.
 
-    This stops after about `most_looks` comparisons of pairs of units, or when the highest cost is within 1 part in
-    4,096 of a lower bound: the larger of the mean cost of a rank and the cost of the costliest unit.
+    No rank gets more than `cap` tokens. This stops after about `most_looks` comparisons of pairs of units, or when the
+    highest cost is within 1 part in 4,096 of a lower bound: the larger of the mean cost of a rank and the cost of the
+    costliest unit. The other arguments are as in `_place`, and the last four are changed in place.
     """
     n, world = costs.shape[0], cost_of.shape[0]
     mine = np.empty(n, dtype=np.int64)
@@ -185,10 +192,10 @@ def _relieve(
 def deal_capped(
     costs: NDArray[Any], tokens: NDArray[Any], world: int, cap: int, most_looks: int, rank_of: NDArray[Any]
 ) -> bool:
-    """Set ``rank_of[u]`` for each unit u, with at most `cap` tokens per rank; return whether this was possible.
+    """Set ``rank_of[u]`` to a rank for each unit u, with at most `cap` tokens per rank; return whether a way was found.
 
     There must be at least as many units as ranks (`world`); each rank gets one or more. If the result is False,
-    `rank_of` is of no use.
+    `rank_of` holds no valid result.
 
     Four ways are tried until one works: the costliest units first, each to the cheapest rank with room; the longest
     first, each to the rank with most room; the longest first, each to the fullest rank with room; units in the given
@@ -236,9 +243,10 @@ def _add_to_emptiest(loads: NDArray[Any], size: int, cap: int) -> bool:
 
 @njit(cache=True, nogil=True)
 def _fits_sorted(sizes: NDArray[Any], loads: NDArray[Any], cap: int, spare: NDArray[Any]) -> bool:
-    """Return whether all `sizes` fit into bins of `cap` each, if placed largest first, each in the emptiest bin.
+    """Return whether all `sizes` fit into bins, if they are placed largest first, each in the emptiest bin.
 
-    `loads`, ``[bins]``, and `spare`, ``[4, sizes]`` or wider, are working memory, and are overwritten.
+    Each bin holds at most `cap`. `loads`, ``[bins]``, and `spare`, ``[4, sizes]`` or wider, are working memory, and are
+    overwritten.
     """
     n = sizes.shape[0]
     ordered = spare[0, :n]
@@ -254,9 +262,10 @@ def _fits_sorted(sizes: NDArray[Any], loads: NDArray[Any], cap: int, spare: NDAr
 
 @njit(cache=True, nogil=True)
 def _fit_as_they_come(sizes: NDArray[Any], parts: int, loads: NDArray[Any], cap: int) -> int:
-    """Return how many units, from the first on, fit if placed in order, each of their parts in the emptiest bin.
+    """Return how many units fit into bins, if they are placed in order, each of their parts in the emptiest bin.
 
-    `sizes`, `parts`, `cap` and bins are as in `cut_capped`; `loads`, ``[bins]``, is working memory, and is overwritten.
+    The first unit that does not fit ends the count. `sizes`, `parts`, `cap` and bins are as in `cut_capped`. `loads`,
+    ``[bins]``, is working memory, and is overwritten.
     """
     loads[:] = 0
     for at in range(sizes.shape[0]):
@@ -271,11 +280,14 @@ def cut_capped(
 ) -> int:
     """Cut units into steps that `deal_capped` can deal to `bins` bins; return the number of steps.
 
-    A bin is one micro-step of one rank. Unit u has the sizes ``sizes[u * parts : (u + 1) * parts]``, and all bins
-    together have room for `room` tokens. A step takes up to `most` units. For each step, up to `tries` numbers of units
-    are tried, from the largest on. The first number for which the units fit when placed by size, largest first, is
-    taken. If there is none, the step takes the units that fit when placed in the given order. ``bounds[s + 1]`` is set
-    to where step s ends. If unit u finds no room in an empty step, ``-u - 1`` is returned.
+    A bin is one micro-step of one rank, with room for `cap` tokens; all bins together have room for `room` tokens. Unit
+    u has the sizes ``sizes[u * parts : (u + 1) * parts]``. ``bounds[s + 1]`` is set to where step s ends. If unit u
+    does not fit into an empty step, ``-u - 1`` is returned.
+
+    A step takes up to `most` units. For each step, up to `tries` numbers of units are tried, from the largest on. The
+    step takes the first number for which the units fit if they are placed largest first. If there is none, it takes
+    the units that fit if they are placed in the given order. Where over a quarter of the room would stay free, this
+    second way comes first, and only larger numbers are then tried.
     """
     units, begin, steps = sizes.shape[0] // parts, 0, 0
     loads = np.zeros(bins, dtype=np.int64)
@@ -311,9 +323,9 @@ def cut_capped(
 
 @njit(cache=True, nogil=True)
 def first_unfit(sizes: NDArray[Any], parts: int, bins: int, cap: int) -> int:
-    """Return the index of the first unit that does not fit into `bins` empty bins, or -1 if all do.
+    """Return the index of the first unit whose parts do not fit into `bins` empty bins; -1 if all units fit.
 
-    Units are as in `cut_capped`.
+    Units and bins are as in `cut_capped`.
     """
     loads = np.zeros(bins, dtype=np.int64)
     spare = np.empty((4, parts), dtype=np.int64)

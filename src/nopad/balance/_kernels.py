@@ -1,6 +1,7 @@
 """Compiled loops of balance: sort units by cost, arrange them in windows, and deal equal numbers of them to ranks.
 
-Conventions as in `nopad._kernels`. Costs are int64 and not negative, and their sum fits into int64.
+As in `nopad._kernels`, arguments are plain arrays, and callers validate them. Costs are int64 and not negative, and
+their sum fits into int64.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ def sort_by_cost(
 ) -> None:
     """Sort `items` and their `costs` ascending by cost, in place; equal costs stay in order.
 
-    This is a radix sort of ``cost - lowest cost``, from the lowest digit up to the highest that the largest difference
-    has. The spare arrays are work space of at least the size of `costs`.
+    Up to 64 items are sorted by insertion, more by a radix sort of ``cost - lowest cost``. The radix sort begins with
+    the lowest digit, and ends with the highest digit that any of these differences has. The spare arrays are working
+    memory, at least as large as `costs`.
     """
     n = costs.shape[0]
     if n <= _FEW:
@@ -68,7 +70,7 @@ def sort_by_cost(
 
 @njit(cache=True, nogil=True)
 def is_permutation(items: NDArray[Any]) -> bool:
-    """Return whether `items` hold each integer from 0 to n - 1 once."""
+    """Return whether the n `items` hold each integer from 0 to n - 1 once."""
     n = items.shape[0]
     found = np.zeros(n, dtype=np.bool_)
     for i in range(n):
@@ -81,7 +83,7 @@ def is_permutation(items: NDArray[Any]) -> bool:
 
 @njit(cache=True, nogil=True, inline="always")
 def derive(key: np.uint64, part: int) -> np.uint64:
-    """Return the random key for `part` below `key`: ``derive(key(a), b)`` equals ``key(a, b)`` of `nopad.random`."""
+    """Return the random key of `part` below `key`, as `nopad.random` does: ``key(a, b)`` is ``derive(key(a), b)``."""
     return mix((key ^ np.uint64(part)) + GOLDEN)
 
 
@@ -89,12 +91,13 @@ def derive(key: np.uint64, part: int) -> np.uint64:
 def arrange_windows(
     costs: NDArray[Any], units: NDArray[Any], window: int, levels: int, piece: int, key: np.uint64
 ) -> None:
-    """Arrange `units` in place so that units of similar cost form pieces; `costs` are the units' costs.
+    """Arrange `units` in place so that units of similar cost share a step or a micro-step; `costs` are their costs.
 
-    A piece is a step, or one of the `levels` micro-steps of a step; it has `piece` units. The units of each `window`
-    steps are sorted by cost and cut into pieces, and the sorted pieces into `levels` equal runs; each step gets one
-    piece from each run. Which step gets a piece, where in the step the piece is, and the order of its units are random.
-    `costs` are sorted within each window, too.
+    A piece is a micro-step, or the whole step if `levels` is 1; it has `piece` units, and a step has `levels` pieces. A
+    window is `window` steps (the last may have fewer). The units of a window are sorted by cost and cut into pieces;
+    the pieces, in this order, are divided into `levels` equal runs; and each step gets one piece from each run. These
+    are random, by `key`: which step gets a piece, where in the step the piece is, and the order of its units. `costs`
+    is changed too: it is sorted within each window.
     """
     n = units.shape[0]
     per_step = levels * piece
@@ -130,7 +133,7 @@ def arrange_windows(
 def deal_raster(units: NDArray[Any], snake: bool, parts: NDArray[Any]) -> None:
     """Deal units to ranks row by row, from the costliest on; with `snake`, every second row is reversed.
 
-    `units` are ascending by cost; `parts` is ``[ranks, rows]``.
+    `units` are sorted by cost, ascending. They are written to `parts`, ``[ranks, rows]``; a row is one unit per rank.
     """
     ranks, rows = parts.shape
     last = units.shape[0] - 1
@@ -142,13 +145,13 @@ def deal_raster(units: NDArray[Any], snake: bool, parts: NDArray[Any]) -> None:
 
 @njit(cache=True, nogil=True)
 def deal_karmarkar_karp(costs: NDArray[Any], units: NDArray[Any], parts: NDArray[Any]) -> None:
-    """Deal the same number of units to each rank, by largest differencing.
+    """Deal the same number of units to each rank, by the largest differencing method (Karmarkar-Karp).
 
     Units, ascending by cost, are cut into rows of one unit per rank. Then the two rows with the largest spread (highest
     minus lowest cost) are replaced by their sum: the cheap end of one is added to the costly end of the other, and the
     sums are sorted. This is repeated until one row is left, which holds the total costs of ranks. The order of each
-    sort is recorded; going back through the sorts gives every unit its rank. `costs` are the units' costs; `units` and
-    `parts` are as in `deal_raster`.
+    sort is recorded; going back through the sorts gives every unit its rank. `costs` are the costs of `units`; `units`
+    and `parts` are as in `deal_raster`.
     """
     ranks, rows = parts.shape
     sums = np.empty((rows, ranks), dtype=np.int64)
@@ -194,11 +197,11 @@ def deal_karmarkar_karp(costs: NDArray[Any], units: NDArray[Any], parts: NDArray
 
 @njit(cache=True, nogil=True)
 def deal_groups(costs: NDArray[Any], how: int, parts: NDArray[Any]) -> None:
-    """Deal each group's units to its ranks; `parts` is ``[groups, blocks, ranks, rows]``.
+    """Deal each group's units to its ranks; write their indices in `costs` to `parts`.
 
-    A group is the ranks of a node, or all ranks; its units are adjacent in `costs`. They are sorted by cost, ascending,
-    and cut into blocks (micro-steps, or one block for the whole step), and each block is dealt by itself. `how` is
-    RASTER, SNAKE or KARMARKAR_KARP.
+    `parts` is ``[groups, blocks, ranks, rows]``. A group is the ranks of a node, or all ranks; its units are adjacent
+    in `costs`. They are sorted by cost, ascending, and cut into blocks, each of which is dealt by itself. A block is a
+    micro-step, or the whole step. `how` is RASTER, SNAKE or KARMARKAR_KARP.
     """
     groups, blocks, ranks, rows = parts.shape
     size, block_size = blocks * ranks * rows, ranks * rows

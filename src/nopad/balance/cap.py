@@ -1,8 +1,9 @@
 """Deal units to ranks so that no rank exceeds a limit of tokens; ranks may get different numbers of units.
 
 `deal_under_cap` deals one step. `cut_under_cap` cuts the units of an epoch into steps that can be dealt under the
-limit. `deal_step_under_cap` deals such a step to ranks and micro-steps; it never fails on a step that `cut_under_cap`
-made. Cutting n units takes O(n log ranks); where the limit is tight, each step's units are sorted up to six times.
+limit. `deal_step_under_cap` deals such a step to ranks and micro-steps, and always finds a way for a step that
+`cut_under_cap` made. Cutting n units takes O(n log ranks); where the limit is tight, the units of a step are sorted up
+to six times.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _TRIES = 6  # most numbers of units that `cut_under_cap` tries for a step
 
 
 def deal_under_cap(costs: ArrayLike, tokens: ArrayLike, world_size: int, cap: int) -> NDArray[np.int64]:
-    """Deal units to ranks with no rank above `cap` tokens; return the rank of each unit, int64 ``[n]``.
+    """Deal units to ranks such that no rank has more than `cap` tokens; return the rank of each unit, int64 ``[n]``.
 
     Ranks may get different numbers of units, but each gets at least one. The cost of the costliest rank is kept low:
     units are placed in order of decreasing cost, each on the cheapest rank that has room. Then units of the costliest
@@ -59,7 +60,7 @@ def deal_under_cap(costs: ArrayLike, tokens: ArrayLike, world_size: int, cap: in
 
 
 def _fitting(costs: ArrayLike, tokens: ArrayLike, cap: int) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
-    """Return `costs` as int64 ``[n]``, and `tokens` and `cap` as `_sized` returns them.
+    """Return `costs` after a check, as int64 ``[n]``; and `tokens` and `cap` as `_sized` returns them.
 
     Raises:
         BalanceError: `costs` and `tokens` differ in size, or a unit has more tokens than the cap; or as in
@@ -124,9 +125,9 @@ def cut_under_cap(tokens: ArrayLike, shape: Shape, cap: int, parts: int = 1) -> 
 
 
 def first_over_cap(tokens: ArrayLike, shape: Shape, cap: int, parts: int = 1) -> int | None:
-    """Return the index of the first unit that does not fit into a step even alone, or None if all do.
+    """Return the index of the first unit that does not fit into a step even alone; None if all units fit.
 
-    The arguments are those of `cut_under_cap`. The same errors are raised, except that for a unit that does not fit.
+    The arguments and errors are those of `cut_under_cap`, but a unit that does not fit raises no error.
 
     >>> from nopad.balance import Shape, first_over_cap
     >>> shape = Shape(world_size=1, node_size=1, accumulation=1, per_rank=1)
@@ -146,8 +147,9 @@ def deal_step_under_cap(
 ) -> NDArray[np.int64]:
     """Deal the units of a step with at most `cap` tokens per rank and micro-step.
 
-    The result holds indices into `costs`, each once; int64 ``[world_size, accumulation, most]``, where ``most`` is the
-    largest number of units of a micro-step, and -1 fills the places that other micro-steps do not need.
+    Returns the indices of the units of each micro-step, each unit once: int64 ``[world_size, accumulation, most]``,
+    where ``most`` is the largest number of units of a micro-step. Places that other micro-steps do not need hold -1; a
+    micro-step may have no unit if there are few.
 
     If the step has ``shape.per_step`` units and the result of `deal` keeps to the cap, that result is returned.
     Otherwise the units are divided under the cap into ``world_size * accumulation`` parts of nearly equal cost
@@ -186,7 +188,13 @@ def deal_step_under_cap(
 def _in_parts(
     costs: NDArray[np.int64], sizes: NDArray[np.int64], shape: Shape, balance: Balance, cap: int
 ) -> NDArray[np.int64]:
-    """Divide units into one part per rank and micro-step, and deal the parts; return as in `deal_step_under_cap`."""
+    """Divide units under the cap into one part per rank and micro-step, and deal these parts by their costs.
+
+    Arguments and result are as in `deal_step_under_cap`.
+
+    Raises:
+        BalanceError: no way was found to keep to the cap.
+    """
     bins = shape.world_size * shape.accumulation
     of_unit = np.arange(costs.size) if costs.size <= bins else _ranks(costs, sizes, bins, cap, _LOOKS_OF_A_STEP)
     cost_of = np.zeros(bins, dtype=np.int64)
@@ -205,7 +213,11 @@ def _in_parts(
 
 
 def _proven(parts: NDArray[np.int64], sizes: NDArray[np.int64], cap: int) -> NDArray[np.int64]:
-    """Return `parts` after checking that each unit occurs once, and that no micro-step has more tokens than the cap."""
+    """Return `parts` after checking that each unit occurs once, and that no micro-step has more than `cap` tokens.
+
+    Raises:
+        AssertionError: this check fails, which is a bug of nopad.
+    """
     dealt = parts[parts >= 0]
     tokens = np.where(parts >= 0, sizes[parts], 0).sum(axis=2)
     if not np.array_equal(np.sort(dealt), np.arange(sizes.size)) or int(tokens.max()) > cap:
@@ -214,9 +226,11 @@ def _proven(parts: NDArray[np.int64], sizes: NDArray[np.int64], cap: int) -> NDA
 
 
 def _sized(tokens: ArrayLike, cap: int) -> tuple[NDArray[np.int64], int]:
-    """Return ``(tokens, cap)``, with `tokens` as int64 ``[n]`` and `cap` lowered to their sum if it is above that.
+    """Return `tokens` as int64 ``[n]``, and `cap`, but at most the sum of `tokens`, so that later sums do not overflow.
 
-    So no sum overflows.
+    Raises:
+        BalanceError, LengthError: `tokens` are not valid, as in `check_costs`.
+        OptionError: `cap` is not an integer of at least 1.
     """
     sizes = check_costs(tokens)
     cap = Option(default=None, help="", high=2**63 - 1).check("cap", cap)
@@ -224,7 +238,7 @@ def _sized(tokens: ArrayLike, cap: int) -> tuple[NDArray[np.int64], int]:
 
 
 def _kernels() -> Any:
-    """Import the compiled loops at their first use, since importing numba takes longer than all of nopad."""
+    """Return the module of compiled loops, imported only here: importing Numba takes longer than all of nopad."""
     from nopad.balance import _cap_kernels
 
     return _cap_kernels

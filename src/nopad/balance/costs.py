@@ -28,9 +28,9 @@ _PROBED = 1024  # most lengths at which a fingerprint evaluates a model
 
 
 class CostModel(ABC):
-    """Base class of cost models: the cost of a sequence as a function of its length. A subclass defines `of`.
+    """Base class of cost models. A cost model gives the cost of a sequence by its length; a subclass defines `of`.
 
-    A cost is an integer in a unit that the subclass chooses: only ratios of costs matter.
+    A cost is an integer, in a unit that the subclass chooses: only ratios of costs matter.
     """
 
     @abstractmethod
@@ -46,12 +46,12 @@ class CostModel(ABC):
         """
 
     def checked(self, seq_lengths: ArrayLike) -> NDArray[np.int64]:
-        """Return the costs from `of` as int64 ``[n]``, after checking them, since users may write cost models.
+        """Return the costs that `of` returns, as int64 ``[n]``, after a check, since users may write cost models.
 
         Raises:
             BalanceError: `of` did not return one integer of at least 0 for each length, or one does not fit into 64
-                bits; or `of` raised it.
-            LengthError: `of` raised it.
+                bits; or `of` raised this error.
+            LengthError: `of` raised this error.
         """
         found = np.asarray(self.of(seq_lengths))
         n = np.size(seq_lengths)
@@ -72,11 +72,12 @@ class CostModel(ABC):
         Args:
             indptr: where packs begin and end: pack p holds the sequences of lengths
                 ``seq_lengths[indptr[p]:indptr[p + 1]]``; ``[packs + 1]``.
-            seq_lengths: lengths of the sequences, pack by pack.
+            seq_lengths: lengths of the sequences, pack by pack; ``[n]``.
 
         Raises:
-            BalanceError: as in `checked`; or the largest cost, times the most sequences of a pack, does not fit into 64
-                bits.
+            BalanceError: as in `checked`; or the largest cost of a sequence, times the largest number of sequences in a
+                pack, does not fit into 64 bits.
+            LengthError: as in `checked`.
 
         >>> Attention(hidden_size=1).of_packs(np.array([0, 1, 3]), [4, 2, 2]).tolist()
         [40, 32]
@@ -99,19 +100,19 @@ class Tokens(CostModel):
     """
 
     def of(self, seq_lengths: ArrayLike) -> NDArray[np.int64]:
-        """Return the lengths themselves, int64 ``[n]``; errors as in `CostModel.of`."""
+        """Return the lengths themselves, int64 ``[n]``; the errors are those of `CostModel.of`."""
         return _polynomial(seq_lengths, 1, 0)
 
 
 @dataclass(frozen=True)
 class Attention(CostModel):
-    """Tokens and attention: ``6 * hidden_size * length + length**2``.
+    """The cost of a sequence is ``6 * hidden_size * length + length**2``: the work for its tokens and for attention.
 
     In a transformer layer whose feed-forward part is four times as wide as its hidden size H, a token takes 24 H^2
     operations for the matrices and ``4 * H * length`` for attention. The ratio of the two is ``6 * H : length``.
 
     Attributes:
-        hidden_size: width of the model; for a layer of other proportions, `of_model` finds the value to use instead.
+        hidden_size: width of the model. For layers of other proportions, `of_model` finds the value to use instead.
 
     Raises:
         OptionError: the hidden size is not an integer of at least 1.
@@ -127,22 +128,27 @@ class Attention(CostModel):
         object.__setattr__(self, "hidden_size", checked)
 
     def of(self, seq_lengths: ArrayLike) -> NDArray[np.int64]:
-        """Return ``6 * hidden_size * length + length**2`` of each length, int64 ``[n]``; errors: see `CostModel.of`."""
+        """Return the cost of each sequence, int64 ``[n]``; the errors are those of `CostModel.of`."""
         return _polynomial(seq_lengths, 6 * self.hidden_size, 1)
 
     @classmethod
     def of_model(cls, config: Any, *, causal: bool | None = None) -> Attention:
-        """Return a cost model for a transformer with this config, which may be any object with the same attributes.
+        """Return a cost model for a transformer with this config.
 
-        Only the ratio of a layer's attention work to the work of its matrices matters. This ratio is computed from the
-        config's widths, its number of heads for keys and values, whether the feed-forward part is gated (SiLU, or a
-        `hidden_activation`), and the number of experts per token; a causal layer attends to half as many tokens. The
-        result is `Attention` with the `hidden_size` that gives this ratio; this value usually differs from the config's
-        own `hidden_size`. Sliding windows and linear attention are counted as full attention, so their cost is
+        What matters is the ratio of a layer's work for attention to its work for matrices. It is computed from:
+
+        * the config's widths, and its number of heads for keys and values
+        * whether the feed-forward part is gated: its activation is SiLU, or the config has a `hidden_activation`
+        * the number of experts per token
+        * whether attention is causal: then half as many tokens are attended to
+
+        The result is `Attention` with the `hidden_size` that gives this ratio. This value usually differs from the
+        config's own `hidden_size`. Sliding windows and linear attention are counted as full attention, so their cost is
         overstated.
 
         Args:
-            config: the model's config; for a model of several kinds of input, its `text_config` is used.
+            config: the model's config, or any object with the same attributes; if it has a `text_config`, that is used
+                instead.
             causal: whether tokens attend only to the tokens before them. None: True if the config's `is_decoder` is
                 true, or one of its `architectures` ends in ``CausalLM`` or ``LMHeadModel``.
 
@@ -162,7 +168,7 @@ class Attention(CostModel):
 
 
 def _feed_forward(config: Any, hidden: int) -> int:
-    """Return the number of feed-forward weights that are used for one token; unused experts do not count."""
+    """Return the number of feed-forward weights of a layer that one token uses; of experts, only those of the token."""
     wide = _attribute(config, "intermediate_size", "n_inner", "d_ff", "hidden_dim") or 4 * hidden
     visited = _attribute(config, "num_experts_per_tok", "num_experts_per_token")
     if visited:
@@ -180,7 +186,7 @@ def _is_causal(config: Any) -> bool:
 
 @dataclass(frozen=True)
 class Measured(CostModel):
-    """Costs fitted to timings, in nanoseconds.
+    """The cost of a sequence is the time that it takes, in nanoseconds; `fit` finds the coefficients from timings.
 
     Attributes:
         ns_per_token: nanoseconds per token.
@@ -201,7 +207,7 @@ class Measured(CostModel):
                 raise OptionError(f"{name} is {value!r}; it is a number of nanoseconds, at least 0")
 
     def of(self, seq_lengths: ArrayLike) -> NDArray[np.int64]:
-        """Return the nanoseconds that each sequence takes, rounded, at least 1; int64 ``[n]``.
+        """Return the nanoseconds that each sequence takes, rounded, and at least 1; int64 ``[n]``.
 
         Raises:
             BalanceError, LengthError: as in `CostModel.of`.
@@ -214,15 +220,16 @@ class Measured(CostModel):
 
     @classmethod
     def fit(cls, seq_lengths: Sequence[ArrayLike], seconds: ArrayLike) -> Measured:
-        """Fit the costs to timings, by least squares; no coefficient becomes negative.
+        """Return a cost model fitted to timings by least squares; no coefficient is negative.
 
         Args:
             seq_lengths: for each timed batch, the lengths of its sequences.
             seconds: how long each batch took; float ``[batches]``.
 
         Raises:
-            OptionError: there are fewer than three batches, or a different number of times; a time is not finite and
-                positive; or the batches are too similar to tell the cost of tokens from that of attention.
+            OptionError: there are fewer than three batches; there is not one time for each batch; a time is not finite
+                or not above 0; or the batches are too similar to tell the cost of tokens from that of attention.
+            BalanceError, LengthError: the lengths are not valid, as in `CostModel.of`.
 
         >>> model = Measured.fit([[100], [200], [100, 300], [400]], [1.1e-3, 2.4e-3, 5.0e-3, 5.6e-3])
         >>> model.of([1000]).tolist()
@@ -281,7 +288,7 @@ def round_up(seq_lengths: ArrayLike, multiple: int) -> NDArray[np.int64]:
 
 
 def check_costs(costs: ArrayLike) -> NDArray[np.int64]:
-    """Return costs as int64 ``[n]``.
+    """Return `costs` as int64 ``[n]``, after a check.
 
     Raises:
         BalanceError: a cost is negative, or the sum of all costs does not fit into 64 bits.

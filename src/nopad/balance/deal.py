@@ -22,12 +22,16 @@ __all__ = ["deal"]
 def deal(costs: ArrayLike, shape: Shape, balance: Balance) -> NDArray[np.int64]:
     """Deal a step's units to the ranks; return each rank's units, int64 ``[world_size, accumulation, per_rank]``.
 
-    The result holds indices into `costs`, each exactly once. If ranks wait at each micro-step (`Balance.wait`), the
-    units are sorted by cost and cut into micro-steps, so that those of a micro-step are alike in cost, and each
-    micro-step is dealt by itself; the order of micro-steps within a step does not change what is learnt. If ranks wait
-    once per step, the total cost of each rank is balanced, and its units are spread over its micro-steps. With
-    `Balance.within` "node", this is done for each node by itself. With `Balance.deal` "none", units stay in the given
-    order.
+    The result holds indices into `costs`, each exactly once.
+
+    * If ranks wait at each micro-step (`Balance.wait`), the units are sorted by cost and cut into micro-steps, so that
+      the units of a micro-step have similar costs. Each micro-step is then dealt by itself. The order of micro-steps
+      within a step does not change what is learnt.
+    * If ranks wait once per step, the total cost of each rank is balanced, and its units are spread over its
+      micro-steps.
+
+    With `Balance.within` "node", this is done for each node by itself. With `Balance.deal` "none", units stay in the
+    given order.
 
     Args:
         costs: cost of each unit of the step, integers, in the order of `draw`; ``[shape.per_step]``.
@@ -52,7 +56,11 @@ def deal(costs: ArrayLike, shape: Shape, balance: Balance) -> NDArray[np.int64]:
 
 
 def _proven(parts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return `parts` after checking that each unit occurs in it exactly once."""
+    """Return `parts` after checking that each unit occurs in it exactly once.
+
+    Raises:
+        AssertionError: this check fails, which is a bug of nopad.
+    """
     if not _kernels().is_permutation(parts.reshape(-1)):
         raise AssertionError("a deal must have every unit once")
     return parts
@@ -72,10 +80,10 @@ def _dealt(costs: NDArray[np.int64], shape: Shape, balance: Balance) -> NDArray[
 
 
 def _into_micro_steps(parts: NDArray[np.int64], shape: Shape) -> NDArray[np.int64]:
-    """Return each rank's units in snake order over its micro-steps; int64 ``[world_size, accumulation, per_rank]``.
+    """Deal the units of each rank to its micro-steps; return them, int64 ``[world_size, accumulation, per_rank]``.
 
-    `parts` has a row per rank, sorted by cost. Dealing them in turn, with every second turn reversed, keeps a rank's
-    longest units from sharing a micro-step, which would take the most memory.
+    `parts` has a row for each rank: its units, sorted by cost. They are dealt in turn, and every second turn is
+    reversed. So a rank's longest units do not share a micro-step, which would take the most memory.
     """
     rows = parts.reshape(shape.world_size, shape.per_rank, shape.accumulation).copy()
     rows[:, 1::2] = rows[:, 1::2, ::-1].copy()
@@ -83,7 +91,7 @@ def _into_micro_steps(parts: NDArray[np.int64], shape: Shape) -> NDArray[np.int6
 
 
 def _kernels() -> Any:
-    """Import the compiled loops at their first use, since importing numba takes longer than all of nopad."""
+    """Return the module of compiled loops, imported only here: importing Numba takes longer than all of nopad."""
     from nopad.balance import _kernels
 
     return _kernels

@@ -1,9 +1,9 @@
 """Draw the order in which an epoch takes its units, once per epoch.
 
 Step k takes ``order[k * per_step : (k + 1) * per_step]``. Within a step, the units drawn for the first rank come first,
-then those for the second, so the units of a node are adjacent; `deal` may then exchange units between ranks. The units
-that do not make a whole step come last; which units these are is random too. O(n) time; 16 million units take about a
-second.
+then those for the second, and so on, so the units of a node are adjacent; `deal` may then exchange units between ranks.
+The units that are left over, since they do not make a whole step, come last; which units these are is random too. O(n)
+time; 16 million units take about a second.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _STRATA = 4  # number of strata if no edges are given
 def draw(costs: ArrayLike, shape: Shape, balance: Balance, key: int) -> NDArray[Any]:
     """Return the order in which an epoch takes its units: their indices, int32 ``[n]`` (int64 from 2^31 units on).
 
-    `Balance.draw` lists the ways to draw. With "stratified", each rank's micro-step takes a fixed number of units (the
-    quota) from each range of costs (the stratum). Such steps come first, until a stratum has too few units for another;
-    all units left then follow in random order.
+    The attribute `Balance.draw` says how units are drawn; its description lists the ways. With "stratified", each
+    rank's micro-step takes a fixed number of units (the quota) from each range of costs (the stratum). Such steps come
+    first, until a stratum has too few units for another one; all units left then follow in random order.
 
     Args:
         costs: cost of each unit, integers; ``[n]``.
@@ -68,7 +68,11 @@ def draw(costs: ArrayLike, shape: Shape, balance: Balance, key: int) -> NDArray[
 
 
 def _proven(order: NDArray[Any], units: int) -> NDArray[Any]:
-    """Return `order` after checking that it has each unit exactly once."""
+    """Return `order` after checking that it has each unit exactly once; `units` is their number.
+
+    Raises:
+        AssertionError: this check fails, which is a bug of nopad.
+    """
     if order.size != units or not _balance_kernels().is_permutation(order):
         raise AssertionError("a draw must have every unit once")
     return order
@@ -77,11 +81,12 @@ def _proven(order: NDArray[Any], units: int) -> NDArray[Any]:
 def whole_steps(costs: ArrayLike, shape: Shape, balance: Balance) -> int:
     """Return how many whole steps the order from `draw` begins with; the units left over come after them.
 
-    The result is ``n // shape.per_step`` for n units. With draw "stratified" it can be lower: with quotas of 6:3:2:5,
-    6 % of Wikipedia-512 is left over.
+    The result is ``n // shape.per_step`` for n units. If `Balance.draw` is "stratified", it can be lower: with quotas
+    of 6:3:2:5, 6 % of Wikipedia-512 is left over. If there are fewer units than ranks, the result is 0.
 
     Raises:
-        BalanceError: as in `draw`, except that too few units for the ranks are no error: the result is 0.
+        BalanceError: as in `draw`, except that too few units for the ranks are no error.
+        LengthError: costs are not integers, or not one-dimensional.
 
     >>> whole_steps([1, 2, 9, 1, 1, 1], Shape(1, 1, 1, 2), Balance.named("stratified", edges=(5,), quotas=(1, 1)))
     1
@@ -97,7 +102,7 @@ def whole_steps(costs: ArrayLike, shape: Shape, balance: Balance) -> int:
 
 
 def _batches(counts: list[int], quotas: tuple[int, ...]) -> int:
-    """Return how many micro-steps, each of one rank, can take their quota of units from every stratum.
+    """Return how many micro-steps (each of one rank) can take their quota of units from every stratum.
 
     ``counts[s]`` is the number of units in stratum s, and ``quotas[s]`` its quota; at least one quota is not 0.
     """
@@ -105,11 +110,14 @@ def _batches(counts: list[int], quotas: tuple[int, ...]) -> int:
 
 
 def _sort(units: NDArray[Any], costs: NDArray[np.int64], shape: Shape, balance: Balance, key: int) -> None:
-    """Arrange the units in place so that those of a step, or of a micro-step if ranks wait there, are alike in cost.
+    """Arrange the units in place so that those of a step, or of a micro-step if ranks wait there, have similar costs.
 
-    Units are sorted by cost and cut into steps or micro-steps. If ranks wait at micro-steps, the sorted micro-steps are
-    divided into as many ranges as a step has micro-steps. Each step gets one micro-step from each range, so that steps
-    differ little in cost. Which one it gets, and the order within the step, are random.
+    In each window of `balance.window` steps (None: all steps), units are sorted by cost and cut into steps or
+    micro-steps. If ranks wait at micro-steps, the sorted micro-steps are divided into as many ranges as a step has
+    micro-steps, and each step gets one from each range, so that steps differ little in cost. These are random, by
+    `key`: the order of steps, which micro-step of a range a step gets, and the order within the step.
+
+    `units` are indices into `costs`, and fill whole steps.
     """
     levels = shape.accumulation if balance.wait == "micro" else 1
     steps = units.size // shape.per_step
@@ -128,8 +136,9 @@ def _stratify_by_quantile(
 ) -> None:
     """Arrange the units in place so that each rank, node or step has one unit from each of equally large strata.
 
-    `balance.within` says which of the three: "rank", "node" or "world" (the step). `units` are indices into `costs`,
-    and fill whole steps. Which unit of a stratum goes where is random, by `key`.
+    `balance.within` says which of these it is: "rank", "node", or "world" for the step. A rank or node takes its units
+    once per step. `units` are indices into `costs`, and fill whole steps. Which unit of a stratum goes where is random,
+    by `key`.
     """
     from nopad._deal_kernels import shuffle_segments
 
@@ -145,7 +154,13 @@ def _stratify_by_quantile(
 def _stratified(
     units: NDArray[Any], costs: NDArray[np.int64], shape: Shape, balance: Balance, key: int
 ) -> NDArray[Any]:
-    """Return the units ordered so that each rank's micro-step has its quota of each stratum; units left come last."""
+    """Return the units in an order in which each rank's micro-step has its quota of each stratum.
+
+    The units left over come last, in random order by `key`. `units` are indices into `costs`.
+
+    Raises:
+        BalanceError: the quotas are not possible, as in `_quotas`.
+    """
     edges = _edges(costs, balance)
     stratum = np.searchsorted(np.array(edges, dtype=np.int64), costs[units])
     members = [units[stratum == number] for number in range(len(edges) + 1)]
@@ -170,11 +185,11 @@ def _quotas(counts: list[int], edges: tuple[int, ...], shape: Shape, balance: Ba
     """Return the quotas of the strata: those given, or in proportion to `counts`, the number of units in each.
 
     A quota is the number of units per rank and micro-step. Proportional quotas are rounded down; the units still
-    missing go to the strata with the largest remainders. `edges` are used in error messages.
+    missing go to the strata with the largest remainders. `edges` are only used in error messages.
 
     Raises:
-        BalanceError: the quotas do not add up to ``shape.per_rank``, or a stratum has a quota and no unit, or units and
-            no proportional quota.
+        BalanceError: the quotas do not add up to ``shape.per_rank``; a stratum has a quota, but no unit; or a stratum
+            has units, but its proportional quota is 0.
     """
     quotas = balance.quotas
     if quotas is None:

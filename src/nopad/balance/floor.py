@@ -1,8 +1,9 @@
 """How evenly units are dealt to ranks, and how evenly they could be dealt.
 
-A step takes as long as its costliest rank. However units are dealt, the cost of this rank is at least the mean of all
-ranks, and at least the cost of the costliest unit, since one rank must take it. This bound is the *floor*. Only
-splitting a sequence over several ranks (context parallelism) gets below it.
+A step takes as long as its costliest rank. However units are dealt, the cost of this rank is at least the mean cost of
+all ranks. It is also at least the cost of the costliest unit, since one rank must take that unit. The larger of the two
+gives the *floor*, a lower bound on the share of time lost by waiting. Only splitting a sequence over several ranks
+(context parallelism) gets below it.
 """
 
 from __future__ import annotations
@@ -30,10 +31,11 @@ class Report:
         least: cost of a step's cheapest rank.
         most: cost of a step's costliest rank, for which all ranks wait.
         mean: mean cost of a step's ranks.
-        waste: ``costliest / mean - 1``: the fraction by which a step takes longer than if all ranks had equal costs.
-        abr: ``1 - mean / costliest``: the fraction of all ranks' time that is spent waiting. It is the attention
+        waste: the fraction by which a step takes longer than if all ranks had equal costs: ``costliest / mean - 1``,
+            where ``costliest`` is the cost of a step's costliest rank.
+        abr: the fraction of all ranks' time that is spent waiting: ``1 - mean / costliest``. It is the attention
             balance ratio of "Hierarchical Balance Packing" (arXiv 2503.07680), for any cost model.
-        floor: a lower bound on the waste, however the units are dealt; None if the units are not known.
+        floor: a lower bound on `waste`, however the units are dealt; None if the costs of units are not known.
 
     >>> import numpy as np
     >>> from nopad.balance import Report
@@ -54,8 +56,9 @@ class Report:
 def floor(costs: ArrayLike, world_size: int) -> float:
     """Return a lower bound on the waste of a step, however its units are dealt to `world_size` ranks.
 
-    It is ``max(cost of the costliest unit, mean cost of a rank) / mean cost of a rank - 1``, where the mean in the
-    numerator is rounded up, since costs are integers. If all costs are 0, it is 0.
+    The waste is the fraction by which a step takes longer than if all ranks had equal costs. The bound is
+    ``max(cost of the costliest unit, mean cost of a rank) / mean cost of a rank - 1``, where the mean in the numerator
+    is rounded up, since costs are integers. If all costs are 0, it is 0.0.
 
     Args:
         costs: cost of each unit of a step on all ranks (of a micro-step, if ranks wait for one another there); ``[n]``.
@@ -75,10 +78,10 @@ def floor(costs: ArrayLike, world_size: int) -> float:
 
 
 def needs_context_parallelism(costs: ArrayLike, world_size: int, above: float = 0.10) -> NDArray[np.int64]:
-    """Return the indices of units that cost more than ``1 + above`` times a rank's mean cost, costliest first.
+    """Return the indices of units that cost more than ``1 + above`` times a rank's mean cost; int64 ``[k]``.
 
-    The result is int64 ``[k]``. Dealing units in another way does not help: these units would have to be split over
-    several ranks.
+    The costliest unit comes first. Ranks wait for such a unit however units are dealt; only splitting it over several
+    ranks (context parallelism) helps.
 
     Args:
         costs: cost of each unit of a step on all ranks (of a micro-step, if ranks wait for one another there); ``[n]``.
@@ -103,7 +106,7 @@ def report(costs_of_ranks: ArrayLike, floors: ArrayLike | None = None) -> Report
     Args:
         costs_of_ranks: total cost of each rank's units; ``[steps, ranks]``. If ranks wait at each micro-step:
             ``[steps, micro-steps, ranks]``; the step then costs the sum over its micro-steps' costliest ranks.
-        floors: the `floor` of each step, ``[steps]``; None: `Report.floor` is None.
+        floors: the `floor` of each step, ``[steps]``; if it is None, `Report.floor` is None.
 
     Raises:
         BalanceError: there are no steps, `costs_of_ranks` has another shape, or a step has cost 0 on every rank.

@@ -44,23 +44,30 @@ class Balance:
     """A method of balance; `Balance.named` returns the usual ones by name.
 
     Attributes:
-        draw: how the units of a step are chosen: "random"; "sorted" (units alike in cost share a step, or a micro-step
-            if ranks wait there); "stratified" (costs are divided into ranges, the strata, and every rank gets a fixed
-            number of units, its quota, from each); "quantile" (units are sorted by cost and cut into equally large
-            strata; each rank, each node or all ranks together (see `within`) take one unit from each stratum per step,
-            so the number of strata is the number of units that they take per step).
-        deal: how a step's units are given to ranks: "none" (in the order drawn); "raster" (in turn, from the costliest
-            on: the first unit to the first rank, and so on); "snake" (the same, but every second turn begins at the
-            last rank); "karmarkar_karp" (the largest differencing method, with as many units for each rank).
-        within: the ranks among which units are dealt: "node" (the ranks of each node) or "world" (all ranks). With draw
-            "quantile", it also says who takes one unit from each stratum: each node, all ranks together, or (with
-            "rank") each rank.
-        wait: where ranks wait for one another: once per optimiser "step" (DDP with no_sync), or at each "micro" step
-            (FSDP2, expert or pipeline parallelism).
-        window: with draw "sorted", the number of steps that are sorted together; None: the whole epoch.
-        edges: with draw "stratified", the largest cost of each stratum but the last, ascending; None: four strata, with
-            edges at a quarter, half and three quarters of the largest cost.
-        quotas: with draw "stratified", the number of units per rank and micro-step from each stratum; None: in
+        draw: how the units of a step are chosen:
+
+            * "random": at random.
+            * "sorted": units of similar cost share a step, or a micro-step if ranks wait there.
+            * "stratified": costs are divided into ranges, the strata; every rank gets a fixed number of units from each
+              stratum, its quota.
+            * "quantile": units are sorted by cost and cut into equally large strata. `within` says who takes one unit
+              from each stratum per step: each rank, each node, or all ranks together. There are as many strata as such
+              a taker has units per step.
+        deal: how the units of a step are given to ranks:
+
+            * "none": in the order drawn.
+            * "raster": in turn, from the costliest on; each turn begins at the first rank.
+            * "snake": in turn, from the costliest on; every second turn goes from the last rank to the first.
+            * "karmarkar_karp": by the largest differencing method, with the same number of units for each rank.
+        within: the ranks among which units are dealt: "node" (the ranks of each node) or "world" (all ranks). If `draw`
+            is "quantile", it also says who takes one unit from each stratum; then "rank" is allowed too, if `deal` is
+            "none".
+        wait: where ranks wait for one another. "step": once per optimiser step (DDP with no_sync). "micro": at each
+            micro-step (FSDP2, expert or pipeline parallelism).
+        window: if `draw` is "sorted", the number of steps that are sorted together; None: the whole epoch.
+        edges: if `draw` is "stratified", the largest cost of each stratum but the last, ascending. None: four strata,
+            with edges at a quarter, half and three quarters of the largest cost.
+        quotas: if `draw` is "stratified", the number of units per rank and micro-step from each stratum. None: in
             proportion to the number of units in each stratum.
 
     Raises:
@@ -107,9 +114,9 @@ class Balance:
 
     @classmethod
     def named(cls, name: str | Balance, **changes: Any) -> Balance:
-        """Return the method called `name` (a key of `METHODS`), with `changes` to its attributes.
+        """Return the method called `name`, a key of `METHODS`, with `changes` to its attributes.
 
-        If `name` is a `Balance`, the changes are made to a copy of it.
+        `name` may also be a `Balance`; then a copy of it with the changes is returned.
 
         Raises:
             OptionError: there is no method called `name`, or a change is not allowed.

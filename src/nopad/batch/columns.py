@@ -1,4 +1,4 @@
-"""Turn lists, rows of a packed dataset, or dicts into `Sequences`: one flat array per column.
+"""Turn lists, rows of a packed dataset, or dicts into `Sequences`, which hold one flat array per column.
 
 Per-token columns, such as ``input_ids``, hold numbers; integers become int64. Floats in tensors and arrays keep their
 dtype, and Python floats become float32, as in transformers' collators; NumPy has no bfloat16, which becomes float32.
@@ -36,10 +36,10 @@ Records = Mapping[str, NDArray[Any]]  # where each sequence of a packed dataset 
 
 
 def from_sequences(sequences: Sequence[Any], columns: Mapping[str, Any], *, name: str = "input_ids") -> Sequences:
-    """Return these lists of ids as `Sequences`, with ``input_ids`` and further columns by name; integers become int64.
+    """Return `Sequences` with these lists of ids as ``input_ids``, and with further columns; integers become int64.
 
-    A column has, for each sequence, a list with one value per token, or a single value. Error messages call the
-    sequences `name`.
+    `columns` are further columns by name. A column has one entry for each sequence: either lists with one value per
+    token, or single values. Error messages call the sequences `name`.
 
     Raises:
         LengthError: a sequence has no token.
@@ -75,10 +75,10 @@ def from_features(features: Sequence[Mapping[str, Any]]) -> tuple[Sequences, Rec
     """Turn dicts into columns; each dict is one sequence, or one row of a packed dataset.
 
     If each dict is a sequence, a list holds one value per token, and a single value belongs to the whole sequence; a
-    column may also be one row ``[1, L]``. In a row of a packed dataset, a list holds one value per token, or one per
-    sequence. Tokens whose ``attention_mask`` is 0 are padding and are removed; ``position_ids`` are dropped, since the
-    layout computes them. If there are no ``labels``, ``label`` or ``label_ids`` is renamed to ``labels``, as
-    transformers' collators do.
+    column may also be one row ``[1, L]``. If each dict is a row of a packed dataset (it has ``seq_lengths``), a list
+    holds one value per token, or one per sequence. Tokens whose ``attention_mask`` is 0 are padding and are removed.
+    ``position_ids`` are dropped, since the layout computes them. If there are no ``labels``, ``label`` or ``label_ids``
+    is renamed to ``labels``, as transformers' collators do.
 
     Returns:
         The sequences; arrays that say where each sequence of a packed dataset comes from (none if each dict is a
@@ -111,7 +111,9 @@ def from_features(features: Sequence[Mapping[str, Any]]) -> tuple[Sequences, Rec
 
 
 def _plain_features(features: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Sequences:
-    """Turn one dict per sequence into columns `names`; tokens whose ``attention_mask`` is 0 are removed.
+    """Turn one dict per sequence into `Sequences` with the columns `names`.
+
+    Tokens whose ``attention_mask`` is 0 are removed, and so is this column.
 
     Raises:
         LengthError: a sequence has no token, or its mask is all 0.
@@ -134,7 +136,7 @@ def _plain_features(features: Sequence[Mapping[str, Any]], names: Sequence[str])
 
 
 def _without_positions(stacked: Sequences) -> Sequences:
-    """Return the sequences without ``position_ids``, which the layout computes.
+    """Return the sequences without their ``position_ids``, since the layout computes these.
 
     Raises:
         BatchError: the given ``position_ids`` do not count from 0 in each sequence.
@@ -162,7 +164,9 @@ def _check_widths(name: str, entries: Sequence[Any], features: Sequence[Mapping[
 
 
 def _packed_features(features: Sequence[Mapping[str, Any]]) -> tuple[Sequences, Records]:
-    """Split rows of a packed dataset into sequences, without padding; return these, and where each one comes from.
+    """Split rows of a packed dataset into sequences, without padding.
+
+    Returns the sequences, and the arrays that say where each one comes from, by name (`Records`).
 
     Raises:
         LengthError: a sequence has no token, or a row's mask is all 0.
@@ -193,7 +197,7 @@ def _packed_features(features: Sequence[Mapping[str, Any]]) -> tuple[Sequences, 
 
 
 def _of_row(value: Any, name: str, n: int) -> NDArray[Any]:
-    """Return column `name` of row `n` as a one-dimensional array of numbers, or as an object array of strings.
+    """Return `value`, column `name` of row `n`, as a one-dimensional array of numbers, or an object array of strings.
 
     Raises:
         BatchError: the column is not a list of numbers or strings, ids or lengths are not integers, or a number does
@@ -216,7 +220,8 @@ def _row(row: dict[str, NDArray[Any]], n: int) -> dict[str, NDArray[Any]]:
     """Return the columns of a row without the padding that its mask marks; `n` is the row's number, for messages.
 
     Raises:
-        BatchError: the mask or the lengths do not fit the tokens.
+        LengthError: the mask is all 0.
+        BatchError: the mask or the lengths do not fit the tokens, or the mask is not ones in one run and zeros.
     """
     width, tokens = row["input_ids"].size, int(row[LENGTHS].sum())
     if MASK in row and row[MASK].size != width:
@@ -238,7 +243,8 @@ def from_rows(rows: Sequence[PackedRow]) -> tuple[Sequences, Records, NDArray[np
 
     Raises:
         BatchError: there is no row, an entry is not a row of `nopad.open_packed`, the dataset is index-only (its rows
-            hold no tokens), or ``position_ids`` do not count from 0 in each sequence.
+            hold no tokens), there are both ``label`` and ``label_ids``, or ``position_ids`` do not count from 0 in each
+            sequence.
     """
     rows = _listed(rows, "rows", "row")
     if not len(rows):
@@ -282,14 +288,15 @@ def narrowed(stored: Sequences) -> Sequences:
 
 
 def from_columns(sequences: Sequences) -> tuple[Sequences, Records]:
-    """Prepare sequences for a batch: integers become int64, and ``label`` or ``label_ids`` becomes ``labels``.
+    """Prepare sequences for a batch: integers become int64, and ``label`` or ``label_ids`` is renamed to ``labels``.
 
-    Columns that need no change are not copied. The second result holds the columns that say where each sequence comes
-    from, if there are any: ``seq_index``, ``seq_start`` and ``seq_source``.
+    Returns the sequences, and the arrays that say where each one comes from, by name: those of ``seq_index``,
+    ``seq_start`` and ``seq_source`` that `sequences` has. They are no longer columns of the sequences. Columns that
+    need no change are not copied; ``position_ids`` are dropped.
 
     Raises:
-        BatchError: there is no sequence, there are no ``input_ids``, or ``position_ids`` do not count from 0 in each
-            sequence.
+        BatchError: there is no sequence, there are no ``input_ids``, an integer does not fit into int64, there are both
+            ``label`` and ``label_ids``, or ``position_ids`` do not count from 0 in each sequence.
     """
     if not len(sequences):
         raise BatchError("a batch needs at least one sequence, and there is none")
@@ -308,7 +315,9 @@ def from_columns(sequences: Sequences) -> tuple[Sequences, Records]:
 
 
 def per_sequence(name: str, given: Sequence[Any], sequences: int) -> NDArray[Any]:
-    """Stack one array for each of `sequences` sequences, all of one shape, to ``[S, ...]``; integers become int64.
+    """Stack one array per sequence, all of one shape; return ``[S, ...]``, where integers are int64.
+
+    `given` are the arrays, and `sequences` is the number S of sequences. Error messages call the column `name`.
 
     Raises:
         BatchError: there is not one array per sequence, their shapes differ, or an integer does not fit into int64.
@@ -386,7 +395,7 @@ def _joined(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
 
 
 def _signed(array: NDArray[Any], name: str, n: int) -> NDArray[np.int64]:
-    """Return unsigned integers as int64; `name` and `n` (index of the sequence) are for the message.
+    """Return unsigned integers as int64; `name` and `n`, the index of the sequence, are for the error message.
 
     Raises:
         BatchError: a value does not fit into int64.
@@ -399,10 +408,10 @@ def _signed(array: NDArray[Any], name: str, n: int) -> NDArray[np.int64]:
 def _listed(given: Any, name: str, each: str = "sequence") -> Sequence[Any]:
     """Return `given`, or a list of its entries if it cannot be indexed.
 
-    Messages call it `name`, and say that each entry is for one `each`.
+    `name` and `each` are for error messages: what `given` is called, and what one entry of it is for.
 
     Raises:
-        BatchError: `given` is no list, array or other ordered iterable.
+        BatchError: `given` is not a list, an array or another ordered iterable.
     """
     unordered = isinstance(given, str | bytes | Mapping | Set)
     if unordered or not hasattr(given, "__iter__") or isinstance(given, type) or getattr(given, "ndim", 1) == 0:
@@ -411,9 +420,9 @@ def _listed(given: Any, name: str, each: str = "sequence") -> Sequence[Any]:
 
 
 def _flat(given: Sequence[Any], name: str) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """Concatenate n lists; return the flat array, and the length of each list, int64 ``[n]``.
+    """Concatenate n lists of numbers; return one flat array, and the length of each list, int64 ``[n]``.
 
-    `name` is what messages call the lists.
+    Error messages call the lists `name`.
 
     Raises:
         BatchError: there is no list, or a list does not hold numbers in one dimension.
@@ -452,7 +461,7 @@ def _values(given: Sequence[Any], name: str) -> NDArray[Any]:
 
 
 def _wide(column: NDArray[Any], name: str) -> NDArray[Any]:
-    """Convert integers to int64, as embeddings and losses require; return other dtypes unchanged.
+    """Return `column` with integers as int64, as embeddings and losses require; other dtypes are returned unchanged.
 
     Raises:
         BatchError: an integer does not fit into int64.
@@ -463,7 +472,7 @@ def _wide(column: NDArray[Any], name: str) -> NDArray[Any]:
 
 
 def _span(mask: Any, n: int) -> tuple[int, int]:
-    """Return (begin, end) of the ones in the mask of feature `n`; `end` is exclusive.
+    """Return ``(begin, end)``: where the ones in the mask of feature `n` begin, and where they end (exclusive).
 
     Raises:
         LengthError: the mask has no 1.

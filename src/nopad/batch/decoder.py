@@ -16,10 +16,10 @@ __all__ = ["shifted"]
 
 
 def shifted(targets: Sequence[Any], sequences: int, start_id: int) -> Sequences:
-    """Return the inputs and labels of a decoder as sequences.
+    """Return the inputs and labels of a decoder as `Sequences`, one for each target.
 
-    The column ``labels`` holds the targets, and ``input_ids`` the targets shifted right by one token, with `start_id`
-    first.
+    The column ``labels`` holds the targets. The column ``input_ids`` holds the targets shifted right by one token, with
+    `start_id` first.
 
     Args:
         targets: ids of each target; lists or integer arrays ``[length]``.
@@ -29,7 +29,7 @@ def shifted(targets: Sequence[Any], sequences: int, start_id: int) -> Sequences:
     Raises:
         BatchError: there is not one target per sequence, or a target is not a list of ids or has padding.
         LengthError: a target is empty.
-        OptionError: `start_id` is not a token id.
+        OptionError: `start_id` is not an integer from 0 to 2^31 - 1.
     """
     stacked = from_sequences(targets, {}, name="targets")
     lens = stacked.seq_lengths

@@ -1,14 +1,17 @@
 """Put a batch's layout on a torch device, and pass it through a model with the attention mask.
 
-transformers passes an attention mask on unchanged when it has four dimensions. So nopad passes a mask ``[R, 1, 1, L]``
-that holds each slot's sequence number, and attaches the `Placement` (the layout on the device) to this tensor as an
+transformers passes an attention mask on unchanged if it has four dimensions. So nopad passes a mask ``[R, 1, 1, L]``
+that holds each slot's sequence number. The `Placement` (the layout on the device) is attached to this tensor as an
 attribute, for the backends that need the lengths on the host. Gradient checkpointing passes the same tensor on when it
 recomputes a layer.
 
-The attribute is lost where a mask is copied, and in compiled layers. The mask's dtype then says how its values may be
-used. With `NUMBERS`, slots of the same number see each other. With `DENSE`, the values are a full mask, which says for
-each slot which slots it sees. With `OPAQUE`, the values mean nothing (rows filled end to end, cross attention), and
-attention without the `Placement` raises an error.
+The attribute is lost where a mask is copied, and in compiled layers. The dtype of the mask then says how its values may
+be used:
+
+* `NUMBERS`: slots of the same number see each other
+* `DENSE`: the values are a full mask, which says for each slot which slots it sees
+* `OPAQUE`: the values mean nothing (rows filled end to end, cross attention), and attention without the `Placement`
+  raises an error
 """
 
 from __future__ import annotations
@@ -44,16 +47,16 @@ NUMBERS, OPAQUE, DENSE = torch.int32, torch.int16, torch.int8
 class Placement:
     """The layout of a batch on a device: it says where the tokens lie.
 
-    The *order given* is that in which the caller passed the sequences; the *stream order* is that in which they lie in
-    the batch, row after row. Per-sequence tensors are in the order given; only `bounds` and `cu_seqlens` are in stream
-    order. The *stream* is all tokens in stream order without padding.
+    The *order given* is the order in which the caller passed the sequences. The *stream order* is the order in which
+    they lie in the batch, row after row. The *stream* is all tokens in stream order, without padding. Per-sequence
+    tensors are in the order given; only `bounds` and `cu_seqlens` are in stream order.
 
     Attributes:
         layout: the layout: S sequences with T tokens in R rows of L slots (a slot holds a token or padding).
-        ids: number of each slot's sequence in the order given, from 1, and 0 in padding; int32 ``[R, L]``.
-        index: where each token lies in the concatenated rows, in stream order; int64 ``[T]``; None for the flat form.
-        bounds: where sequences begin in the stream, and where the last one ends, in stream order; S + 1 integers on
-            the host.
+        ids: number of each slot's sequence in the order given, from 1; 0 in padding; int32 ``[R, L]``.
+        index: where each token lies in the concatenated rows, in stream order; int64 ``[T]``. None for the flat form.
+        bounds: where each sequence begins in the stream, in stream order, and where the last one ends; a list of S + 1
+            integers.
         backend: name of the attention backend.
     """
 
@@ -67,7 +70,7 @@ class Placement:
         self._kept: dict[Any, Any] = {}
 
     def keep(self, key: Any, make: Callable[[], Any]) -> Any:
-        """Return the value cached under `key`; at the first call, `make` computes it."""
+        """Return the value cached under `key`; the first call with this key computes it by `make`."""
         if key not in self._kept:
             with lasting():
                 self._kept[key] = make()
@@ -105,9 +108,9 @@ class Placement:
 
     @property
     def padded_index(self) -> Tensor:
-        """Index of each token of the stream in an array ``[S, longest]``, flattened; int64 ``[T]``.
+        """Where each token of the stream lies in a flattened array ``[S, longest]``; int64 ``[T]``.
 
-        The array has one row per sequence, in the order given.
+        The array has one row per sequence, in the order given; each sequence begins its row.
         """
 
         def made(at: Layout) -> Any:
@@ -118,19 +121,19 @@ class Placement:
         return self._tensor("padded", made)
 
     def given(self, slots: Tensor) -> Tensor:
-        """Take the values of real tokens out of concatenated rows; sequences are then in the order given.
+        """Return the values of real tokens from concatenated rows, with sequences in the order given.
 
-        `slots` is ``[R * L, ...]``, the result ``[T, ...]``.
+        `slots` is ``[R * L, ...]``, the result is ``[T, ...]``. In the flat form, `slots` itself is returned.
         """
         return slots if self.index is None else slots[self._tensor("places", lambda at: at.places)]
 
     def stream(self, rows: Tensor) -> Tensor:
-        """Take the values of real tokens out of rows ``[R, L, ...]``, in stream order; the result is ``[T, ...]``."""
+        """Return the values of real tokens from rows ``[R, L, ...]``, in stream order; the result is ``[T, ...]``."""
         flat = rows.reshape(-1, *rows.shape[2:])
         return flat if self.index is None else flat[self.index]
 
     def rows(self, stream: Tensor) -> Tensor:
-        """Scatter the stream ``[T, ...]`` into rows ``[R, L, ...]``, with 0 in padding; the inverse of `stream`."""
+        """Return rows ``[R, L, ...]`` with the values of the stream ``[T, ...]``, 0 in padding; inverse of `stream`."""
         shape = (*self.layout.shape, *stream.shape[1:])
         if self.index is None:
             return stream.reshape(shape)
@@ -138,23 +141,23 @@ class Placement:
         return empty.index_copy(0, self.index, stream).reshape(shape)
 
     def to_padded(self, stream: Tensor, fill: float = 0) -> Tensor:
-        """Turn the stream ``[T, ...]`` into one row per sequence, ``[S, longest, ...]``, in the order given.
+        """Return the values of the stream ``[T, ...]`` with one row per sequence, ``[S, longest, ...]``.
 
-        Padding gets `fill`.
+        Sequences are in the order given. Padding gets `fill`.
         """
         shape = (self.layout.sequences, self.layout.max_seqlen, *stream.shape[1:])
         empty = stream.new_full((shape[0] * shape[1], *stream.shape[1:]), fill)
         return empty.index_copy(0, self.padded_index, stream).reshape(shape)
 
     def from_padded(self, padded: Tensor) -> Tensor:
-        """Turn ``[S, longest, ...]``, a row per sequence, into the stream ``[T, ...]``; the inverse of `to_padded`."""
+        """Return the stream ``[T, ...]`` from one row per sequence, ``[S, longest, ...]``; inverse of `to_padded`."""
         return padded.reshape(-1, *padded.shape[2:])[self.padded_index]
 
     def mask(self, opaque: bool = False) -> Tensor:
         """Return the attention mask that a model gets, ``[R, 1, 1, L]``, with this placement attached.
 
-        The mask holds the numbers of `ids`, int32; or zeros, int16, if rows are filled end to end or with `opaque` (for
-        attention modules that cannot read the numbers).
+        The mask holds the numbers of `ids`, int32. If rows are filled end to end, or with `opaque`, it holds zeros,
+        int16. `opaque` is for attention modules that cannot read the numbers.
         """
         numbers = torch.zeros_like(self.ids, dtype=OPAQUE) if opaque or self.layout.crossing else self.ids
         carrier = numbers[:, None, None, :]
@@ -166,9 +169,10 @@ class Placement:
 
 
 class Cross:
-    """Cross attention: each sequence of `queries` attends to the sequence of the same number in `keys`.
+    """The placements of a cross attention: each sequence of `queries` attends to the same sequence of `keys`.
 
-    `pairs` gives, for each query sequence, the number of its key sequence; both are counted in stream order, from 0.
+    The same sequence is the one with the same number in the order given. The attribute `pairs` has the number of the
+    key sequence for each query sequence; both are counted in stream order, from 0.
 
     Raises:
         BatchError: `queries` and `keys` have different numbers of sequences.
@@ -187,14 +191,17 @@ class Cross:
         self._kept: Tensor | None = None
 
     def keep(self, make: Callable[[], Tensor]) -> Tensor:
-        """Return the cached mask between queries and keys; `make` computes it at the first call."""
+        """Return the cached mask between queries and keys; the first call computes it by `make`."""
         if self._kept is None:
             with lasting():
                 self._kept = make()
         return self._kept
 
     def mask(self) -> Tensor:
-        """Return a decoder's mask for the encoder's states: int16 zeros ``[R, 1, 1, L]``, with this object attached."""
+        """Return the mask that a decoder gets for the encoder's states, with this object attached.
+
+        It is int16 zeros ``[R, 1, 1, L]``, where R and L are those of the keys.
+        """
         carrier = torch.zeros_like(self.keys.ids, dtype=OPAQUE)[:, None, None, :]
         setattr(carrier, ATTRIBUTE, self)
         return carrier
@@ -206,14 +213,15 @@ def lasting() -> Any:
 
 
 def carried_by(mask: Tensor | None) -> Placement | Cross | None:
-    """Return the `Placement` or `Cross` attached to a mask, or None."""
+    """Return the `Placement` or `Cross` attached to a mask; None if there is none."""
     return getattr(mask, ATTRIBUTE, None)
 
 
 def is_static(mask: Any) -> bool:
-    """Whether a mask is like one from `static_inputs`: int32 with four dimensions, without a placement attached.
+    """Return whether a mask is like one from `nopad.model.static_inputs`.
 
-    While code is being compiled, a placement is not looked for.
+    Such a mask is int32 with four dimensions, and has no placement attached. While a model is being compiled, only
+    dtype and dimensions are looked at.
     """
     if not (isinstance(mask, Tensor) and mask.dtype == torch.int32 and mask.dim() == 4):
         return False
@@ -222,7 +230,7 @@ def is_static(mask: Any) -> bool:
 
 
 def place(mask: PackedMask, device: Any, backend: str) -> Placement:
-    """Return the placement of a batch on a device; it is made once per device and backend."""
+    """Return the placement on `device` of the batch whose mask is `mask`; it is made once per device and backend."""
     known: dict[Any, Placement] = mask._on_device
     key = (str(device), backend)
     if key not in known:

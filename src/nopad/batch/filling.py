@@ -1,4 +1,4 @@
-"""Make the items of a batch: columns placed as a layout says, with padding, position ids and the guard as mask."""
+"""Make the items of a batch: columns with padding, placed as a layout says; position ids; and the guard as mask."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ MASK = "attention_mask"
 
 
 def without_first(stacked: Sequences, layout: Layout) -> tuple[Sequences, Layout]:
-    """Return the sequences with the labels of first tokens, if there are labels, set to -100; and a causal layout.
+    """Return sequences and layout of a batch for a causal language model.
 
-    The given arrays do not change.
+    If there are ``labels``, those of the first token of each sequence are set to -100. The layout is marked as causal.
+    What was given does not change.
     """
     if "labels" in stacked.tokens:
         labels = stacked.tokens["labels"].copy()
@@ -39,7 +40,10 @@ def filled(
     records: Records | None = None,
     images: Images | None = None,
 ) -> dict[str, Any]:
-    """Return the items of a `PackedBatch` by name: the columns of `stacked`, placed in rows as the layout says.
+    """Return the items of a `PackedBatch` by name.
+
+    They are the columns of `stacked`, those per token placed in rows as `layout` says; ``position_ids``; the images;
+    and the guard as ``attention_mask``.
 
     Args:
         stacked: the sequences, with columns per token and per sequence.

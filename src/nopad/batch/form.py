@@ -1,8 +1,8 @@
 """The two forms of a batch: `Flat`, one stream without padding, and `Rows`, padded rows of one width.
 
-Up to 256 sequences, as in one request or one training step, are packed without compiled code. More sequences, or any
-number with `Rows.align`, are packed by ``nopad.pack(..., algorithm="bfd", order="source")``. The packs do not depend on
-which of the two is used.
+Up to 256 sequences, as in one request or one training step, are packed into rows without compiled code. More sequences,
+or any number with `Rows.align` above 1, are packed by ``nopad.pack(..., algorithm="bfd", order="source")``. Both ways
+give the same packs.
 """
 
 from __future__ import annotations
@@ -43,11 +43,19 @@ class Flat:
     """
 
     def layout(self, seq_lengths: NDArray[np.int32]) -> Layout:
-        """Return the layout of sequences of these lengths."""
+        """Return the layout of sequences of these lengths.
+
+        Raises:
+            LengthError: a length is below 1 or not an integer.
+        """
         return Layout.flat(seq_lengths)
 
     def keep(self, seq_lengths: NDArray[np.int32], per_row: NDArray[np.int64]) -> Layout:
-        """Return the layout of sequences that a dataset has divided into rows; the flat form ignores `per_row`."""
+        """Return the layout of sequences that a dataset has divided into rows; the flat form ignores these rows.
+
+        Raises:
+            LengthError: a length is below 1 or not an integer.
+        """
         return Layout.flat(seq_lengths)
 
 
@@ -58,15 +66,17 @@ class Rows:
     Attributes:
         capacity: slots per row (a slot holds one token or padding); None: the capacity of `packs`.
         depth: most sequences per row; None: unlimited.
-        packs: which sequences share a row, and in which order (`nopad.pack` gives them); replaces best-fit decreasing.
+        packs: packs of the sequences, as `nopad.pack` returns them: each becomes a row. None: best-fit decreasing
+            decides.
         rows: number of rows; empty rows are added at the end to reach it. None: as many rows as the sequences take.
         align: every sequence takes a multiple of this many slots, padded at its end; must divide the capacity. Context
-            parallelism needs 2 x its number of ranks, and FP8 kernels need a multiple too. `Layout.cu_seqlens_padded`
-            says where each sequence begins.
-        end_to_end: fill every row to its end, so that a sequence may go on in the next row (PopRT's fixed grid).
+            parallelism needs 2 x its number of ranks; FP8 kernels need a multiple too. `Layout.cu_seqlens_padded` says
+            where each sequence begins.
+        end_to_end: whether every row is filled to its end, so that a sequence may go on in the next row (PopRT's fixed
+            grid).
 
     Raises:
-        OptionError: a value is invalid, or two options contradict each other.
+        OptionError: a value is invalid, there is no capacity, or two options contradict each other.
 
     >>> from nopad import PackedBatch, Rows
     >>> PackedBatch.from_sequences([[7, 8, 9], [1, 2]], Rows(4)).input_ids.tolist()
@@ -150,8 +160,8 @@ class Rows:
         `per_row` is the number of sequences in each row, int64 ``[rows]``.
 
         Raises:
-            LengthError: a row has more tokens than the capacity.
-            OptionError: `depth`, `packs` or `end_to_end` is given, which would move sequences to other rows, or there
+            LengthError: the sequences of a row take more slots than the capacity, or a length is below 1.
+            OptionError: `depth`, `packs` or `end_to_end` is given, which would move sequences to other rows; or there
                 are more rows than `rows`.
         """
         if self.depth is not None or self.packs is not None or self.end_to_end:
@@ -186,8 +196,8 @@ def check_form(form: Any) -> Form:
 def pack_few(lengths: Sequence[int], capacity: int, depth: int | None) -> list[list[int]]:
     """Return the indices of the sequences in each pack, by best-fit decreasing.
 
-    The packs are those of ``nopad.pack(..., algorithm="bfd", order="source")``. Takes O(n log n) for n lengths, each
-    from 1 to `capacity`. `depth` is the most sequences per pack; None: unlimited.
+    The packs are those of ``nopad.pack(..., algorithm="bfd", order="source")``. Each length must be from 1 to
+    `capacity`. `depth` is the most sequences per pack; None: unlimited. O(n log n) for n lengths.
 
     >>> pack_few([3, 1, 2, 2], 4, None)
     [[0, 1], [2, 3]]
@@ -207,11 +217,12 @@ def _dealt(
 ) -> list[list[int]]:
     """Return the indices of the sequences in each pack, as `nopad.assign` in order "source" would assign them.
 
-    `lengths` are those of all sequences; `numbers` holds, by length, the indices of the sequences of this length,
-    ascending. `strategies` are pairs: a number of packs, and the lengths that each of them contains. All packs
-    are put into one list, over which those with the same lengths are spread evenly. The sequences are then gone through
-    in order. A sequence without a pack opens the next pack in the list that contains its length. This pack is filled at
-    once: for each of its lengths, it takes the first sequence of that length that has no pack yet.
+    `lengths` are those of all sequences. `numbers` maps each length to the indices of its sequences, ascending.
+    `strategies` are pairs: a number of packs, and the lengths that each of these packs holds.
+
+    All packs are put into a list, in which packs with the same lengths are spread evenly. The sequences are then gone
+    through in order. A sequence without a pack opens the next pack of the list that holds its length. For each of its
+    lengths, this pack takes the first sequence of that length that has no pack yet.
     """
     equal: Counter[tuple[int, ...]] = Counter()
     for count, pack in strategies:

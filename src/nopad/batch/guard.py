@@ -1,8 +1,8 @@
 """`PackedMask`, the ``attention_mask`` of a packed batch: only nopad's attention understands it.
 
 A model that ignores where sequences end must not return a result. Stock models silently accept arguments that they do
-not know, so the mask itself is the guard: an operation by which a model would use it raises an error that says what to
-do.
+not know. So the mask itself is the guard: any operation on it by which a model would use it as a mask raises an error,
+whose message says what to do.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ _SAYS = (
 
 
 class PackedMask:
-    """Holds the layout of a packed batch; use as an ordinary mask raises NotPackSafeError, except for ``sum()``.
+    """The ``attention_mask`` of a packed batch; it holds the batch's layout, and guards it.
+
+    Any use as an ordinary mask raises NotPackSafeError, except for ``sum()``.
 
     >>> import numpy as np
     >>> mask = PackedMask(Layout.flat(np.array([2, 1])))
@@ -49,7 +51,7 @@ class PackedMask:
         raise NotPackSafeError(_SAYS.format(what=f".{name}"))
 
     def sum(self, *dims: Any, **how: Any) -> Any:
-        """Return the number of real tokens as a torch tensor ``[]``, which TRL's training loop asks for.
+        """Return the number of real tokens as a torch tensor with no dimension, since TRL's training loop asks for it.
 
         Raises:
             NotPackSafeError: there are arguments, such as a dimension.
@@ -93,10 +95,10 @@ def layout_of(mask: PackedMask) -> Layout:
 
 
 def mark(tensor: Any) -> None:
-    """Mark a tensor of a packed batch, which must not reach a model without the batch's mask."""
+    """Mark a tensor as one of a packed batch: it must not reach a model without the batch's mask."""
     setattr(tensor, MARK, True)
 
 
 def is_of_batch(value: Any) -> bool:
-    """Whether `mark` was called on this value."""
+    """Return whether `mark` was called on this value."""
     return getattr(value, MARK, False) is True

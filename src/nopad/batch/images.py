@@ -1,8 +1,8 @@
 """Take images out of the features of sequences, and put them into the order in which the sequences lie in a batch.
 
-A model reads images one after the other and puts them into the image tokens of a batch, row after row. So a batch holds
-its images in stream order (the order in which sequences lie in the rows), and its layout holds the number of images of
-each sequence. From these numbers, `nopad.model.images` knows which sequence an image belongs to.
+A model reads images one after the other, and puts their vectors in the places of a batch's image tokens, row after row.
+So a batch holds its images in stream order (the order in which sequences lie in the rows), and its layout holds the
+number of images of each sequence. From these numbers, `nopad.model.images` knows which sequence an image belongs to.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ NAMES = frozenset((PIXELS, GRIDS, *OTHERS))
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """The images of n sequences, in the order given.
+    """The images of n sequences, in the order in which the sequences were given.
 
     Attributes:
         counts: number of images of each sequence; int64 ``[n]``.
-        pixels: for each sequence with images its ``pixel_values``: images ``[images, C, height, width]``, or patches
-            ``[patches, size]``; for other sequences None.
-        grids: for each sequence with images its ``image_grid_thw`` ``[images, 3]``, the number of patches of each image
-            in time, height and width; for other sequences None. Or None: the images have no grids.
+        pixels: one entry per sequence: its ``pixel_values``, which are images ``[images, C, height, width]`` or patches
+            ``[patches, size]``; None for a sequence without images.
+        grids: one entry per sequence: its ``image_grid_thw`` ``[images, 3]``, the number of patches of each image in
+            time, height and width; None for a sequence without images. If the images have no grids, `grids` is None.
     """
 
     counts: NDArray[np.int64]
@@ -53,9 +53,10 @@ class Images:
     grids: Sequence[Any] | None
 
     def fields(self, order: NDArray[np.int64]) -> dict[str, Any]:
-        """Return the items of a batch, by name: the images of all sequences, concatenated in stream order.
+        """Return ``pixel_values`` and ``image_grid_thw`` of a batch, by name; the latter only if images have grids.
 
-        `order` has the sequences' indices in stream order (`Layout.order`).
+        The images of all sequences are concatenated in stream order. `order` has the sequences' indices in this order
+        (`Layout.order`).
         """
         found = {PIXELS: self.pixels} if self.grids is None else {PIXELS: self.pixels, GRIDS: self.grids}
         return {
@@ -86,10 +87,10 @@ def images_of(batch: PackedBatch) -> list[dict[str, Any]]:
 
 
 def one_row(feature: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the feature of one sequence with columns ``[L]`` in place of ``[1, L]``, as processors give them.
+    """Return the feature of one sequence with columns ``[L]`` in place of ``[1, L]``.
 
-    Every column ``[1, L]`` with the L of ``input_ids`` loses its first dimension, except images. If ``input_ids`` are
-    not ``[1, L]``, the feature is returned as it is.
+    Processors of transformers give columns ``[1, L]``. Every such column loses its first dimension if it has the L of
+    ``input_ids`` and does not hold images. If ``input_ids`` are not ``[1, L]``, the feature itself is returned.
     """
     width = _row(feature.get(IDS))
     if width is None:
@@ -99,7 +100,7 @@ def one_row(feature: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _row(value: Any) -> int | None:
-    """Return L of a value ``[1, L]``, an array or a list of a list; None for any other value."""
+    """Return L if `value` has the shape ``[1, L]`` (an array, or a list that holds one list); otherwise None."""
     shape = getattr(value, "shape", None)
     if shape is not None:
         return int(shape[1]) if len(shape) == 2 and shape[0] == 1 else None
@@ -114,12 +115,12 @@ def take_images(features: Sequence[Mapping[str, Any]]) -> tuple[Sequence[Mapping
     A feature without these keys, or with None for them, has no image. The given features do not change.
 
     Returns:
-        The features without these keys, and their images, or None if no feature has an image.
+        The features without these keys; and their images, None if no feature has an image.
 
     Raises:
         BatchError: a feature has videos, or images in tiles or with a mask; a row of a packed dataset has images; the
-            images of a feature have a wrong shape, or not as many patches as their grid; or the images of two features
-            cannot be concatenated.
+            images of a feature have a wrong shape, or not as many patches as their grid says; or the images of two
+            features cannot be concatenated.
     """
     if all(NAMES.isdisjoint(feature) for feature in features):
         return features, None
@@ -143,7 +144,9 @@ def take_images(features: Sequence[Mapping[str, Any]]) -> tuple[Sequence[Mapping
 
 
 def _of(feature: Mapping[str, Any], n: int) -> tuple[int, Any, Any]:
-    """Return (number of images of feature `n`, its pixel values, its grids or None); ``(0, None, None)``: no image.
+    """Return ``(number of images, pixel values, grids)`` of feature `n`; `grids` is None if its images have no grids.
+
+    If the feature has no image, the result is ``(0, None, None)``.
 
     Raises:
         BatchError: pixel values or grids have a wrong shape or do not fit each other, there are grids without pixel
@@ -179,9 +182,9 @@ def _of(feature: Mapping[str, Any], n: int) -> tuple[int, Any, Any]:
 
 
 def _array(value: Any, name: str, n: int) -> Any:
-    """Return a torch tensor as it is, and any other value as a NumPy array; None for None and for an empty list.
+    """Return a torch tensor as it is, and any other value as a NumPy array; None if it is None or an empty array.
 
-    `name` and `n` (index of the feature) are for messages.
+    `name` and `n`, the index of the feature, are for error messages.
 
     Raises:
         BatchError: the value is not an array of numbers.
@@ -200,7 +203,9 @@ def _array(value: Any, name: str, n: int) -> Any:
 
 
 def _check_like(given: tuple[Any, Any], first: tuple[Any, Any], n: int, other: int) -> None:
-    """Check that the images of feature `n` (pixel values, grids) can be concatenated with those of feature `other`.
+    """Check that the images of feature `n` can be concatenated with those of feature `other`.
+
+    `given` and `first` are the pixel values and grids of these two features.
 
     Raises:
         BatchError: only one of the two has grids, or they differ in size, dtype or kind of array.

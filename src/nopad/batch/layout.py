@@ -1,9 +1,10 @@
 """`Layout`: where the tokens of several sequences lie in a batch, which is rows of one width or one stream.
 
-All offsets, positions and sequence numbers follow from the lengths and the rows. Per-sequence arrays are in the *order
-given*: that in which the caller passed the sequences. Tokens are in *stream order*: row after row, and sequence after
-sequence within a row. Of the per-sequence arrays, only `order`, `stream_lengths`, `cu_seqlens` and `cu_seqlens_padded`
-are in stream order. Every array is computed in O(tokens) without a Python loop over sequences.
+All offsets, positions and sequence numbers follow from the lengths and the rows. The *order given* is the order in
+which the caller passed the sequences. The *stream order* is the order in which they lie in the batch: row after row,
+and sequence after sequence within a row. Arrays with an entry per sequence are in the order given; only `order`,
+`stream_lengths`, `cu_seqlens` and `cu_seqlens_padded` are in stream order. Every array is computed in O(tokens) without
+a Python loop over sequences.
 """
 
 from __future__ import annotations
@@ -28,18 +29,19 @@ class Layout:
 
     Attributes:
         form: "rows", or "flat": one row of T slots and no padding.
-        shape: (R, L).
+        shape: ``(R, L)``.
         seq_lengths: length of each sequence in tokens, in the order given; int32 ``[S]``.
-        starts: where each sequence begins in the concatenated rows, in the order given; its tokens are contiguous
-            there, even if the sequence goes on in the next row; int64 ``[S]``.
+        starts: where each sequence begins in the concatenated rows, in the order given; int64 ``[S]``. The tokens of a
+            sequence are contiguous there, even if it goes on in the next row.
         order: the sequences in stream order (row after row), each by its index in the order given; int64 ``[S]``.
         crossing: whether a sequence may go on in the next row ("end to end": PopRT's fixed grid without gaps).
-        causal: whether the batch was made for a causal language model: labels of first tokens, if there are labels,
-            are -100, since such a model does not predict them.
-        records: where each sequence of a packed dataset comes from, in the order given: ``seq_index``, and
-            ``seq_start`` and ``seq_source`` if the dataset has them; ``[S]`` each, or ``[0]`` in a stand-in.
-        row_tokens: number of tokens of each row, int64 ``[R]``, if the layout was made by `rows` and takes the
-            sequences in the order given, without gaps between them; else None.
+        causal: whether the batch was made for a causal language model. If it has labels, those of first tokens are then
+            -100, since such a model does not predict them.
+        records: where each sequence of a packed dataset comes from, in the order given: arrays ``seq_index``, and
+            ``seq_start`` and ``seq_source`` if the dataset has them; ``[S]`` each, or ``[0]`` in a stand-in. Empty if
+            the sequences are not from a packed dataset.
+        row_tokens: number of tokens of each row, int64 ``[R]``. None unless the layout was made by `rows`, with
+            sequences in the order given and without gaps between them.
         stand_in: whether the batch is a stand-in for a rank that has no sequence left (`PackedBatch.weight` is 0).
         images: number of images of each sequence, in the order given; int64 ``[S]``; None: the batch has no images.
     """
@@ -80,13 +82,13 @@ class Layout:
         *,
         align: int = 1,
     ) -> Layout:
-        """Return the layout of rows of `width` slots, with `per_row` sequences in each and padding at their ends.
+        """Return the layout of rows of `width` slots, with whole sequences in each row and padding at its end.
 
         Args:
             seq_lengths: length of each sequence in tokens, in the order given; ``[S]``.
             per_row: number of sequences in each row; ``[R]``.
             width: slots per row.
-            order: numbers of the sequences as the rows take them, row after row; ``[S]``; None: the order given.
+            order: indices of the sequences as the rows take them, row after row; ``[S]``; None: the order given.
             align: every sequence takes a multiple of this many slots, padded at its end.
 
         Raises:
@@ -118,9 +120,9 @@ class Layout:
 
     @classmethod
     def end_to_end(cls, seq_lengths: NDArray[Any], width: int, rows: int | None = None) -> Layout:
-        """Return the layout of rows of `width` slots filled to the last slot: a sequence may go on in the next row.
+        """Return the layout of rows of `width` slots without gaps: a sequence may go on in the next row.
 
-        All padding is at the end of the last rows.
+        All padding is after the last token.
 
         Args:
             seq_lengths: length of each sequence in tokens, in the order given; ``[S]``.
@@ -162,7 +164,7 @@ class Layout:
 
     @cached_property
     def _inside(self) -> NDArray[np.int64]:
-        """Position of each token in its sequence; int64 ``[T]``, sequences in the order given."""
+        """Position of each token in its sequence, from 0; int64 ``[T]``, with sequences in the order given."""
         begins = self.seq_lengths.cumsum(dtype=np.int64) - self.seq_lengths
         compiled = _compiled()
         if compiled is None:
@@ -173,12 +175,12 @@ class Layout:
 
     @cached_property
     def places(self) -> NDArray[np.int64]:
-        """Where each token lies in the concatenated rows; int64 ``[T]``, sequences in the order given."""
+        """Where each token lies in the concatenated rows; int64 ``[T]``, with sequences in the order given."""
         return self._inside + self.starts.repeat(self.seq_lengths)
 
     @cached_property
     def index(self) -> NDArray[np.int64]:
-        """Where each token lies in the concatenated rows, in stream order and therefore ascending; int64 ``[T]``."""
+        """Where each token lies in the concatenated rows; int64 ``[T]``, in stream order, so ascending."""
         if self.form == "flat" or self.crossing:
             return np.arange(self.tokens)
         # A token's place in the stream, plus the padding before its sequence; this needs no loop over sequences.
@@ -192,7 +194,10 @@ class Layout:
 
     @cached_property
     def cu_seqlens(self) -> NDArray[np.int32]:
-        """Where each sequence begins in the stream without padding, in stream order; int32 ``[S + 1]``, from 0 to T."""
+        """Where each sequence begins in the stream without padding, in stream order; int32 ``[S + 1]``.
+
+        The last value is T.
+        """
         out = np.zeros(self.sequences + 1, dtype=np.int32)
         np.cumsum(self.stream_lengths, out=out[1:])
         return out
@@ -221,7 +226,7 @@ class Layout:
 
     @cached_property
     def position_ids(self) -> NDArray[np.int64]:
-        """Position of each token in its sequence, from 0, and 0 in padding; int64 ``[R, L]``."""
+        """Position of each token in its sequence, from 0; 0 in padding; int64 ``[R, L]``."""
         compiled = _compiled()
         if compiled is None or self.form == "flat":
             return self.scatter(self._inside, 0)
@@ -231,12 +236,12 @@ class Layout:
 
     @cached_property
     def sequence_ids(self) -> NDArray[np.int32]:
-        """Number of each token's sequence in the order given, from 1, and 0 in padding; int32 ``[R, L]``."""
+        """Number of each token's sequence in the order given, from 1; 0 in padding; int32 ``[R, L]``."""
         return self.scatter(np.arange(1, self.sequences + 1, dtype=np.int32).repeat(self.seq_lengths), 0)
 
     @cached_property
     def segment_ids(self) -> NDArray[np.int32]:
-        """Number of each token's sequence in its row, from 1, and 0 in padding; int32 ``[R, L]``.
+        """Number of each token's sequence within its row, from 1; 0 in padding; int32 ``[R, L]``.
 
         Raises:
             BatchError: rows are filled end to end: a sequence that goes on in the next row has no number there.
@@ -253,9 +258,10 @@ class Layout:
         return np.array_equal(self.starts, other.starts) and np.array_equal(self.seq_lengths, other.seq_lengths)
 
     def scatter(self, tokens: NDArray[Any], fill: Any) -> NDArray[Any]:
-        """Place values ``[T]``, one per token with sequences in the order given, into rows ``[R, L]``.
+        """Return rows ``[R, L]`` with one value per token; padding gets `fill`.
 
-        Padding gets `fill`.
+        `tokens` are the values, ``[T]``, with sequences in the order given. In the flat form, the result shares their
+        memory.
         """
         if self.form == "flat":
             return tokens.reshape(self.shape)
@@ -276,9 +282,9 @@ class Layout:
         return rows
 
     def marked(self, **changed: Any) -> Layout:
-        """Return a copy with these values of the attributes `causal`, `records`, `stand_in` or `images`.
+        """Return a copy with other values of the attributes `causal`, `records`, `stand_in` or `images`.
 
-        Arrays that were already computed are not computed again.
+        The copy shares the arrays of this layout, also those that were already computed.
         """
         made = object.__new__(Layout)
         vars(made).update(vars(self), **changed)
@@ -290,11 +296,11 @@ def _in_rows(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return where each sequence begins in the concatenated rows, and how many slots of each row sequences take.
 
-    The rows take the sequences in the order of `lens`: `per_row` sequences each. Each sequence takes a multiple of
-    `align` slots. The results are int64 ``[S]`` and ``[R]``.
+    Row r takes the next ``per_row[r]`` sequences, in the order of `lens`. Each sequence takes a multiple of `align`
+    slots. The results are int64 ``[S]`` and ``[R]``. Whether the sequences of a row fit into it is not checked.
 
     Raises:
-        OptionError: the rows take more or fewer sequences than there are.
+        OptionError: the rows take more or fewer sequences than there are, or a number is negative.
     """
     compiled = _compiled()
     if compiled is not None:
@@ -316,12 +322,15 @@ def _in_rows(
 
 
 def _compiled() -> Any:
-    """Return the compiled loops if they are loaded, else None: loading them would delay a batch by half a second."""
+    """Return the module of compiled loops if it is loaded already, otherwise None.
+
+    It is not loaded here, since this would delay a batch by half a second.
+    """
     return sys.modules.get("nopad._kernels")
 
 
 def checked(seq_lengths: NDArray[Any]) -> NDArray[np.int32]:
-    """Return the lengths of S sequences as int32 ``[S]``; there may be no sequence at all.
+    """Return the lengths of S sequences as int32 ``[S]``, after a check; there may be no sequence at all.
 
     Raises:
         LengthError: the lengths are not integers in one dimension, or one is below 1.

@@ -1,4 +1,4 @@
-"""A batch as NumPy arrays under the names that the packing of Grain (a data loader for JAX) gives them."""
+"""Return a batch as NumPy arrays under the names that Grain, a data loader for JAX, gives to packed columns."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _TARGETS = ("decoder_input_ids", "labels")
 
 
 def grain_arrays(batch: PackedBatch, fields: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, NDArray[Any]]:
-    """Return a batch under the names of Grain's packing; see `PackedBatch.as_grain`.
+    """Return the columns of a batch as NumPy arrays, under the names of Grain's packing; see `PackedBatch.as_grain`.
 
-    `fields` are the items of `batch`; `names` maps names of its columns to new names.
+    `fields` are the items of `batch`, by name. `names` maps names of its columns to new names.
 
     Raises:
         BatchError: rows are filled end to end.
-        OptionError: `names` names a column that the batch lacks, or gives two columns the same name.
+        OptionError: `names` has a column that the batch lacks, or two columns would get the same name.
     """
     odd = [name for name in names if name not in fields or name == "position_ids"]
     if odd:

@@ -1,7 +1,7 @@
 """`PackedBatch`: several sequences in rows or in one stream, with the layout by which a model keeps them apart.
 
-A batch is built in NumPy from sequences, rows of a packed dataset, or the features that a Hugging Face collator gets;
-reading a column of numbers gives a torch tensor. A batch is a mapping, so ``model(**batch)`` works. Its
+A batch is built in NumPy from sequences, from rows of a packed dataset, or from the features that a Hugging Face
+collator gets; reading a column of numbers gives a torch tensor. A batch is a mapping, so ``model(**batch)`` works. Its
 ``attention_mask`` is a guard (`nopad.batch.guard`): a model that was not made pack-safe raises an error when it uses
 the mask. Building takes O(tokens), without a Python loop over tokens.
 """
@@ -39,17 +39,21 @@ FLASH_KEYS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 
 
 class PackedBatch(MutableMapping[str, Any]):
-    """S sequences with T tokens in R rows of L slots; a slot holds a token or padding.
+    """A packed batch: S sequences with T tokens, in R rows of L slots; a slot holds a token or padding.
 
-    As a mapping, a batch holds the arguments of ``model(**batch)``: ``input_ids`` and ``position_ids`` ``[R, L]``,
-    every column that was given (``[R, L]`` for a value per token, ``[S, ...]`` per sequence), and a guard as
-    ``attention_mask``: a model that is not pack-safe raises an error when it uses the mask. Reading a column of numbers
-    gives a torch tensor. Values per sequence are in the order in which the sequences were given; for rows of a packed
-    dataset, that is row after row.
+    A batch is a mapping. Its items are the arguments of ``model(**batch)``:
+
+    * ``input_ids`` and ``position_ids``, ``[R, L]``
+    * every column that was given: ``[R, L]`` with a value per token, or ``[S, ...]`` with a value per sequence
+    * a guard as ``attention_mask``: a model that is not pack-safe raises an error when it uses the mask
+
+    Reading a column of numbers gives a torch tensor. Values per sequence are in the order in which the sequences were
+    given; for rows of a packed dataset, that is row after row.
 
     Attributes:
         layout: where the tokens lie (`Layout`); in a batch with targets, the layout of the sources.
-        sources, targets: the encoder's and the decoder's side of a batch for an encoder-decoder model, each as a batch.
+        sources, targets: the encoder's and the decoder's side of a batch for an encoder-decoder model, each as a batch
+            of its own.
         seq_lengths: length of each sequence in tokens, in the order given; int32 ``[S]``, on the host.
         cu_seqlens: where sequences begin in the stream without padding, row after row, and where the last one ends;
             int32 ``[S + 1]``, on the host.
@@ -60,8 +64,9 @@ class PackedBatch(MutableMapping[str, Any]):
             if the dataset has them; ``[S]`` each, on the host. In a stand-in (`weight` 0) they are empty, since its
             sequence is not part of the data. Records are not items, so a model never gets them.
         position_ids, sequence_ids: one number per slot, see `Layout`.
-        weight: 1, or 0 for a stand-in: the batch that a loader gives to a rank with no sequence left in the last step
-            of an epoch. Its labels are -100 (NaN if they are floats), and no count includes its sequence.
+        weight: 1, or 0 for a stand-in. A stand-in is the batch that a loader gives to a rank that has no sequence left
+            in the last step of an epoch. Its labels are -100 (NaN if they are floats), and no count includes its
+            sequence.
 
     >>> from nopad import PackedBatch, Rows
     >>> batch = PackedBatch.from_sequences([[7, 8, 9], [5], [1, 2]], Rows(4))
@@ -72,7 +77,9 @@ class PackedBatch(MutableMapping[str, Any]):
     """
 
     def __init__(self, fields: Mapping[str, Any]) -> None:
-        """Make a batch from `fields`, the items of another batch, possibly changed; `from_sequences` builds a new one.
+        """Make a batch from `fields`, the items of another batch, which may have been changed.
+
+        Use `from_sequences` and the other ``from_`` methods to build a batch.
 
         Raises:
             BatchError: `fields` lack the ``attention_mask`` of a packed batch.
@@ -99,8 +106,8 @@ class PackedBatch(MutableMapping[str, Any]):
         Args:
             sequences: ids of each sequence; n lists or integer arrays ``[length]``.
             form: `nopad.Flat()`, one stream without padding, or `nopad.Rows(capacity)`.
-            columns: further columns by name: either n lists with one value per token, or n single values, one per
-                sequence.
+            columns: further columns by name; each is either n lists with one value per token, or n single values, one
+                per sequence.
             sequence_columns: columns with one array per sequence, all of one shape, such as multi-label targets
                 ``[n, C]``.
             pad_id: id of the padding in ``input_ids``.
@@ -111,8 +118,8 @@ class PackedBatch(MutableMapping[str, Any]):
             LengthError: a sequence is empty, or the sequences do not fit into the rows of `form`.
             OptionError: an option is invalid, `form` does not fit these sequences, `fill` names a column that is not
                 per token, or a column cannot hold its padding value (`pad_id` or `fill`).
-            BatchError: there is no sequence, or ids are not integers; or a column has wrong lengths or unusable values,
-                or is one that the batch provides itself (input_ids, attention_mask, position_ids).
+            BatchError: there is no sequence, or ids are not integers; a column has wrong lengths or unusable values; or
+                a column is one that the batch provides itself (input_ids, attention_mask, position_ids).
         """
         form = check_form(form)
         columns, sequence_columns = named("columns", columns), named("sequence_columns", sequence_columns)
@@ -155,7 +162,8 @@ class PackedBatch(MutableMapping[str, Any]):
             OptionError: `form` is invalid, has fewer rows than are given, or has `depth`, `packs` or `end_to_end`,
                 which would move sequences to other rows; or `fill` is invalid.
             BatchError: there is no row, an entry is not a row of `nopad.open_packed`, the rows hold no tokens (an
-                index-only dataset), or ``position_ids`` do not count from 0 in each sequence.
+                index-only dataset), there are both ``label`` and ``label_ids``, or ``position_ids`` do not count from 0
+                in each sequence.
         """
         form = check_form(form)
         stacked, records, per_row = from_rows(rows)
@@ -178,25 +186,30 @@ class PackedBatch(MutableMapping[str, Any]):
 
         A dict may also be what a processor of transformers gives for one text with its images: columns ``[1, L]``, and
         ``pixel_values`` (images ``[images, C, height, width]``, or patches ``[patches, size]`` with
-        ``image_grid_thw`` ``[images, 3]``). The dict of a text without images has neither of these two keys, or None
-        for them. The batch holds all images in the order in which sequences lie in its rows, as models read them, and
-        its attribute `images` is the number of images of each sequence.
+        ``image_grid_thw`` ``[images, 3]``). For a text without images, these two keys are missing or None. The batch
+        holds all images in the order in which sequences lie in its rows, as models read them; its attribute `images` is
+        the number of images of each sequence.
 
         Args:
             features: one dict per sequence, or per row of a packed dataset, with ``input_ids``; all have the same keys,
                 apart from ``pixel_values`` and ``image_grid_thw``.
             form: `nopad.Flat()`, one stream without padding, or `nopad.Rows(capacity)`.
-            causal: for causal language models: the label of each sequence's first token becomes -100, since no token
-                of its sequence predicts it, and training loops must not count it.
+            causal: whether the batch is for a causal language model. The label of each sequence's first token then
+                becomes -100, since no token of its sequence predicts it, and training loops must not count it.
             pad_id: as in `from_sequences`.
             fill: as in `from_sequences`.
 
         Raises:
             LengthError: a sequence is empty, or the sequences do not fit into the rows of `form`.
             OptionError: `form` is invalid or does not fit these sequences, or `fill` is invalid.
-            BatchError: dicts have different keys or no ``input_ids``, a mask has a 0 between ones, a list is not as
-                long as its ``input_ids``, ``position_ids`` do not count from 0 in each sequence, images have wrong
-                shapes or do not fit their grid, or there are videos.
+            BatchError: one of these:
+
+                * `features` are not dicts, or there are none
+                * dicts have different keys, or no ``input_ids``, or both ``label`` and ``label_ids``
+                * a mask has a 0 between ones, or a value other than 0 and 1
+                * a list is not as long as its ``input_ids``, or a column has values that cannot be used
+                * ``position_ids`` do not count from 0 in each sequence
+                * images have wrong shapes or do not fit their grid, or there are videos
         """
         form = check_form(form)
         stacked, records, images = from_features(features)
@@ -220,11 +233,11 @@ class PackedBatch(MutableMapping[str, Any]):
         In the flat form, the batch may share memory with the arrays of `sequences`; building it does not change them.
 
         Args:
-            sequences: the sequences; values ``seq_index``, ``seq_start`` and ``seq_source`` become the batch's
+            sequences: the sequences; their columns ``seq_index``, ``seq_start`` and ``seq_source`` become the batch's
                 `records`.
             form: `nopad.Flat()`, one stream without padding, or `nopad.Rows(capacity)`.
-            per_row: with `Rows`, how many of the sequences share each row, int64 ``[R]``, in the order given; None:
-                `form` decides. The flat form ignores it.
+            per_row: with `Rows`, how many sequences each row takes, int64 ``[R]``, in the order given. None: `form`
+                decides. The flat form ignores it.
             causal: as in `from_features`.
             pad_id: as in `from_sequences`.
             fill: as in `from_sequences`.
@@ -233,8 +246,9 @@ class PackedBatch(MutableMapping[str, Any]):
             LengthError: with `Rows`, a row or a sequence has more tokens than the capacity.
             OptionError: `form` is invalid or does not fit these sequences; with `per_row`, it has fewer rows, or has
                 `depth`, `packs` or `end_to_end`, which would move sequences to other rows; or `fill` is invalid.
-            BatchError: there is no sequence, there are no ``input_ids``, a column in `tokens` does not have one value
-                per token, or ``position_ids`` do not count from 0 in each sequence.
+            BatchError: there is no sequence, there are no ``input_ids``, a column of ``sequences.tokens`` does not have
+                one value per token, an integer does not fit into int64, there are both ``label`` and ``label_ids``, or
+                ``position_ids`` do not count from 0 in each sequence.
         """
         form = check_form(form)
         stacked, records = from_columns(sequences)
@@ -284,7 +298,7 @@ class PackedBatch(MutableMapping[str, Any]):
         return batch
 
     def __getitem__(self, name: str) -> Any:
-        """Return an item as the model gets it: a column of numbers is a torch tensor."""
+        """Return an item as a model gets it: a column of numbers is a torch tensor, the same one at every read."""
         value = self._fields[name]
         if isinstance(value, np.ndarray) and value.dtype != object:
             import torch
@@ -326,7 +340,7 @@ class PackedBatch(MutableMapping[str, Any]):
 
     @property
     def _one_alone(self) -> bool:
-        """Whether the batch is a single sequence without padding, which any model may run without the mask."""
+        """Whether the batch is a single sequence without padding; any model may run such a batch without the mask."""
         return self.layout.sequences == 1 and self.layout.tokens == self.layout.slots == self.layout.shape[1]
 
     @property
@@ -336,7 +350,7 @@ class PackedBatch(MutableMapping[str, Any]):
 
     @property
     def position_ids(self) -> Any:
-        """Position of each token in its sequence, from 0, and 0 in padding; int64 torch tensor ``[R, L]``."""
+        """Position of each token in its sequence, from 0; 0 in padding; int64 torch tensor ``[R, L]``."""
         return self["position_ids"]
 
     @property
@@ -346,11 +360,11 @@ class PackedBatch(MutableMapping[str, Any]):
 
     @property
     def segment_ids(self) -> NDArray[np.int32]:
-        """Number of each slot's sequence in its row, from 1; 0 in padding; int32 ``[R, L]``, on the host.
+        """Number of each slot's sequence within its row, from 1; 0 in padding; int32 ``[R, L]``, on the host.
 
         Some models read such numbers as their mask. They are not an item of the batch, so that no model gets them by
         mistake: a stock model would take 1, 2, 3 for "no padding" and let sequences see each other. In the flat form,
-        these numbers minus 1 are the `seq_idx` of `as_flash_kwargs`.
+        these numbers minus 1 are the ``seq_idx`` of `as_flash_kwargs`.
 
         Raises:
             BatchError: rows are filled end to end.
@@ -364,14 +378,17 @@ class PackedBatch(MutableMapping[str, Any]):
 
     @property
     def cu_seqlens(self) -> NDArray[np.int32]:
-        """Where sequences begin in the stream without padding, and its end; int32 ``[S + 1]``, on the host."""
+        """Where sequences begin in the stream without padding, and where it ends; int32 ``[S + 1]``, on the host.
+
+        Sequences are in stream order: row after row.
+        """
         return self.layout.cu_seqlens
 
     @property
     def records(self) -> Mapping[str, NDArray[Any]]:
         """Where each sequence of a packed dataset comes from: arrays ``[S]`` by name, in the order given.
 
-        In a stand-in (`weight` 0) they are empty.
+        There are none if the sequences are not from a packed dataset. In a stand-in (`weight` 0) the arrays are empty.
         """
         return self.layout.records
 
@@ -392,11 +409,11 @@ class PackedBatch(MutableMapping[str, Any]):
         return int(not self.layout.stand_in)
 
     def as_stand_in(self) -> PackedBatch:
-        """Return this batch as a stand-in: with weight 0, empty `records`, and labels that losses leave out.
+        """Return a copy of this batch as a stand-in: with `weight` 0, empty `records`, and labels that losses ignore.
 
         A rank that has no sequence left runs a stand-in, so that all ranks take part in the step. All columns whose
-        names end in ``labels`` become NaN if they are floats, else -100 (as int64 if they are booleans or unsigned): a
-        loss that ignores `weight` then becomes NaN instead of slightly wrong. This batch itself does not change.
+        names end in ``labels`` become NaN if they are floats, and otherwise -100 (int64 if they were booleans or
+        unsigned). So a loss that ignores `weight` becomes NaN, instead of slightly wrong.
         """
         records = {name: values[:0] for name, values in self.records.items()}
         layout = self.layout.marked(stand_in=True, records=records)
@@ -405,7 +422,7 @@ class PackedBatch(MutableMapping[str, Any]):
 
     @property
     def sources(self) -> PackedBatch:
-        """This batch without the targets of `with_decoder` and without ``labels``: the encoder's side.
+        """The encoder's side of this batch: its items without the targets of `with_decoder`, and without ``labels``.
 
         Use it to split the encoder's outputs into sequences.
         """
@@ -427,7 +444,7 @@ class PackedBatch(MutableMapping[str, Any]):
         return PackedBatch({name: value for name, value in fields.items() if value is not None})
 
     def to(self, device: Any, non_blocking: bool = False) -> PackedBatch:
-        """Return this batch on a torch device.
+        """Return a copy of this batch whose tensors are on a torch device; `non_blocking` is that of ``Tensor.to``.
 
         Raises:
             OptionError: `device` is not a torch device, or it is a dtype: the items keep their dtypes.
@@ -443,7 +460,7 @@ class PackedBatch(MutableMapping[str, Any]):
         return self._mapped(lambda value: value.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> PackedBatch:
-        """Return this batch in pinned (page-locked) memory."""
+        """Return a copy of this batch whose tensors are in pinned (page-locked) memory."""
         return self._mapped(lambda value: value.pin_memory())
 
     def _mapped(self, function: Any) -> PackedBatch:
@@ -461,18 +478,19 @@ class PackedBatch(MutableMapping[str, Any]):
             One array ``[length, ...]`` per sequence.
 
         Raises:
-            BatchError: `values` is not an array; its shape does not begin with ``[R, L]``; or it has the shape of the
-                batch's targets, which lie elsewhere: call `unpack_tokens` of `targets` or of `sources`.
+            BatchError: `values` is not an array; its shape does not begin with ``[R, L]``; or it may belong to the
+                batch's targets, since it has their shape, and these lie elsewhere. Then call `unpack_tokens` of
+                `targets` or of `sources`.
         """
         target = self._fields.get(f"decoder_{MASK}")
         return split(values, self.layout, None if target is None else layout_of(target))
 
     def pack_tokens(self, values: Sequence[Any]) -> Any:
-        """Lay out one array per sequence as this batch's tokens lie; the inverse of `unpack_tokens`.
+        """Put values per token, one array per sequence, where this batch's tokens lie; the inverse of `unpack_tokens`.
 
         Args:
             values: one array ``[length, ...]`` per sequence, in the order in which the sequences were given; NumPy or
-                torch, where gradients flow through.
+                torch. Gradients of torch tensors flow through.
 
         Returns:
             ``[R, L, ...]``, with 0 in padding.
@@ -484,10 +502,10 @@ class PackedBatch(MutableMapping[str, Any]):
         return laid_out(values, self.layout)
 
     def unpack_sequences(self, values: Any) -> list[Any]:
-        """Split values per sequence into a list, in the order in which the sequences were given.
+        """Return values per sequence as a list of S entries, in the order in which the sequences were given.
 
         Args:
-            values: ``[S, ...]``, one value per sequence; NumPy or torch.
+            values: ``[S, ...]``, one value per sequence in that order; NumPy or torch.
 
         Raises:
             BatchError: `values` is not an array, or its shape does not begin with ``[S]``.
@@ -501,11 +519,11 @@ class PackedBatch(MutableMapping[str, Any]):
     def with_decoder(self, targets: Sequence[Any], start_id: int, form: Form = FLAT, *, pad_id: int = 0) -> PackedBatch:
         """Return this batch with targets for an encoder-decoder model, one per sequence, in the order given.
 
-        ``decoder_input_ids`` are the targets shifted right by one token, with `start_id` first; ``labels`` are the
-        targets, and replace other ``labels``. Targets are packed separately from the sequences (the sources). The
-        result's `targets` is the decoder's batch: use it to split the decoder's outputs, and give it to losses. Its
-        `sources` is the encoder's batch. With the attention backend "mask", a sequence and its target must be in rows
-        of the same number.
+        The item ``decoder_input_ids`` holds the targets shifted right by one token, with `start_id` first. The item
+        ``labels`` holds the targets, and replaces other ``labels``. Targets are packed separately from the sequences
+        (the sources). The `targets` of the result is the decoder's batch: use it to split the decoder's outputs, and
+        give it to losses. Its `sources` is the encoder's batch. With the attention backend "mask", a sequence and its
+        target must lie in the same row number of their batches.
 
         Args:
             targets: ids of each target; S lists or integer arrays ``[length]``.
@@ -516,7 +534,8 @@ class PackedBatch(MutableMapping[str, Any]):
         Raises:
             BatchError: there is not one target per sequence, or a target is not a list of ids or has padding.
             LengthError: a target is empty, or the targets do not fit into the rows of `form`.
-            OptionError: `start_id` is not a token id, or `form` is invalid or does not fit these targets.
+            OptionError: `start_id` is not an integer from 0 to 2^31 - 1, or `form` is invalid or does not fit these
+                targets.
         """
         stacked = shifted(targets, self.layout.sequences, start_id)
         decoder = PackedBatch(filled(stacked, check_form(form).layout(stacked.seq_lengths), pad_id, None))
@@ -527,16 +546,16 @@ class PackedBatch(MutableMapping[str, Any]):
         """Return the arguments with which transformers' own flash attention keeps sequences apart, without a mask.
 
         They are the batch's items without the mask, and ``cu_seq_lens_q``, ``cu_seq_lens_k`` (both int32 ``[S + 1]``,
-        on the batch's device), ``max_length_q`` and ``max_length_k``. This works only for the flat form and only for
-        models with flash attention: other attention silently ignores these arguments and lets sequences see each other.
+        on the batch's device), ``max_length_q`` and ``max_length_k``. This works only for the flat form, and only for
+        models on flash attention: other attention silently ignores these arguments, and lets sequences see each other.
 
         Args:
             seq_idx: add ``seq_idx``, the number of each token's sequence from 0, int32 ``[1, T]``, which the
                 convolutions and state spaces of hybrid models (Bamba, Granite) read.
 
         Raises:
-            BatchError: the batch is in rows; or it has images, whose tokens' positions a model may compute itself
-                (M-RoPE), along whole rows.
+            BatchError: the batch is in rows; or it has images (a model may then compute the positions of tokens itself,
+                along whole rows, as with M-RoPE).
         """
         if self.layout.images is not None:
             raise BatchError(
@@ -557,11 +576,11 @@ class PackedBatch(MutableMapping[str, Any]):
     def as_grain(self, names: Mapping[str, str] | None = None) -> dict[str, NDArray[Any]]:
         """Return NumPy arrays under the names that Grain's packing gives them, as JAX models read them.
 
-        Each column ``[R, L]`` comes with ``<column>_segment_ids``, the number of each token's sequence in its row, from
-        1, and ``<column>_positions``, the token's position in its sequence, from 0; both are int32 ``[R, L]`` and 0 in
-        padding. Other columns, such as those per sequence ``[S, ...]``, are returned alone; ``position_ids`` and the
-        mask are left out. Labels lie where their tokens lie, not shifted. In a stand-in (`weight` 0), all segment ids
-        are 0, as in padding. Torch is not imported.
+        With each column ``[R, L]`` come two others, both int32 ``[R, L]`` and 0 in padding: ``<column>_segment_ids``,
+        the number of each token's sequence within its row, from 1; and ``<column>_positions``, the position of each
+        token in its sequence, from 0. Other columns, such as those per sequence ``[S, ...]``, are returned alone.
+        ``position_ids`` and the mask are left out. Labels lie where their tokens lie, not shifted. In a stand-in
+        (`weight` 0), all segment ids are 0, as in padding. Torch is not imported.
 
         Args:
             names: new names of columns, by their names in the batch, such as ``{"input_ids": "inputs"}``; columns that
@@ -569,7 +588,7 @@ class PackedBatch(MutableMapping[str, Any]):
 
         Raises:
             BatchError: rows are filled end to end.
-            OptionError: `names` names a column that the batch lacks, or gives two columns the same name.
+            OptionError: `names` has a column that the batch lacks, or two columns would get the same name.
 
         >>> from nopad import PackedBatch, Rows
         >>> batch = PackedBatch.from_sequences([[7, 8, 9], [5], [1, 2]], Rows(4))

@@ -24,8 +24,8 @@ def split(values: Any, at: Layout, target: Layout | None) -> list[Any]:
         target: where the tokens of the batch's targets lie; None: it has none.
 
     Raises:
-        BatchError: `values` is not an array, its shape does not begin with ``[R, L]``, or it has the shape of the
-            targets.
+        BatchError: `values` is not an array; its shape does not begin with ``[R, L]``; or it has the shape of the
+            targets, and these lie elsewhere.
     """
     given = tuple(shape_of(values)[:2])
     aimed = None if target is None or given != target.shape else target
@@ -48,7 +48,7 @@ def split(values: Any, at: Layout, target: Layout | None) -> list[Any]:
 
 
 def laid_out(values: Sequence[Any], at: Layout) -> Any:
-    """Return the values of sequences in rows, ``[R, L, ...]``, each where its token lies, with 0 in padding.
+    """Return values per token in rows, ``[R, L, ...]``: each value where its token lies, and 0 in padding.
 
     This is the inverse of `split`.
 

@@ -17,7 +17,7 @@ __all__ = ["check_embeddings", "check_fill", "ignored", "index_like", "joined", 
 
 
 def index_like(stream: Any, index: NDArray[np.int64]) -> Any:
-    """Return `index` as an array of the same library as `stream` (NumPy or torch), on the same device."""
+    """Return `index` as an array of the same library as `stream` (NumPy or torch), on the device of `stream`."""
     if isinstance(stream, np.ndarray):
         return index
     import torch
@@ -43,10 +43,10 @@ def shape_of(values: Any) -> Any:
 
 
 def ignored(labels: Any) -> Any:
-    """Return an array of the same shape as `labels`, with labels that losses ignore: NaN for floats, -100 for integers.
+    """Return an array with the shape of `labels`, filled with a label that losses ignore: NaN for floats, else -100.
 
-    `labels` is a NumPy array or torch tensor; the result has its library and dtype. Booleans and unsigned integers,
-    which cannot hold -100, become int64.
+    `labels` is a NumPy array or torch tensor; the result has its library and dtype. Booleans and unsigned integers
+    cannot hold -100, and become int64.
     """
     if isinstance(labels, np.ndarray):
         if labels.dtype.kind in "bu":
@@ -60,7 +60,7 @@ def ignored(labels: Any) -> Any:
 
 
 def named(what: str, given: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """Return `given`, or an empty dict if it is None; `what` names the argument in messages.
+    """Return `given`, or an empty dict if it is None; error messages call the argument `what`.
 
     Raises:
         OptionError: `given` is not a dict.
@@ -71,7 +71,7 @@ def named(what: str, given: Mapping[str, Any] | None) -> Mapping[str, Any]:
 
 
 def check_fill(name: str, value: Any, dtype: np.dtype[Any]) -> None:
-    """Check that column `name` of this dtype can hold the padding value `value`.
+    """Check that column `name`, which has this `dtype`, can hold the padding value `value`.
 
     Raises:
         OptionError: `value` is not a number, or the dtype cannot hold it.
@@ -115,7 +115,9 @@ def check_embeddings(given: Any) -> None:
 
 
 def joined(values: Any, layout: Layout) -> Any:
-    """Concatenate one array per sequence, in the order given, to one stream ``[T, ...]`` in the layout's stream order.
+    """Return one stream ``[T, ...]``, in the layout's stream order, of one array ``[length, ...]`` per sequence.
+
+    `values` are these arrays, in the order given; NumPy or torch.
 
     Raises:
         BatchError: there is not one array for each sequence, an array is not as long as its sequence, or the arrays

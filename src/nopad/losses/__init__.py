@@ -1,4 +1,7 @@
-"""Losses and metrics of packed batches that equal those of the unpacked sequences, over batches and ranks."""
+"""Losses and metrics of packed batches that equal those of the unpacked sequences.
+
+They are also exact over several batches (gradient accumulation) and several ranks.
+"""
 
 from nopad.errors import MissingExtraError, install
 

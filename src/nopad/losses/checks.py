@@ -1,7 +1,7 @@
 """Check the arguments of losses and metrics before any arithmetic: types, devices, and the range of labels.
 
-By default, label values are checked on the CPU only. On an accelerator the check would have to wait for the device,
-whose own kernels report invalid labels.
+By default, the values of labels are checked on the CPU only. On an accelerator, the check would have to wait for the
+device, and the device's own kernels report invalid labels.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ IGNORED = -100
 
 
 def check_tensors(**given: Any) -> None:
-    """Refuse arguments, given by name, that are not tensors or not all on one device.
+    """Refuse arguments that are not tensors, or not all on one device; they are given by name, for the message.
 
     Raises:
         BatchError: an argument is not a tensor, or is on another device than the others.
@@ -43,7 +43,7 @@ def check_tensors(**given: Any) -> None:
 
 
 def check_floating(**given: Tensor) -> None:
-    """Refuse tensors, given by name, that are not floating-point numbers.
+    """Refuse tensors that do not hold floating-point numbers; they are given by name, for the message.
 
     Raises:
         BatchError: an argument has another dtype.
@@ -56,7 +56,7 @@ def check_floating(**given: Tensor) -> None:
 def check_batch(batch: Any) -> None:
     """Refuse a batch that is not a `PackedBatch`, or that is for an encoder-decoder model.
 
-    The sources and the targets of such a batch have different layouts.
+    A batch for an encoder-decoder model has two layouts, one for its sources and one for its targets.
 
     Raises:
         BatchError: the batch has another type, or has sources and targets.
@@ -81,12 +81,13 @@ def check_per(per: str) -> None:
 
 
 def check_classes(labels: Tensor, classes: int, name: str = "labels", *, anywhere: bool = False) -> None:
-    """Refuse labels that are not classes from 0 to `classes` - 1; -100, which losses ignore, is allowed.
+    """Refuse labels that are not classes from 0 to ``classes - 1``; -100, which losses ignore, is allowed.
 
-    On an accelerator only the dtype is checked; with `anywhere` the values too, which waits for the device.
+    On an accelerator, only the dtype is checked; with `anywhere` the values are checked too, which waits for the
+    device. Error messages call the labels `name`.
 
     Raises:
-        BatchError: the labels are not integers; or a checked value is neither -100 nor a class.
+        BatchError: the labels are not integers; or a value that is checked is neither -100 nor a class.
     """
     if labels.is_floating_point() or labels.dtype == torch.bool:
         raise BatchError(f"{name} are {labels.dtype}; expected numbers of classes, integers")
@@ -104,7 +105,7 @@ def check_classes(labels: Tensor, classes: int, name: str = "labels", *, anywher
 
 
 def check_places(**given: Tensor) -> None:
-    """Refuse token positions that are not integers.
+    """Refuse tensors of token positions that do not hold integers; they are given by name, for the message.
 
     Raises:
         BatchError: an argument does not hold integers.

@@ -1,13 +1,13 @@
 """The contrastive loss over the pairs of a batch on all ranks, which compares the vectors of sequences.
 
-The loss is the cross-entropy of scaled similarities (multiple negatives ranking, InfoNCE): each anchor should be nearer
-to its positive than to the other positives and the hard negatives of the batch, on all ranks. The model keeps sequences
-apart; only their vectors meet here. Ranks may hold different numbers of sequences. Vectors are gathered with gradients:
-the gradient of a vector is the sum of its gradients from the losses of all ranks.
+The loss is the cross-entropy of scaled similarities (multiple negatives ranking, InfoNCE). Each anchor should be nearer
+to its own positive than to the other positives and the hard negatives in the batches of all ranks. The model keeps
+sequences apart; only their vectors meet here. Ranks may hold different numbers of sequences. Vectors are gathered with
+gradients: the gradient of a vector is the sum of its gradients from the losses of all ranks.
 
 Equal texts should not be negatives of each other. `contents`, a number per text, says which texts are equal. With
-`same="mask"` (the default), candidates that would be such false negatives of an anchor are left out; with
-`same="keep"`, they are negatives.
+``same="mask"`` (the default), candidates that would be such false negatives of an anchor are left out; with
+``same="keep"``, they are negatives.
 """
 
 from __future__ import annotations
@@ -43,7 +43,10 @@ class Pairs:
 
 
 def paired(roles: Tensor, pairs: Tensor, where: Tensor) -> Pairs:
-    """Find the positive of each anchor: the one with the same pair number in the same batch.
+    """Return which sequences are anchors, positives and hard negatives, with the positive of each anchor.
+
+    The positive of an anchor has the same pair number, and is in the same batch. Anchors are in the order of batches,
+    and within a batch in the order of pair numbers; so are hard negatives.
 
     Args:
         roles: 0 for an anchor, 1 for a positive, 2 for a hard negative; int64 ``[S]``.
@@ -52,7 +55,7 @@ def paired(roles: Tensor, pairs: Tensor, where: Tensor) -> Pairs:
         where: the number of each sequence's batch (rank); int64 ``[S]``.
 
     Raises:
-        BatchError: an anchor has no positive in its batch, or a positive no anchor.
+        BatchError: an anchor has no positive in its batch, or a positive has no anchor in its batch.
 
     >>> import torch
     >>> found = paired(torch.tensor([0, 1, 0, 1]), torch.tensor([7, 5, 5, 7]), torch.zeros(4, dtype=torch.long))
@@ -86,18 +89,20 @@ def contrastive_sum(
     symmetric: bool = False,
     same: Same = "mask",
 ) -> Tensor:
-    """Return the sum of the anchors' cross-entropies; a scalar, in float32 or wider.
+    """Return the sum of the cross-entropies of anchors; a scalar, in float32 or wider.
 
     Args:
         vectors: the vectors of all sequences of all ranks; ``[S, H]``.
         found: which sequences are anchors, positives and hard negatives.
         contents: a number per sequence, such as a hash, that is equal for sequences with equal tokens; int64 ``[S]``.
-        mine: True for those of the p pairs whose cross-entropies are summed; bool ``[p]``.
+        mine: True for each pair whose cross-entropy is summed; bool ``[p]`` for p pairs.
         scale: factor of the similarities, which are dot products.
-        symmetric: average the loss of anchors against candidates with the loss of positives against all anchors.
-        same: what happens to an anchor's false negatives: candidates with the same tokens as the anchor or its
-            positive, and positives of other anchors that have the anchor's tokens. "mask": they are left out; "keep":
-            they are negatives. With `symmetric`, anchors that are false negatives of a positive are treated alike.
+        symmetric: whether to average two losses: that of anchors against candidates (all positives and hard negatives),
+            and that of positives against all anchors.
+        same: what happens to the false negatives of an anchor: "mask" leaves them out, "keep" takes them as negatives.
+            A false negative is a candidate with the same tokens as the anchor or its positive, or the positive of
+            another anchor that has the same tokens. With `symmetric`, the same is done with the anchors that are false
+            negatives of a positive.
     """
     vectors = vectors.float() if vectors.dtype.itemsize < 4 else vectors
     wanted = mine.nonzero()[:, 0]
@@ -131,8 +136,8 @@ def _sum(left: Tensor, right: Tensor, wanted: Tensor, equal: Tensor, scale: floa
 def gathered(mine: Tensor, group: Any = None) -> tuple[Tensor, Tensor]:
     """Gather the rows ``[n, ...]`` of all ranks, in the order of ranks, without gradients.
 
-    Returns (all rows ``[N, ...]``, the rank of each row ``[N]``). Without a process group, these are only this
-    process's rows.
+    Returns all rows, ``[N, ...]``, and the rank of each row, int64 ``[N]``. Without a process group of several ranks,
+    the rows are `mine` itself, and all ranks 0. Every rank must call this function.
     """
     if not _ranks(group):
         return mine, mine.new_zeros(mine.shape[0], dtype=torch.long)
@@ -143,9 +148,10 @@ def gathered(mine: Tensor, group: Any = None) -> tuple[Tensor, Tensor]:
 
 
 def gathered_rows(mine: Tensor, group: Any = None) -> Tensor:
-    """Gather the rows ``[n, H]`` of all ranks as ``[N, H]``, with gradients; every rank must run the backward pass.
+    """Gather the rows ``[n, H]`` of all ranks with gradients; return them in the order of ranks, ``[N, H]``.
 
-    The gradient of a rank's rows is the sum of the gradients that all ranks compute for them.
+    The gradient of a rank's rows is the sum of the gradients that all ranks compute for them. Every rank must call this
+    function, and run the backward pass. Without a process group of several ranks, `mine` itself is returned.
     """
     if not _ranks(group):
         return mine
@@ -156,7 +162,7 @@ def gathered_rows(mine: Tensor, group: Any = None) -> Tensor:
 class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, mine: Tensor, sizes: list[int], group: Any) -> Tensor:
-        """Return the rows of all ranks, in the order of ranks."""
+        """Return the rows of all ranks, in the order of ranks; ``sizes[r]`` is the number of rows of rank r."""
         ctx.group, ctx.rows = group, mine.shape[0]
         ctx.first = sum(sizes[: torch.distributed.get_rank(group)])
         parts = _all(mine, max(sizes), group)
@@ -171,13 +177,13 @@ class _Gather(torch.autograd.Function):
 
 
 def _ranks(group: Any) -> bool:
-    """Return whether there is a process group of several ranks."""
+    """Return whether there is a process group, and it has several ranks."""
     there = torch.distributed.is_available() and torch.distributed.is_initialized()
     return there and torch.distributed.get_world_size(group) > 1
 
 
 def _sizes(mine: Tensor, group: Any) -> list[int]:
-    """Return how many rows each rank has."""
+    """Return how many rows each rank has; every rank must call this function."""
     number = torch.tensor([mine.shape[0]], device=mine.device)
     found = [torch.zeros_like(number) for _ in range(torch.distributed.get_world_size(group))]
     torch.distributed.all_gather(found, number, group=group)
@@ -185,7 +191,7 @@ def _sizes(mine: Tensor, group: Any) -> list[int]:
 
 
 def _all(mine: Tensor, most: int, group: Any) -> list[Tensor]:
-    """Return the rows of each rank, padded with zeros to `most` rows, since all ranks must send the same number."""
+    """Return the rows of each rank, padded with zeros to `most` rows (at least 1), as ranks must send equal numbers."""
     filled = mine.new_zeros(max(most, 1), *mine.shape[1:])
     filled[: mine.shape[0]] = mine
     found = [torch.empty_like(filled) for _ in range(torch.distributed.get_world_size(group))]

@@ -1,15 +1,15 @@
 """Losses of packed batches that equal those of the unpacked sequences, in value and gradient.
 
 A mean needs a denominator. The number of packs is the wrong one, since packs hold different numbers of tokens and
-sequences. So every loss here is a sum over labelled tokens or sequences, divided by a denominator. By default the
-denominator is their number in the batch. For gradient accumulation and several ranks, give `denominator`: their number
-in all batches of a step, on all ranks; the loss is then exact.
+sequences. So every loss here is a sum over labelled tokens or sequences, divided by a denominator. By default, the
+denominator is the number of these tokens or sequences in the batch. For gradient accumulation and several ranks, give
+`denominator`: the number of these tokens or sequences in all batches of a step, on all ranks; the loss is then exact.
 
 With ``per="token"`` (the default), every labelled token has the same weight, as in transformers' losses of padded
 batches, so packing does not change the loss. With ``per="sequence"``, a loss is first averaged over each sequence's
 labelled tokens, then over sequences, so a short sequence weighs as much as a long one. This is the loss of the packing
-papers (arXiv 2107.02027, section 3.3). `weights` multiplies the losses of each sequence by a weight of its own, and
-denominators count with the same weights. This module needs the extra ``nopad[torch]``.
+papers (arXiv 2107.02027, section 3.3). The argument `weights` gives each sequence a weight: its losses are multiplied
+by it, and denominators count with the same weights. This module needs the extra ``nopad[torch]``.
 
 `token_loss` is for masked and causal language models and token classification; `sequence_loss` for sequence
 classification, regression and next-sentence prediction; `span_loss` for question answering. BERT's pre-training loss
@@ -69,12 +69,13 @@ def token_loss(
         logits: ``[R, L, C]``.
         labels: ``[R, L]``, -100 for tokens that the loss ignores.
         batch: the batch whose layout logits and labels have.
-        per: "token": all labelled tokens have the same weight; "sequence": all sequences with a label have the same
+        per: "token": all labelled tokens have the same weight. "sequence": all sequences with a label have the same
             weight (see the module).
-        causal: the logits of a token predict the label of the next token; a sequence's first label is not predicted.
+        causal: whether the logits of a token predict the label of the next token; the first label of a sequence is then
+            not predicted.
         smoothing: share of a label that is spread evenly over all classes, as transformers' ``label_smoothing_factor``.
-        dynamic: weigh each token's loss by the model's probability of its label, taken as a constant (no gradient):
-            dynamic fine-tuning (arXiv 2508.05629), TRL's ``loss_type="dft"``.
+        dynamic: whether to multiply the loss of each token by the model's probability of its label, taken as a constant
+            (no gradient). This is dynamic fine-tuning (arXiv 2508.05629), TRL's ``loss_type="dft"``.
         weights: a weight per sequence, ``[S]``, in the order in which sequences were given; None: all 1.
         denominator: divide by this number instead of this batch's `token_denominator`; compute it with the same
             `per`, `causal` and `weights`.
@@ -83,7 +84,8 @@ def token_loss(
         A scalar, in float32 or wider. NaN if no token is labelled and no `denominator` is given.
 
     Raises:
-        BatchError: a type, device or shape does not fit; or a label is not a class (checked on the CPU only).
+        BatchError: the type, device or shape of an argument does not fit; or a label is not a class (checked on the CPU
+            only).
         OptionError: `per` is neither "token" nor "sequence".
 
     >>> import nopad, torch
@@ -108,9 +110,9 @@ def token_denominator(
 ) -> Tensor:
     """Return the denominator of `token_loss`: the number of labelled tokens; a float64 scalar on the labels' device.
 
-    The arguments are those of `token_loss`, and raise the same errors. With ``per="sequence"``, the result is the
-    number of sequences with a label. With `causal`, labels of first tokens do not count. With `weights`, each token or
-    sequence counts as the weight of its sequence instead of 1.
+    The arguments and errors are those of `token_loss`. With ``per="sequence"``, the result is the number of sequences
+    with a label. With `causal`, labels of first tokens do not count. With `weights`, each token or sequence counts as
+    the weight of its sequence instead of 1.
 
     transformers calls this number ``num_items_in_batch``; here it is the number for one batch. For gradient
     accumulation and several ranks, sum the denominators of all batches of a step (over ranks with `over_ranks`), pass
@@ -141,9 +143,10 @@ def sequence_loss(
         logits: ``[S, C]``.
         labels: their dtype and shape decide which of transformers' three problem types this is:
 
-            * integers ``[S]``: classes, -100 for sequences that the loss ignores; the loss is the cross-entropy;
-            * floats ``[S, C]``, C above 1: whether each class applies; the binary cross-entropy, averaged over classes;
-            * floats ``[S]`` or ``[S, 1]``, with one logit: targets of a regression; the squared error.
+            * integers ``[S]``: classes, -100 for sequences that the loss ignores. The loss is the cross-entropy.
+            * floats ``[S, C]``, C above 1: 1 for each class that applies, else 0. The loss is the binary cross-entropy,
+              averaged over classes.
+            * floats ``[S]`` or ``[S, 1]``, with one logit: targets of a regression. The loss is the squared error.
 
             To ignore a sequence with float labels, give it the weight 0.
         weights: a weight per sequence, ``[S]``; None: all 1.
@@ -206,12 +209,12 @@ def span_loss(
 ) -> Tensor:
     """Return the loss of question answering: the mean over sequences that contain their answer.
 
-    The loss of a sequence is the mean of two cross-entropies: of its answer's start and of its answer's end.
+    The loss of a sequence is the mean of two cross-entropies: that of its answer's start and that of its answer's end.
 
     Args:
-        start_logits: ``[S, longest]``, minus infinity after a sequence's end, as a pack-safe question-answering model
-            gives them.
-        end_logits: the same for the ends.
+        start_logits: ``[S, longest]`` or wider, minus infinity after a sequence's end, as a pack-safe model for
+            question answering gives them.
+        end_logits: the same for the ends of answers.
         starts: position of each answer's first token in its sequence, integers ``[S]``.
         ends: position of each answer's last token (inclusive), integers ``[S]``. A sequence counts only if both
             positions lie in it. (transformers takes negative positions as 0, and counts a start or an end even if the
@@ -264,9 +267,10 @@ def span_denominator(starts: Tensor, ends: Tensor, batch: PackedBatch, *, weight
 
 
 def over_ranks(count: Tensor) -> Tensor:
-    """Return the sum of a count over all ranks of the default process group; without a group, the count itself.
+    """Return the sum of `count` over all ranks of the default process group; without a group, `count` itself.
 
-    `count` is a tensor of any shape; it does not change. All ranks must call this function.
+    `count` is a tensor of any shape, and is not changed. The result is on its device, without gradients if there is a
+    group. All ranks must call this function.
 
     >>> import torch
     >>> from nopad.losses import over_ranks
@@ -283,11 +287,12 @@ def over_ranks(count: Tensor) -> Tensor:
 
 
 def labelled(labels: Tensor, batch: PackedBatch, causal: bool) -> tuple[Tensor, Tensor]:
-    """Return (sequence number, label) for the logits of each slot (token or padding); int64 ``[R * L]`` each.
+    """Return ``(sequence numbers, labels)`` for the logits of all slots, int64 ``[R * L]`` each.
 
-    Sequence numbers begin at 1, in the order in which sequences were given, and are 0 in padding; ignored labels are
-    -100. `labels` are ``[R, L]``. With `causal`, a slot gets the number and label of the next slot, since its logits
-    predict the next token; the label is -100 if a sequence begins there. The last slot gets those of the first one.
+    A slot holds a token or padding; `labels` are ``[R, L]``. Sequence numbers begin at 1, in the order in which
+    sequences were given, and are 0 in padding. Labels are -100 in padding, and where the loss ignores them. With
+    `causal`, a slot gets the number and label of the next slot, since its logits predict the next token; the label is
+    -100 if a sequence begins there. The last slot then gets those of the first one.
 
     Raises:
         BatchError: `labels` are not integers ``[R, L]``, or `batch` is not a `PackedBatch`, or has sources and targets.
@@ -343,9 +348,13 @@ def wide(logits: Tensor) -> Tensor:
 
 
 def _mean(each: Tensor, scale: Tensor, denominator: float | Tensor | None) -> Tensor:
-    """Return the sum of `each` times `scale` (of one shape), divided by the denominator (None: the sum of `scale`).
+    """Return the sum of ``each * scale``, divided by `denominator`; a scalar with the dtype of `each`.
 
-    Entries with a scale of 0 are left out, even if they are infinite. The result is a scalar.
+    `each` and `scale` have one shape. If `denominator` is None, the sum of `scale` is used. Entries with a scale of 0
+    are left out, even if they are infinite.
+
+    Raises:
+        BatchError: `denominator` is not one number.
     """
     check_denominator(denominator)
     if isinstance(denominator, Tensor):
@@ -356,7 +365,11 @@ def _mean(each: Tensor, scale: Tensor, denominator: float | Tensor | None) -> Te
 
 
 def _sequence_scale(labels: Tensor, weights: Tensor | None) -> Tensor:
-    """Return the weight of each sequence's loss; float64 ``[S]``."""
+    """Return the weight of each sequence's loss, float64 ``[S]``: its entry in `weights` (None: 1), 0 without a label.
+
+    Raises:
+        BatchError: `weights` are not a tensor ``[S]`` on the labels' device.
+    """
     if labels.is_floating_point():
         return _weighted(labels.new_ones(len(labels), dtype=torch.double), weights)
     counts = (labels != IGNORED).double()
@@ -375,7 +388,12 @@ def _weighted(counts: Tensor, weights: Tensor | None) -> Tensor:
 
 
 def _spans(starts: Tensor, ends: Tensor, batch: PackedBatch) -> Tensor:
-    """Return which sequences contain their whole answer; bool ``[S]``."""
+    """Return which sequences contain the start and the end of their answer; bool ``[S]``.
+
+    Raises:
+        BatchError: `batch` is not a `PackedBatch` or has targets, or `starts` and `ends` are not integer tensors
+            ``[S]`` on one device.
+    """
     check_batch(batch)
     check_tensors(starts=starts, ends=ends)
     check_places(starts=starts, ends=ends)
@@ -408,7 +426,8 @@ def check_logits(logits: Tensor, labels: Tensor, batch: PackedBatch) -> None:
     """Check that logits are ``[R, L, C]``, and that each label is -100 or one of the C classes.
 
     Raises:
-        BatchError: the logits have another shape, or a label is not a class (checked on the CPU only).
+        BatchError: logits or labels are not tensors, or not on one device; the logits have another shape; or a label is
+            not a class (checked on the CPU only).
     """
     check_tensors(logits=logits, labels=labels)
     rows, width = batch.layout.shape

@@ -1,8 +1,8 @@
 """Metrics over packed batches that equal those over the unpacked sequences.
 
-To average a metric over batches would be wrong, since packs hold different numbers of tokens and sequences. So each
-class here sums counts (tensors on one device) over batches, and over ranks (`over_ranks`), and divides at the end.
-This module needs the extra ``nopad[torch]``.
+The mean of a metric over batches would be wrong, since packs hold different numbers of tokens and sequences. So each
+class here sums counts over batches, then over ranks (`reduce`), and divides at the end. This module needs the extra
+``nopad[torch]``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LONGEST = Option(default=30, help="most tokens of an answer")
 
 
 class _Counts:
-    """Base class of metrics: counts that are summed over batches."""
+    """Base class of metrics: `counts`, a float64 tensor, is summed over batches."""
 
     def __init__(self, *shape: int) -> None:
         self.counts = torch.zeros(*shape, dtype=torch.double)
@@ -38,10 +38,13 @@ class _Counts:
 
 
 class Accuracy(_Counts):
-    """Accuracy of tokens: masked and causal language models, token classification.
+    """Accuracy of tokens, for masked and causal language models and token classification.
 
-    With ``per="token"`` all labelled tokens weigh the same. With ``per="sequence"`` accuracy is computed over each
-    sequence's labelled tokens first, then averaged over sequences.
+    With ``per="token"``, all labelled tokens have the same weight. With ``per="sequence"``, accuracy is first computed
+    over each sequence's labelled tokens, then averaged over sequences.
+
+    Raises:
+        OptionError: `per` is neither "token" nor "sequence".
 
     >>> import nopad, torch
     >>> from nopad.losses import Accuracy
@@ -67,7 +70,8 @@ class Accuracy(_Counts):
         With `causal`, the logits of a token predict the label of the next token.
 
         Raises:
-            BatchError: a type or shape does not fit the batch; or a label is not a class (checked on the CPU only).
+            BatchError: the type, device or shape of an argument does not fit the batch; or a label is not a class
+                (checked on the CPU only).
         """
         number, wanted = labelled(labels, batch, causal)
         check_logits(logits, labels, batch)
@@ -83,6 +87,11 @@ class Accuracy(_Counts):
 
 class Confusion(_Counts):
     """Confusion matrix of sequence or token classes, for accuracy, F1 and Matthews correlation.
+
+    ``counts[i, j]`` is how often class j was predicted where the label is class i; float64 ``[classes, classes]``.
+
+    Raises:
+        OptionError: the number of classes is not an integer of at least 1.
 
     >>> import torch
     >>> from nopad.losses import Confusion
@@ -100,7 +109,8 @@ class Confusion(_Counts):
         """Add a batch: logits ``[..., C]``, integer labels ``[...]``; labels of -100 are ignored.
 
         Raises:
-            BatchError: shapes do not fit each other, or a label is not a class.
+            BatchError: an argument is not a tensor, devices differ, shapes do not fit each other, or a label is not a
+                class.
         """
         check_tensors(logits=logits, labels=labels)
         classes = len(self.counts)
@@ -130,9 +140,9 @@ class Confusion(_Counts):
         return float((right * total - wanted @ guessed) / spread.sqrt()) if spread > 0 else 0.0
 
     def f1(self, label: int | None = None) -> float:
-        """Return F1 of one class, or the unweighted mean over all classes (macro).
+        """Return the F1 score of class `label`; None: the unweighted mean over all classes (macro F1).
 
-        A class that is neither labelled nor predicted has F1 0.
+        The F1 score of a class that is neither labelled nor predicted is 0.
 
         Raises:
             OptionError: there is no such class.
@@ -146,10 +156,10 @@ class Confusion(_Counts):
 
 
 class Spans(_Counts):
-    """Question answering: exact matches and F1 of answer tokens, with the same weight for each sequence.
+    """Metrics of question answering: exact matches and F1 of answer tokens; all sequences have the same weight.
 
-    Answers are compared as token positions, with one correct answer each. SQuAD's scores compare normalised texts with
-    several correct answers; `nopad.tasks.Answers.scores` computes those.
+    Answers are compared by token positions, and each sequence has one correct answer. SQuAD's scores compare normalised
+    texts with several correct answers; `nopad.tasks.Answers.scores` computes those.
 
     >>> import torch
     >>> from nopad.losses import Spans
@@ -163,12 +173,13 @@ class Spans(_Counts):
         super().__init__(3)
 
     def add(self, starts: Tensor, ends: Tensor, true_starts: Tensor, true_ends: Tensor) -> None:
-        """Add a batch: first and last position of each answer, predicted and true; integers ``[S]`` each.
+        """Add a batch: the first and last position of each predicted answer, and of each true one; integers ``[S]``.
 
-        Sequences without a true answer (a position below 0) are ignored; an answer that ends before it begins is empty.
+        A sequence without a true answer (a true position is below 0) is ignored. An answer that ends before it begins
+        is empty.
 
         Raises:
-            BatchError: the shapes differ, or positions are not integers.
+            BatchError: an argument is not a tensor, devices or shapes differ, or positions are not integers.
         """
         given = {"starts": starts, "ends": ends, "true_starts": true_starts, "true_ends": true_ends}
         check_tensors(**given)
@@ -200,7 +211,7 @@ def best_spans(start_logits: Tensor, end_logits: Tensor, longest: int = 30) -> t
 
     Args:
         start_logits: ``[S, L]``, minus infinity after a sequence's end.
-        end_logits: the same for the ends.
+        end_logits: the same for the ends of answers.
         longest: largest number of tokens of an answer.
 
     Returns:
@@ -208,7 +219,7 @@ def best_spans(start_logits: Tensor, end_logits: Tensor, longest: int = 30) -> t
 
     Raises:
         OptionError: `longest` is not an integer of at least 1.
-        BatchError: the logits differ in shape, or are not floats ``[S, L]``.
+        BatchError: the logits differ in shape or device, or are not float tensors ``[S, L]``.
 
     >>> import torch
     >>> from nopad.losses import best_spans

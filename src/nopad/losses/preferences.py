@@ -4,9 +4,10 @@ These losses take one number per sequence, for the chosen and the rejected answe
 not change them. Like all losses here, they are sums divided by a denominator: the number of pairs, or a number that the
 caller gives.
 
-The definitions are those of TRL 1.16: Bradley-Terry with a margin and centred rewards (arXiv 2307.09288, 2312.09244);
-DPO (arXiv 2305.18290), IPO per token (arXiv 2310.12036), robust DPO (arXiv 2403.00409). With "sigmoid",
-``label_smoothing`` gives conservative DPO, as in earlier versions of TRL; TRL 1.16 ignores it.
+The definitions are those of TRL 1.16: for reward models, Bradley-Terry with a margin and centred rewards (arXiv
+2307.09288, 2312.09244); for DPO, the losses "sigmoid" (arXiv 2305.18290), "ipo", per token (arXiv 2310.12036), and
+"robust" (arXiv 2403.00409). With "sigmoid", `label_smoothing` gives conservative DPO, as in earlier versions of TRL;
+TRL 1.16 ignores it.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ Denominator = float | Tensor | None
 
 
 def label_logprobs(logits: Tensor, labels: Tensor, batch: PackedBatch) -> tuple[Tensor, Tensor]:
-    """Return, for each sequence, the log-probability of its labelled tokens under a causal language model.
+    """Return the log-probability of each sequence's labelled tokens under a causal language model, and their number.
 
     Args:
         logits: ``[R, L, C]``; the logits of a token predict the next token's label.
@@ -47,7 +48,8 @@ def label_logprobs(logits: Tensor, labels: Tensor, batch: PackedBatch) -> tuple[
         sequences were given, in float32 or wider.
 
     Raises:
-        BatchError: a type or shape does not fit the batch; or a label is not a class (checked on the CPU only).
+        BatchError: the type, device or shape of an argument does not fit the batch; or a label is not a class (checked
+            on the CPU only).
 
     >>> import nopad, torch
     >>> from nopad.losses import label_logprobs
@@ -78,8 +80,8 @@ def reward_loss(
         chosen: rewards of the chosen answers, ``[P]``.
         rejected: rewards of the rejected answers, ``[P]``.
         margin: by how much the chosen reward should exceed the rejected one, ``[P]``; None: 0.
-        center: weight of a second loss, the squared sum of both rewards, which keeps their mean near 0 (TRL's
-            ``center_rewards_coefficient``); None: 0.
+        center: weight of a second loss, the square of the sum of both rewards, which keeps rewards near 0 on average
+            (TRL's ``center_rewards_coefficient``). None: 0.
         denominator: divide by this number instead of P.
 
     Returns:
@@ -121,9 +123,9 @@ def preference_loss(
         rejected: the same for the rejected answers, ``[P]``.
         counts: numbers of labelled tokens of the chosen and of the rejected answers, floats ``[P]`` each; "ipo" divides
             by these numbers.
-        beta: how strongly the model is held to the reference, above 0, as in TRL; not checked here.
+        beta: how strongly the model is held to the reference, above 0, as in TRL; this is not checked.
         kind: "sigmoid", "ipo" or "robust".
-        label_smoothing: share of pairs whose answers are assumed to be swapped, below 0.5; not checked here. "ipo"
+        label_smoothing: share of pairs whose answers are assumed to be swapped, below 0.5; this is not checked. "ipo"
             ignores it.
         denominator: divide by this number instead of P.
 

@@ -1,17 +1,17 @@
 """Pack an endless stream: sequences are packed as they arrive, and packs are returned when they are ready.
 
 A buffer holds back at most `buffer` sequences, with fewer than `buffer_tokens` tokens in total. When one of these
-limits is reached, a pack leaves. The pack begins with one of the longest sequences held, and is filled *exactly* where
-lengths for this are held; of several such lengths, those held most often are taken. So common lengths are used up, rare
-lengths wait for the packs that only they complete, and the buffer stays varied. `finish` packs all sequences still
-held; no sequence is lost.
+limits is reached, a pack is made and returned. The pack begins with one of the longest sequences held. It is filled
+*exactly* if the lengths held allow it; if there are several ways, lengths held most often are taken. So common lengths
+are used up, rare lengths wait for the packs that only they complete, and the buffer stays varied. `finish` packs all
+sequences still held; no sequence is lost.
 
-A sequence of the full capacity leaves immediately, as a pack by itself. When `patience` sequences have arrived after a
-sequence that still waits, the waiting sequence begins the next pack. The packs depend on the lengths and their order
-alone, not on how they are divided among calls of `push`, and a packer restored by `load_state_dict` gives identical
-packs.
+A sequence of the full capacity is returned immediately, as a pack by itself. A sequence does not wait for ever: when
+`patience` sequences have arrived after it, it begins the next pack. The packs depend only on the options, the lengths
+and their order, not on how sequences are divided among calls of `push`. A packer restored by `load_state_dict` gives
+identical packs.
 
-The cost is O(1 + capacity / 64) time per sequence; memory is about 12 bytes per token of capacity and 40 bytes per
+It takes O(1 + capacity / 64) time per sequence, and memory of about 12 bytes per token of capacity and 40 bytes per
 sequence of the buffer. If few combinations of lengths fill a pack (as in SQuAD), a plan of the whole corpus has fewer
 packs; `docs/streaming.md` compares both.
 """
@@ -52,7 +52,7 @@ class StreamPacker:
         capacity: most tokens a pack may hold, up to 2^24.
         depth: most sequences a pack may hold; None: unlimited.
         buffer: most sequences held back, up to 2^24; a larger buffer gives fuller packs, up to a point.
-        patience: a sequence leaves at the latest when this many have arrived after it; None: 64 times `buffer`.
+        patience: most sequences that may arrive after a sequence before it is put into a pack; None: 64 times `buffer`.
         buffer_tokens: a second limit: the sequences held back have fewer tokens than this in total; None: no limit.
 
     Raises:
@@ -100,18 +100,18 @@ class StreamPacker:
         return int(self._held[0][2])
 
     def __repr__(self) -> str:
-        """Return one line with the options, the number of sequences that arrived, and the number held back."""
+        """Return one line with the main options, the number of sequences that arrived, and the number held back."""
         return (
             f"StreamPacker(capacity={self.capacity}, depth={self.depth}, buffer={self.buffer}, "
             f"patience={self.patience}: {self.arrived:,} arrived, {self.held:,} held)"
         )
 
     def push(self, lengths: ArrayLike) -> Packs:
-        """Add sequences of these lengths; return the packs that became ready.
+        """Add sequences of these lengths, integers ``[n]``; return the packs that were made.
 
         Raises:
-            LengthError: a length is < 1, not an integer, or above the capacity; then no sequence of this call was
-                added.
+            LengthError: lengths are not integers ``[n]``, or a length is below 1 or above the capacity; then no
+                sequence of this call is added.
         """
         checked = as_lengths(lengths, self.capacity)
         return self._packs(
@@ -119,7 +119,10 @@ class StreamPacker:
         )
 
     def finish(self) -> Packs:
-        """Return packs of all sequences held back; `push` may be called again afterwards, and numbering continues."""
+        """Pack all sequences held back, and return these packs.
+
+        `push` may be called again afterwards; sequence numbers continue.
+        """
         return self._packs(0, _kernels().drain, self._most)
 
     @property
@@ -127,9 +130,10 @@ class StreamPacker:
         return self.capacity + 1 if self.depth is None else self.depth
 
     def _packs(self, arriving: int, kernel: Callable[..., int], *arguments: Any) -> Packs:
-        """Call a kernel that writes packs, and return these packs with the sequence numbers in each ascending.
+        """Call a kernel that writes packs, and return these packs; the sequence numbers of each pack ascend.
 
-        `arriving` is the number of new sequences, so that the output arrays are large enough.
+        `arriving` is the number of new sequences, by which the output arrays are made large enough. `arguments` are
+        passed to the kernel.
         """
         from nopad._kernels import sort_within_packs
 
@@ -141,11 +145,13 @@ class StreamPacker:
         return Packs(self.capacity, self.depth, indptr, sequence)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the packer's state, which can be stored as JSON.
+        """Return the packer's state as a dict of JSON values.
 
-        ``arrived`` is the number of sequences pushed so far: after a restart, read the source from there on.
-        ``numbers`` and ``lengths`` list the numbers and lengths of the sequences held back, in order of arrival: store
-        the contents of these sequences too, or read them again.
+        It holds the options, and these keys:
+
+        * ``arrived``: number of sequences pushed so far; after a restart, read the source from there on
+        * ``numbers`` and ``lengths``: numbers and lengths of the sequences held back, in order of arrival; store the
+          contents of these sequences too, or read them again
         """
         numbers, lengths = [], []
         state, slots = self._held[:2]
@@ -167,7 +173,7 @@ class StreamPacker:
         return {name: getattr(self, name) for name in ("capacity", "depth", "buffer", "patience", "buffer_tokens")}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a packer's state; the sequences that this packer holds now are forgotten.
+        """Give this packer the state that `state_dict` returned; the sequences that it holds now are forgotten.
 
         Raises:
             FormatError: `state` is not a packer's state, or is damaged.
@@ -184,9 +190,13 @@ class StreamPacker:
             _kernels().insert(*self._held, number, length)
 
     def _checked(self, state: Mapping[str, Any]) -> tuple[NDArray[np.int64], NDArray[np.int32], int]:
-        """Return (numbers of the sequences held back, their lengths, how many sequences arrived) from a stored state.
+        """Return ``(numbers, lengths, arrived)`` from a stored state.
 
-        Numbers and lengths are in order of arrival; int64 and int32 ``[held]``. A damaged state raises FormatError.
+        The first two are the numbers and lengths of the sequences held back, in order of arrival; int64 and int32
+        ``[held]``. ``arrived`` is how many sequences have arrived.
+
+        Raises:
+            FormatError: the state is damaged.
         """
         try:
             arrived = state["arrived"]
@@ -212,14 +222,15 @@ def stream_pack(
     patience: int | None = None,
     buffer_tokens: int | None = None,
 ) -> Iterator[list[Item]]:
-    """Pack the items of any iterable: yield each pack as a list of its items, which are in order of arrival.
+    """Pack the items of any iterable; return an iterator over the packs.
 
-    The iterator is lazy, so `items` may be endless: at most `buffer` items are held back, besides the 256 items that
-    were just read and the packs made from them. `length` returns an item's number of tokens (by default its ``len``);
-    the other options are those of `StreamPacker`.
+    Each pack is a list of its items, in order of arrival. The iterator is lazy, so `items` may be endless: at most
+    `buffer` items are held back, besides the 256 items that were just read and the packs made from them. `length` is a
+    function that returns an item's number of tokens (by default, ``len``). The other options are those of
+    `StreamPacker`.
 
     Raises:
-        LengthError: an item's length is < 1, not an integer, or above the capacity.
+        LengthError: an item's length is below 1, not an integer, or above the capacity; raised by the iterator.
         OptionError: an option has an invalid value.
 
     >>> import nopad
@@ -252,7 +263,7 @@ def _whole(name: str, value: int, most: int) -> int:
 
 
 def _kernels() -> Any:
-    """Import the compiled loops at their first use, since importing numba takes longer than all of nopad."""
+    """Return the module of compiled loops, imported only here: importing Numba takes longer than all of nopad."""
     from nopad import _stream_kernels
 
     return _stream_kernels

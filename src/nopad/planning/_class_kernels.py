@@ -1,10 +1,16 @@
 """Compiled best-fit and worst-fit decreasing; equal packs are handled as one class, as in `nopad.planning.open_packs`.
 
-Arguments are plain arrays, and callers validate them. A row of `classes` is one class, in four columns: how many packs
-it has, the row of `contents` that says what each pack holds, how many sequences each pack holds, and the row of the
-next class on the stack of classes with the same free room (-1: none). A row of `contents` adds copies of one length to
-another content: the row of that content (-1: nothing), the length, and the number of copies. The caller chooses the
-number of rows of both tables.
+Arguments are plain arrays, and callers validate them. There are two tables; the caller chooses their numbers of rows.
+
+A row of `classes` is one class. Its four columns:
+
+* how many packs the class has
+* the row of `contents` in which the content of each of these packs begins
+* how many sequences each of these packs holds
+* the row of the next class on the stack of classes with the same free room (-1: none)
+
+A row of `contents` adds copies of one length to the content in another row. Its three columns: that other row (-1: the
+pack was empty before), the length, and the number of copies.
 """
 
 from __future__ import annotations
@@ -31,16 +37,20 @@ def place_classes(
     classes: NDArray[Any],
     contents: NDArray[Any],
 ) -> tuple[int, int]:
-    """Place ``counts[i]`` sequences of each ``lengths[i]`` (descending), each into the fullest pack with room for it.
+    """Place ``counts[i]`` sequences of each length ``lengths[i]``; lengths descend.
 
-    That is best-fit decreasing, with a `first` of -1. With a `first` of 0 or more, the `first` longest sequences open a
-    pack each, and each later sequence goes into the emptiest open pack; where it does not fit, new packs are opened.
+    If `first` is -1, each sequence goes into the fullest pack with room for it (best-fit decreasing). If `first` is 0
+    or more, each of the `first` longest sequences opens a pack, and each later one goes into the emptiest open pack
+    (worst-fit decreasing). In both cases, a sequence that does not fit there opens a new pack. A pack holds at most
+    `capacity` tokens and `depth` sequences.
 
-    A pack holds at most `depth` sequences. Returns how many rows of `classes` and of `contents` are used, as a pair;
-    (-1, -1) if one of these tables has too few rows (`classes` needs a spare one). A class whose packs all went into
-    other classes keeps its row, with a count of 0. `words` is the set of free rooms (`nopad._bit_kernels`), all 0 at
-    first. `keys` is a hash table of rooms (`slot_of`), and ``tops[slot]`` is the row of the class on top of the stack
-    of the room ``keys[slot]``; `keys` and `tops` have the same size and are all -1 at first.
+    The result is written to `classes` and `contents` (see the module). Returns how many rows of each are used, as a
+    pair; (-1, -1) if one of these tables has too few rows (`classes` needs one row more than are used). A class whose
+    packs all went into other classes keeps its row, with 0 packs.
+
+    The other arrays are working memory. `words` is the set of free rooms (`nopad._bit_kernels`), all 0 at first. `keys`
+    is a hash table of rooms (`slot_of`), and ``tops[slot]`` is the row of the class on top of the stack of the room
+    ``keys[slot]``; `keys` and `tops` have the same size and are all -1 at first.
     """
     rows, made = 0, 0
     for i in range(lengths.shape[0]):
@@ -85,9 +95,9 @@ def place_classes(
 
 @njit(cache=True, nogil=True)
 def flatten(kept: NDArray[Any], classes: NDArray[Any], contents: NDArray[Any], out: NDArray[Any]) -> None:
-    """Write to `out`, class after class, the lengths in one pack of each class, longest first.
+    """Write the content of one pack of each class to `out`, class after class: its lengths, longest first.
 
-    `kept` lists the rows of the classes to write; the module describes `classes` and `contents`.
+    `kept` lists the rows of the classes to write. The module describes `classes` and `contents`.
     """
     end = 0
     for k in range(kept.shape[0]):

@@ -1,12 +1,12 @@
 """The compiled loops of the algorithms that place sequences one by one as they arrive.
 
-As in `nopad._kernels`, arguments are plain arrays, and callers validate them. The kernels of algorithms return how many
-packs they opened. All but `next_fit` fill `pack_of` (the pack of each sequence, numbered in the order of opening), from
-which `nopad.planning.arrival.grouped` makes `Packs`.
+As in `nopad._kernels`, arguments are plain arrays, and callers validate them. A kernel named after an algorithm returns
+how many packs it opened. All of these but `next_fit` fill `pack_of`: the pack of each sequence, where packs are
+numbered in the order of opening. `nopad.planning.arrival.grouped` makes `Packs` from it.
 
-A set of rooms (free tokens of packs) or of lengths is one of `nopad._bit_kernels`. A hash table (open addressing, at
-most half full) finds the packs with a given room, or the sequences of a given length. An array with an entry for every
-room would be too large: capacities go up to 2^31.
+Sets of rooms (free tokens of packs) and sets of lengths are bit sets of `nopad._bit_kernels`. A hash table (open
+addressing, at most half full) finds the packs with a given room, or the sequences of a given length. An array with an
+entry for every room would be too large, since capacities go up to 2^31 - 1.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from nopad._kernels import GOLDEN, mix
 
 @njit(cache=True, nogil=True)
 def pack_bounds(pack_of: NDArray[Any], indptr: NDArray[Any]) -> None:
-    """Set ``indptr[p]`` to where pack p begins when sequences are grouped by pack.
+    """Set ``indptr[p]`` to the position at which pack p begins if sequences are listed pack after pack.
 
     ``pack_of[i]`` is the pack of sequence i. `indptr` has one entry more than there are packs, and is all 0 at first.
+    Its last entry becomes the number of sequences.
     """
     for i in range(pack_of.shape[0]):
         indptr[pack_of[i] + 1] += 1
@@ -59,10 +60,11 @@ def move_open(
     new_packs: NDArray[Any],
     new_used: NDArray[Any],
 ) -> int:
-    """Copy the leaves that have free room to a new tree, in order; return their number.
+    """Copy the leaves of `tree` that have free room to `new_tree`, in the same order; return how many they are.
 
     The new tree is all 0 at first, and its inner nodes are set too. ``packs[leaf]`` is the number of the pack at a
-    leaf, and ``used[leaf]`` how many sequences that pack holds.
+    leaf, and ``used[leaf]`` is how many sequences that pack holds; `new_packs` and `new_used` get these two numbers for
+    the leaves that were copied.
     """
     size, new_size = packs.shape[0], new_packs.shape[0]
     at = 0
@@ -85,10 +87,10 @@ def first_fit(
 
     ``pack_of[i]`` gets the pack of sequence i. The packs are found by a tournament tree: its leaves are open packs in
     order of opening, and each inner node holds the largest room below it. The tree starts with `leaves` leaves (a power
-    of two). When all leaves are in use, those of closed packs are dropped; if more than half of the leaves remain, the
-    number of leaves is doubled. A pack closes when its room is below `shortest` or it holds `depth` sequences. So the
-    number of leaves is at most `leaves` or about four times the largest number of packs open at a time, and dropping
-    leaves costs O(1) per pack on average.
+    of two). A pack closes when its room is below `shortest`, the length of the shortest sequence, or when it holds
+    `depth` sequences. When all leaves are in use, those of closed packs are dropped; if more than half of the leaves
+    remain, the number of leaves is doubled. So there are at most `leaves` leaves, or about four times as many as packs
+    were ever open at a time. Dropping leaves costs O(1) per pack on average.
     """
     tree = np.zeros(2 * leaves, np.int32)
     numbers, used = np.empty(leaves, pack_of.dtype), np.empty(leaves, np.int32)
@@ -128,7 +130,7 @@ def first_fit(
 
 @njit(cache=True, nogil=True)
 def slot_of(keys: NDArray[Any], key: int) -> int:
-    """Return the index of `key` in the hash table `keys`, and add the key if the table does not have it yet.
+    """Return the index of `key` in the hash table `keys`; the key is added if the table does not have it yet.
 
     The table has 2^b entries; free entries are -1, and at least one must be free.
     """
@@ -155,8 +157,9 @@ def best_fit(
     """Place each sequence into the fullest pack that has room for it; return the number of packs.
 
     Among equally full packs, the one used last is taken. ``pack_of[i]`` gets the pack of sequence i. A pack is closed
-    when its room is below `shortest`, the length of the shortest sequence, or it holds `depth` sequences. `words` is an
-    empty set of rooms (`nopad._bit_kernels.empty_set`), and `keys` an empty hash table (`empty_table`).
+    when its room is below `shortest`, the length of the shortest sequence, or when it holds `depth` sequences. `words`
+    is an empty set of rooms (`nopad._bit_kernels.empty_set`), and `keys` an empty hash table
+    (`nopad.planning.arrival.empty_table`); both are changed.
     """
     tops = np.full(keys.shape[0], -1, pack_of.dtype)
     below, used = np.empty_like(pack_of), np.empty_like(pack_of)
@@ -215,9 +218,10 @@ def look_ahead(
 ) -> int:
     """Fill packs one after another from a buffer of `window` sequences; return the number of packs.
 
-    A pack first takes the oldest sequence of the buffer, and then the longest that fits, until none fits or the pack
-    holds `depth` sequences. ``pack_of[i]``, -1 at first, gets the pack of sequence i. `words` is an empty set of
-    lengths (`nopad._bit_kernels.empty_set`), and `keys` an empty hash table (`empty_table`).
+    A pack first takes the oldest sequence of the buffer, and then the longest one in the buffer that fits, until none
+    fits or the pack holds `depth` sequences. The buffer is refilled after each sequence that is taken. ``pack_of[i]``,
+    -1 at first, gets the pack of sequence i. `words` is an empty set of lengths (`nopad._bit_kernels.empty_set`), and
+    `keys` an empty hash table (`nopad.planning.arrival.empty_table`); both are changed.
     """
     first, last = np.full(keys.shape[0], -1, pack_of.dtype), np.empty(keys.shape[0], pack_of.dtype)
     following = np.empty_like(pack_of)
@@ -249,10 +253,11 @@ def look_ahead(
 
 @njit(cache=True, nogil=True)
 def harmonic(lengths: NDArray[Any], capacity: int, depth: int, k: int, pack_of: NDArray[Any]) -> int:
-    """Pack each of k size classes by next-fit; return the number of packs.
+    """Divide sequences into `k` classes by length, and pack each class by next-fit; return the number of packs.
 
-    Class j < k has the lengths in (capacity / (j + 1), capacity / j], and class k has all shorter lengths. A pack holds
-    at most `depth` sequences. ``pack_of[i]`` gets the pack of sequence i.
+    Class j < k has the lengths in (capacity / (j + 1), capacity / j], and class k has all shorter lengths. In each
+    class, one pack is open at a time. A pack holds at most `depth` sequences. ``pack_of[i]`` gets the pack of sequence
+    i.
     """
     last = np.empty(k + 1, pack_of.dtype)
     room, places = np.zeros(k + 1, np.int64), np.zeros(k + 1, np.int64)

@@ -1,9 +1,13 @@
 """`Algorithm`: a planning function with its help text and options; and `Planned`, which such a function may return.
 
-A histogram algorithm is a function ``run(histogram, capacity, depth, **options)`` that returns strategies, or a
-`Planned` with further results. An arrival-order algorithm is ``run(lengths, capacity, depth, **options) -> Packs``. The
-results depend on the arguments alone and are the same on every machine, with two exceptions: `nnlshp` and `ennlshp` use
-SciPy's solver, and the option `seconds` limits the time.
+There are two kinds of planning function:
+
+* A histogram algorithm is a function ``run(histogram, capacity, depth, **options)``. It returns strategies, or a
+  `Planned` with further results.
+* An arrival-order algorithm is a function ``run(lengths, capacity, depth, **options)``. It returns `Packs`.
+
+The results depend on the arguments alone and are the same on every machine, with two exceptions: `nnlshp` and `ennlshp`
+use SciPy's solver, and the option `seconds` limits the time.
 """
 
 from __future__ import annotations
@@ -30,8 +34,9 @@ class Planned:
 
     Attributes:
         strategies: ``(count, lengths longest first)`` pairs that cover the histogram exactly.
-        certificate: proof of a lower bound; the plan stores it only if no simpler bound is as high.
-        facts: figures for `Plan.facts`, by name, as JSON values, such as the number of linear programs.
+        certificate: proof of a lower bound on the number of packs; None: there is none. The plan stores the certificate
+            only if no simpler bound is as high.
+        facts: figures for `Plan.facts`, by name, such as the number of linear programs solved; JSON values.
         notes: sentences that the user should see, for example about a fallback.
     """
 
@@ -58,10 +63,10 @@ class Algorithm:
     options: Mapping[str, Option] = field(default_factory=dict)
 
     def complete(self, name: str, given: Mapping[str, Any], common: Iterable[str] = ()) -> dict[str, Any]:
-        """Check the options `given`, and return all options of the algorithm with defaults filled in.
+        """Check the options `given`, and return all options of the algorithm, with its defaults for those not given.
 
-        `name` is the algorithm's name, and `common` names the options that every algorithm has; both are used in error
-        messages.
+        `name` is the algorithm's name, and `common` are the names of the options that every algorithm has. Both are
+        only used in error messages: the options in `common` must not be in `given`.
 
         Raises:
             OptionError: the algorithm does not have an option, or does not allow its value.

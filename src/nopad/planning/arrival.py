@@ -1,6 +1,7 @@
-"""Helpers of algorithms that place sequences one by one: arrays and hash tables for the kernels, and making `Packs`.
+"""Helpers of algorithms that place sequences one by one: they make arrays and hash tables for the kernels, and `Packs`.
 
-O(n) for n sequences. Packs are in the order in which they were opened, members in order of arrival.
+They take O(n) for n sequences. Packs are in the order in which they were opened, and the sequences of a pack in order
+of arrival.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ def unplaced(n: int) -> NDArray[Any]:
 
 
 def grouped(pack_of: NDArray[Any], packs: int, capacity: int, depth: int | None) -> Packs:
-    """Return `Packs` made from the pack of each sequence, ``pack_of[i]``; `packs` is the number of packs.
+    """Return `Packs` in which sequence i is in pack ``pack_of[i]``; `packs` is the number of packs.
+
+    The sequences of each pack are in ascending order. `capacity` and `depth` are stored in the result.
 
     >>> [p.tolist() for p in grouped(np.array([0, 1, 0, 2]), 3, 8, None)]
     [[0, 2], [1], [3]]

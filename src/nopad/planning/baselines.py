@@ -39,12 +39,15 @@ class Padded:
     by_length: int
 
     def share(self, slots: int) -> float:
-        """Return the share of `slots` (`fixed`, `dynamic` or `by_length`) that is padding, from 0 to 1."""
+        """Return the share of `slots` that is padding, from 0 to 1; 0.0 if there are no slots.
+
+        `slots` is one of the attributes `fixed`, `dynamic` and `by_length`.
+        """
         return 1 - self.tokens / slots if slots else 0.0
 
 
 def padded(histogram: Histogram, capacity: int, batch_size: int = 32) -> Padded:
-    """Return the number of slots that an epoch takes without packing, with three ways of padding.
+    """Return the number of slots that an epoch takes without packing, for each of three ways of padding.
 
     Args:
         histogram: numbers of sequences of each length.
@@ -83,9 +86,9 @@ def padded(histogram: Histogram, capacity: int, batch_size: int = 32) -> Padded:
 
 
 def _longest(lengths: np.ndarray, below: np.ndarray, n: int, drawn: int) -> float:
-    """Return the mean length of the longest of `drawn` sequences, which are drawn from n without replacement.
+    """Draw `drawn` of `n` sequences at random, without replacement; return the expected length of the longest one.
 
-    ``below[i]`` of the n sequences have at most ``lengths[i]`` tokens.
+    ``below[i]`` of the n sequences have at most ``lengths[i]`` tokens; `lengths` ascend.
     """
     none_longer = np.ones(lengths.size)  # none_longer[i]: probability that no drawn sequence is longer than lengths[i]
     for i in range(drawn):

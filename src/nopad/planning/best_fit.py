@@ -1,19 +1,19 @@
 """Best-fit: in order of arrival, each sequence goes into the fullest pack that has room; optionally, with look-ahead.
 
-Without a window every pack stays open until no sequence fits any more, or the depth is reached. Among equally full
-packs the one used last is taken, since its memory is cached. O(n log64 capacity) for n sequences.
+Without a window, every pack stays open until no sequence fits any more, or until it holds `depth` sequences. Among
+equally full packs the one used last is taken, since its memory is cached. O(n log64 capacity) for n sequences.
 
 With ``window=w``, for streams, one pack is open at a time, and sequences are taken from a buffer of the next w
-arrivals. The oldest one opens the pack; then the longest that fits (the oldest of these, if several are equally long)
-is added until none fits or the depth is reached. The buffer is refilled after each sequence. So no sequence waits
-longer than w packs, packs are in the order of their first members, only w sequences are held back at a time, and
-``window=1`` is next-fit. This takes O(n log64 capacity) too.
+arrivals. The oldest sequence in the buffer opens the pack. Then the longest one that fits is added (the oldest of
+these, if several are equally long), until none fits or the pack holds `depth` sequences. The buffer is refilled after
+each sequence. So no sequence waits longer than w packs, packs are in the order of their first members, and only w
+sequences are held back at a time; ``window=1`` is next-fit. This takes O(n log64 capacity) too.
 
-Number of packs compared with LPFHP, which sees all lengths, without a window and with a window of 1,024:
+Best-fit compared with LPFHP, which sees all lengths before it starts. The window is 1,024:
 
-* Wikipedia-512: 0.6 % more without, 0.25 % more with the window
-* SQuAD: 3.7 % more without, 6.6 % more with the window, because the oldest sequence opens each pack
-* Wikipedia-512 at depth 3: 7 % fewer without, 9 % fewer with the window
+* Wikipedia-512: 0.6 % more packs without the window, 0.25 % more with it
+* SQuAD: 3.7 % more packs without the window; 6.6 % more with it, because the oldest sequence opens each pack
+* Wikipedia-512 at depth 3: 7 % fewer packs without the window, 9 % fewer with it
 
 Without a window or a depth limit, best-fit needs at most 1.7 times as many packs as the optimum.
 
@@ -33,10 +33,11 @@ __all__ = ["best_fit"]
 
 
 def best_fit(lengths: NDArray[np.int32], capacity: int, depth: int | None, window: int | None = None) -> Packs:
-    """Return the packs of `lengths` (int32 ``[n]``, each <= capacity), in order of opening.
+    """Return the packs of `lengths` (int32 ``[n]``, each <= `capacity`), in order of opening.
 
-    `window` is the number of sequences in the look-ahead buffer, from which one pack after another is filled. None: no
-    look-ahead; every pack stays open until no sequence fits any more.
+    A pack holds at most `depth` sequences (None: unlimited). `window` is the number of sequences in the look-ahead
+    buffer, from which one pack after another is filled. With a `window` of None there is no look-ahead: every pack
+    stays open until no sequence fits any more.
 
     >>> lengths = np.array([5, 4, 3, 2, 2, 8], dtype=np.int32)
     >>> [p.tolist() for p in best_fit(lengths, 8, None)]

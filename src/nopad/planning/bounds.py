@@ -3,11 +3,13 @@
 All bounds are exact integers at any size. For k distinct lengths, the first four take O(k log k) time at most:
 
 * tokens: ``ceil(tokens / capacity)``
-* big lengths (Martello and Toth's L2): for any threshold t, lengths above capacity - t cannot share a pack with a
-  length >= t, and no two lengths above half the capacity can share one; the t that gives the highest bound is used
+* big lengths (Martello and Toth's L2): for any threshold t, a length above capacity - t cannot share a pack with a
+  length of at least t, and two lengths above half the capacity cannot share one; the t that gives the highest bound is
+  used
 * depth: each sequence that fits beside no other needs a pack, and the n remaining ones need ``ceil(n / depth)`` packs
-* pairs, at depth 2: a maximum matching, found by two pointers; this bound is the optimum itself
-* certificate: values of lengths, found by an algorithm, that prove a bound (`nopad.planning.certificate`)
+* pairs, only at depth 2: the most sequences that can be packed in pairs (a maximum matching, found by two pointers);
+  this bound is the optimum itself
+* certificate: values of lengths that an algorithm has found, and that prove a bound (`nopad.planning.certificate`)
 
 Source: Martello and Toth, "Knapsack Problems", 1990, section 8.3.
 """
@@ -33,9 +35,9 @@ class Bound:
     Attributes:
         packs: the bound; no plan has fewer packs than this.
         proof: name of the bound: "tokens", "big lengths", "depth", "pairs" or "certificate" (see the module); or, under
-            conditions, "max_squares", "cost certificate" or "pack_multiple".
-        certificate: the values of lengths that prove the bound, or prove a smaller bound, which "max_squares" or
-            "pack_multiple" then raises; None if no values of lengths are used.
+            conditions (`nopad.planning.conditions`), "max_squares", "cost certificate" or "pack_multiple".
+        certificate: the values of lengths that prove the bound; None if no values are used. If `proof` is "max_squares"
+            or "pack_multiple", the certificate proves a smaller bound.
 
     >>> import nopad
     >>> bound = nopad.plan([5, 5, 5], capacity=8).bound
@@ -51,13 +53,14 @@ class Bound:
 def lower_bound(
     histogram: Histogram, capacity: int, depth: int | None, certificate: Certificate | None = None
 ) -> Bound:
-    """Return the highest of the lower bounds that the module lists, including that of `certificate` if it is given.
+    """Return the highest lower bound on the number of packs that hold the sequences of `histogram`.
 
-    "depth" is one of them only if `depth` is not None (None: unlimited), and "pairs" only if `depth` is 2. If several
-    are equal, the first in this order is returned: tokens, big lengths, depth, pairs, certificate.
+    The bounds "tokens" and "big lengths" of the module are tried always, "depth" unless `depth` is None (unlimited),
+    "pairs" if `depth` is 2, and "certificate" if `certificate` is given. If several bounds are equally high, the first
+    of them in this order is returned.
 
     Raises:
-        FormatError: `certificate` cannot be checked at this capacity and depth.
+        FormatError: `certificate` cannot be checked at this capacity and depth (`Certificate.problem` says why).
 
     >>> lower_bound(Histogram.from_lengths([5, 5, 5]), 8, None)
     Bound(packs=3, proof='big lengths')
@@ -76,14 +79,14 @@ def lower_bound(
 
 
 def _big_lengths(histogram: Histogram, capacity: int) -> int:
-    """Return Martello and Toth's bound L2, the maximum over all thresholds t.
+    """Return Martello and Toth's lower bound L2 on the number of packs, the maximum over all thresholds t.
 
     The bound for one t is the sum of three numbers of packs:
 
     * one pack for each sequence longer than capacity - t, since no length >= t fits beside it
     * one pack for each other sequence longer than half the capacity
-    * the packs needed for the sequences from t to half the capacity, as far as their tokens do not fit into the room
-      that the packs of the second kind have left
+    * the packs needed for those tokens of the sequences from t to half the capacity that do not fit into the room left
+      in the packs of the second kind
     """
     # int64 if no product below can overflow; otherwise Python integers in object arrays
     exact: Any = np.int64 if histogram.sequences < 2**62 // (2 * capacity) else object
@@ -101,7 +104,11 @@ def _big_lengths(histogram: Histogram, capacity: int) -> int:
 
 
 def _depth(histogram: Histogram, capacity: int, depth: int) -> int:
-    """Return the bound by depth: a pack for each sequence that fits beside no other, the others `depth` to a pack."""
+    """Return a lower bound on packs from the depth.
+
+    It is one pack for each sequence that is too long to share a pack with the shortest length, and ``ceil(n / depth)``
+    packs for the n others.
+    """
     if not histogram.lengths.size:
         return 0
     alone = total = 0
@@ -114,9 +121,10 @@ def _depth(histogram: Histogram, capacity: int, depth: int) -> int:
 
 
 def _pairs(histogram: Histogram, capacity: int) -> int:
-    """Return the fewest packs at depth 2: one for each sequence, less one for each pair in a largest set of pairs.
+    """Return the fewest packs possible at depth 2, where a pack holds one sequence or a pair.
 
-    The pairs are found by matching the longest length with the shortest.
+    This is the number of sequences, less the largest possible number of pairs. The pairs are found by matching the
+    longest length with the shortest.
     """
     lengths, counts = histogram.lengths.tolist(), histogram.counts.tolist()
     packs, low, high = 0, 0, len(lengths) - 1

@@ -1,15 +1,17 @@
 """`Certificate`: values of lengths that prove a lower bound on the number of packs of any plan.
 
-Give every length an integer value that never falls with length, and let `best` be the highest value that one pack can
-hold. P packs are worth at most ``P * best``, and all sequences together are worth ``sum(count * value)``; so ``P >=
-sum(count * value) / best``. The values come from a linear program, but nothing here needs to trust it: this module
-recomputes `best` by a plain knapsack recursion that shares no code with the solver.
+Give every length an integer value, such that a longer length never has a lower value. Let `best` be the highest total
+value of the sequences in one pack. P packs are worth at most ``P * best``, and all sequences together are worth
+``sum(count * value)``; so ``P >= sum(count * value) / best``. The values come from a linear program, but nothing here
+needs to trust it: this module recomputes `best` by a plain knapsack recursion that shares no code with the solver.
 
 Values are a step function of length: ``steps[i] = (from length, value)``; the lengths rise, and the values do not fall.
 All lengths of one step have the same value, so the shortest of them is the best to put into a pack, and the recursion
-considers only that one: O(steps * capacity) without a depth limit, O(depth * steps * capacity) with one. A certificate
-is refused if the capacity is above `MAX_CAPACITY`, if checking it would take more than `MAX_WORK` comparisons (a minute
-or two), or if the values in one pack might add up to 2^62 or more.
+considers only that one. It takes O(steps * capacity) without a depth limit, O(depth * steps * capacity) with one.
+
+A certificate is refused if the capacity is above `MAX_CAPACITY`, if checking it would take more than `MAX_WORK`
+comparisons (a minute or two), or if the values in one pack might add up to 2^62 or more. It is never refused if all its
+steps begin above the capacity.
 
 Source: duality of the cutting-stock linear program; Farley, "A note on bounding a class of linear programming
 problems", Operations Research 38(5), 1990.
@@ -39,12 +41,12 @@ class Certificate:
     """Values of lengths that prove a lower bound on the number of packs.
 
     Attributes:
-        steps: ``((from length, value), ...)``: a length has the value of the last step that begins at or below it, 0 if
-            there is none. The lengths rise, and the values do not fall.
+        steps: pairs ``(from length, value)``. A length has the value of the last step that begins at or below it; the
+            value is 0 if there is none. The lengths rise, and the values do not fall.
 
     Raises:
-        ValueError: a length is below 1 or not above the one before it, or a value is below the one before it or not
-            from 0 to 2^40.
+        ValueError: a length is below 1 or not above the length before it; or a value is outside 0 to 2^40, or below the
+            value before it.
 
     >>> proof = Certificate(((1, 0), (3, 1), (6, 2)))
     >>> proof.best(capacity=8, depth=None)
@@ -56,7 +58,12 @@ class Certificate:
     steps: tuple[tuple[int, int], ...]
 
     def __post_init__(self) -> None:
-        """Raise ValueError unless lengths rise from 1 on, and values do not fall and are from 0 to `MAX_VALUE`."""
+        """Check the steps.
+
+        Raises:
+            ValueError: a length is below 1, the lengths do not rise, a value is outside 0 to `MAX_VALUE`, or the values
+                fall.
+        """
         lengths, values = [a for a, _ in self.steps], [v for _, v in self.steps]
         rising = all(a < b for a, b in itertools.pairwise(lengths))
         rising = rising and all(a <= b for a, b in itertools.pairwise(values))
@@ -67,7 +74,11 @@ class Certificate:
     def of(cls, values: Iterable[tuple[int, int]]) -> Certificate:
         """Make a certificate from ``(length, value)`` pairs in ascending order of length.
 
-        A pair whose value is 0, or not above that of a shorter length, is dropped, since it begins no new step.
+        A pair is dropped if its value is not above 0, or not above the value of a shorter length: it begins no new
+        step.
+
+        Raises:
+            ValueError: the lengths of the steps do not rise or are below 1, or a value is above 2^40.
         """
         steps: list[tuple[int, int]] = []
         for length, value in values:
@@ -76,7 +87,10 @@ class Certificate:
         return cls(tuple(steps))
 
     def problem(self, capacity: int, depth: int | None) -> str | None:
-        """Return why this certificate cannot be checked at this capacity and depth (text); None if it can."""
+        """Return why this certificate cannot be checked at this capacity and depth, as text; None if it can be checked.
+
+        A `depth` of None is unlimited.
+        """
         steps = self._fitting(capacity)
         if not steps:
             return None
@@ -97,7 +111,9 @@ class Certificate:
         return [(length, value) for length, value in self.steps if length <= capacity]
 
     def best(self, capacity: int, depth: int | None) -> int:
-        """Return the highest total value that the lengths in one pack can have.
+        """Return the highest total value that the sequences in one pack can have; an exact integer.
+
+        A pack holds at most `capacity` tokens and `depth` sequences (None: unlimited).
 
         Raises:
             FormatError: the certificate cannot be checked; `problem` says why.
@@ -122,14 +138,16 @@ class Certificate:
         return int(worth[capacity])
 
     def worth(self, histogram: Histogram) -> int:
-        """Return the total value of all sequences, an exact integer."""
+        """Return the total value of all sequences of `histogram`; an exact integer."""
         lengths = np.array([length for length, _ in self.steps], dtype=np.int64)
         values = [0, *(value for _, value in self.steps)]
         at = np.searchsorted(lengths, histogram.lengths, side="right").tolist()
         return sum(values[i] * count for i, count in zip(at, histogram.counts.tolist(), strict=True))
 
     def bound(self, histogram: Histogram, capacity: int, depth: int | None) -> int:
-        """Return the number of packs that this certificate proves necessary.
+        """Return the number of packs that this certificate proves to be necessary for the sequences of `histogram`.
+
+        The result is 0 if no length that fits into a pack has a value above 0.
 
         Raises:
             FormatError: the certificate cannot be checked; `problem` says why.

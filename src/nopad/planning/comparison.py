@@ -35,7 +35,9 @@ def compare(
 ) -> list[dict[str, Any]]:
     """Plan with every algorithm at every depth.
 
-    Return a row for each plan: its `Plan.summary`, the ``seconds`` that planning took, and the plan's ``notes``.
+    Returns a row for each plan, algorithm after algorithm: a dict with the keys of `Plan.summary`, the ``seconds`` that
+    planning took, and the plan's ``notes``. In each row, ``lower_bound`` is the highest that any of the algorithms
+    proved at that depth.
 
     The seconds measure planning alone: every algorithm first plans a tiny input, so that its modules are imported, and
     the time in which loops are compiled or loaded does not count (`nopad.planning.stopwatch`).
@@ -50,9 +52,10 @@ def compare(
         seed: seed of the order in which an arrival-order algorithm plans a histogram.
         options: options that are given to every algorithm, so every algorithm must have them.
         on_start: called with the name of each algorithm before it runs.
-        on_plan: called with each plan.
+        on_plan: called with each plan, as soon as it is made.
 
-    In each row, ``lower_bound`` is the highest that any algorithm proved at that depth.
+    Raises:
+        OptionError, LengthError: as for `plan`.
 
     >>> rows = compare([5, 3, 4], Histogram.from_lengths([5, 3, 4]), 8, ["lpfhp"], [1, None])
     >>> [(row["depth"], row["packs"]) for row in rows]
@@ -80,9 +83,9 @@ def compare(
 
 
 def notes_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the notes in the rows of `compare`, once for each algorithm, with the algorithm's name in front.
+    """Return each note in the rows of `compare` once for each algorithm, with the algorithm's name in front.
 
-    If only some depths of the algorithm have the note, these depths are named too.
+    If an algorithm has the note at some of its depths only, these depths are named too (depth None as "max").
 
     >>> rows = [{"algorithm": "auto", "depth": depth, "notes": ["stopped"]} for depth in (2, None)]
     >>> notes_of(rows), notes_of([*rows, {"algorithm": "auto", "depth": 8, "notes": []}])
@@ -102,6 +105,6 @@ def notes_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _warm_up(algorithm: str) -> None:
-    """Plan a tiny input, so that the algorithm's modules are imported before its time is measured."""
+    """Plan a tiny input with this algorithm, so that its modules are imported before its time is measured."""
     for depth in _TINY_DEPTHS:
         make_plan(Histogram.from_counts(_TINY), _TINY_CAPACITY, depth=depth, algorithm=algorithm)

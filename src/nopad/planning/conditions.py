@@ -1,13 +1,14 @@
 """Conditions on packs: aligned lengths, limited attention cost, packs of even cost, a number of packs divisible by k.
 
-* ``align=m``: every sequence may be padded to a multiple of m (FP8 kernels, tensor or context parallelism) and its pack
-  still fits. Plans are made for lengths rounded up; the real lengths are put in afterwards.
+* ``align=m``: a pack still fits into the capacity if each of its sequences is padded to a multiple of m (for FP8
+  kernels, tensor or context parallelism). Plans are made for lengths rounded up; the real lengths are put in
+  afterwards.
 * ``max_squares=s``: the sum of squared lengths of a pack, its attention cost, is at most s. `auto` and `optimal` plan
   with this limit from the start (`nopad.planning.costs`). With another histogram algorithm a pack above the limit
   keeps its sequences, longest first, as far as the limit allows; the others are packed again. Packs of arrival-order
   algorithms are cut into smaller ones instead.
-* ``even=True``: a search lowers the highest attention cost and the largest number of sequences of a pack as far as its
-  budget allows; this may add one pack in 1,000 (`nopad.planning.costs.even`). `auto` and `optimal` only.
+* ``even=True``: a search lowers the highest attention cost of a pack, and the largest number of sequences in a pack, as
+  far as its budget allows; this may add one pack in 1,000 (`nopad.planning.costs.even`). `auto` and `optimal` only.
 * ``pack_multiple=k``: the number of packs is a multiple of k (such as world size x accumulation steps). The packs with
   most sequences are cut in two until this holds.
 
@@ -64,7 +65,7 @@ CONDITIONS = {
 
 
 def check_conditions(options: Mapping[str, Any], histogram: Histogram, capacity: int) -> None:
-    """Refuse conditions in `options` that no plan of these lengths could meet.
+    """Refuse conditions in `options` that no plan of these lengths can meet; other options are not looked at.
 
     Raises:
         OptionError: the capacity is not a multiple of `align`, or there are fewer sequences than `pack_multiple`; the
@@ -96,9 +97,10 @@ def bound_under(
     depth: int | None,
     certificate: Certificate | CostCertificate | None = None,
 ) -> Bound:
-    """Return the highest lower bound on packs under the conditions in `options`, including that of a `certificate`.
+    """Return the highest lower bound on the number of packs under the conditions in `options`.
 
-    A `CostCertificate` counts only if `options` has `max_squares`. `depth` None means unlimited.
+    If `certificate` is given, the bound that it proves is one of those compared; but a `CostCertificate` counts only if
+    `options` has `max_squares`. A `depth` of None is unlimited.
 
     Raises:
         FormatError: the certificate cannot be checked under these limits.
@@ -127,9 +129,9 @@ def bound_under(
 def unchecked(
     options: Mapping[str, Any], certificate: Certificate | CostCertificate | None, capacity: int, depth: int | None
 ) -> str | None:
-    """Return why a certificate cannot be checked under the conditions in `options` (text); None if it can be checked.
+    """Return why a certificate cannot be checked under the conditions in `options`, as text.
 
-    The result is None too if `certificate` is None.
+    Returns None if it can be checked, or if `certificate` is None.
     """
     align, squares, _ = _values(options)
     if isinstance(certificate, CostCertificate):
@@ -140,16 +142,17 @@ def unchecked(
 
 
 def even_limits(options: Mapping[str, Any], capacity: int) -> tuple[int, int]:
-    """Return ``(squares, align)``: the limit on a pack's sum of squared lengths before `even` lowers it, and `align`.
+    """Return ``(squares, align)`` from the conditions in `options`.
 
-    The limit is `max_squares`, but at most ``capacity ** 2``, the squared length of one sequence of the full capacity.
+    `squares` is the limit on a pack's sum of squared lengths that holds before the condition `even` lowers it. It is
+    `max_squares`, but at most ``capacity ** 2``, which no pack exceeds. `align` is the condition of this name.
     """
     align, squares, _ = _values(options)
     return capacity**2 if squares is None else min(squares, capacity**2), align
 
 
 def _values(options: Mapping[str, Any]) -> tuple[int, int | None, int]:
-    """Return align, max_squares and pack_multiple; conditions that are not in `options` get their defaults."""
+    """Return the conditions `align`, `max_squares` and `pack_multiple`; those not in `options` have their defaults."""
     given = {name: options.get(name, option.default) for name, option in CONDITIONS.items()}
     return given["align"], given["max_squares"], given["pack_multiple"]
 
@@ -161,10 +164,10 @@ def broken_conditions(
     counts: NDArray[np.int64],
     capacity: int,
 ) -> list[str]:
-    """Return up to three sentences that say how the strategies break conditions in `options`; `even` is not checked.
+    """Return up to three sentences, each on one condition in `options` that is broken; `even` is not checked.
 
-    Strategy s holds ``lengths[indptr[s]:indptr[s + 1]]``, at least one length, and ``counts[s]`` packs use it; all
-    int64.
+    Strategy s holds ``lengths[indptr[s]:indptr[s + 1]]``, at least one length, and ``counts[s]`` packs use it. The
+    arrays are int64 ``[strategies + 1]``, ``[n]`` and ``[strategies]``.
     """
     align, squares, multiple = _values(options)
     found = []
@@ -190,8 +193,9 @@ def broken_conditions(
 def within_squares(strategies: Strategies, capacity: int, depth: int | None, most: int, align: int = 1) -> Strategies:
     """Return strategies for the same sequences in which every pack's sum of squared lengths is at most `most`.
 
-    Each pack keeps its sequences, longest first, as far as `most` allows; the others are packed again. The new packs
-    also fit if every sequence is padded to a multiple of `align`.
+    Each pack keeps its sequences, longest first, as far as `most` allows. The others go into new packs, which hold at
+    most `depth` sequences (None: unlimited), and fit into `capacity` even if every sequence is padded to a multiple of
+    `align`. No single squared length may be above `most`.
 
     >>> within_squares([(2, (5, 3))], 8, None, 30)
     [(2, (5,)), (1, (3, 3))]
@@ -212,12 +216,12 @@ def within_squares(strategies: Strategies, capacity: int, depth: int | None, mos
 
 
 def _packed_again(out: Mapping[int, int], capacity: int, depth: int | None, most: int, align: int) -> Strategies:
-    """Pack `out` (length -> number of sequences) by best-fit decreasing; return strategies.
+    """Pack sequences by best-fit decreasing; return strategies. `out` maps each length to its number of sequences.
 
-    A pack holds at most `depth` sequences (None: unlimited), at most `capacity` tokens with each length rounded up to a
-    multiple of `align`, and a sum of squared lengths of at most `most`. Of the packs that a sequence fits into, it goes
-    to the one with the highest sum of squared lengths. After `_MOST_LOOKS` looks at classes (groups of equal packs),
-    nothing is searched any more, and the sequences left go to new packs.
+    A pack holds at most `depth` sequences (None: unlimited), and at most `capacity` tokens, where each length is
+    rounded up to a multiple of `align`. Its squared lengths add up to at most `most`. Of the packs that a sequence fits
+    into, it goes to the one with the highest sum of squared lengths. After `_MOST_LOOKS` looks at classes (groups of
+    equal packs), no room is searched for any more, and the sequences left go to new packs.
     """
     if not out:
         return []
@@ -231,7 +235,10 @@ def _packed_again(out: Mapping[int, int], capacity: int, depth: int | None, most
 
 
 def cut_strategies(strategies: Strategies, multiple: int) -> Strategies:
-    """Cut packs in two, those with most sequences first, until their number is a multiple of `multiple`.
+    """Return strategies in which packs are cut in two, until the number of packs is a multiple of `multiple`.
+
+    The packs with most sequences are cut first; each half gets every second length. If nothing must be cut,
+    `strategies` itself is returned.
 
     Raises:
         OptionError: the next multiple of `multiple` is above the number of sequences.
@@ -258,10 +265,10 @@ def cut_strategies(strategies: Strategies, multiple: int) -> Strategies:
 
 
 def _missing(packs: int, sequences: int, multiple: int) -> int:
-    """Return how many packs must be added to reach a multiple of `multiple`.
+    """Return how many packs must be added to `packs` to reach a multiple of `multiple`.
 
     Raises:
-        OptionError: there would be more packs than sequences.
+        OptionError: this would be more packs than there are `sequences`.
     """
     missing = -packs % multiple
     if packs + missing > sequences:
@@ -273,10 +280,11 @@ def _missing(packs: int, sequences: int, multiple: int) -> int:
 
 
 def cut_packs(packs: Packs, lengths: NDArray[np.int32], squares: int | None, multiple: int) -> Packs:
-    """Cut packs of an arrival-order algorithm until they meet two conditions; the order of sequences stays.
+    """Return the packs of an arrival-order algorithm, cut until they meet two conditions; the order of sequences stays.
 
-    First, packs with a sum of squared lengths above `squares` are cut (None: no limit). Then the packs with most
-    sequences are cut in two until the number of packs is a multiple of `multiple`.
+    First, packs whose squared lengths add up to more than `squares` are cut (None: no limit). Then the packs with most
+    sequences are cut in two until the number of packs is a multiple of `multiple`. `lengths` is the length of every
+    sequence; int32 ``[n]``.
 
     Raises:
         OptionError: the next multiple of `multiple` is above the number of sequences.

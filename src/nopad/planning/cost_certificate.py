@@ -1,11 +1,12 @@
 """`CostCertificate`: values of lengths that prove how many packs are needed under limits on tokens and squared lengths.
 
-This is like `nopad.planning.Certificate`, but a pack has two limits: `capacity` tokens, and `squares` for the sum of
-its squared lengths. These limits are divided into T units of tokens and S units of squares. Each length weighs
-``floor(length * T / capacity)`` units of tokens (with `align`, the length is rounded up first) and ``floor(length^2 * S
-/ squares)`` units of squares. Since both weights are rounded down, those of every possible pack add up to at most T and
-S. So a knapsack with the capacities T and S finds a value, `best`, that no pack exceeds, and the sequences need at
-least ``their total value / best`` packs. The depth is ignored, which can only lower the bound. O(steps x T x S).
+This is like `nopad.planning.Certificate`, but a pack has two limits: `capacity` for its tokens, and `squares` for the
+sum of its squared lengths. These limits are divided into T units of tokens and S units of squares. Each length weighs
+``floor(length * T / capacity)`` units of tokens (where the length is first rounded up to a multiple of `align`) and
+``floor(length^2 * S / squares)`` units of squares. Since both weights are rounded down, the weights in a pack add up to
+at most T and S. So a knapsack with the capacities T and S finds a value, `best`, that no pack exceeds. The sequences
+need at least as many packs as their total value, divided by `best`. The depth is ignored, which can only lower the
+bound. O(steps x T x S).
 
 A certificate is refused if checking it takes more than `MAX_WORK` comparisons (half a minute) or a table of more than
 `MAX_TABLE` numbers, if the values in one pack might add up to 2^62 or more, or if a length with a value weighs 0 units
@@ -40,12 +41,14 @@ class CostCertificate:
     """Values of lengths that prove a lower bound on the number of packs, under limits on tokens and squared lengths.
 
     Attributes:
-        steps: ``((from length, value), ...)``, both rising; shorter lengths than the first are worth 0.
-        units: (T, S): the numbers of units into which the two limits of a pack are divided, the limit on tokens and the
-            limit on squared lengths. The check counts the weights of lengths in these units, rounded down.
+        steps: pairs ``(from length, value)``; lengths and values both rise. A length has the value of the last step
+            that begins at or below it, and 0 if there is none.
+        units: ``(T, S)``: T is the number of units into which a pack's limit on tokens is divided, and S the same for
+            its limit on squared lengths. The check counts the weights of lengths in these units, rounded down.
 
     Raises:
-        ValueError: a number is not an integer or is out of range, or steps do not rise.
+        ValueError: a number is not an integer; a length is below 1; a value is outside 1 to 2^40; lengths or values do
+            not rise; or T or S is outside 1 to 2^20.
 
     >>> proof = CostCertificate(((3, 1), (6, 4)), (12, 40))
     >>> proof.best(capacity=12, squares=40)
@@ -58,7 +61,11 @@ class CostCertificate:
     units: tuple[int, int]
 
     def __post_init__(self) -> None:
-        """Raise ValueError unless all numbers are integers, the steps rise, and values and units are in range."""
+        """Check the steps and units.
+
+        Raises:
+            ValueError: a number is not an integer, lengths or values do not rise, or a number is out of range.
+        """
         if any(type(number) is not int for pair in (*self.steps, self.units) for number in pair):
             raise ValueError("a cost certificate needs integers")
         rising = all(a[0] < b[0] and a[1] < b[1] for a, b in itertools.pairwise(self.steps))
@@ -71,8 +78,11 @@ class CostCertificate:
     def of(cls, values: Iterable[tuple[int, int]], units: tuple[int, int]) -> CostCertificate:
         """Make a certificate from ``(length, value)`` pairs in ascending order of length.
 
-        A pair whose value is 0, or not above that of a shorter length, is dropped, since it begins no new step. `units`
-        are (T, S).
+        A pair is dropped if its value is not above 0, or not above the value of a shorter length: it begins no new
+        step. `units` are ``(T, S)``.
+
+        Raises:
+            ValueError: as for the class.
         """
         steps: list[tuple[int, int]] = []
         for length, value in values:
@@ -81,9 +91,10 @@ class CostCertificate:
         return cls(tuple(steps), units)
 
     def _weights(self, capacity: int, squares: int, align: int) -> list[tuple[int, int, int]]:
-        """For each step whose first length fits into a pack, return (units of tokens, units of squares, value).
+        """Return ``(units of tokens, units of squares, value)`` of each step whose first length fits into a pack.
 
-        The units are those of this first length, whose tokens are first rounded up to a multiple of `align`.
+        The units are the weights of this first length. To count its tokens, the length is rounded up to a multiple of
+        `align`.
         """
         room, most = self.units
         return [
@@ -93,7 +104,7 @@ class CostCertificate:
         ]
 
     def problem(self, capacity: int, squares: int, align: int = 1) -> str | None:
-        """Return why this certificate cannot be checked under these limits, as text; None if it can.
+        """Return why this certificate cannot be checked under these limits, as text; None if it can be checked.
 
         A pack holds at most `capacity` tokens, with each length rounded up to a multiple of `align`, and its squared
         lengths add up to at most `squares`.
@@ -120,7 +131,7 @@ class CostCertificate:
         return None
 
     def best(self, capacity: int, squares: int, align: int = 1) -> int:
-        """Return an upper bound on the total value of one pack; the limits of a pack are as for `problem`.
+        """Return an upper bound on the total value of one pack, an integer; the limits of a pack are as for `problem`.
 
         Raises:
             FormatError: the certificate cannot be checked; `problem` says why.
@@ -137,7 +148,9 @@ class CostCertificate:
         return int(most_valuable_of_two(table[:, :2].copy(), table[:, 2].copy(), *self.units)[self.units])
 
     def bound(self, histogram: Histogram, capacity: int, squares: int, align: int = 1) -> int:
-        """Return the number of packs that this certificate proves necessary; the limits of a pack are as for `problem`.
+        """Return the number of packs that this certificate proves to be necessary for the sequences of `histogram`.
+
+        The limits of a pack are as for `problem`. The result is 0 if no length that fits into a pack has a value.
 
         Raises:
             FormatError: the certificate cannot be checked; `problem` says why.

@@ -1,6 +1,7 @@
-"""Read a plan file: its JSON document (`opened`), and the arguments of `Plan` in it (`parsed`), with strict types.
+"""Read a plan file: parse its JSON document (`opened`), then take the arguments of `Plan` from it (`parsed`).
 
-This module does not check whether the plan and its lower bound are right: `nopad.planning.Plan.problems` does.
+Values must have exactly the right types. This module does not check whether the plan and its lower bound are right:
+`nopad.planning.Plan.problems` does.
 """
 
 from __future__ import annotations
@@ -28,10 +29,11 @@ _KINDS = {"options": dict, "facts": dict, "notes": list, "strategies": list, "al
 
 
 def read_json(text: str) -> Any:
-    """Parse JSON; refuse objects with a repeated key, and numbers that are NaN or infinite.
+    """Return the value that a JSON text holds.
 
     Raises:
-        ValueError: the text is not JSON, or is refused.
+        ValueError: the text is not JSON or is nested too deeply, an object has a key twice, or a number is NaN or
+            infinite.
     """
     try:
         return json.loads(text, object_pairs_hook=once_each, parse_constant=_no_number, parse_float=_finite)
@@ -40,7 +42,7 @@ def read_json(text: str) -> Any:
 
 
 def text_of(path: str | Path) -> str:
-    """Return the text of a plan file, for one capacity or for several.
+    """Return the text of a plan file; the plan may be for one capacity or for several.
 
     Raises:
         FormatError: the file is missing, cannot be read, or is not UTF-8.
@@ -52,10 +54,12 @@ def text_of(path: str | Path) -> str:
 
 
 def opened(text: str, name: str, kind: str, version: int) -> dict[str, Any]:
-    """Return the JSON document of a plan file whose "format" is `kind`; `name` stands for the file in messages.
+    """Return the JSON document in the text of a plan file, a dict.
+
+    Its "format" must be `kind`, and its "format_version" `version`. Error messages call the file `name`.
 
     Raises:
-        FormatError: the text is not JSON, or has another format or version.
+        FormatError: the text is not JSON (`read_json`), or has another format or version.
     """
     try:
         document = read_json(text)
@@ -79,7 +83,7 @@ def _finite(number: str) -> float:
 
 
 def parsed(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of `Plan` that a plan file's JSON document holds, by name.
+    """Return the arguments of `Plan`, by name, from the JSON document of a plan file.
 
     Raises:
         KeyError, TypeError, ValueError, OverflowError, OptionError: a part of the document is missing or malformed.
@@ -114,7 +118,11 @@ def parsed(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _strategy(at: int, strategy: Mapping[str, Any], capacity: int) -> tuple[int, list[int]]:
-    """Return count and lengths of strategy number `at`; a malformed one raises KeyError, TypeError or ValueError."""
+    """Return ``(count, lengths)`` of strategy number `at`, after a check.
+
+    Raises:
+        KeyError, TypeError, ValueError: the strategy is malformed, or names another capacity than `capacity`.
+    """
     count, lengths = strategy["count"], strategy["lengths"]
     own = strategy.get("capacity", capacity)
     if type(own) is not int or own != capacity:
@@ -128,7 +136,11 @@ def _strategy(at: int, strategy: Mapping[str, Any], capacity: int) -> tuple[int,
 
 
 def _certificate(document: Mapping[str, Any]) -> Certificate | CostCertificate | None:
-    """Parse the certificate of a plan (None: it has none); a malformed one raises KeyError, TypeError or ValueError."""
+    """Return the certificate in the JSON document of a plan; None if there is none.
+
+    Raises:
+        KeyError, TypeError, ValueError: the certificate is malformed, or there are two.
+    """
     steps, both = document.get("certificate"), document.get("cost_certificate")
     if both is None:
         return None if steps is None else Certificate(_pairs("certificate", steps))
@@ -139,7 +151,11 @@ def _certificate(document: Mapping[str, Any]) -> Certificate | CostCertificate |
 
 
 def _pairs(name: str, steps: Any) -> tuple[tuple[int, int], ...]:
-    """Return a list of two-integer lists as tuples; anything else raises a ValueError with a message about `name`."""
+    """Return `steps`, a list of lists of two integers each, as a tuple of tuples.
+
+    Raises:
+        ValueError: `steps` is anything else; the message names `name`.
+    """
     if type(steps) is not list or not all(
         type(step) is list and len(step) == 2 and all(type(v) is int for v in step) for step in steps
     ):

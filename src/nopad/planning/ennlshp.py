@@ -3,10 +3,10 @@
 Let A be the packing matrix, x how often each strategy is used, and b the number of sequences of each length. The
 surplus slots, r = A x - b, become separate unknowns that must be at least 0:
 ``min |w (A x - b)|^2 + |W (A x - b - r)|^2`` for x, r >= 0, with w = length and W = 10^6. Since W is so large, every
-length is covered as often as it occurs or more, up to a tiny error and before rounding; under this condition the sum of
-squares of the padding tokens is minimised. The matrix has twice the rows of NNLSHP's, and solving takes 3 to 6 times as
-long. ENNLSHP needs more packs and time than ``optimal``, but fewer packs than NNLSHP: 0.11 % above ``optimal`` on
-Wikipedia-512, 0.2 % on SQuAD-384, both at depth 3.
+length gets at least as many slots as it has sequences, apart from a tiny error, and before the solution is rounded.
+Under this condition, the sum of the squares of the padding tokens is minimised. The matrix has twice as many rows as
+that of NNLSHP, and solving takes 3 to 6 times as long. ENNLSHP needs more packs and time than ``optimal``, but fewer
+packs than NNLSHP: 0.11 % more than ``optimal`` on Wikipedia-512, 0.2 % more on SQuAD-384, both at depth 3.
 
 The lower right block of the matrix is a negative identity, as in equation 24. The paper's listing 9 has a block of ones
 there, which makes its plans worse than those of SPFHP (an efficiency of 96.96 % instead of 98.61 % on SQuAD-384).
@@ -39,7 +39,9 @@ def ennlshp(
     remainder: str = "pad",
     granularity: int = 1,
 ) -> Planned:
-    """Return packs that cover `histogram` exactly; the facts, options and errors are those of `nnlshp`.
+    """Return packs that cover `histogram` exactly.
+
+    Arguments, errors and the facts of the result are as for `nnlshp`.
 
     >>> ennlshp(Histogram.from_lengths([5, 4, 3, 2, 2]), 8, 3).strategies
     [(1, (4, 2, 2)), (1, (5, 3))]
@@ -51,9 +53,10 @@ def ennlshp(
 def _extended(matrix: NDArray[np.float64], demand: NDArray[np.float64]) -> System:
     """Return the matrix and the target of the paper's equation 24; the unknowns are x, then r.
 
-    The upper half of the rows is the weighted problem, the lower half ``A x - r = b``. `matrix` is A, float64 ``[units,
-    strategies]``, with a row for each length from 1 to the capacity, both in multiples of the granularity; `demand` is
-    b, float64 ``[units]``. The matrix returned is float64 ``[2 units, strategies + units]``.
+    The upper half of the rows is the problem with weights w, the lower half is ``A x - r = b`` with the weight W.
+    `matrix` is A, float64 ``[units, strategies]``; row i is for the length i + 1, counted in multiples of the
+    granularity. `demand` is b, float64 ``[units]``. The matrix returned is float64 ``[2 units, strategies + units]``,
+    and the target float64 ``[2 units]``.
     """
     units, strategies = matrix.shape
     padding = np.arange(1.0, units + 1)  # what an empty slot costs

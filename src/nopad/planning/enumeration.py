@@ -46,9 +46,9 @@ def full_strategies(capacity: int, depth: int) -> NDArray[np.int32]:
 
 
 def packing_matrix(strategies: NDArray[np.int32], capacity: int) -> NDArray[np.float64]:
-    """Return how often each strategy holds each length; float64 ``[capacity, strategies]``, row i is length i + 1.
+    """Return how often each strategy holds each length; float64 ``[capacity, strategies]``.
 
-    `strategies` are those of `full_strategies`.
+    Row i is for the length i + 1. `strategies` is the array that `full_strategies` returns.
     """
     matrix = np.zeros((capacity, len(strategies)))
     for part in strategies.T:
@@ -60,8 +60,8 @@ def packing_matrix(strategies: NDArray[np.int32], capacity: int) -> NDArray[np.f
 def strategy_count(capacity: int, depth: int, enough: int) -> int:
     """Return the number of strategies that fill a pack exactly, with at most `depth` sequences each.
 
-    The result is exact up to depth 4. At larger depths counting stops once it exceeds `enough`, so a result above
-    `enough` only says that there are more strategies than `enough`.
+    The result is exact up to a `depth` of 4. At larger depths, counting stops once the number exceeds `enough`: a
+    result above `enough` is then only a lower limit.
 
     >>> [strategy_count(512, depth, 10**6) for depth in (1, 2, 3, 4)]
     [1, 257, 22102, 959631]
@@ -85,16 +85,18 @@ def strategy_count(capacity: int, depth: int, enough: int) -> int:
 
 
 def check_size(name: str, capacity: int, depth: int, granularity: int, copies: int) -> None:
-    """Refuse problems whose matrix, with `copies` times the rows of `packing_matrix`, exceeds `MATRIX_LIMIT_BYTES`.
+    """Refuse a problem whose matrix for least squares takes more than `MATRIX_LIMIT_BYTES` (1 GiB).
 
-    `name` is the algorithm's name, for the error message.
+    This matrix has `copies` times as many rows as the `packing_matrix`; with 2 copies, also a column more for each row
+    of the `packing_matrix`. Lengths are rounded up to multiples of `granularity`. `name` is the algorithm's name, for
+    the error message.
 
     Raises:
         OptionError: the matrix is too large; the message says which depth or granularity is within the limit.
     """
 
     def size(units: int, depth: int) -> tuple[int, int]:
-        """Return (number of strategies, bytes of their matrix) for a capacity of `units` times the granularity."""
+        """Return ``(number of strategies, bytes of the matrix)`` for a capacity of `units` times the granularity."""
         row = _COLUMN * copies * units
         count = strategy_count(units, min(depth, units), MATRIX_LIMIT_BYTES // row)
         return count, row * (count + (copies - 1) * units)

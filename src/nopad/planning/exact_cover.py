@@ -1,9 +1,9 @@
 """Turn the rounded solution of a least-squares solver into packs that hold each sequence exactly once.
 
-Least squares covers some lengths too often and others too rarely. A slot is a place in a pack for a sequence of a given
-length. Slots without a sequence stay empty, packs without a sequence are dropped, and sequences without a slot (the
-remainder) get packs of their own or go into packs with room. O(solution + k log k) for k distinct lengths. There are
-never more packs than the papers count for the same solution (`over_cover`).
+The solution is a list of packs with slots. A slot is a place in a pack for a sequence of a given length. Least squares
+gives some lengths too many slots and others too few. Slots without a sequence stay empty, packs without a sequence are
+dropped, and sequences without a slot (the remainder) get packs of their own or go into packs with room. O(solution + k
+log k) for k distinct lengths. There are never more packs than the papers count for the same solution (`over_cover`).
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ class OverCover(NamedTuple):
 def over_cover(solution: Strategies, demand: Counter[int], capacity: int, depth: int) -> OverCover:
     """Return the figures of a rounded solution, counted as in the papers.
 
-    The papers give each sequence without a slot a new pack; if `depth` is above 1, the remaining room of this pack is
-    one more slot. `solution` are the packs before their repair, and `demand` is the number of sequences of each length.
+    The papers give each sequence without a slot a new pack; if `depth` is above 1, the remaining room of this pack (if
+    any) is one more slot. `solution` are the packs before their repair, and `demand` maps each length to its number of
+    sequences.
 
     >>> over_cover([(2, (5, 3))], Counter({5: 3, 3: 1}), 8, 2)
     OverCover(missing=1, over=2, packs=3, strategies=1)
@@ -57,12 +58,12 @@ def over_cover(solution: Strategies, demand: Counter[int], capacity: int, depth:
 
 
 def fill(solution: Strategies, left: Counter[int]) -> Strategies:
-    """Put the sequences in `left` (their number by length) into the slots of a solution; return the non-empty packs.
+    """Put sequences into the slots of a solution; return the packs that are not empty, with the lengths they hold.
 
-    A slot takes a sequence of exactly its length. Sequences that get a slot are removed from `left`. Packs are filled
-    one after another. For some lengths, the solution has more slots than there are sequences. Packs with many tokens in
-    slots of such lengths are filled last: so the empty slots are in few packs, and many of these stay empty and are
-    dropped.
+    `left` maps each length to its number of sequences; sequences that get a slot are subtracted, in place. A slot takes
+    a sequence of exactly its length. Packs are filled one after another. Some lengths have more slots than sequences;
+    packs with many tokens in slots of such lengths are filled last. So the empty slots are in few packs, and packs that
+    get no sequence are dropped.
 
     >>> fill([(3, (5, 3)), (1, (3, 3, 2))], Counter({5: 2, 3: 3}))
     [(2, (5, 3)), (1, (3,))]
@@ -84,10 +85,10 @@ def fill(solution: Strategies, left: Counter[int]) -> Strategies:
 
 
 def pad_remainder(left: Counter[int], capacity: int, depth: int) -> Strategies:
-    """Return packs for the sequences in `left` (their number by length), and empty `left`.
+    """Return packs for the sequences in `left`, which maps each length to its number of sequences.
 
-    As in the papers, each sequence gets a pack of its own; but if `depth` allows it, two sequences that fill a pack
-    exactly share one.
+    As in the papers, each sequence gets a pack of its own. Only if `depth` is above 1, two sequences that fill a pack
+    exactly share one. All numbers in `left` are set to 0, in place.
 
     >>> pad_remainder(Counter({5: 2, 3: 1, 4: 3}), 8, 2)
     [(1, (5, 3)), (1, (5,)), (1, (4, 4)), (1, (4,))]
@@ -106,9 +107,10 @@ def pad_remainder(left: Counter[int], capacity: int, depth: int) -> Strategies:
 
 
 def fit_remainder(packs: Strategies, left: Counter[int], capacity: int, depth: int) -> Strategies:
-    """Put the sequences in `left`, longest first, into the fullest of `packs` with room, or into new packs.
+    """Put sequences, longest first, into the fullest of `packs` with room, or into new packs; return all packs.
 
-    Returns all packs, in any order.
+    `left` maps each length to its number of sequences. The packs returned are in no particular order; `packs` and
+    `left` are not changed.
 
     >>> fit_remainder([(2, (5,)), (1, (8,))], Counter({3: 1, 2: 2}), 8, 3)
     [(1, (8,)), (1, (5, 3)), (1, (5, 2)), (1, (2,))]
@@ -125,7 +127,7 @@ def fit_remainder(packs: Strategies, left: Counter[int], capacity: int, depth: i
 
 
 def _supply(solution: Strategies) -> Counter[int]:
-    """Return the number of slots of each length."""
+    """Return the number of slots of each length in a solution."""
     supply: Counter[int] = Counter()
     for count, slots in solution:
         for slot in slots:

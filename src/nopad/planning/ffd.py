@@ -1,10 +1,10 @@
 """FFD, first-fit decreasing: sequences are placed longest first, each into the earliest opened pack that has room.
 
 It runs on the histogram: equal packs that were opened one after the other form one class. Classes are kept in opening
-order, in blocks of up to 512, and each block stores its largest room. For each distinct length, all blocks are looked
-at, and those with room for the length are searched class by class; the time depends on the number of sequences only
-through the number of classes. On Wikipedia-512 FFD needs as many packs as LPFHP, both at depth 3 and without a depth
-limit.
+order, in blocks of up to 512, and each block stores its largest free room. For each distinct length, blocks are looked
+at in order until all its sequences are placed; a block with room for the length is searched class by class. So the time
+depends on the numbers of lengths and of classes, not on the number of sequences. On Wikipedia-512 FFD needs as many
+packs as LPFHP, both at depth 3 and without a depth limit.
 
 Source: Johnson, "Near-optimal bin packing algorithms", MIT 1973; the papers' baseline FFD.
 """
@@ -33,7 +33,7 @@ class _Class:
 
 @dataclass(slots=True)
 class _Block:
-    """A run of open classes in opening order, and the largest room among them."""
+    """Some open classes that follow one another in opening order, and the largest free room among them."""
 
     classes: list[_Class] = field(default_factory=list)
     largest: int = 0
@@ -72,7 +72,7 @@ def ffd(histogram: Histogram, capacity: int, depth: int | None) -> list[tuple[in
 def _fill(block: _Block, length: int, left: int, most: int, closed: list[_Class]) -> int:
     """Put up to `left` sequences of `length` into the classes of a block, earliest first; return how many are left.
 
-    A class whose packs have no room left, or hold `most` sequences, moves to `closed`.
+    The block is changed in place. A class whose packs have no room left, or hold `most` sequences, moves to `closed`.
     """
     kept: list[_Class] = []
     for entry in block.classes:

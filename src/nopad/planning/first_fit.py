@@ -1,10 +1,12 @@
 """First-fit: sequences are placed in order of arrival, each into the earliest opened pack that has room.
 
-The pack is found by a tournament tree over the open packs; a pack closes when the shortest sequence no longer fits or
-when the pack holds `depth` sequences. O(n log p) for n sequences and p packs open at a time. On Wikipedia-512 in random
-order, first-fit needs 0.7 % more packs than LPFHP without a depth limit, and 7 % fewer at depth 3, where LPFHP wrongly
-places long lengths first. On SQuAD it needs 3.9 % more. It takes more time than LPFHP, since it visits every sequence.
-Without a depth limit, it needs at most 1.7 times as many packs as the optimum.
+The pack is found by a tournament tree over the open packs. A pack closes when the shortest sequence no longer fits, or
+when the pack holds `depth` sequences. O(n log p) for n sequences and p packs open at a time.
+
+Without a depth limit, first-fit needs 0.7 % more packs than LPFHP on Wikipedia-512 in random order, and 3.9 % more on
+SQuAD. On Wikipedia-512 at depth 3 it needs 7 % fewer, since LPFHP there fills packs with long lengths. First-fit takes
+more time than LPFHP, since it visits every sequence. Without a depth limit, it needs at most 1.7 times as many packs as
+the optimum.
 
 Source: Johnson, Demers, Ullman, Garey, Graham, "Worst-case performance bounds for simple one-dimensional packing
 algorithms", SIAM Journal on Computing 3(4), 1974; the bound: Dosa, Sgall, STACS 2013.
@@ -24,7 +26,9 @@ _LEAVES = 1024
 
 
 def first_fit(lengths: NDArray[np.int32], capacity: int, depth: int | None) -> Packs:
-    """Return the packs of `lengths` (int32 ``[n]``, each <= capacity), in order of opening.
+    """Return the packs of `lengths` (int32 ``[n]``, each <= `capacity`), in order of opening.
+
+    A pack holds at most `depth` sequences; None: unlimited.
 
     >>> [p.tolist() for p in first_fit(np.array([5, 4, 3, 2, 2], dtype=np.int32), 8, None)]
     [[0, 2], [1, 3, 4]]

@@ -38,7 +38,7 @@ def plan(
     seed: int = 0,
     **options: Any,
 ) -> Plan:
-    """Plan which lengths share packs, from a histogram or from lengths.
+    """Return a plan that says which lengths share packs, made from a histogram or from lengths.
 
     Args:
         histogram_or_lengths: a `Histogram`, or integer lengths ``[n]`` in tokens.
@@ -47,21 +47,24 @@ def plan(
         algorithm: one of `ALGORITHMS`.
         seed: random seed, used only if an arrival-order algorithm is given a histogram: the algorithm then packs the
             sequences in a random order, and a note of the plan says so.
-        options: options of the algorithm, and conditions on packs: `align`, `max_squares` and `pack_multiple` with
-            every algorithm, `even` with "auto" and "optimal"; `docs/internals/algorithms.md` lists them.
+        options: options of the algorithm, and conditions on packs. Every algorithm takes the conditions `align`,
+            `max_squares` and `pack_multiple`; "auto" and "optimal" also take `even`. `docs/internals/algorithms.md`
+            lists all of them.
 
     Raises:
         LengthError: one of these:
 
-            * a length is < 1, not an integer, or above `capacity`, or its square is above `max_squares`
+            * the lengths are not integers ``[n]``
+            * a length is below 1 or above `capacity`, or its square is above `max_squares`
             * more than 2^62 sequences have the same length
             * more than 2^62 sequences are given in total, and "auto" or "optimal" plans with `max_squares` or `even`
         OptionError: one of these:
 
             * capacity, depth, seed, algorithm or an option has an invalid value, or the algorithm has no such option
             * a condition cannot be met
-            * a histogram algorithm (one that does not plan in arrival order) may put more than 2^22 of these sequences
-              into one pack: they fit, and `depth` allows it; this is too many for a plan to list
+            * more than 2^22 of these sequences fit into one pack, `depth` allows it, and the algorithm is not an
+              arrival-order algorithm; this is too many for a plan to list
+            * "nnlshp" or "ennlshp" would have to list too many strategies
             * an arrival-order algorithm is given a histogram of more than 2^28 sequences
 
     >>> import nopad
@@ -90,13 +93,13 @@ def plan(
 
 
 def _check_histogram(histogram: Histogram, capacity: int, *, by_cost: bool) -> None:
-    """Refuse lengths above the capacity, and numbers of sequences above `MAX_COUNT`.
+    """Refuse lengths above the capacity, and more than `MAX_COUNT` sequences of one length.
 
-    `by_cost` says that packs are planned by their squared lengths too; then the total number of sequences is limited,
-    and otherwise only the number of sequences of each length.
+    With `by_cost`, packs are planned by their squared lengths too; then more than `MAX_COUNT` sequences in total are
+    refused as well.
 
     Raises:
-        LengthError: a length or a number is above its limit.
+        LengthError: a length or a number of sequences is above its limit.
     """
     if histogram.max_length > capacity:
         over = exact_sum(histogram.counts[histogram.lengths > capacity])
@@ -123,12 +126,13 @@ def _given(conditions: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_depth(histogram: Histogram, capacity: int, depth: int | None) -> None:
-    """Refuse limits under which a pack can hold so many sequences that a plan cannot list them.
+    """Refuse limits under which one pack can hold so many sequences that a plan cannot list them.
 
-    `depth` None is unlimited.
+    A `depth` of None is unlimited.
 
     Raises:
-        OptionError: more than `MAX_LISTED` of these sequences, shortest first, fit into one pack and its depth.
+        OptionError: more than `MAX_LISTED` of these sequences (the shortest ones) fit into one pack, and `depth` allows
+            it.
     """
     shortest = int(histogram.lengths[0]) if histogram.lengths.size else capacity
     if min(capacity // shortest, capacity if depth is None else depth, histogram.sequences) <= MAX_LISTED:
@@ -167,7 +171,12 @@ class _Run:
     conditions: Mapping[str, Any]
 
     def plan(self) -> Plan:
-        """Run the algorithm, make its packs meet the conditions, and return the plan after it was checked."""
+        """Run the algorithm, make its packs meet the conditions, check the plan, and return it.
+
+        Raises:
+            OptionError: the algorithm cannot plan this histogram, or the condition `pack_multiple` cannot be met.
+            RuntimeError: the plan is not valid, which is a bug in the algorithm.
+        """
         budget = self._budget()
         even = self.conditions["even"]
         with budget.part(_BEFORE if even else 1):
@@ -195,9 +204,11 @@ class _Run:
         return Budget(self.own.get("effort", 0), self.own.get("seconds"))
 
     def _by_both(self, budget: Budget) -> Planned:
-        """Plan with the condition `max_squares` from the start if the algorithm can; otherwise plan, then cut packs.
+        """Return a plan that keeps to the capacity, the depth and the conditions `align` and `max_squares`.
 
-        A `max_squares` of at least the squared capacity limits no pack, and is left out of planning.
+        If the algorithm can plan by cost, `max_squares` counts from the start; otherwise packs are planned without it,
+        and those above it are divided afterwards. A `max_squares` of at least the squared capacity limits no pack, and
+        is left out of planning.
         """
         align, squares = self.conditions["align"], self.conditions["max_squares"]
         if squares is None or squares >= self.capacity**2 or self.algorithm not in BY_COST:
@@ -214,7 +225,11 @@ class _Run:
         )
 
     def _evener(self, made: Planned, budget: Budget) -> Planned:
-        """Return the most even plan found (`even_out`), with facts and a note that compare it with the plan `made`."""
+        """Return the most even plan found (`even_out`), after packs were cut for `pack_multiple`.
+
+        It keeps the certificate, facts and notes of `made`, the plan before. The fact ``even`` and a note are added,
+        which compare both plans; and another note if the budget ended the search.
+        """
         load = load_of(self.histogram, self.capacity, self.depth, *even_limits(self.conditions, self.capacity))
         strategies, facts = even_out(
             load,
@@ -233,10 +248,11 @@ class _Run:
         return replace(made, strategies=strategies, facts={**made.facts, "even": facts}, notes=tuple(notes))
 
     def _by_tokens(self, depth: int | None, squares: int | None, budget: Budget) -> Planned:
-        """Run the algorithm without a limit on squares, then cut packs whose squared lengths add up to over `squares`.
+        """Run the algorithm without a limit on squares; return its plan after packs above `squares` were divided.
 
-        `depth` and `squares` None are unlimited. With `align`, the algorithm plans the rounded lengths. Only `auto` and
-        `optimal` take the `budget`, and charge it.
+        `squares` is the limit on a pack's sum of squared lengths. A `depth` or `squares` of None is unlimited. With
+        `align`, the algorithm plans rounded lengths, which are then replaced by the real ones. Only `auto` and
+        `optimal` get the `budget`, and charge it.
         """
         align = self.conditions["align"]
         seen = rounded_histogram(self.histogram, align, self.capacity) if align > 1 else self.histogram

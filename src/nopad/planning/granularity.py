@@ -2,8 +2,8 @@
 
 This works with any algorithm: plan ``rounded_histogram(histogram, g, capacity)`` at capacity ``whole_capacity(g,
 capacity)``; then `real_strategies` gives every slot a real length. Packs that fit with rounded lengths also fit with
-real ones, even if each sequence of a pack begins at a multiple of g. O(k + strategies) for k distinct lengths. Rounding
-wastes (g - 1) / 2 tokens per sequence on average, unless the free room is filled later.
+real ones, even if each sequence of a pack begins at a multiple of g. This takes O(k + strategies) for k distinct
+lengths. Rounding up adds about (g - 1) / 2 tokens of padding per sequence, unless the room is filled afterwards.
 
 Source: the supplement to arXiv 2107.02027, D.5.1, proposes even lengths to make depth 4 feasible.
 """
@@ -42,11 +42,12 @@ def rounded_histogram(histogram: Histogram, granularity: int, capacity: int) -> 
 
 
 def real_strategies(rounded: Strategies, histogram: Histogram, granularity: int, capacity: int) -> Strategies:
-    """Replace the rounded lengths in strategies by real lengths, longest first; each sequence is used at most once.
+    """Return strategies with real lengths in place of the rounded ones; each sequence is used at most once.
 
-    If packs of one strategy get different lengths, that strategy becomes several; in total, at most twice the number of
-    distinct lengths is added. Strategies may cover less than the histogram; then, of the sequences with one rounded
-    length, the shortest are left over.
+    `rounded` are strategies in rounded lengths (`rounded_histogram`), `histogram` has the real lengths. Of the
+    sequences with one rounded length, the longest are used first; if the strategies need fewer sequences than there
+    are, the shortest are left over. If packs of one strategy get different lengths, that strategy becomes several. In
+    total, at most twice as many strategies are added as there are distinct lengths.
 
     Raises:
         ValueError: the strategies need a length more often than the histogram has it.
@@ -74,8 +75,9 @@ def _rounded(length: int, granularity: int, capacity: int) -> int:
 def _next_alike(copies: Counter[int], waiting: dict[int, list[list[int]]], most: int) -> tuple[list[int], int]:
     """Choose real lengths for the next pack; return the lengths, and how many packs (at most `most`) get them.
 
-    `copies` says how many slots of each rounded length a pack has. `waiting` holds, by rounded length, the real lengths
-    that no pack has yet, as [length, count]; the counts are lowered by what the packs get.
+    `copies` maps each rounded length to the number of its slots in a pack. `waiting` maps each rounded length to the
+    real lengths that no pack has yet, as lists ``[length, count]``, longest last. What the packs get is subtracted from
+    the counts, in place.
 
     Raises:
         ValueError: a pack has more slots of a rounded length than sequences are waiting.

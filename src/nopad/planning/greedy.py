@@ -1,4 +1,4 @@
-"""greedy (next-fit): fill one pack in order of arrival; close it when a sequence does not fit, and open the next.
+"""greedy (next-fit): fill one pack in order of arrival; when a sequence does not fit, close the pack and open the next.
 
 This is the usual baseline, an arrival-order algorithm: one pack is open at a time, and earlier packs are never used
 again. It takes O(n) time, and reaches an efficiency of about 78 % on Wikipedia-512.
@@ -17,7 +17,9 @@ __all__ = ["greedy"]
 
 
 def greedy(lengths: NDArray[np.int32], capacity: int, depth: int | None) -> Packs:
-    """Return the packs of `lengths` (int32 ``[n]``, each <= capacity) in arrival order.
+    """Return the packs of `lengths` (int32 ``[n]``, each <= `capacity`); packs and sequences are in order of arrival.
+
+    A pack holds at most `depth` sequences; None: unlimited.
 
     >>> [p.tolist() for p in greedy(np.array([5, 4, 3, 2, 2], dtype=np.int32), 8, None)]
     [[0], [1, 2], [3, 4]]

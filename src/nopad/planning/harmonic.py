@@ -1,11 +1,12 @@
 """Harmonic-k: in order of arrival, each sequence shares packs only with sequences of its own size class.
 
-Class j < k has the lengths in (capacity / (j + 1), capacity / j], so its packs hold j sequences each (the last pack may
-hold fewer, and a depth limit may stop earlier); class k has all shorter lengths, and is packed by next-fit. One pack of
-each class is open at a time: O(n) time, O(k) memory beyond the result. Without a depth limit, and up to a constant,
-Harmonic-k needs at most about 1.692 times as many packs as the optimum at the default k = 12 (1.691 for large k). It is
-poor where many lengths are above half the capacity, since each gets a pack alone (14.6 % more packs than LPFHP on
-Wikipedia-512, 31 % on SQuAD).
+Class j < k has the lengths in (capacity / (j + 1), capacity / j], so its packs hold j sequences each. The last pack may
+hold fewer, and a depth limit below j closes packs earlier. Class k has all shorter lengths, and is packed by next-fit.
+One pack of each class is open at a time: O(n) time, O(k) memory beyond the result.
+
+Without a depth limit, Harmonic-k needs at most about 1.692 times as many packs as the optimum, plus a constant, at the
+default k = 12 (1.691 times for large k). It is poor where many lengths are above half the capacity, since each of these
+gets a pack alone: it needs 14.6 % more packs than LPFHP on Wikipedia-512, and 31 % more on SQuAD.
 
 Source: Lee, Lee, "A simple on-line bin-packing algorithm", Journal of the ACM 32(3), 1985.
 """
@@ -22,7 +23,10 @@ __all__ = ["harmonic"]
 
 
 def harmonic(lengths: NDArray[np.int32], capacity: int, depth: int | None, k: int = 12) -> Packs:
-    """Return the packs of `lengths` (int32 ``[n]``, each <= capacity), in order of opening, with `k` size classes.
+    """Return the packs of `lengths` (int32 ``[n]``, each <= `capacity`), in order of opening.
+
+    Sequences are divided into `k` size classes (at most `capacity` ones). A pack holds at most `depth` sequences; None:
+    unlimited.
 
     >>> [p.tolist() for p in harmonic(np.array([5, 4, 3, 2, 2, 4], dtype=np.int32), 8, None)]
     [[0], [1, 2], [3, 4], [5]]

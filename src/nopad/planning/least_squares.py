@@ -1,9 +1,9 @@
 """The steps that NNLSHP and ENNLSHP share: list strategies, solve, round, and repair the result into an exact cover.
 
-The only step that does not use integers is SciPy's solver. Its result is rounded with a margin, so that the last digits
-do not matter; yet where several solutions are equally good, another version of SciPy or another processor may find
-another one. Such plans are also valid, and differ by a few packs (by up to 9 of 40,787 packs on SQuAD-384). The same
-machine and SciPy always give the same plan.
+The only step that does not use integers is SciPy's solver. Its result is rounded with a margin, so that its last digits
+do not matter. But where several solutions are equally good, another version of SciPy or another processor may find
+another one. Plans from different solutions are all valid, and their numbers of packs differ little (by up to 9 of
+40,787 packs on SQuAD-384). The same machine and the same version of SciPy always give the same plan.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class Choices:
 
     Attributes:
         rounding: how a fractional number of packs becomes whole: "nearest", "ceil" or "floor".
-        remainder: where the sequences go for which the solution has no slot (place in a pack): with "pad", into packs
-            of their own, with padding; with "best_fit", into the fullest packs that have room.
+        remainder: where sequences go for which the solution has no slot (place in a pack). "pad": into packs of their
+            own, with padding. "best_fit": into the fullest packs that have room.
         granularity: lengths are rounded up to multiples of this many tokens.
     """
 
@@ -73,14 +73,15 @@ def least_squares(
     depth: int | None,
     choices: Choices,
 ) -> Planned:
-    """Plan by non-negative least squares, with a system of equations that `system` makes.
+    """Return a plan by non-negative least squares, with facts on the solution and its repair.
 
-    `system` gets the packing matrix (see `packing_matrix`) and the number of sequences of each length, and returns the
-    solver's matrix, with `copies` times as many rows, and its target. The first unknowns are how often each strategy is
-    used. `name` is the algorithm's name, for error messages.
+    `system` is a function that makes the equations. Its arguments are the packing matrix (`packing_matrix`), and the
+    number of sequences of each length. It returns the matrix for the solver, which has `copies` times as many rows, and
+    the target. The first unknowns of its equations are how often each strategy is used; others may follow. `name` is
+    the algorithm's name, for messages. A `depth` of None is unlimited.
 
     Raises:
-        OptionError: there are too many strategies.
+        OptionError: the matrix would be too large, since there are too many strategies (`check_size`).
     """
     depth = min(depth or capacity, capacity)
     rounded = rounded_histogram(histogram, choices.granularity, capacity)
@@ -110,10 +111,12 @@ def least_squares(
 def _solve(
     name: str, system: MakeSystem, rounded: Histogram, granularity: int, capacity: int, depth: int
 ) -> tuple[NDArray[np.int32], NDArray[np.float64], tuple[str, ...]]:
-    """Return (all strategies that fill a pack, how often to use each, notes).
+    """Return ``(strategies, mixture, notes)``: all strategies that fill a pack, and how often to use each.
 
-    The first array, int32 ``[strategies, depth]``, holds lengths in tokens, and zeros; the second is float64
-    ``[strategies]``. If the solver failed, a note says so, and every strategy is used 0 times.
+    A row of `strategies`, int32 ``[n, d]``, holds the lengths of one pack in tokens, ascending, then zeros; d is the
+    smaller of `depth` and the capacity in multiples of `granularity`. `mixture` is float64 ``[n]``. If the solver
+    failed, a note says so, and every strategy is used 0 times. `rounded` has the rounded lengths; `name` and `system`
+    are as in `least_squares`.
     """
     units = capacity // granularity
     strategies = full_strategies(units, min(depth, units))
@@ -134,7 +137,10 @@ def _solve(
 def nnls(matrix: NDArray[np.float64], target: NDArray[np.float64], maxiter: int) -> tuple[NDArray[np.float64], float]:
     """Return the x >= 0, float64 ``[columns]``, that minimises the norm of ``matrix @ x - target``, and this norm.
 
-    SciPy's solver is imported at its first use, since importing the solver takes longer than importing all of nopad.
+    SciPy is imported only here, since importing its solver takes longer than importing all of nopad.
+
+    Raises:
+        RuntimeError: the solver did not end within `maxiter` iterations.
     """
     import scipy.optimize
 
@@ -145,7 +151,11 @@ def nnls(matrix: NDArray[np.float64], target: NDArray[np.float64], maxiter: int)
 def _whole(
     mixture: NDArray[np.float64], slots: NDArray[np.int32], rounding: str
 ) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Round how often each strategy is used (`mixture`); yield (count, slots longest first) if the count is not 0."""
+    """Yield ``(count, slots longest first)`` for each strategy that is used at least once after rounding.
+
+    `mixture` is how often each strategy is used, a float64 array; the slots of strategy s are the lengths in
+    ``slots[s]`` that are not 0. `rounding` is as in `Choices`.
+    """
     shift = {"nearest": 0.5 + MARGIN, "floor": MARGIN, "ceil": 1 - MARGIN}[rounding]
     for strategy in np.flatnonzero(mixture + shift >= 1):
         count = math.floor(float(mixture[strategy]) + shift)
@@ -155,9 +165,9 @@ def _whole(
 def _everything(solution: Strategies, histogram: Histogram, capacity: int, depth: int, choices: Choices) -> Strategies:
     """Return packs that cover the histogram exactly: the filled solution, and packs for sequences without a slot.
 
-    `solution` are ``(count, slots longest first)`` pairs; a slot takes one sequence whose length, rounded up to the
-    granularity, is the slot's. `choices.remainder` says where sequences without a slot go: into packs of their own
-    after the others, or wherever they fit tightest.
+    `solution` are ``(count, slots longest first)`` pairs. A slot takes one sequence whose length, rounded up to a
+    multiple of the granularity, is the length of the slot. `choices.remainder` says where sequences without a slot go
+    (`Choices`).
     """
     rounded = Counter(rounded_histogram(histogram, choices.granularity, capacity).to_dict())
     packs = real_strategies(fill(solution, rounded), histogram, choices.granularity, capacity)
@@ -168,7 +178,7 @@ def _everything(solution: Strategies, histogram: Histogram, capacity: int, depth
 
 
 def _rest(histogram: Histogram, packs: Strategies) -> Counter[int]:
-    """Return how many sequences of each length no pack holds yet."""
+    """Return how many sequences of each length in `histogram` no pack holds yet."""
     left = Counter(histogram.to_dict())
     for count, lengths in packs:
         for length in lengths:

@@ -1,10 +1,12 @@
 """LPFHP, longest-pack-first histogram-packing: sequences are placed longest first, each into the fullest possible pack.
 
-This is exactly best-fit decreasing, run on the histogram: in one step, all packs of a class of equal packs take as many
-copies of a length as fit, so ten million sequences of one length are one or two steps. A distinct length usually takes
-a few steps, each of about constant time. LPFHP was optimal at depth 2 on every input tried, and within 0.04 % of the
-optimum without a depth limit on Wikipedia-512. At depth 3 it needs 12 % more packs than the optimum on Wikipedia-512,
-because it fills packs with long lengths until they reach the depth.
+This is exactly best-fit decreasing, run on the histogram. Equal packs form a class; in one step, all packs of a class
+take as many copies of a length as fit. So ten million sequences of one length are one or two steps. A distinct length
+usually takes a few steps, each of about constant time.
+
+At depth 2, LPFHP was optimal on every input tried. On Wikipedia-512 it is within 0.04 % of the optimum without a depth
+limit, but needs 12 % more packs than the optimum at depth 3, because it fills packs with long lengths until they reach
+the depth.
 
 Source: supplement to arXiv 2107.02027, appendix G ("Fine-tuned longest-pack-first histogram-packing").
 """
@@ -29,9 +31,9 @@ def lpfhp(
 ) -> list[tuple[int, tuple[int, ...]]]:
     """Return ``(count, lengths longest first)`` pairs, `count` packs of each, that cover `histogram` exactly.
 
-    With ``distribute=False``, sequences of equal length are spread over packs: a pack takes only one of them at a time,
-    and a sequence that fits no open pack opens a new pack. This usually gives fewer strategies and fewer sequences per
-    pack, but more packs: 0.12 % more on Wikipedia-512 without a depth limit.
+    A `depth` of None is unlimited. With ``distribute=False``, sequences of equal length are spread over packs: a pack
+    takes only one of them at a time, and a sequence that fits into no open pack opens a new one. This usually gives
+    fewer strategies and fewer sequences per pack, but more packs: 0.12 % more on Wikipedia-512 without a depth limit.
 
     >>> histogram = Histogram.from_lengths([4, 4, 3, 3, 1])
     >>> lpfhp(histogram, 8, None)
@@ -70,7 +72,8 @@ def best_fit_decreasing(
 ) -> list[tuple[int, tuple[int, ...]]]:
     """Run best-fit decreasing in a compiled loop; return ``(count, sizes largest first)`` pairs.
 
-    There are ``counts[i]`` sequences of ``sizes[i]`` tokens; `sizes` ascend; both int64 ``[k]``.
+    There are ``counts[i]`` sequences of ``sizes[i]`` tokens. `sizes` ascend; both are int64 ``[k]``. A `depth` of None
+    is unlimited.
     """
     flat, indptr, copies = placed(sizes, counts, capacity, depth)
     lengths = flat.tolist()
@@ -83,14 +86,15 @@ def best_fit_decreasing(
 def placed(
     sizes: NDArray[np.int64], counts: NDArray[np.int64], capacity: int, depth: int | None, first: int = -1
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Place sequences longest first in a compiled loop; return classes of equal packs: (`flat`, `indptr`, `copies`).
+    """Place sequences longest first in a compiled loop; return classes of equal packs, ``(flat, indptr, copies)``.
 
-    There are ``counts[i]`` sequences of ``sizes[i]`` tokens; `sizes` ascend; both int64 ``[k]``. A `first` of -1 means
-    best-fit decreasing; otherwise the `first` longest sequences open a pack each, and each later one goes into the
-    emptiest open pack (`nopad.planning.optimal.spread`).
+    Class c stands for ``copies[c]`` packs, each of which holds the lengths ``flat[indptr[c]:indptr[c + 1]]``, longest
+    first. The three arrays are int64, ``[n]``, ``[classes + 1]`` and ``[classes]``.
 
-    A pack of class c holds ``flat[indptr[c]:indptr[c + 1]]``, longest first, and there are ``copies[c]`` of them: int64
-    ``[n]``, ``[classes + 1]`` and ``[classes]``.
+    There are ``counts[i]`` sequences of ``sizes[i]`` tokens. `sizes` ascend; both are int64 ``[k]``. A `depth` of None
+    is unlimited. A `first` of -1 means best-fit decreasing. Otherwise each of the `first` longest sequences opens a
+    pack, and each later one goes into the emptiest open pack, or into a new one if it does not fit there
+    (`nopad.planning.optimal.spread`).
     """
     from nopad._bit_kernels import empty_set
     from nopad.planning import _class_kernels

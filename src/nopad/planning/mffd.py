@@ -3,19 +3,19 @@
 Lengths are large (above 1/2 of the capacity), medium (above 1/3), small (above 1/6) or tiny. Five phases:
 
 1. each large length opens a pack, longest first
-2. forward, least room first: each pack takes the longest medium length that fits
+2. forward through these packs, least room first: each takes the longest medium length that fits
 3. backward, most room first: each pack without a medium length takes the shortest small length, and the longest small
-length that fits beside it; a pack without room for the two shortest small lengths is skipped
+   length that fits beside it; a pack without room for the two shortest small lengths is skipped
 4. forward: each pack takes the longest length that fits, repeatedly
-5. the remaining lengths: first-fit decreasing into new packs
+5. the remaining lengths are packed into new packs by first-fit decreasing
 
-A depth limit holds in every phase: with depth 2 no pack takes two small lengths. It runs on the histogram, with equal
+A depth limit holds in every phase: with depth 2, phase 3 adds nothing. The algorithm runs on the histogram, with equal
 packs as one class. The first four phases take O((k + c) * d * log k) for k distinct lengths, c classes of packs and d
 distinct lengths in a pack; the last one takes the time of FFD.
 
-Without a depth limit, it needs at most 71/60 times as many packs as the optimum, up to a constant (FFD: 11/9). In
-practice it is no better: on Wikipedia-512 and SQuAD it needs exactly as many packs as FFD and LPFHP, at depths 2, 3 and
-8, and without a depth limit.
+Without a depth limit, MFFD needs at most 71/60 times as many packs as the optimum, plus a constant (FFD: 11/9 times).
+In practice it is no better than FFD: on Wikipedia-512 and SQuAD it needs exactly as many packs as FFD and LPFHP, at
+depths 2, 3 and 8, and without a depth limit.
 
 Source: Johnson, Garey, "A 71/60 theorem for bin packing", Journal of Complexity 1(1), 1985.
 """
@@ -34,7 +34,7 @@ __all__ = ["mffd"]
 
 @dataclass(slots=True)
 class _Class:
-    """`count` equal packs, neighbours in the order of packs; each has `room` free tokens and holds `used` sequences."""
+    """`count` equal packs that follow one another; each has `room` free tokens and holds `used` sequences."""
 
     room: int
     count: int
@@ -42,7 +42,10 @@ class _Class:
     used: int
 
     def split(self, count: int, *adding: tuple[int, int]) -> _Class:
-        """Take `count` packs out of this class, add ``(length, copies)`` pairs to each; return the packs as a class."""
+        """Take `count` packs out of this class, put sequences into each, and return these packs as a new class.
+
+        `adding` are ``(length, copies)`` pairs: each pack gets so many copies of each length.
+        """
         part = _Class(self.room, count, self.content, self.used)
         self.count -= count
         for length, copies in adding:
@@ -60,7 +63,7 @@ class _Stock:
         self._lengths: list[int] = histogram.lengths.tolist()  # ascending, those with a count
 
     def longest(self, most: int) -> int:
-        """Return the longest length <= `most`; 0 if there is none."""
+        """Return the longest length left that is at most `most`; 0 if there is none."""
         at = bisect_right(self._lengths, most)
         return self._lengths[at - 1] if at else 0
 
@@ -99,7 +102,11 @@ def mffd(histogram: Histogram, capacity: int, depth: int | None) -> list[tuple[i
 
 
 def _add_medium(packs: list[_Class], stock: _Stock, capacity: int) -> list[_Class]:
-    """Phase 2: in order, each pack takes the longest medium length (above a third of the capacity) that fits."""
+    """Phase 2: in order, each pack takes the longest medium length that fits; return the packs.
+
+    Medium lengths are above a third of the capacity; large ones are placed already. What packs take is removed from
+    `stock`.
+    """
     done = []
     for entry in packs:
         while entry.count and (length := stock.longest(entry.room)) > capacity // 3:
@@ -112,10 +119,11 @@ def _add_medium(packs: list[_Class], stock: _Stock, capacity: int) -> list[_Clas
 
 
 def _add_two_small(packs: list[_Class], stock: _Stock, capacity: int) -> list[_Class]:
-    """Phase 3: in reverse order, each pack that holds only one large length takes two small lengths, if two fit.
+    """Phase 3: in reverse order, each pack of one sequence takes two small lengths, if two fit; return the packs.
 
     The first is the shortest small length, the second the longest small length that fits beside it. Small lengths are
-    above a sixth and up to a third of the capacity.
+    above a sixth and up to a third of the capacity. What packs take is removed from `stock`. The packs returned are in
+    their first order.
     """
     done = []
     for entry in reversed(packs):
@@ -135,7 +143,10 @@ def _add_two_small(packs: list[_Class], stock: _Stock, capacity: int) -> list[_C
 
 
 def _fill(packs: list[_Class], stock: _Stock, most: int) -> list[_Class]:
-    """Phase 4: in order, each pack takes the longest length that fits, again and again, up to `most` sequences."""
+    """Phase 4: in order, each pack takes the longest length that fits, again and again; return the packs.
+
+    A pack holds at most `most` sequences. What packs take is removed from `stock`.
+    """
     done = []
     for entry in packs:
         while entry.count:

@@ -3,14 +3,16 @@
 The algorithm lists every strategy whose slots sum to exactly the capacity, and solves ``min |w (A x - b)|`` for x >= 0.
 Here x is how often to use each strategy; A, the packing matrix, is how often each strategy holds each length; b is the
 number of sequences of each length; and w is a weight for each length. Short lengths get a smaller weight, because an
-empty short slot wastes little. The same machine and version of SciPy always give the same plan. NNLSHP takes about
-O(capacity^5) at depth 3: 6 s at capacity 384, 15 s at 512. It needs more packs than ``optimal`` (0.14 % on
-Wikipedia-512 and 1.45 % on SQuAD-384 at depth 3) and more time. It also needs more packs than ``lpfhp`` if counts are
-small or packs rarely reach the depth: then rounding, and packing the remaining sequences, costs more packs than the
-better mix saves.
+empty short slot wastes little. The same machine and version of SciPy always give the same plan.
 
-Errors of the papers' code are corrected: the plan covers the histogram exactly; depth 1 and remaining sequences of full
-length work; a remaining sequence and its complement share one pack; reaching the solver's iteration limit is handled.
+At depth 3, NNLSHP takes about O(capacity^5): 6 s at capacity 384, 15 s at 512. It takes more time than ``optimal``, and
+needs more packs (at depth 3, 0.14 % more on Wikipedia-512 and 1.45 % more on SQuAD-384). It also needs more packs than
+``lpfhp`` if counts are small or packs rarely reach the depth: rounding, and packing the remaining sequences, then costs
+more packs than the better mix saves.
+
+Errors of the papers' code are corrected: the plan covers the histogram exactly; depth 1 works, and so do remaining
+sequences of the full capacity; two remaining sequences that fill a pack together share one; and if the solver reaches
+its iteration limit, all sequences are packed as remaining ones.
 
 Source: supplement to arXiv 2107.02027, D.4 (equations 2-4) and listing 3. Its table 2 used the weighting "capacity".
 """
@@ -59,13 +61,14 @@ def nnlshp(
         depth: most sequences of a pack; None: unlimited.
         rounding: how a fractional number of packs becomes whole: "nearest", "ceil" or "floor".
         weighting: the weight of lengths up to 8 tokens: 0.09 with "fixed", ``sqrt(8 / (2 * capacity))`` with
-            "capacity"; longer lengths weigh 1. With `granularity`, rounded lengths count.
-        remainder: where the sequences go for which the solution has no slot (place in a pack): with "pad", into packs
-            of their own, with padding; with "best_fit", into the fullest packs that have room.
+            "capacity"; longer lengths weigh 1. With a `granularity` above 1, this goes by the rounded lengths.
+        remainder: where sequences go for which the solution has no slot (place in a pack). "pad": into packs of their
+            own, with padding. "best_fit": into the fullest packs that have room.
         granularity: lengths are rounded up to multiples of this many tokens, so that there are fewer strategies.
 
     Raises:
-        OptionError: there are too many strategies for this capacity, depth and granularity.
+        OptionError: there are too many strategies at this capacity, depth and granularity: the matrix would take more
+            than 1 GiB.
 
     >>> made = nnlshp(Histogram.from_lengths([5, 4, 3, 2, 2]), 8, 3)
     >>> made.strategies

@@ -8,7 +8,7 @@ __all__ = ["none"]
 
 
 def none(histogram: Histogram, capacity: int, depth: int | None) -> list[tuple[int, tuple[int, ...]]]:
-    """Return ``(count, lengths)`` pairs that cover `histogram` exactly; capacity and depth have no effect.
+    """Return a pair ``(count, (length,))`` for each length in `histogram`; `capacity` and `depth` have no effect.
 
     >>> none(Histogram.from_lengths([5, 4, 4]), 8, None)
     [(2, (4,)), (1, (5,))]

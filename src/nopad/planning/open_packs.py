@@ -3,12 +3,13 @@
 Packs with equal contents are stored once, with their number: an entry ``(count, content, used)``. Entries with the same
 free room are on one stack, and the one added last is taken first, as in Krell et al., arXiv 2107.02027.
 
-To find a room, no stack is searched. One bit for each room, in integers of 512 bits, says whether its stack holds an
-entry. One bit for each of these integers, in a summary of capacity / 512 bits, says whether it is not 0. So a query
-reads at most three integers: two of 512 bits, and the summary.
+No stack is searched to find a room. Each possible room has one bit, which says whether its stack holds an entry; these
+bits are stored in integers of 512 bits. Another integer, the summary, has one bit for each of these, which says whether
+it is not 0. So a query reads at most three integers: two of 512 bits, and the summary.
 
-All are Python integers. The compiled sets of `nopad._bit_kernels`, if called from Python, are no faster: a query takes
-the same time (0.2 microseconds), a change takes 1.5 times as long, and loading the compiled code takes half a second.
+All these are Python integers. The compiled sets of `nopad._bit_kernels` are no faster if they are called from Python: a
+query takes the same time (0.2 microseconds), a change takes 1.5 times as long, and loading the compiled code takes half
+a second.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ Content: TypeAlias = "tuple[Content | None, int, int]"
 
 
 def lengths_of(content: Content) -> tuple[int, ...]:
-    """Return all lengths of a pack, longest first."""
+    """Return all lengths of a pack, longest first; `content` is what the pack holds (`Content`)."""
     lengths: list[int] = []
     at: Content | None = content
     while at is not None:
@@ -44,7 +45,7 @@ class OpenPacks:
 
     Attributes:
         capacity: most tokens of a pack.
-        depth: most sequences of a pack; the capacity, if it is unlimited.
+        depth: most sequences of a pack; without a limit, this is the capacity.
         closed: the closed packs, as (number of packs, content).
     """
 
@@ -109,10 +110,10 @@ class OpenPacks:
         self._summary |= 1 << word
 
     def best_fit(self, length: int, left: int, *, distribute: bool = True) -> None:
-        """Put `left` sequences of this length into the fullest packs with room, and the remaining ones into new packs.
+        """Put `left` sequences of this length into the fullest open packs with room, and the others into new packs.
 
-        With `distribute` a pack takes as many copies as it can at once; otherwise it takes one copy at a time, and each
-        copy that fits no open pack opens a pack.
+        With `distribute`, a pack takes as many of them as it can at once. Without, it takes one at a time, and each
+        sequence that fits into no open pack opens a new one.
         """
         most = self.depth if distribute else 1
         while left:

@@ -1,8 +1,8 @@
 """`Plan`: strategies with counts that cover a histogram exactly, and a lower bound on the number of packs.
 
-A strategy is a multiset of lengths that share one pack. A plan does not name sequences: `nopad.assign` assigns them to
-packs. A plan file (``*.plan.json``) is small and readable, with one strategy per line. It holds all data that
-`Plan.problems` checks.
+A strategy is a multiset of lengths that share one pack. A plan does not say which sequence goes into which pack:
+`nopad.assign` does this. A plan file (``*.plan.json``) is small and readable, with one strategy per line. It holds all
+data that `Plan.problems` checks.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class Plan:
         capacity: most tokens a pack may hold.
         depth: most sequences a pack may hold; None: unlimited.
         algorithm: name of the algorithm that made the plan.
-        options: options of the algorithm, and conditions, by name; JSON values.
-        facts: further figures that the algorithm reports, by name; JSON values. In a plan that `nopad plan` saved of a
-            corpus, ``corpus`` has the options by which the corpus was read.
+        options: options of the algorithm, and conditions on packs (`nopad.planning.conditions`), by name; JSON values.
+        facts: further figures that the algorithm reports, by name; JSON values. If the command ``nopad plan`` made the
+            plan from a corpus and saved it, the fact ``corpus`` holds the options with which the corpus was read.
         indptr: strategy s holds ``lengths[indptr[s]:indptr[s + 1]]``; int64 ``[strategies + 1]``.
         lengths: lengths in tokens, strategy after strategy, longest first within each; int64 ``[indptr[-1]]``.
         counts: number of packs of each strategy, >= 1; int64 ``[strategies]``.
@@ -88,10 +88,10 @@ class Plan:
         facts: Mapping[str, Any] | None = None,
         notes: tuple[str, ...] = (),
     ) -> Plan:
-        """Build a plan from ``(count, lengths longest first)`` pairs in any order; equal strategies are merged.
+        """Return a plan made from ``(count, lengths longest first)`` pairs in any order; equal strategies are merged.
 
-        `histogram` holds the sequences that the pairs cover; this is not checked. The lower bound is computed from
-        `histogram`, `options` and `certificate`; the other arguments are as in the class.
+        `histogram` must hold exactly the sequences of these pairs; this is not checked. The lower bound is computed
+        from `histogram`, `capacity`, `depth`, `options` and `certificate`. The other arguments are as in the class.
 
         Raises:
             FormatError: `certificate` cannot be checked under these limits.
@@ -118,7 +118,7 @@ class Plan:
 
     @property
     def strategies(self) -> list[tuple[int, tuple[int, ...]]]:
-        """The strategies as ``(count, lengths)`` pairs."""
+        """The strategies as ``(count, lengths longest first)`` pairs, where `count` packs hold these lengths each."""
         lengths, bounds = self.lengths.tolist(), self.indptr.tolist()
         return [(count, tuple(lengths[bounds[s] : bounds[s + 1]])) for s, count in enumerate(self.counts.tolist())]
 
@@ -174,7 +174,10 @@ class Plan:
 
     @property
     def limit(self) -> float:
-        """The packing factor of a plan without any padding: capacity x sequences / tokens; 1.0 for an empty plan."""
+        """The packing factor that a plan without any padding would have; 1.0 for an empty plan.
+
+        It is capacity x sequences / tokens.
+        """
         return self.capacity * self.sequences / self.tokens if self.tokens else 1.0
 
     @property
@@ -184,7 +187,7 @@ class Plan:
 
     @property
     def gap(self) -> int:
-        """Number of packs above the lower bound; 0: the plan is proven optimal."""
+        """Number of packs minus the lower bound; if it is 0, no plan has fewer packs."""
         return self.packs - self.lower_bound
 
     @property
@@ -206,7 +209,7 @@ class Plan:
         return hash(self.fingerprint)
 
     def summary(self) -> dict[str, Any]:
-        """Return the plan's main figures by name: algorithm, packs, efficiency, lower bound and others; JSON values."""
+        """Return the plan's main figures by name, such as algorithm, packs, efficiency and lower bound; JSON values."""
         return {
             "algorithm": self.algorithm,
             "depth": self.depth,
@@ -230,7 +233,7 @@ class Plan:
         return f"Plan({what}: {self.packs:,} packs, {self.efficiency:.3%})"
 
     def __str__(self) -> str:
-        """Return a small table: limits, number of packs, lower bound, efficiency and notes, one per line."""
+        """Return a small table for reading, one figure per line: limits, packs, lower bound, efficiency and notes."""
         above = f"{self.gap:,} above, {_percent(self.gap, self.lower_bound)}"
         state = f"this plan: {above if self.gap else 'proven optimal'}"
         rows = [
@@ -247,11 +250,12 @@ class Plan:
         return "\n".join(f"{name:<15}{value}" for name, value in rows)
 
     def problems(self) -> list[str]:
-        """Check the plan against its own limits, conditions and lower bound.
+        """Check the plan against its own capacity, depth, conditions and lower bound.
 
         Returns:
-            One sentence for each problem found (at most three of each kind); an empty list if there is none. If the
-            certificate cannot be checked, a sentence says so, and the lower bound is not checked.
+            One sentence for each problem found; an empty list if there is none. Of limits broken by strategies, the
+            number of sentences is restricted (`broken_limits`). If the certificate cannot be checked, a sentence says
+            so, and the lower bound is not checked.
         """
         found = self.broken_limits()
         load = load_of(self.histogram, self.capacity, self.depth, *even_limits(self.options, self.capacity))
@@ -268,11 +272,11 @@ class Plan:
         return found
 
     def broken_limits(self) -> list[str]:
-        """Return one sentence for each limit that a strategy breaks: capacity, depth, and conditions other than `even`.
+        """Return one sentence for each case in which a strategy breaks a limit.
 
-        Strategies with a count below 1 are reported too. There are at most three sentences for each of count, capacity
-        and depth, and at most three for all conditions together. If a strategy holds no sequence, a sentence says so,
-        and only the counts are checked.
+        Limits are the capacity, the depth and the conditions other than `even`; a count below 1 is reported too. There
+        are at most three sentences on counts, three on the capacity, three on the depth, and three on all conditions
+        together. If a strategy holds no sequence, a sentence says so, and apart from it only the counts are checked.
         """
         found = [f"strategy {s} is used {self.counts[s]} times" for s in np.flatnonzero(self.counts < 1)[:3]]
         sizes = np.diff(self.indptr)
@@ -314,7 +318,7 @@ class Plan:
         return f'{body},\n  "strategies": [' + ("\n" + ",\n".join(lines) + "\n  " if lines else "") + "]\n}\n"
 
     def save(self, path: str | Path) -> None:
-        """Write a plan file (``*.plan.json``).
+        """Write a plan file (``*.plan.json``); a file that exists at `path` is replaced.
 
         Raises:
             StorageError: the disk is full, or the write failed.
@@ -323,17 +327,17 @@ class Plan:
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:
-        """Read a plan file.
+        """Read a plan file; return its plan.
 
         Raises:
-            FormatError: the file is missing, is not JSON or not a plan, has an unknown version, or its numbers
+            FormatError: the file cannot be read, is not JSON or not a plan, has an unknown version, or its numbers
                 contradict each other.
         """
         return cls.from_json(text_of(path), name=str(path))
 
     @classmethod
     def from_json(cls, text: str, *, name: str = "plan") -> Plan:
-        """Return the plan whose `to_json` gave this text; `name` stands for the file in error messages.
+        """Return the plan whose `to_json` gave this text; error messages call the text `name`.
 
         Raises:
             FormatError: the text is not JSON or not a plan, has an unknown version, or its numbers contradict each
@@ -356,7 +360,9 @@ class Plan:
 
 
 def _percent(part: int, whole: int) -> str:
-    """Return ``part / whole`` in percent with four decimals, correctly rounded; a share above 0 never looks like 0.
+    """Return ``part / whole`` in percent as text, with four decimals, rounded to the nearest.
+
+    A share above 0 but under 0.0001 % is given as "below 0.0001%".
 
     >>> _percent(1, 3), _percent(1, 2**60), _percent(2**62 + 1, 2**63)
     ('33.3333%', 'below 0.0001%', '50.0000%')

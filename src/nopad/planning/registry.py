@@ -2,7 +2,8 @@
 
 There are two kinds of algorithm (see `nopad.planning.algorithm`):
 
-* histogram algorithms return strategies (lengths that share a pack, and how many packs); sequences are assigned later
+* histogram algorithms return strategies (lengths that share a pack, and how many packs hold them); sequences are
+  assigned to packs later
 * arrival-order algorithms return packs of sequences; their plan is a summary of these packs
 
 To add an algorithm, write one file, and add one entry to a table in this module.
@@ -113,10 +114,10 @@ BY_COST = {"auto": 4, "optimal": 20}
 
 
 def check_algorithm(algorithm: str) -> None:
-    """Check that an algorithm has this name.
+    """Check that `algorithm` is the name of an algorithm.
 
     Raises:
-        OptionError: there is no such algorithm; the message gives similar names.
+        OptionError: there is no such algorithm; the message gives similar names, and all names.
     """
     if algorithm not in ALGORITHMS:
         near = difflib.get_close_matches(str(algorithm).lower(), ALGORITHMS, n=2)
@@ -125,13 +126,14 @@ def check_algorithm(algorithm: str) -> None:
 
 
 def complete_options(algorithm: str, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Check options; return (the algorithm's own options, the conditions), both with defaults filled in.
+    """Check the options of an algorithm; return ``(own, conditions)``, both with defaults for options not given.
 
-    Conditions are the options that all algorithms share, such as ``align`` (`nopad.planning.conditions`).
+    `own` are the algorithm's own options. Conditions are the options that all algorithms share, such as `align`
+    (`nopad.planning.conditions`). `algorithm` must be in `ALGORITHMS`.
 
     Raises:
-        OptionError: an option is neither the algorithm's nor a condition, or its value is invalid; or `even` is True,
-            and the algorithm cannot plan by cost.
+        OptionError: an option is neither the algorithm's own nor a condition, or its value is invalid; or `even` is
+            True, and the algorithm cannot plan by cost.
     """
     chosen = {**HISTOGRAM_ALGORITHMS, **ARRIVAL_ALGORITHMS}[algorithm]
     if options.get("even") is True and algorithm not in BY_COST:
@@ -142,12 +144,12 @@ def complete_options(algorithm: str, options: Mapping[str, Any]) -> tuple[dict[s
 
 
 def quick_algorithms(options: Mapping[str, Any]) -> list[str]:
-    """Return names of algorithms to compare by default: those of `QUICK_ALGORITHMS` that have all these options.
+    """Return names of algorithms to compare by default: those of `QUICK_ALGORITHMS` that have all of `options`.
 
     Conditions (`nopad.planning.conditions`) count as options of every algorithm. There are two exceptions:
 
-    * if none of `QUICK_ALGORITHMS` has all options, all of them are returned
-    * if `even` is set, those that can plan by cost are returned, whatever the other options are
+    * if none of `QUICK_ALGORITHMS` has all of `options`, all of `QUICK_ALGORITHMS` are returned
+    * if `even` is set, those of `QUICK_ALGORITHMS` that can plan by cost are returned, whatever the other options are
 
     >>> quick_algorithms({"effort": 9, "align": 8}), quick_algorithms({}) == list(QUICK_ALGORITHMS)
     (['auto'], True)

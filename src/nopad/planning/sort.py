@@ -1,13 +1,14 @@
 """Sort: next-fit on sequences sorted by length, longest first, like sorting a corpus and cutting it into batches.
 
-It runs on the histogram: equal packs of one length are one step, so O(k) for k distinct lengths. Equal lengths share
-packs, which wastes almost half of each pack for lengths just above half the capacity, and a third for lengths just
-above a third of the capacity. It needs 14.6 % more packs than LPFHP on Wikipedia-512, and 31 % more on SQuAD, where
-next-fit in random order needs fewer.
+It runs on the histogram: equal packs of one length are one step, so it takes O(k) for k distinct lengths. Equal lengths
+share packs. This wastes almost half of each pack if they are just above half the capacity, and a third if they are just
+above a third of it. Sort needs 14.6 % more packs than LPFHP on Wikipedia-512, and 31 % more on SQuAD. On SQuAD,
+next-fit in random order needs fewer packs than Sort.
+
+Without a depth limit, it needs at most about 1.691 times as many packs as the optimum, plus a constant.
 
 Source: next-fit decreasing; Baker, Coffman, "A tight asymptotic bound for next-fit-decreasing bin-packing", SIAM
-Journal on Algebraic and Discrete Methods 2(2), 1981 (without a depth limit, at most 1.691 times the optimum, up to a
-constant).
+Journal on Algebraic and Discrete Methods 2(2), 1981.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """SPFHP, shortest-pack-first histogram-packing: sequences are placed longest first, each into the emptiest open pack.
 
-Equal packs are one class. All packs of the emptiest class take one sequence of a length each, then those of the next
-class. Only the last class is split, if it has more packs than sequences remain; so there are at most as many strategies
-as distinct lengths. The time depends on the numbers of lengths and classes, not on the number of sequences. SPFHP needs
-0.35 % more packs than LPFHP on Wikipedia-512 without a depth limit, with few sequences per pack (at most 16).
+Equal packs are one class. For each length, every pack of the emptiest class takes one sequence, then every pack of the
+next class. Only the last of these classes is split, if it has more packs than sequences remain. So there are at most as
+many strategies as distinct lengths. The time depends on the numbers of lengths and classes, not on the number of
+sequences. On Wikipedia-512 without a depth limit, SPFHP needs 0.35 % more packs than LPFHP; its packs hold few
+sequences (at most 16).
 
 Source: Krell, Kosec, Perez, Fitzgibbon, "Efficient Sequence Packing without Cross-contamination", arXiv 2107.02027,
 section 3; worst-fit decreasing applied to a histogram.

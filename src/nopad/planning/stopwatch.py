@@ -1,8 +1,8 @@
 """`Stopwatch`: measure the wall time of a ``with`` block, without the time in which Numba compiles or loads loops.
 
-Numba compiles a loop at its first call with arguments of new types, or loads it from its cache. In both cases it holds
-its compiler lock, and reports for how long. Compiling takes seconds, but only once after an installation, and says
-nothing about the speed of an algorithm.
+When a loop is first called with arguments of certain types, Numba compiles it, or loads it from its cache. In both
+cases Numba holds its compiler lock, and reports for how long. Compiling takes seconds, but is done only once after an
+installation, and says nothing about the speed of an algorithm.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ __all__ = ["Stopwatch"]
 
 
 class Stopwatch:
-    """A context manager that measures the time of its block.
+    """A context manager that measures the wall time of its block.
 
-    After the block, `compiling` is the time in which loops were compiled or loaded, and `seconds` is all other time;
-    both are in seconds.
+    After the block, the attribute `compiling` is the time in which loops were compiled or loaded, and `seconds` is all
+    other time. Both are in seconds.
 
     >>> with Stopwatch() as watch:
     ...     total = sum(range(10))

@@ -1,4 +1,4 @@
-"""Read a plan file of either kind: for one capacity (`Plan`), or for several (`SeveralPlan`)."""
+"""Read a plan file of either kind: a plan for one capacity (`Plan`), or for several capacities (`SeveralPlan`)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ def load_plan(path: str | Path) -> Plan | SeveralPlan:
     """Read a plan file; return a `Plan`, or a `SeveralPlan` if the file is for several capacities.
 
     Raises:
-        FormatError: the file is missing or not a plan, has an unknown version, or its numbers contradict each other.
+        FormatError: the file cannot be read, is not a plan, has an unknown version, or its numbers contradict each
+            other.
     """
     text, name = text_of(path), str(path)
     if re.search(rf'"format"\s*:\s*"{re.escape(FORMAT)}"', text):

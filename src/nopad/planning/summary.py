@@ -1,4 +1,7 @@
-"""Plans of arrival-order algorithms, which make packs first; the plan is a summary of these packs."""
+"""Plans of arrival-order algorithms. Such an algorithm makes packs of sequences; its plan is a summary of these packs.
+
+The check of a plan before it is returned (`checked`) is here too; it is for all algorithms.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ def pack_arrivals(
 ) -> Packs:
     """Run an arrival-order algorithm, then make its packs meet the conditions; return the packs of `lengths`.
 
-    `lengths` are int32 ``[n]``; `own` are the algorithm's options, `conditions` all conditions of
+    `lengths` are int32 ``[n]``. `own` are all options of the algorithm itself, and `conditions` all conditions of
     `nopad.planning.conditions`, by name.
 
     Raises:
@@ -53,11 +56,11 @@ def summarise(
 ) -> Plan:
     """Return the plan that describes existing packs: their distinct multisets of lengths, and how often each occurs.
 
-    Sequence i has ``lengths[i]`` tokens (int32 ``[n]``), and is in exactly one of `packs`. `options` are stored in the
-    plan, and include its conditions.
+    Sequence i has ``lengths[i]`` tokens (int32 ``[n]``), and must be in exactly one of `packs`. `algorithm`, `options`
+    and `notes` are stored in the plan; `options` include the conditions on packs.
 
     Raises:
-        RuntimeError: the packs break a limit or a condition, or do not hold every sequence once.
+        RuntimeError: the packs break a limit or a condition, or do not hold every sequence exactly once.
     """
     from nopad import _kernels
     from nopad.planning import _fit_kernels
@@ -89,10 +92,10 @@ def summarise(
 
 
 def checked(plan: Plan, histogram: Histogram) -> Plan:
-    """Check the plan of any algorithm, and return it.
+    """Check the plan of any algorithm, and return the plan itself.
 
-    A valid plan holds every sequence exactly once, keeps to the capacity, the depth and the conditions, and has at
-    least as many packs as its lower bound. The condition `even` is not checked.
+    A valid plan holds every sequence of `histogram` exactly once, keeps to the capacity, the depth and the conditions,
+    and has at least as many packs as its lower bound. The condition `even` is not checked.
 
     Raises:
         RuntimeError: the plan is not valid, which is a bug in the algorithm.
@@ -109,9 +112,10 @@ def checked(plan: Plan, histogram: Histogram) -> Plan:
 
 
 def drawn_order(histogram: Histogram, algorithm: str, seed: int) -> NDArray[np.int32]:
-    """Return the length of every sequence, int32 ``[n]``, in a random order that depends on `seed` alone.
+    """Return the length of every sequence of `histogram`, int32 ``[n]``, in a random order drawn with `seed`.
 
-    `algorithm` is the name of the algorithm that needs an order, for the error message.
+    The same histogram and seed always give the same order. `algorithm` is the name of the algorithm that needs an
+    order, for the error message.
 
     Raises:
         OptionError: there are more than `MAX_DRAWN` (2^28) sequences.

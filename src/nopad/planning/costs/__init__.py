@@ -38,26 +38,27 @@ def within(
 ) -> Planned:
     """Return the best plan found under limits on a pack's tokens (`capacity`) and sum of squared lengths (`squares`).
 
-    Three methods are tried in turn; each gets a share of the operations left in `budget`, and no slower method begins
-    once the budget is spent. The facts of the result name the method that made the plan.
+    Up to three methods are tried in turn, and the plan with fewest packs is returned; its fact ``method`` names the
+    method that made it. Each method gets a share of the operations left in `budget`; the second and third are not
+    begun once the budget is spent. `bound` stands for a lower bound on the number of packs.
 
-    1. `spread`, which opens all packs at the start. It stops as soon as its plan has at most ``1 + bound // 10,000``
-       packs more than the lower bound (with `exact`: no more packs than the bound), or when its share of the budget is
-       used.
-    2. `by_tokens`, if the plan has over ``bound // 100`` packs more than the bound.
-    3. column generation, if the plan has more packs than the bound (without `exact`: over ``bound // 2,000`` and over
-       ``1 + bound // 10,000`` more), and if capacity and number of sequences are small enough for its memory.
+    1. `spread`, which opens all packs at the start. It ends as soon as its plan has at most ``1 + bound // 10,000``
+       packs more than the bound (with `exact`: no more packs than the bound), or when its share of the budget is used.
+    2. `by_tokens`, if the plan of the first method has over ``bound // 100`` packs more than the bound.
+    3. column generation, if the best plan has more packs than the bound (without `exact`: over ``bound // 2,000`` and
+       over ``1 + bound // 10,000`` more), and if the capacity and the number of sequences are small enough for its
+       memory. This method may also prove a higher bound; the result then has the certificate.
 
     Args:
         histogram: the sequences, by length.
         capacity: most tokens of a pack.
         depth: most sequences of a pack; None: unlimited.
         squares: largest sum of squared lengths of a pack.
-        align: every sequence takes a multiple of this many tokens.
-        budget: limits the search.
-        exact: whether the search stops only at the lower bound or the end of its budget.
-        by_tokens: a function that plans without the limit on squares and then cuts packs to it, which is better if few
-            packs need a cut; it charges `budget` itself. None: this is not tried.
+        align: the tokens of a sequence count rounded up to a multiple of this.
+        budget: limits the search; the operations of the search are charged to it.
+        exact: whether the search ends early only when a plan has no more packs than the lower bound.
+        by_tokens: a function that plans without the limit on squares, and then divides packs above the limit. This is
+            better if few packs are above it. The function charges `budget` itself. None: this is not tried.
 
     >>> made = within(Histogram.from_lengths([5, 5, 2, 2, 2, 2]), 9, None, 33, budget=Budget(1), exact=True)
     >>> made.strategies
@@ -99,9 +100,9 @@ def within(
 def _guided(load: Load, budget: Budget) -> Guide | None:
     """Return a plan in rounded lengths (`guide`), or None.
 
-    The caller fills this plan with the real lengths (`fill`). The operations that filling takes are charged here,
-    before `guide` runs. The result is None if they would be over half of what is left of the budget (then all that is
-    left is charged), or if `guide` finds no plan.
+    The caller then fills this plan with the real lengths (`fill`). The operations of filling are charged here, before
+    `guide` runs. If they are more than half of what is left of `budget`, all that is left is charged instead, and the
+    result is None. It is also None if `guide` finds no plan.
     """
     filling = FILLING * int(load.counts.sum())
     if filling > budget.left // 2:

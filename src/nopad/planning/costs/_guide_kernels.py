@@ -20,8 +20,8 @@ def knapsack(sizes: NDArray[Any], costs: NDArray[Any], values: NDArray[Any], tab
     """Fill ``table[j, r, c]`` with the highest value of at most j items of total size at most r and cost at most c.
 
     Item i has the size ``sizes[i]`` (ascending), the cost ``costs[i]`` and the value ``values[i]``, and may be used
-    repeatedly. `table` is int64 ``[layers, largest r + 1, largest c + 1]``; with one layer the number of items has no
-    limit.
+    repeatedly. `table` is int64 ``[largest j + 1, largest r + 1, largest c + 1]``. If its first dimension is 1, the
+    number of items has no limit.
     """
     layers, rooms, money = table.shape
     table[0] = 0
@@ -51,10 +51,11 @@ def patterns_with(
     out: NDArray[Any],
     used: NDArray[Any],
 ) -> None:
-    """For each p, write to ``out[p, :used[p]]`` the items of the most valuable pattern that contains item ``first[p]``.
+    """For each p, find the most valuable pattern that contains item ``first[p]``, and write its items to ``out[p]``.
 
-    `table` is what `knapsack` made from the same sizes, costs and values. After ``first[p]`` the items are in order of
-    size, largest first; items without value are left out. A pattern longer than a row of `out` is cut off.
+    ``used[p]`` gets the number of these items. ``first[p]`` comes first, then the others in order of size, largest
+    first; items without value are left out. `table` is what `knapsack` made from the same sizes, costs and values. A
+    pattern longer than a row of `out` is cut off.
     """
     layers, rooms, money = table.shape
     for p in range(first.shape[0]):
@@ -100,13 +101,13 @@ def fill_slots(
     packs: NDArray[Any],
     links: NDArray[Any],
 ) -> tuple[int, int]:
-    """Make ``copies[p]`` packs from each pattern p, with real lengths; return (number of packs, number of links).
+    """Make ``copies[p]`` packs of real lengths from each pattern p; return ``(number of packs, number of links)``.
 
     Packs for which no sequence is left are not made. Arguments are as in
-    `nopad.planning.optimal._kernels.fill_slots`, but a pack also keeps to `limits`: most tokens (every length is
-    rounded up to a multiple of `align`), largest sum of squares, and most sequences. Packs are written to `packs` and
-    `links`, in the format of `nopad.planning.costs._kernels`: each pack is a class of its own, and links name lengths
-    instead of items.
+    `nopad.planning.optimal._kernels.fill_slots`, except for these. `limits` are a pack's most tokens (where every
+    length counts rounded up to a multiple of `align`), largest sum of squared lengths, and most sequences. Packs are
+    written to `packs` and `links`, in the format of `nopad.planning.costs._kernels`: each pack is a class of its own,
+    and links hold lengths instead of items.
     """
     filled, at = 0, 0
     for p in range(copies.shape[0]):

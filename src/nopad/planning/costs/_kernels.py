@@ -1,12 +1,16 @@
 """Compiled loops that place sequences, longest first, into packs with limits on tokens, cost and number of sequences.
 
 Item i stands for all sequences of one length, with ``sizes[i]`` tokens and a cost of ``costs[i]`` each. Items are in
-ascending order of length; `nopad.planning.several.both` has two kinds of size instead of tokens and cost, and orders
-items by the larger of their shares of the limits. Equal packs are one class, a row of five int64: free tokens, free
-cost, free places for sequences, number of packs, and the row of the last link of their content (-1: empty). A link adds
-copies of an item to a content. It is a row of three int64: the last link of that content (-1: empty), the item, and the
-number of copies. So classes that were divided share the links of their common content. Scores are floats that every
-machine rounds alike; if two classes have the same score, the class with the lower row is chosen.
+ascending order of length. (`nopad.planning.several.both` has two kinds of size instead of tokens and cost, and orders
+items by the larger of their two shares of the limits.)
+
+Equal packs are one class, a row of five int64: free tokens, free cost, free places for sequences, number of packs, and
+the row of the last link of their content (-1: the packs are empty). The content of a pack is a chain of links. A link
+is a row of three int64: the row of the link before it (-1: none), an item, and the number of copies of this item. So
+classes that were divided share the links of what they held before.
+
+Scores are floats that every machine rounds alike. If two classes have the same score, the class with the lower row is
+chosen.
 """
 
 from __future__ import annotations
@@ -78,7 +82,7 @@ def sift_down(scores: NDArray[Any], heap: NDArray[Any], size: int, value: float,
 
 @njit(cache=True, nogil=True)
 def grown(rows: NDArray[Any], used: int) -> NDArray[Any]:
-    """Return `rows` if at least two rows after the first `used` are free, else a larger copy."""
+    """Return `rows` if at least two rows after the first `used` rows are free; otherwise a larger copy of it."""
     if used + 2 <= rows.shape[0]:
         return rows
     larger = np.empty((2 * rows.shape[0] + 2, rows.shape[1]), dtype=np.int64)
@@ -90,7 +94,7 @@ def grown(rows: NDArray[Any], used: int) -> NDArray[Any]:
 def moved(
     packs: NDArray[Any], at: int, number: int, size: int, cost: int, copies: int, links: NDArray[Any], item: int
 ) -> None:
-    """Make class `number` of `packs` from class `at` by adding `copies` of an item; write this link to ``links[0]``.
+    """Write class `number` of `packs`: class `at` with `copies` of an item added. Write the new link to ``links[0]``.
 
     `size` and `cost` are those of one sequence of the item. The caller sets the number of packs and the last link of
     class `number`.
@@ -118,11 +122,13 @@ def spread_out(
 ) -> tuple[NDArray[Any], int, NDArray[Any], int, int]:
     """Place sequences into the emptiest class of packs, from those of the last item down to those of item `first`.
 
-    The emptiest class has the highest `score` for `kind` and `weight`. When an item does not fit into it, the rest of
-    the item is left, even if another class has room, and the next item follows. The rows in use are
-    ``packs[:classes]`` and ``links[:linked]``. Returns (packs, classes, links, linked, steps) after placing, where the
-    arrays may be larger copies. ``left[i]`` is the number of sequences of item i to place; the kernel subtracts those
-    that it has placed. Each step changes or divides one class; the loop ends after `most` steps.
+    The emptiest class has the highest `score` for `kind` and `weight`. When an item does not fit into it, its other
+    sequences are not placed, even if another class has room, and the next item follows. ``left[i]`` is the number of
+    sequences of item i to place; those placed are subtracted, in place.
+
+    The rows in use are ``packs[:classes]`` and ``links[:linked]``. Returns ``(packs, classes, links, linked, steps)``
+    after placing; the two arrays are those given, changed in place, or larger copies. A step changes or divides one
+    class; the loop ends after `most` steps, and `steps` is the number of steps made.
     """
     scores, heap = np.empty(classes + sizes.shape[0] + 1), np.empty(classes + sizes.shape[0] + 1, dtype=np.int64)
     for number in range(classes):
@@ -162,12 +168,15 @@ def shelf(tokens: int, capacity: int) -> int:
 def tightest(
     packs: NDArray[Any], heads: NDArray[Any], after: NDArray[Any], first: int, size: int, cost: int
 ) -> tuple[int, int, int, int]:
-    """Find the fullest class that an item fits into; return (class, the class before it on its shelf, shelf, looks).
+    """Find the fullest class that a sequence fits into; return ``(class, before, shelf, looks)``.
 
-    The fullest class has the fewest free tokens; a shelf is a list of classes with about the same number of free tokens
-    (`shelf`). ``heads[s]`` is the first class on shelf s, and ``after[c]`` the class after class c; -1: none. The
-    search begins at shelf `first`. "looks" is the number of classes that were examined. If the item fits into no class,
-    the first three results are -1, and "looks" also counts the shelves that were searched.
+    The fullest class has the fewest free tokens. The sequence has `size` tokens and the cost `cost`. A shelf is a list
+    of classes with about the same number of free tokens (`shelf`): ``heads[s]`` is the first class on shelf s, and
+    ``after[c]`` the class after class c; -1: none. The search begins at shelf `first`.
+
+    ``before`` is the class before the found one on its shelf (-1: none), and ``looks`` the number of classes that were
+    examined. If the sequence fits into no class, the first three results are -1, and ``looks`` also counts the shelves
+    that were searched.
     """
     looks = 0
     for at in range(first, heads.shape[0]):
@@ -199,8 +208,8 @@ def best_fit(
     """Place all sequences, those of the last item first, into the fullest class that they fit into, or into new packs.
 
     The fullest class has the fewest free tokens. Arguments and results are those of `spread_out`, but the steps are the
-    work of searching: 1 for each search, and the "looks" of `tightest`. After `most` steps nothing is searched any
-    more: further sequences go to new packs, which hold sequences of one item only.
+    work of searching: 1 for each search, and the ``looks`` of `tightest`. After `most` steps no class is searched for
+    any more: all other sequences go to new packs, which hold sequences of one item only.
     """
     items = left.shape[0]
     heads, after = np.full(SHELVES + 1, -1, dtype=np.int64), np.empty(classes + 3 * items + 16, dtype=np.int64)

@@ -1,10 +1,10 @@
 """A lower bound on the number of packs under limits on tokens and cost, computed from which lengths can share a pack.
 
-Take a threshold t, and look only at sequences of length t or more. A length is *alone* if no length >= t fits beside
+Take a threshold t, and look only at sequences of length t or more. A length is *alone* if no such sequence fits beside
 it, because tokens or cost would be above the limit, or because the depth is 1. Each sequence of such a length takes a
-pack, and none of these packs holds another sequence of length >= t. The sequences whose lengths are not alone need as
-many packs as their tokens, their cost or their number ask for. The bound is the sum of both numbers of packs, for the t
-that makes the sum highest.
+pack, and none of these packs holds another sequence of length t or more. The sequences whose lengths are not alone need
+as many packs as their tokens, their cost or their number require. The bound is the sum of both numbers of packs, for
+the t that makes the sum highest.
 
 Where no length is alone, the smallest t gives the largest of ``ceil(tokens / capacity)``, ``ceil(cost / limit on
 cost)`` and ``ceil(sequences / depth)``. All integers are exact.
@@ -31,8 +31,8 @@ def fewest(
     """Return a lower bound on the number of packs of any plan.
 
     There are ``counts[i]`` sequences of ``sizes[i]`` tokens and a cost of ``costs[i]`` each; sizes and costs ascend. A
-    pack holds at most `capacity` tokens, a cost of `most`, and `depth` sequences (None: unlimited). Each sequence must
-    fit into a pack by itself. All arrays are int64 ``[k]``.
+    pack holds at most `capacity` tokens, at most a cost of `most`, and at most `depth` sequences (None: unlimited).
+    Each sequence must fit into a pack by itself. All arrays are int64 ``[k]``. The result is an exact integer.
 
     >>> fewest(np.array([1, 6]), np.array([1, 36]), np.array([10, 5]), capacity=10, most=36, depth=None)
     6

@@ -29,10 +29,11 @@ _FINE = 500  # the bisection ends when the limit on cost is known to 1/500 of it
 
 
 def packs_allowed(packs: int, sequences: int, multiple: int) -> int:
-    """Return the most packs that an even plan may have: one in 1,000 more than `packs`, the number before.
+    """Return the most packs that an even plan may have; `packs` is the number of packs of the plan before.
 
-    `packs` is first rounded up to a multiple of `multiple`; the result is rounded down to a multiple of `multiple`, and
-    is at most `sequences`. If there is no multiple from `packs` to `sequences`, the result is `packs`.
+    The result is one pack in 1,000 more than `packs`, where `packs` is first rounded up to a multiple of `multiple`. It
+    is rounded down to a multiple of `multiple`, and is at most `sequences`. If no multiple lies between `packs` and
+    `sequences`, the result is `packs`.
 
     >>> packs_allowed(5000, 10**6, 1), packs_allowed(5000, 10**6, 7), packs_allowed(3, 10, 2), packs_allowed(7, 8, 5)
     (5005, 5005, 4, 7)
@@ -42,7 +43,7 @@ def packs_allowed(packs: int, sequences: int, multiple: int) -> int:
 
 
 def least_cap(load: Load, packs: int) -> int:
-    """Return a lower bound on the highest cost of a pack, for any plan with at most `packs` packs.
+    """Return a lower bound on the highest cost of a pack, for any plan of `load` with at most `packs` packs.
 
     >>> lengths = np.array([2, 4])
     >>> load = Load(lengths, lengths, lengths**2, np.array([4, 2]), np.array([8, 64, 9]))
@@ -74,8 +75,10 @@ class _Search:
         load: the sequences, and the limits of a pack to begin with.
         align: lengths are padded to multiples of this.
         packs: most packs of a plan.
-        by_tokens: returns the strategies of a plan without a limit on cost, for a depth; it charges `budget` itself.
-        budget: what all attempts together may take; each of them gets a part of what was left at the start, `all`.
+        by_tokens: a function that takes a depth, and returns the strategies of a plan without a limit on cost; it
+            charges `budget` itself.
+        budget: what all attempts together may take. An attempt gets at most a fixed part of what was left when the
+            search began.
         slow: number of further attempts that may solve linear programs.
     """
 
@@ -90,10 +93,10 @@ class _Search:
         self.all = self.budget.left
 
     def attempt(self, most: int, depth: int) -> Strategies | None:
-        """Return a plan of at most `packs` packs; each costs at most `most`, and holds at most `depth` sequences.
+        """Return a plan of at most `packs` packs, each with a cost of at most `most` and at most `depth` sequences.
 
-        `spread` is tried first, then linear programs if `slow` is not 0. The result is None if no plan is found, or if
-        the budget is spent.
+        `spread` is tried first, then linear programs if `slow` is not 0. The result is None if no such plan is found,
+        or if the budget is spent before.
         """
         load = _capped(self.load, most, depth)
         bound = bound_of(load)
@@ -110,10 +113,10 @@ class _Search:
             return self._by_programs(load, most, depth)
 
     def _by_programs(self, load: Load, most: int, depth: int) -> Strategies | None:
-        """Return what `attempt` returns, by linear programs; None also if these take too much memory or budget.
+        """Return a plan as `attempt` does, found by linear programs; None also if these take too much memory or budget.
 
-        `load` has the limits `most` and `depth`. If `most` is at least the squared capacity, so that it limits no pack,
-        `by_tokens` makes the plan.
+        `load` has `most` and `depth` as limits. If `most` is at least the squared capacity, it limits no pack, and
+        `by_tokens` makes the plan. `slow` is lowered by 1 if a plan is tried.
         """
         if most >= load.limits[0] ** 2:
             self.slow -= 1
@@ -139,17 +142,18 @@ def even_out(
     slow: int,
     multiple: int = 1,
 ) -> tuple[Strategies, dict[str, Any]]:
-    """Return the most even plan found that has hardly more packs than `start`, and facts for `described`.
+    """Return the most even plan found that has hardly more packs than the plan `start`, and facts for `described`.
 
-    If no other plan is found, `start`, which must not be empty, is returned. The facts are:
+    If no other plan is found, `start` itself is returned; it must not be empty. The facts are:
 
     * ``most_packs``: the number of packs allowed, as `packs_allowed` gives it for `start` and `multiple`
     * ``least_cap``: a lower bound on the highest cost of a pack in a plan of so many packs
     * ``before``: the `spreads` of `start`
 
-    Lengths are padded to multiples of `align`. `by_tokens` takes a depth, returns the strategies of a plan without a
-    limit on cost, and charges `budget` itself; `budget` is what all attempts together may take. At most `slow` attempts
-    may solve linear programs while the limit on cost is searched, and `slow` more while the depth is searched.
+    `load` has the sequences, and the limits of a pack. Lengths are padded to multiples of `align`. `by_tokens` is a
+    function that takes a depth, and returns the strategies of a plan without a limit on cost; it charges `budget`
+    itself. `budget` is what all attempts together may take. At most `slow` attempts may solve linear programs while a
+    limit on cost is searched for, and `slow` more while a depth is searched for.
     """
     sequences = int(load.counts.sum())
     allowed = packs_allowed(sum(count for count, _ in start), sequences, multiple)
@@ -184,15 +188,15 @@ def _squares(lengths: tuple[int, ...]) -> int:
 
 
 def spreads(strategies: Strategies) -> dict[str, Any]:
-    """Return figures that say how unlike the packs of a plan are; the cost of a pack is the sum of its squared lengths.
+    """Return figures on how much the packs of a plan differ; the plan must not be empty.
 
-    The keys are:
+    The cost of a pack is the sum of its squared lengths. The keys are:
 
     * ``packs``: number of packs
     * ``cap``: highest cost of a pack
-    * ``cost_to_mean``: this cost, divided by the mean cost of a pack and rounded to four decimals
+    * ``cost_to_mean``: ``cap`` divided by the mean cost of a pack, rounded to four decimals
     * ``depth``: largest number of sequences in a pack
-    * ``depth_to_mean``: this number, divided by the mean number of sequences in a pack and rounded to four decimals
+    * ``depth_to_mean``: ``depth`` divided by the mean number of sequences in a pack, rounded to four decimals
     """
     return _to_mean(
         packs=sum(count for count, _ in strategies),
@@ -204,10 +208,10 @@ def spreads(strategies: Strategies) -> dict[str, Any]:
 
 
 def _to_mean(packs: int, cap: int, depth: int, cost: int, sequences: int) -> dict[str, Any]:
-    """Return what `spreads` returns.
+    """Return the figures of `spreads` for `packs` packs.
 
-    `cap` is the highest cost of a pack and `depth` the largest number of sequences in one; `cost` and `sequences` are
-    the totals of all packs.
+    `cap` is the highest cost of a pack, and `depth` the largest number of sequences in a pack. `cost` and `sequences`
+    are the totals of all packs.
     """
     return {
         "packs": packs,
@@ -241,13 +245,13 @@ def broken_evenness(
     `options`, `facts`, `notes` and `strategies` are those of the plan; `load` holds its sequences and limits.
     ``facts["even"]`` has the facts of `even_out` and, as ``after``, the `spreads` of the plan.
 
-    * The figures of this plan must equal what its strategies and the lower bounds for `load` give.
-    * The plan from which `even_out` started is not stored, so its figures (``before``) are only checked to be possible
-      and to agree with each other.
-    * The note of `described` must be among the notes; this is checked only if nothing else is wrong.
+    * The figures of this plan must equal those computed from its strategies and the lower bounds for `load`.
+    * The plan from which `even_out` started is not stored. Its figures (``before``) must be possible, and must agree
+      with each other.
+    * The note that `described` returns must be among `notes`; this is checked only if nothing else is wrong.
 
     Nothing is checked if the plan is empty, or has neither the option `even` nor such facts. If figures are missing, or
-    the plan has them without the option `even`, the result is one sentence that says so.
+    the plan has them without the option `even`, the result is one sentence: the facts are incomplete.
     """
     even: Any = facts.get("even")
     if not strategies or (even is None and not options.get("even")):
@@ -276,10 +280,10 @@ def broken_evenness(
 
 
 def _complete(even: Any, true: Mapping[str, Any]) -> bool:
-    """Return whether `even`, the facts on evenness of a plan file, has every number, each of the right type.
+    """Return whether `even`, the facts on evenness in a plan file, has every number, each of the right type.
 
-    ``before`` and ``after`` must have the keys of `true`, a result of `spreads`, with values of the same types. Whole
-    numbers must be from 1 to `_MOST` (exclusive).
+    ``before`` and ``after`` must have the same keys as `true`, a result of `spreads`, with values of the same types.
+    Whole numbers must be at least 1 and below `_MOST`.
     """
     if type(even) is not dict or any(type(even.get(name)) is not dict for name in ("before", "after")):
         return False

@@ -1,11 +1,11 @@
 """Plans with limits on tokens and cost by column generation: a plan in rounded lengths, filled with real ones.
 
 This method is for packs of few sequences each, where it matters most which sequences share a pack. A pack has 128 to
-1,024 units of tokens, and 64 to 256 of cost; lengths and their squares are rounded to the nearest unit, so that errors
-cancel. The rounded lengths are the items of a linear program, whose patterns are found by an exact knapsack with both
-limits (and the depth, where it limits packs). The whole parts of the solution are packed, and the linear program is
-solved again for the items left. The patterns are only a guide: each of their items is a slot for a real length, so the
-plan is exact.
+1,024 units of tokens, and 64 to 256 units of cost. Lengths and their squares are rounded to the nearest unit, so that
+errors cancel. The rounded lengths are the items of a linear program, whose patterns are found by an exact knapsack with
+both limits (and the depth, where it limits packs). The whole parts of the solution are packed, and the linear program
+is solved again for the items left. The patterns only guide the plan: each of their items is a slot, into which a real
+length is put, and packs keep to the limits in real lengths.
 
 Source: the sources of `nopad.planning.optimal`; the pricing is the two-constraint knapsack of Gilmore and Gomory,
 "Multistage cutting stock problems of two and more dimensions", 1965.
@@ -79,7 +79,7 @@ class Units:
     def of(cls, load: Load, work: int) -> Units | None:
         """Return the finest units for which filling the knapsack table takes at most `work` updates.
 
-        The numbers of distinct sizes and of layers are limited too. Returns None if no units are coarse enough.
+        There may be at most 700 distinct sizes and 32 layers. Returns None if even the coarsest units exceed a limit.
         """
         capacity, most, depth = load.limits.tolist()
         usual = -(-capacity * int(load.counts.sum()) // int((load.counts * load.sizes).sum()))  # sequences per pack
@@ -104,11 +104,12 @@ class Units:
         )
 
     def price(self, duals: NDArray[np.float64], table: NDArray[np.int64]) -> tuple[float, list[Pattern]]:
-        """Return the value of the best pattern, and up to 80 patterns with a value above 1 (a pack's), best first.
+        """Return the value of the best pattern, and up to 80 patterns with a value above 1, best first.
 
-        A pattern is a tuple of item numbers, largest first, worth the sum of its items' values. The value of an item is
-        its entry in `duals` (float64 ``[k]``), limited to 0..1 and raised to at least the value of each smaller item.
-        The same pattern may occur twice. `table` is working memory as for the kernel `knapsack`, and is overwritten.
+        A pattern is a tuple of item numbers, largest first. Its value is the sum of its items' values; a pack is worth
+        1. The value of an item is its entry in `duals` (float64 ``[k]``), limited to 0..1, and raised to at least the
+        value of each smaller item. The same pattern may occur twice. `table` is working memory as for the kernel
+        `knapsack`, and is overwritten.
         """
         from nopad.planning.costs import _guide_kernels
 
@@ -132,9 +133,9 @@ class Guide:
 
     Attributes:
         units: the rounded lengths, which are the items, and the number of sequences of each.
-        packing: the number of packs of each pattern, a tuple of item numbers, largest first.
+        packing: maps each pattern to its number of packs; a pattern is a tuple of item numbers, largest first.
         values: dual value of each item in the first linear program, raised to at least the value of each smaller item;
-            a pack is worth at most about 1; float64 ``[k]``.
+            float64 ``[k]``. The values in a pack add up to at most about 1.
     """
 
     units: Units
@@ -143,15 +144,16 @@ class Guide:
 
     @property
     def relaxed(self) -> float:
-        """About the number of packs that the linear program on rounded lengths needs; this is not a lower bound."""
+        """About the number of packs that the first linear program needs for the rounded lengths; not a lower bound."""
         return float(self.values @ self.units.demand)
 
 
 def guide(load: Load, budget: Budget) -> Guide | None:
-    """Return a plan in rounded lengths (`Units`); None if the budget is too small, or the first linear program fails.
+    """Return a plan in rounded lengths (`Units`), or None.
 
-    The plan may leave out the sequences of about one pack, and more if the budget is spent or the solver fails later.
-    If the solver failed, `Budget.trouble` says why.
+    It is None if the budget is too small, if no units are coarse enough (`Units.of`), or if the first linear program
+    fails. The plan may leave out the sequences of about one pack, and more if the budget is spent or the solver fails
+    later. If the solver failed, `Budget.trouble` says why.
     """
     from nopad.planning.optimal.master import Master, Optimum
     from nopad.planning.optimal.pricing import Items
@@ -207,12 +209,13 @@ def guide(load: Load, budget: Budget) -> Guide | None:
 def certify(plan: Guide, load: Load, align: int, budget: Budget) -> CostCertificate | None:
     """Return a certificate made from the dual values of a plan (`Guide.values`), or None.
 
-    The result is None if the check of the certificate would cost more than is left of `budget`, or is impossible.
-    `align` is the multiple to which lengths are rounded up in a pack.
+    The result is None if the check of the certificate would take more operations than are left in `budget`, or if
+    `CostCertificate.problem` refuses it. `align` is the multiple to which lengths are rounded up in a pack.
 
-    The certificate has the finest units that `budget` allows, and its check is charged to `budget`. Values are
-    interpolated between the mean lengths of the items. A certificate weighs a length in whole units, rounded down. This
-    makes short lengths too light, so the value of a short length is at most its weight's share of a pack.
+    The certificate has the finest units that `budget` allows, and the operations of its check are charged to `budget`.
+    Values are interpolated between the mean lengths of the items. A certificate weighs a length in whole units, rounded
+    down, which makes short lengths too light. So the value of a short length is limited to its weight as a share of a
+    pack.
     """
     capacity = int(load.limits[0])
     lengths = load.lengths
@@ -234,10 +237,10 @@ def fill(plan: Guide, load: Load, align: int, budget: Budget) -> Packed:
     """Return a plan of all sequences of `load`: the patterns of `plan`, filled with real lengths.
 
     Each rounded length in a pattern of `plan` is a slot for one sequence. For sequences without a slot, `guide` makes a
-    plan in rounded lengths again, a few times; those still without a slot are placed by best-fit. The operations of
-    these two steps are charged to `budget` here; the caller charges those of filling (`FILLING`). Best-fit always
-    places all sequences; with no budget left it may still look at a million classes of equal packs, and then opens new
-    packs.
+    plan in rounded lengths again, a few times; those that then still have no slot are placed by best-fit. The
+    operations of these two steps are charged to `budget` here. Those of filling (`FILLING`) must be charged by the
+    caller. Best-fit always places all sequences: even with no budget left it may look at a million classes of equal
+    packs, and then opens new packs.
     """
     from nopad.planning.costs import _kernels
 
@@ -275,10 +278,11 @@ def _filled(
     classes: NDArray[np.int64],
     links: NDArray[np.int64],
 ) -> tuple[int, int]:
-    """Fill the slots of `plan`, its rounded lengths, with real lengths; return the numbers of packs and links made.
+    """Fill the slots of `plan` with real lengths; return the numbers of packs and links made.
 
-    The packs are written from the start of `classes`, and the links from the start of `links`, as described in
-    `nopad.planning.costs._kernels`. ``left[i]`` sequences of ``load.lengths[i]`` are left; those used are subtracted.
+    The slots are the rounded lengths of `plan`. The packs are written from the start of `classes`, and the links from
+    the start of `links`, in the format of `nopad.planning.costs._kernels`. ``left[i]`` sequences of the length
+    ``load.lengths[i]`` are left to place; those used are subtracted, in place.
     """
     from nopad.planning.costs import _guide_kernels
 

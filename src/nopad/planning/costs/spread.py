@@ -1,10 +1,11 @@
 """Fast plans with limits on tokens and cost: open all packs at the start, deal out long sequences, then fill up.
 
-At first, the number of packs opened is that of a lower bound. The sequences are dealt out longest first, each to the
+At first, as many packs are opened as a lower bound says. The sequences are dealt out longest first, each to the
 emptiest pack, so that every pack gets a share of the long ones, which cost most. Sequences shorter than some limit go
-to the fullest pack that they fit into instead, so that free room gathers in few packs. Several tries, in a fixed order,
-vary the measure of emptiness (a score of free tokens and free cost), that limit, and the number of packs opened, until
-a plan has few enough packs. Each try takes O(distinct lengths x classes of equal packs) steps.
+to the fullest pack that they fit into instead, so that free room gathers in few packs. There are several tries, in a
+fixed order, until a plan has few enough packs. They vary the measure of emptiness (a score of free tokens and free
+cost), the limit on length, and the number of packs opened. Each try takes O(distinct lengths x classes of equal packs)
+steps.
 
 Source: worst-fit with a fixed number of bins, as `nopad.planning.optimal.spread`; scores for several resources as in
 Panigrahy, Talwar, Uyeda, Wieder, "Heuristics for vector bin packing", 2011.
@@ -62,7 +63,8 @@ class Load:
 def load_of(histogram: Histogram, capacity: int, depth: int | None, squares: int, align: int = 1) -> Load:
     """Return the load of a histogram: sizes are lengths padded to a multiple of `align`, costs are squared lengths.
 
-    A pack holds at most `capacity` tokens, a cost of `squares`, and `depth` sequences (None: unlimited).
+    A pack holds at most `capacity` tokens, at most a cost of `squares`, and at most `depth` sequences (None:
+    unlimited).
     """
     lengths = histogram.lengths
     sizes = -(-lengths // align) * align
@@ -78,7 +80,9 @@ def bound_of(load: Load) -> int:
 
 @dataclass(frozen=True)
 class Packed:
-    """A plan as classes of equal packs, and links that say what each class holds; see `nopad.planning.costs._kernels`.
+    """A plan as classes of equal packs, and links that say what each class holds.
+
+    The columns of both arrays are described in `nopad.planning.costs._kernels`.
 
     Attributes:
         classes: int64 ``[classes, 5]``.
@@ -94,7 +98,10 @@ class Packed:
         return sum(self.classes[self.classes[:, 4] >= 0, 3].tolist())
 
     def strategies(self, lengths: NDArray[np.int64]) -> Strategies:
-        """Return ``(count, lengths longest first)`` pairs; item i of the links has length ``lengths[i]``."""
+        """Return ``(count, lengths longest first)`` pairs for the packs that are not empty.
+
+        Item i of the links has the length ``lengths[i]``; `lengths` are int64 ``[k]``.
+        """
         names, links = lengths.tolist(), self.links.tolist()
         found = []
         for *_, count, link in self.classes.tolist():
@@ -108,10 +115,11 @@ class Packed:
 
 
 def spread(load: Load, bound: int, enough: int, budget: Budget) -> Packed:
-    """Return the best plan found; the search ends at a plan of at most `enough` packs, or when the budget is spent.
+    """Return the best plan found for `load`; `bound` is a lower bound on the number of packs.
 
-    The search also ends when all tries are made, or when the best of ten or more tries needs more than 1.05 times
-    `bound` packs. `bound` is a lower bound on the number of packs. One plan is made even if the budget is spent.
+    The search ends at a plan of at most `enough` packs, when the budget is spent, when all tries are made, or when the
+    best of at least ten tries needs more than 1.05 times `bound` packs. One plan is made even if the budget is spent at
+    the start.
     """
     least = np.cumsum(load.sizes * (load.counts / load.counts.sum()))
     starts = [int(np.searchsorted(least, share * least[-1])) if share else 0 for share in _SHARES]
@@ -146,11 +154,11 @@ class _Tries:
         return self.packs <= self.enough or self.budget.spent()
 
     def deal(self, packs: int, way: tuple[int, int, float], *, patient: bool = False) -> int:
-        """Open `packs` packs and pack everything in one way; return the number of packs that this takes.
+        """Open `packs` packs and pack all sequences in one way; return the number of packs that this takes.
 
-        A `way` is the index of the shortest length to be dealt out, and kind and weight of the score. If many sequences
-        to be dealt out fit nowhere, the plan is finished only if `patient`; otherwise the number returned is an
-        estimate.
+        The plan is kept if it is the best so far. A `way` is the index of the shortest length to be dealt out, and the
+        kind and weight of the score. If many sequences to be dealt out fit nowhere, the plan is finished only if
+        `patient`; otherwise no plan is made, and the number returned is an estimate.
         """
         from nopad.planning.costs import _kernels
 

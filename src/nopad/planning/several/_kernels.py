@@ -1,4 +1,8 @@
-"""Compiled loops: pricing for all capacities with one table, raising values (`lift`), and swaps between packs."""
+"""Compiled loops of plans for several capacities.
+
+They price columns of all capacities with one table (`knapsack`, `patterns_with`), raise the values of a certificate
+(`lift`), and swap sequences between packs (`swap_over`).
+"""
 
 from __future__ import annotations
 
@@ -13,10 +17,10 @@ from numpy.typing import NDArray
 def knapsack(sizes: NDArray[Any], values: NDArray[Any], table: NDArray[Any]) -> None:
     """Fill ``table[r, q]`` with the highest total value of classes that fit into the two limits r and q.
 
-    A class stands for sequences of equal or similar size. The first sizes of the classes chosen add up to at most r,
-    and their second sizes to at most q. Class i has the two sizes ``sizes[i]`` (``[m, 2]``) and the value
-    ``values[i]``. The first sizes ascend, no class has both sizes 0, and a class may be used any number of times.
-    `table` is int64 ``[largest r + 1, largest q + 1]``; with one column, the second sizes are ignored.
+    Classes fit if their first sizes add up to at most r, and their second sizes to at most q. A class stands for
+    sequences of equal or similar size. Class i has the two sizes ``sizes[i]`` (``[m, 2]``) and the value ``values[i]``.
+    The first sizes ascend, no class has both sizes 0, and a class may be used any number of times. `table` is int64
+    ``[largest r + 1, largest q + 1]``; if it has only one column, the second sizes are ignored.
     """
     rooms, places = table.shape
     table[:] = 0
@@ -45,10 +49,10 @@ def knapsack(sizes: NDArray[Any], values: NDArray[Any], table: NDArray[Any]) -> 
 def lift(
     sizes: NDArray[Any], values: NDArray[Any], table: NDArray[Any], slack: NDArray[Any], limits: NDArray[Any]
 ) -> None:
-    """Raise the value of one size after the other as far as every pack of capacity j stays worth at most ``slack[j]``.
+    """Raise the values of sizes, one after the other, as far as no pack of capacity j becomes worth over ``slack[j]``.
 
-    ``values[i]`` is the value of the size ``sizes[i]``. `table` is that of `knapsack`, and is updated with each value
-    that was raised; ``limits[j]`` are the two limits of capacity j.
+    ``values[i]`` is the value of the size ``sizes[i]``, and ``limits[j]`` are the two limits of capacity j. `values` is
+    changed in place. So is `table`, that of `knapsack`: each raised value is entered before the next one is raised.
     """
     rooms, places = table.shape
     for i in range(sizes.shape[0]):
@@ -77,11 +81,11 @@ def patterns_with(
     out: NDArray[Any],
     used: NDArray[Any],
 ) -> None:
-    """For each p, write to ``out[p, :used[p]]`` the best pattern within ``limits[p]`` that contains class ``first[p]``.
+    """For each p, write to ``out[p]`` the best pattern within ``limits[p]`` that contains class ``first[p]``.
 
-    The best pattern is a multiset of classes with the highest total value. If ``first[p]`` is negative, the best
-    pattern within ``limits[p]`` is written. `table` is what `knapsack` made from the same sizes and values. A pattern
-    longer than a row of `out` is cut off.
+    The best pattern is the multiset of classes with the highest total value; ``used[p]`` gets its number of classes. If
+    ``first[p]`` is negative, the pattern need not contain a certain class. `table` is what `knapsack` made from the
+    same sizes and values. A pattern longer than a row of `out` is cut off.
     """
     for p in range(first.shape[0]):
         room, place, at = limits[p, 0], limits[p, 1], 0
@@ -109,14 +113,15 @@ def swap_over(
     roomy: NDArray[Any],
     looks: int,
 ) -> int:
-    """Swap sequences of packs that are above a limit with those of packs that have room.
+    """Swap sequences of packs that are above a limit with sequences of packs that have room.
 
-    Returns how many of the former packs are within their limits in the end.
+    Returns how many of the packs in `over` are within their limits afterwards. `items` and `free` are changed in place.
 
-    `over` lists the packs above a limit, and `roomy` those with room. Pack p holds ``items[begins[p]:begins[p + 1]]``,
-    and has ``free[p]`` left of both limits (negative: the pack is above this limit). For each pack in `over`, up to
-    `looks` packs of `roomy` are tried, beginning where the search for the previous pack ended. A swap must keep the
-    pack of `roomy` within its limits, and bring the pack of `over` nearer to its own limits.
+    `over` lists the packs above a limit, and `roomy` those with room. Pack p holds the sizes
+    ``items[begins[p]:begins[p + 1]]`` (indices into `sizes`). ``free[p]`` is how much of both limits it leaves free
+    (negative: the pack is above this limit). For each pack in `over`, up to `looks` packs of `roomy` are tried,
+    beginning where the search for the previous pack ended. A swap must keep the pack of `roomy` within its limits, and
+    bring the pack of `over` nearer to its own limits.
     """
     mended, at = 0, 0
     for p in over:

@@ -1,11 +1,14 @@
 """Packs for two kinds of size: deal sequences to the slots of patterns evenly, then repair packs that are over a limit.
 
-Patterns come from a plan for the tighter kind of size alone, or from the linear program. A slot has a label, and takes
-sequences with the same label: a size of the tighter kind, or a class of the program. Of the sequences with one label,
-the largest go to the packs that are furthest below what was planned for them. Packs that are then over a limit swap
-sequences with other packs, or give sequences away. Sequences that were given away, or had no slot, go to the fullest or
-the emptiest pack that has room for them. If the resulting plan is not near its bound, `nopad.planning.costs.spread`,
-which considers both kinds from the start, is tried too.
+The tighter kind of size is the one that needs more packs by itself. Patterns come from a plan for this kind alone, or
+from the linear program. A slot is a place for one sequence in a pack. It has a label, and takes sequences with the same
+label: a size of the tighter kind, or a class of the program. Of the sequences with one label, the largest go to the
+packs that are furthest below what was planned for them. Packs that are then over a limit swap sequences with other
+packs, or give sequences away. Sequences that were given away, or had no slot, go to the fullest or the emptiest pack
+that has room for them.
+
+If a plan made for the tighter kind is not near its bound, `nopad.planning.costs.spread` is tried too, which considers
+both kinds from the start.
 """
 
 from __future__ import annotations
@@ -41,11 +44,11 @@ def dealing(task: Task) -> int:
 
 
 def pack_both(task: Task, j: int, budget: Budget) -> Packing:
-    """Return packs of capacity j for all sequences of `task`: the better result of two ways.
+    """Return packs of capacity `j` for all sequences of `task`: the result with fewer packs of two ways.
 
-    The first way deals sequences out to a plan for the tighter kind of size (`_by_one`). The second, `_spread`, is
-    tried only if there are too many sequences for the first, or if the first is not near the bound and the budget is
-    not spent.
+    The first way, `_by_one`, deals sequences out to a plan for the tighter kind of size. The second way, `_spread`, is
+    tried only if there are too many sequences for the first, or if the result of the first is not near the lower bound
+    and the budget is not spent.
     """
     limits = task.capacities[j].clip(1)  # a limit of 0 becomes 1, since limits are divided by
     loads = [load / limit for load, limit in zip(task.loads, limits.tolist(), strict=True)]
@@ -59,7 +62,11 @@ def pack_both(task: Task, j: int, budget: Budget) -> Packing:
 
 
 def _spread(task: Task, limits: NDArray[np.int64], bound: int, budget: Budget) -> tuple[Packed, NDArray[np.int64]]:
-    """Pack by `nopad.planning.costs.spread`; return ``(packs, order)``: item i of these packs has size ``order[i]``."""
+    """Pack by `nopad.planning.costs.spread`; return ``(packs, order)``.
+
+    Item i of the packs is the size with the index ``order[i]`` in `task`. `bound` is a lower bound on the number of
+    packs; the search ends if a plan reaches it.
+    """
     parts = task.sizes / limits
     order = np.lexsort((parts.sum(axis=1), parts.max(axis=1)))
     return spread(_load(task, limits, order), bound, bound, budget), order
@@ -72,7 +79,10 @@ def _load(task: Task, limits: NDArray[np.int64], order: NDArray[np.int64]) -> Lo
 
 
 def _packing(task: Task, made: Packed, order: NDArray[np.int64], budget: Budget) -> Packing:
-    """Return the packs `made` as a `Packing` of `task`; item i of `made` is the size ``order[i]`` of `task`."""
+    """Return the packs `made` as a `Packing` of `task`; item i of `made` is the size ``order[i]`` of `task`.
+
+    The operations of listing the packs are charged to `budget`.
+    """
     budget.charge(_LISTING * min(task.sequences, made.links.shape[0]))
     packing: Packing = Counter()
     for count, held in made.strategies(order):
@@ -81,10 +91,10 @@ def _packing(task: Task, made: Packed, order: NDArray[np.int64], budget: Budget)
 
 
 def _by_one(task: Task, limits: NDArray[np.int64], tight: int, budget: Budget) -> tuple[Packed, NDArray[np.int64]]:
-    """Plan the tight kind alone, deal out sequences evenly by the other kind, and mend packs over a limit.
+    """Plan the tight kind of size alone, deal out sequences evenly by the other kind, and repair packs over a limit.
 
-    The tight kind, with the index `tight` (0 or 1), is the kind of size that needs more packs by itself. Returns
-    ``(packs, order)`` as `_spread` does.
+    The tight kind needs more packs by itself; its index is `tight` (0 or 1). `task` has one capacity, with the two
+    `limits`. Returns ``(packs, order)`` as `_spread` does.
     """
     own, other = task.sizes[:, tight], task.sizes[:, 1 - tight].astype(np.float64)
     lengths, label = np.unique(own, return_inverse=True)
@@ -102,11 +112,12 @@ def _by_one(task: Task, limits: NDArray[np.int64], tight: int, budget: Budget) -
 
 
 def follow(task: Task, classes: Classes, columns: list[Column], relaxed: Relaxed, budget: Budget) -> Packing:
-    """Return packs that follow a solved linear program, in which the mean size of a class stands for all its sizes.
+    """Return packs for all sequences of `task` that follow a solved linear program.
 
-    Each of `columns` (capacity and classes) gives as many packs as the whole part of its number in `relaxed.times`.
-    Sequences are dealt out to the slots of these packs. Where a pack then is above a limit, sequences are swapped or
-    taken out. Sequences without a slot are packed afterwards.
+    In this program, the mean size of a class stands for all its sizes. `relaxed` is its solution, and
+    ``relaxed.times[c]`` is how often it uses column c, a capacity and classes. The whole part of this number is the
+    number of packs made like the column. Sequences are dealt out to the slots of these packs. If a pack is then above a
+    limit, sequences are swapped or taken out. Sequences without a slot are packed afterwards.
     """
     whole = np.floor(relaxed.times + 1e-6).astype(np.int64)
     taken = [columns[at] for at in np.flatnonzero(whole).tolist()]
@@ -122,11 +133,11 @@ def follow(task: Task, classes: Classes, columns: list[Column], relaxed: Relaxed
 
 @dataclass(frozen=True, eq=False)
 class _Slots:
-    """The slots of all packs, one by one; a slot is the place of one sequence in a pack.
+    """The slots of all packs, pack after pack; a slot is the place of one sequence in a pack.
 
     Attributes:
         pack: the pack of each slot, ascending; int64 ``[n]``.
-        label: the label of the sequences that each slot may take (see the module); int64 ``[n]``.
+        label: the label of each slot, which takes only sequences with this label (see the module); int64 ``[n]``.
         packs: number of packs.
     """
 
@@ -136,7 +147,7 @@ class _Slots:
 
     @classmethod
     def of(cls, patterns: list[tuple[int, tuple[int, ...]]]) -> _Slots:
-        """Return the slots of ``count`` packs for each pattern ``(count, labels)``."""
+        """Return the slots of all packs of `patterns`; a pattern is ``(count, labels)``, for `count` equal packs."""
         held = np.array([len(labels) for _, labels in patterns], dtype=np.int64)
         counts = np.array([count for count, _ in patterns], dtype=np.int64)
         each = [np.tile(np.array(labels, dtype=np.int64), count) for count, labels in patterns]
@@ -151,13 +162,15 @@ class _Slots:
         measure: NDArray[np.float64],
         planned: NDArray[np.float64],
     ) -> NDArray[np.int64]:
-        """Return the index of the size that each slot gets, -1 for none; int64 ``[n]``.
+        """Deal sequences out to the slots; return the index of the size that each slot gets (-1: none), int64 ``[n]``.
 
-        Size i has the label ``label[i]`` (negative: no slot takes it), ``counts[i]`` sequences, and ``measure[i]``. A
-        slot of label l is planned for a measure of ``planned[l]``. Labels are dealt out from the last to the first. Of
-        each label, the sequences with the highest measure go to the packs whose total measure is furthest below what
-        was planned for their slots so far. If a label has more sequences than slots, only some of them, at even
-        distances in the order of measures, get a slot.
+        There are ``counts[i]`` sequences of size i. They have the label ``label[i]`` (negative: no slot takes them) and
+        the measure ``measure[i]``, a number that says how large they are. A slot with label l is planned for a measure
+        of ``planned[l]``.
+
+        Labels are dealt out from the last to the first. Of each label, the sequences with the highest measure go to the
+        packs whose total measure is furthest below what was planned for their slots so far. If a label has more
+        sequences than slots, only some of them get a slot: those at even distances in the order of measures.
         """
         queue = np.lexsort((-measure, label))
         queue = queue[label[queue] >= 0]
@@ -188,11 +201,11 @@ class _Slots:
 def _turns(
     slots: NDArray[np.int64], again: NDArray[np.int64], here: NDArray[np.int64]
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Yield ``(slots, sequences)`` for each turn, so that every turn gets its share of large and small sequences.
+    """Yield ``(slots, sequences)`` for each turn of dealing out one label.
 
-    In each turn every pack gets at most one slot filled. `slots` are those of one label, in the order of turns, and
-    ``again[s]`` is the turn of slot s; `here` are the sizes of the sequences to deal out, those with the highest
-    measure first.
+    In a turn, at most one slot of each pack is filled; every turn gets its share of large and small sequences. `slots`
+    are those of one label, in the order of turns, and ``again[s]`` is the turn of slot s. `here` are the sizes of the
+    sequences to deal out, those with the highest measure first. A turn may have fewer sequences than slots.
     """
     if not slots.size or not here.size:
         return
@@ -212,9 +225,10 @@ def _turns(
 def _finished(
     task: Task, slots: _Slots, items: NDArray[np.int64], limits: NDArray[np.int64]
 ) -> tuple[Packed, NDArray[np.int64]]:
-    """Repair the packs that are above their limits ``[packs, 2]``, then pack all sequences that have no slot.
+    """Repair the packs that are above their limits, then pack all sequences that have no slot.
 
-    ``items[s]`` is the size in slot s (-1: none). Returns ``(packs, order)`` as `_spread` does.
+    ``items[s]`` is the size in slot s (-1: none), and ``limits[p]`` are the two limits of pack p. Returns ``(packs,
+    order)`` as `_spread` does.
     """
     used = items >= 0
     items, pack = items[used], slots.pack[used]
@@ -229,9 +243,11 @@ def _finished(
 def _swapped(
     task: Task, limits: NDArray[np.int64], items: NDArray[np.int64], pack: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Return the size in each slot after swaps between packs above a limit and packs with much room; int64 ``[n]``.
+    """Swap sequences between packs above a limit and packs with much room; return the size in each slot afterwards.
 
-    ``items[s]`` is the size in slot s before the swaps, as an index into `task.sizes`, and ``pack[s]`` the slot's pack.
+    ``items[s]`` is the size in slot s before the swaps, as an index into `task.sizes`; the result is of the same kind,
+    int64 ``[n]``. ``pack[s]`` is the pack of slot s, and ``limits[p]`` are the two limits of pack p. Without packs
+    above a limit, `items` itself is returned.
     """
     from nopad.planning.several import _kernels
 
@@ -261,7 +277,7 @@ def _swapped(
 def _mended(
     task: Task, limits: NDArray[np.int64], items: NDArray[np.int64], pack: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
-    """Choose sequences to take out of packs above a limit; return which slots keep their sequence; bool ``[n]``.
+    """Choose sequences to take out of packs above a limit; return which slots keep their sequence, bool ``[n]``.
 
     ``items[s]`` is the size in slot s, ``pack[s]`` the slot's pack, and ``limits[p]`` the two limits of pack p.
     """
@@ -293,11 +309,11 @@ def _completed(
     *,
     evenly: bool = False,
 ) -> tuple[Packed, NDArray[np.int64]]:
-    """Put ``left[i]`` sequences of each size into the fullest packs with room, or into new packs.
+    """Put ``left[i]`` sequences of each size i into the fullest packs with room, or into new packs.
 
     With `evenly`, sequences go to the emptiest packs first, as far as they fit there. Pack p has the two limits
-    ``limits[p]``, and slot s, in pack ``pack[s]``, already holds a sequence of the size ``items[s]``. For each kind of
-    size, new packs have the largest limit of any capacity. Returns ``(packs, order)`` as `_spread` does.
+    ``limits[p]``. Slot s already holds a sequence of the size ``items[s]``, and is in pack ``pack[s]``. For each kind
+    of size, new packs have the largest limit of any capacity. Returns ``(packs, order)`` as `_spread` does.
     """
     from nopad.planning.costs import _kernels
 
@@ -330,7 +346,7 @@ def _completed(
 
 
 def _within_one(task: Task, packing: Packing, budget: Budget) -> Packing:
-    """Pack the sequences of those packs again that fit into no capacity; return the new packing.
+    """Pack those packs of `packing` again that fit into no capacity; return a packing in which every pack fits.
 
     Such packs exist since a new pack may have its two limits from different capacities. `packing` is changed in place.
     """
@@ -345,7 +361,10 @@ def _within_one(task: Task, packing: Packing, budget: Budget) -> Packing:
 
 
 def _alone(task: Task, counts: NDArray[np.int64], budget: Budget) -> Packing:
-    """Pack ``counts[i]`` sequences of each size by best-fit, each into the cheapest capacity that holds it."""
+    """Return a packing of ``counts[i]`` sequences of each size i, by best-fit.
+
+    Each sequence goes into a pack of the cheapest capacity that holds the sequence.
+    """
     packing: Packing = Counter()
     used = task.cheapest(task.sizes)
     for j in task.by_price:
@@ -361,5 +380,5 @@ def _alone(task: Task, counts: NDArray[np.int64], budget: Budget) -> Packing:
 
 
 def _only(task: Task, j: int) -> Task:
-    """Return the same task with capacity j alone."""
+    """Return the same task, but with capacity `j` as its only capacity."""
     return replace(task, capacities=task.capacities[j : j + 1], prices=task.prices[j : j + 1])

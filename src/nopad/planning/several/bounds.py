@@ -1,11 +1,13 @@
 """Lower bounds on the total price of all packs, in exact integers.
 
-* sizes: let rates be two values: of a unit of the first size, and of a unit of the second. If ``rates . capacity <=
-  price`` for every capacity, a plan costs at least ``rates . (sum of sizes)``. The best rates are at a corner of the
-  region that these inequalities allow, and every corner is tried
+* sizes: give a value to a unit of the first size, and one to a unit of the second; these are the two rates. If
+  ``rates . capacity <= price`` for every capacity, a plan costs at least ``rates . (sum of sizes)``. The best rates are
+  at a corner of the region that these inequalities allow, and every corner is tried
 * big sequences: sequences above half of every capacity never share a pack, so each costs at least the price of the
   cheapest capacity that holds it
 * one capacity and one kind of size: the bounds of `nopad.planning.bounds`, times the price of a pack
+
+`price_bound` also compares the bound that a certificate proves (`nopad.planning.several.certificate`).
 """
 
 from __future__ import annotations
@@ -27,10 +29,10 @@ __all__ = ["PriceBound", "best_rates", "price_bound"]
 
 @dataclass(frozen=True)
 class PriceBound:
-    """A proven lower bound on the price of a plan.
+    """A proven lower bound on the total price of all packs.
 
     Attributes:
-        price: the bound as a multiple of the plan's unit; an integer.
+        price: the bound as a multiple of `SeveralPlan.unit`; an integer.
         proof: what proves it: "sizes", "big sequences", "certificate", or the name of a bound on the number of packs
             (see `nopad.planning.lower_bound`).
         certificate: the certificate that proves the bound; None if another proof does.
@@ -42,9 +44,10 @@ class PriceBound:
 
 
 def price_bound(task: Task, certificate: PriceCertificate | None = None) -> PriceBound:
-    """Return the highest lower bound on the price of any plan for `task`; if several are equal, the simplest.
+    """Return the highest lower bound on the price of any plan for `task`.
 
-    The bounds are those of the module, and that of `certificate` if it is given.
+    The bounds of the module are compared, and that of `certificate` if it is given. If several are equally high, the
+    first in the order of the module is returned, and the certificate only if it is higher than all others.
 
     Raises:
         FormatError: the certificate cannot be checked.
@@ -71,16 +74,16 @@ def _limits(task: Task) -> list[tuple[int, int]]:
 def best_rates(task: Task) -> tuple[Fraction, Fraction]:
     """Return the two rates that prove the highest bound of the kind "sizes" (see the module), as exact fractions.
 
-    A rate is the value of a unit of the first or of the second size; no pack may be worth more than its price.
+    They are the values of a unit of the first size and of a unit of the second. No pack is worth more than its price.
     """
     one, other = task.loads
     return max(_corners(task), key=lambda rates: rates[0] * one + rates[1] * other)
 
 
 def _corners(task: Task) -> Iterator[tuple[Fraction, Fraction]]:
-    """Yield those corners of the region of rates (see the module) that can give the highest bound.
+    """Yield those corners of the region of rates (see the module) that can give the highest bound, as two fractions.
 
-    These are all corners but (0, 0). If no sequence has a second size, only the corner with a second rate of 0 counts.
+    These are all corners but (0, 0). If all second sizes are 0, only the corner with a second rate of 0 is needed.
     """
     rows = [(*task.capacities[j].tolist(), task.prices[j]) for j in task.by_price]
     zero = Fraction(0)
@@ -100,8 +103,8 @@ def _corners(task: Task) -> Iterator[tuple[Fraction, Fraction]]:
 def _big(task: Task) -> int:
     """Return the bound "big sequences": the price of one pack for each sequence above half of every capacity.
 
-    No two such sequences share a pack. This price is computed for each of the two kinds of size, and the higher one is
-    returned.
+    The pack is of the cheapest capacity that holds the sequence. The total price is computed for each of the two kinds
+    of size, and the higher one is returned.
     """
     most = task.capacities.max(axis=0)
     prices: list[int] = []

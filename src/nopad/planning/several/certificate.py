@@ -1,9 +1,10 @@
 """`PriceCertificate`: values of sequences that prove a lower bound on the price of any plan for several capacities.
 
-A sequence of sizes (a, b) is worth ``rates . (a, b)``, plus an extra: of all ``(from a, from b, value)`` with ``from a
-<= a`` and ``from b <= b``, the highest value. Let ``best[j]`` be a value that no pack of capacity j exceeds, and W the
-total value of all sequences. A pack with price ``prices[j]`` is worth at most ``best[j]``, so any plan costs at least
-``min over j of W * prices[j] / best[j]``.
+A sequence of sizes (a, b) is worth ``rates . (a, b)``, plus an extra: of all triples ``(from a, from b, value)`` with
+``from a <= a`` and ``from b <= b``, the highest value. Let W be the total value of all sequences, and ``best[j]`` a
+value that no pack of capacity j exceeds. Such a pack costs ``prices[j]``, so a price of 1 buys at most
+``best[j] / prices[j]`` of value in capacity j. Any plan therefore costs at least the smallest of
+``W * prices[j] / best[j]`` over all capacities j.
 
 No solver is needed to compute `best`: the rates give at most ``rates . capacity``, since sizes add up. The most that
 extras add is found by a knapsack recursion over the sizes at which they begin, with one table for all capacities. To
@@ -45,13 +46,14 @@ class PriceCertificate:
 
     Attributes:
         rates: value of one token (or other unit) of the first and of the second size; two integers from 0 to 2^64.
-        extras: triples ``(from a, from b, value)``, ascending and distinct: a sequence of sizes at least (from a, from
-            b) has this value in addition to its rates; if several apply, only the highest counts. Values are integers
-            from 1 to 2^50.
+        extras: triples ``(from a, from b, value)``, in ascending order of their sizes, which are distinct. A sequence
+            whose sizes are at least ``(from a, from b)`` has this value in addition to its rates; if several extras
+            apply, only the highest counts. Values are integers from 1 to 2^50.
         units: the units in which the table of the check counts both sizes, rounded down; two integers from 1 to 2^31.
 
     Raises:
-        ValueError: a number is not an integer or is out of range, or extras do not ascend.
+        ValueError: a number is not an integer or is out of range, there is a wrong number of them, or extras do not
+            ascend.
 
     >>> proof = PriceCertificate((1, 0), ((5, 0, 2),))  # a token is worth 1, a sequence of 5 tokens or more 2 beyond
     >>> proof.best([(8, 0), (16, 0)])
@@ -65,7 +67,12 @@ class PriceCertificate:
     units: tuple[int, int] = (1, 1)
 
     def __post_init__(self) -> None:
-        """Raise ValueError unless all numbers are integers in range, and extras are in ascending order of size."""
+        """Check the numbers.
+
+        Raises:
+            ValueError: a number is not an integer or is out of range, there is a wrong number of them, or extras are
+                not in ascending order of size.
+        """
         numbers = [*self.rates, *self.units, *(number for extra in self.extras for number in extra)]
         if any(type(number) is not int for number in numbers) or any(len(extra) != 3 for extra in self.extras):
             raise ValueError("a price certificate needs integers, three for each extra")
@@ -80,7 +87,10 @@ class PriceCertificate:
             raise ValueError(f"price certificate: sizes of extras must rise, with values from 1 to {MAX_VALUE}")
 
     def _table(self, capacities: Sequence[tuple[int, int]]) -> tuple[list[tuple[int, int, int]], int, int]:
-        """Return the extras that fit into at least one capacity, and the largest limit of each size; all in units."""
+        """Return the extras that fit into at least one capacity, and the largest limits of both sizes.
+
+        All of these are in units, rounded down.
+        """
         one, other = self.units
         rooms, places = max(c[0] for c in capacities) // one, max(c[1] for c in capacities) // other
         fitting = [
@@ -91,7 +101,10 @@ class PriceCertificate:
         return fitting, rooms, places
 
     def problem(self, capacities: Sequence[tuple[int, int]]) -> str | None:
-        """Return why this certificate cannot be checked for these capacities (pairs of limits); None if it can."""
+        """Return why this certificate cannot be checked for these capacities, as text; None if it can be checked.
+
+        Capacities are pairs of limits.
+        """
         fitting, rooms, places = self._table(capacities)
         if not fitting:
             return None
@@ -130,7 +143,9 @@ class PriceCertificate:
         return [rate + int(worth[a // one, b // other]) for rate, (a, b) in zip(rates, capacities, strict=True)]
 
     def worth(self, sizes: NDArray[np.int64], counts: Sequence[int]) -> int:
-        """Return the total value of all sequences: ``counts[i]`` of each pair of sizes ``sizes[i]``, int64 ``[k, 2]``.
+        """Return the total value of ``counts[i]`` sequences of each pair of sizes ``sizes[i]``; an exact integer.
+
+        `sizes` are int64 ``[k, 2]``.
 
         Raises:
             FormatError: extras depend on the second size too, and there are more than `MAX_WORK` combinations of an
@@ -142,7 +157,9 @@ class PriceCertificate:
         return sum((one * a + other * b + more) * count for (a, b), more, count in rows)
 
     def extras_of(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the extra of a sequence of each size (int64 ``[k, 2]``), 0 if none applies; int64 ``[k]``.
+        """Return the extra of a sequence of each pair of sizes, 0 if none applies; int64 ``[k]``.
+
+        `sizes` are int64 ``[k, 2]``.
 
         Raises:
             FormatError: as for `worth`.
@@ -167,8 +184,8 @@ class PriceCertificate:
     ) -> int:
         """Return a lower bound on the price of any plan for ``counts[i]`` sequences of each size ``sizes[i]``.
 
-        `sizes` are int64 ``[k, 2]``, and `capacities` pairs of limits. A pack of capacity j costs ``prices[j]``. Prices
-        and the bound are integers.
+        `sizes` are int64 ``[k, 2]``, and `capacities` are pairs of limits. A pack of capacity j costs ``prices[j]``.
+        Prices and the bound are integers.
 
         Raises:
             FormatError: the certificate cannot be checked; see `problem` and `worth`.

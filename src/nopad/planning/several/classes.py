@@ -1,12 +1,14 @@
 """`Classes`: groups of sizes for the linear program, and the units of its pricing table.
 
 A class stands for all sizes from its corner (its smallest size) up to the next corners. The part of a sequence beyond
-the corner counts as *sand*, which may be divided and put into any pack; sequences below the smallest corner are sand
+the corner counts as *sand*, which may be divided and put into any pack. Sequences below the smallest corner are sand
 entirely. If every distinct size is a class of its own, there is no sand, and the linear program is that of Gilmore and
 Gomory. With fewer classes, the program requires less than any real plan, so its bounds hold for every plan. (Some
-classes have the mean of their sizes instead of a corner: they lead to better plans, but prove no bound.) Corners are
-placed where fewer sequences begin to fit into a capacity (just above its half, third and so on), and between these
-places more densely where there are more sequences. An *edge* is one of the two coordinates of corners.
+classes have the mean of their sizes instead of a corner: they lead to better plans, but prove no bound.)
+
+An *edge* is one of the two coordinates of corners. Edges are placed just above a capacity, its half, its third and so
+on, since one sequence less fits into a pack from there on. Between these places, they are denser where there are more
+sequences.
 """
 
 from __future__ import annotations
@@ -37,11 +39,12 @@ class Classes:
     Attributes:
         corners: the sizes at which classes begin, in lexicographic order; int64 ``[m, 2]``. For classes made by
             `along`, or by `of` with `middle`, the mean sizes of classes instead.
-        of_size: the class of each distinct size of the task; -1: the size is below all classes, and is sand entirely;
-            int64 ``[k]``.
+        of_size: the class of each distinct size of the task; int64 ``[k]``. -1: the size is below all classes, and is
+            sand entirely.
         demand: number of sequences of each class; float64 ``[m]``.
-        sand: total sand in each of the two kinds of size. Sand is what sequences have beyond the corners of their
-            classes; the linear program may divide it among packs at will.
+        sand: total sand of the first and of the second size. Sand is what sequences have beyond the corners of their
+            classes; the linear program may divide it among packs at will. For classes with mean sizes, only sequences
+            below all classes are sand.
         units: the units in which the pricing table counts both sizes; int64 ``[2]``.
         exact: whether every distinct size is a class, and the table has units of 1.
     """
@@ -55,17 +58,17 @@ class Classes:
 
     @classmethod
     def every(cls, task: Task) -> Classes:
-        """Return one class for each distinct size."""
+        """Return classes of which each stands for one distinct size of `task`; there is no sand."""
         k = task.counts.size
         one = np.ones(2, dtype=np.int64)
         return cls(task.sizes, np.arange(k), task.counts.astype(np.float64), (0.0, 0.0), one, True)
 
     @classmethod
     def of(cls, task: Task, most: int, cells: int, *, kinds: tuple[int, ...] = (0, 1), middle: bool = False) -> Classes:
-        """Return about `most` classes by these `kinds` of size, for a pricing table of at most `cells` numbers.
+        """Return about `most` classes, with units for which the pricing table has at most `cells` numbers.
 
-        `kinds` are indices: 0 the first size, 1 the second. With `middle`, the corner of a class is the mean of its
-        sizes; such classes lead to good plans, but prove no bound.
+        `kinds` are the sizes by which classes are divided: 0 stands for the first size, 1 for the second. With
+        `middle`, the corner of a class is the mean of its sizes; such classes lead to good plans, but prove no bound.
         """
         limits = task.capacities.max(axis=0)
         units = _units(limits, min(cells, _MOST_TABLE))
@@ -92,9 +95,10 @@ class Classes:
 
     @classmethod
     def along(cls, task: Task, most: int, cells: int, proof: PriceCertificate) -> Classes:
-        """Return about `most` classes by the first size alone, divided where the values of `proof` rise most.
+        """Return up to `most` classes by the first size alone, narrowest where the values of `proof` rise most.
 
-        The corner of a class is the mean of its sizes. Such classes lead to good plans, but prove no bound.
+        The corner of a class is the mean of its sizes. Such classes lead to good plans, but prove no bound. The units
+        are those for which the pricing table has at most `cells` numbers.
         """
         units = _units(task.capacities.max(axis=0), min(cells, _MOST_TABLE))
         rise = np.diff(proof.extras_of(task.sizes).astype(np.float64), prepend=0.0).clip(0)
@@ -113,7 +117,10 @@ class Classes:
     def _middle(
         cls, task: Task, of_size: NDArray[np.int64], demand: NDArray[np.float64], units: NDArray[np.int64]
     ) -> Classes:
-        """Return classes whose corners are the means of their sizes, rounded to `units`; arguments as in the class."""
+        """Return classes whose corners are the means of their sizes, rounded to multiples of `units`.
+
+        `of_size`, `demand` and `units` are as in the class.
+        """
         inside = of_size >= 0
         loads = task.sizes * task.counts[:, None].astype(np.float64)
         sums = [np.bincount(of_size[inside], loads[inside, kind], minlength=demand.size) for kind in (0, 1)]
@@ -124,7 +131,10 @@ class Classes:
         return cls(corners, of_size, demand, (one, other), units, False)
 
     def within(self, task: Task) -> Classes:
-        """Return these classes with corners lowered until each fits into a capacity of `task`, in whole units."""
+        """Return a copy of these classes in which each corner fits into a capacity of `task`, counted in whole units.
+
+        Corners that fit into none are lowered as little as possible.
+        """
         limits = task.capacities // self.units * self.units
         least = np.full(len(self.corners), np.inf)
         corners = self.corners.copy()
@@ -138,10 +148,10 @@ class Classes:
 
 
 def _second_edges(task: Task, unit: int, most: int, alone: bool) -> NDArray[np.int64]:
-    """Return the second sizes at which classes begin (edges), as ascending multiples of `unit`; int64.
+    """Return the second sizes at which classes begin (edges), as ascending multiples of `unit`; int64 ``[edges]``.
 
-    If the second size has few values, each is an edge. Otherwise there are about ``sqrt(most) / 2`` edges; with
-    `alone`, when classes are divided by the second size only, about `most`.
+    `most` is the number of classes wanted. If the second size has few values, each is an edge. Otherwise there are
+    about ``sqrt(most) / 2`` edges, or about `most` with `alone`: classes are then divided by the second size only.
     """
     values = np.unique(np.append(0, task.sizes[:, 1] // unit * unit))
     if values.size <= max(1, most if alone else most**0.5 * _FEW):
@@ -152,7 +162,7 @@ def _second_edges(task: Task, unit: int, most: int, alone: bool) -> NDArray[np.i
 def _units(limits: NDArray[np.int64], cells: int) -> NDArray[np.int64]:
     """Return units (powers of two) for which a table up to both limits has at most `cells` numbers; int64 ``[2]``.
 
-    While the table is too large, the unit of the limit that has more units is doubled.
+    Both units begin at 1. While the table is too large, one unit is doubled: that of its longer dimension.
     """
     units = np.ones(2, dtype=np.int64)
     while np.prod(limits // units + 1.0) > cells:
@@ -161,10 +171,10 @@ def _units(limits: NDArray[np.int64], cells: int) -> NDArray[np.int64]:
 
 
 def _edges(task: Task, kind: int, most: int, unit: int, *, fine: bool = False) -> NDArray[np.int64]:
-    """Return 0 and about `most` sizes at which classes begin (edges), as ascending multiples of `unit`; int64.
+    """Return 0 and about `most` sizes at which classes begin (edges), as ascending multiples of `unit`; int64 ``[n]``.
 
-    They are first sizes if `kind` is 0, second sizes if it is 1. Edges begin at 1/16 of the smallest capacity, since
-    smaller sizes are sand; with `fine`, they begin at `unit`, so that the smallest sizes are told apart too.
+    They are first sizes if `kind` is 0, second sizes if it is 1. Apart from 0, edges begin at 1/16 of the smallest
+    capacity, since smaller sizes are sand. With `fine` they begin at `unit`, so that small sizes are told apart too.
     """
     limits = np.unique(task.capacities[:, kind])
     limits = limits[limits > 0]
@@ -179,7 +189,7 @@ def _edges(task: Task, kind: int, most: int, unit: int, *, fine: bool = False) -
 
 
 def _small(own: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return, for each share in `_BESIDE`, the size up to which sequences make up this share of all sequences.
+    """Return for each share in `_BESIDE` a size: the sequences up to this size are about this share of all sequences.
 
     There are ``counts[i]`` sequences of size ``own[i]``.
     """
@@ -193,8 +203,8 @@ def _even(own: NDArray[np.int64], counts: NDArray[np.int64], least: int, most: i
     """Return at most `most` edges from `least` on, denser where there are more sequences.
 
     There are ``counts[i]`` sequences of size ``own[i]``. The density of edges is about proportional to the square root
-    of the density of sequences. This nearly minimises the sum, over all sequences, of the part of their size beyond the
-    edge below.
+    of the density of sequences. The part of a sequence beyond the edge below it is sand; these edges nearly minimise
+    the total sand.
     """
     own, counts = own[own >= least], counts[own >= least]
     if most < 2 or not own.size:

@@ -20,10 +20,13 @@ __all__ = ["deal"]
 
 
 def deal(plan: SeveralPlan, sizes: ArrayLike, seed: int) -> list[Packs]:
-    """Return the packs of each capacity of `plan`, in the order of its `capacities`; packs hold indices into `sizes`.
+    """Assign sequences to packs at random; return the packs of each capacity, in the order of ``plan.capacities``.
+
+    Packs hold indices into `sizes`. The arguments are as for `SeveralPlan.assign`.
 
     Raises:
         PlanMismatchError, LengthError, OptionError: as for `SeveralPlan.assign`.
+        RuntimeError: the result fails a check, which is a bug of nopad.
     """
     check_sizes(1, None, seed)
     given, kinds = two_columns(sizes)
@@ -63,10 +66,12 @@ def _keys(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _check_cover(plan: SeveralPlan, sizes: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
-    """Refuse a plan made for other sizes.
+    """Refuse a plan that was made for other sizes.
+
+    There are ``counts[i]`` sequences of each pair of sizes ``sizes[i]``, which are distinct.
 
     Raises:
-        PlanMismatchError: the plan does not cover exactly these sizes; the message names the first difference.
+        PlanMismatchError: the plan does not cover exactly these sequences; the message names the first difference.
     """
     own = np.zeros((len(plan.sizes), 2), dtype=np.int64)
     own[:, : plan.kinds] = plan.sizes
@@ -82,10 +87,10 @@ def _check_cover(plan: SeveralPlan, sizes: NDArray[np.int64], counts: NDArray[np
 
 
 def _check_dealt(plan: SeveralPlan, every: list[Packs], sizes: NDArray[np.int64]) -> None:
-    """Check that every sequence is in exactly one pack, and that no pack is above its limits.
+    """Check that every sequence is in exactly one pack, and that no pack is empty or above its limits.
 
     Raises:
-        RuntimeError: this check fails, which is a mistake of nopad.
+        RuntimeError: this check fails, which is a bug of nopad.
     """
     dealt = np.concatenate([packs.sequence for packs in every])
     right = dealt.size == len(sizes) and (np.bincount(dealt, minlength=len(sizes)) == 1).all()

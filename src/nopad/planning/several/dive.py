@@ -1,8 +1,9 @@
-"""Round the linear program in which every size is a class to whole packs: by diving, then by an integer program.
+"""Make whole packs from the linear program in which every size is a class: by diving, then by an integer program.
 
-Each step of a dive uses every column as often as the whole part of its number of uses; if all whole parts are 0, it
-uses the columns with the largest fractions once. Then the program is solved again for the sequences left. After each
-step these are also packed by best-fit, and the cheapest plan so far is kept. If the task is small, an integer program
+The solution of the linear program says how often each column is used. A step of a dive takes the whole part of this
+number as packs. If all whole parts are 0, it takes one pack of each of the columns with the largest fractions. Then the
+program is solved again for the sequences left, and the next step follows. After each step, the sequences left are also
+packed in a quick way, which completes a plan; the cheapest such plan is kept. If the task is small, an integer program
 then chooses among all columns found (`choose`).
 """
 
@@ -35,9 +36,10 @@ _NODE_STEPS = 300  # operations of each node, per row and column
 
 
 def pack_rest(task: Task, left: NDArray[np.int64]) -> Packing:
-    """Pack ``left[i]`` sequences of each size i in a quick way; `left` is int64 ``[k]``.
+    """Return a packing of ``left[i]`` sequences of each size i, made in a quick way; `left` is int64 ``[k]``.
 
-    Up to `MOST_FITTED` sequences are packed by best-fit into all capacities at once, more by `pack_each`.
+    Up to `MOST_FITTED` sequences are packed by best-fit into all capacities at once; if there are more, `pack_each` is
+    used.
     """
     chosen = np.flatnonzero(left)
     if not chosen.size:
@@ -53,9 +55,11 @@ def pack_rest(task: Task, left: NDArray[np.int64]) -> Packing:
 
 
 def dive(task: Task, master: Master, relaxed: Relaxed, goal: int, budget: Budget) -> Packing:
-    """Round the linear program to packs of all sequences; the dive ends early at a price of at most `goal`.
+    """Return a packing of all sequences made by a dive: the cheapest one found before or after any of its steps.
 
-    `relaxed` is the solution of `master`, whose demand and columns are changed.
+    The dive ends early at a price of at most `goal`. `master` is the linear program, and `relaxed` its solution; the
+    demand and the columns of `master` are changed in place. If the solver fails, the dive ends, and `Budget.trouble`
+    says why.
     """
     left, taken = task.counts.copy(), Packing()
     best = pack_rest(task, left)
@@ -87,9 +91,10 @@ def dive(task: Task, master: Master, relaxed: Relaxed, goal: int, budget: Budget
 
 
 def _take(columns: list[Column], times: NDArray[np.int64], left: NDArray[np.int64], taken: Packing) -> bool:
-    """Move ``times[c]`` packs of each column c from `left` to `taken`; return whether any was moved.
+    """Add ``times[c]`` packs of each column c to `taken`; return whether any was added.
 
-    A pack may lack sequences that have run out.
+    Their sequences are subtracted from `left`, the number left of each size. If there are too few, a pack holds fewer
+    sequences than its column; empty packs are not added. Both `left` and `taken` are changed in place.
     """
     before = taken.total()
     for at in np.flatnonzero(times).tolist():
@@ -108,9 +113,10 @@ def _take(columns: list[Column], times: NDArray[np.int64], left: NDArray[np.int6
 
 
 def every_column(task: Task) -> list[Column] | None:
-    """Return each multiset of the sequences' sizes that fits into a pack, with its cheapest capacity.
+    """Return all possible packs of `task`, each as a column with the cheapest capacity that holds it.
 
-    The result is None if there are too many.
+    A possible pack is a multiset of sizes, none more often than there are sequences of it. The result is None if there
+    are too many.
     """
     most = task.capacities.max(axis=0).tolist()
     sizes, counts = task.sizes.tolist(), task.counts.tolist()
@@ -130,11 +136,11 @@ def every_column(task: Task) -> list[Column] | None:
 
 
 def choose(task: Task, columns: list[Column], budget: Budget) -> Packing | None:
-    """Return a cheap packing of all sequences, chosen among `columns` by an integer program.
+    """Return a cheap packing of all sequences, whose packs an integer program chose among `columns`.
 
-    The result is None if the program would be too large, if it finds no packing, or if the budget is spent.
-
-    If `every_column` lists all possible columns, the program chooses among these instead.
+    If the possible packs are few enough for `every_column`, the program chooses among all of these instead. The result
+    is None if there are no columns, if the program would be too large, if it finds no packing, or if the budget is
+    spent.
     """
     if task.sequences > _MOST_CHOSEN or budget.spent():
         return None

@@ -1,10 +1,10 @@
 """Best-fit decreasing into several capacities at once, for a few thousand sequences; each step of a dive uses it.
 
-Sequences come largest first. Each goes to the fullest open pack that has room for both of its sizes. If there is no
-such pack, the sequence opens a pack of the preferred capacity. If it is too large for that, it opens a pack of the
-cheapest capacity that holds it. In the end each pack gets the cheapest capacity that holds the pack. All this is done
-once for each capacity that is worth using as the preferred one, and the cheapest result is kept. O(n x packs) in
-NumPy.
+One capacity is the preferred one. Sequences come largest first. Each goes to the fullest open pack that has room for
+both of its sizes. If there is none, the sequence opens a pack of the preferred capacity; if it is too large for that,
+it opens a pack of the cheapest capacity that holds it. In the end, each pack gets the cheapest capacity that holds its
+sequences. All this is done once for each capacity that is worth using, as the preferred one, and the cheapest result is
+kept. O(n x packs) in NumPy.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ MOST_FITTED = 3000  # sequences for which this is fast enough
 
 
 def best_fit(task: Task, counts: NDArray[np.int64]) -> Packing:
-    """Return the cheapest of several packings of ``counts[i]`` sequences of each size i, one per preferred capacity.
+    """Return the cheapest of several packings of ``counts[i]`` sequences of each size i.
 
-    The preferred capacity is that of new packs, where a sequence fits into it (see the module).
+    One packing is made for each capacity worth using, as the preferred capacity of new packs (see the module).
     """
     return min((_prefer(task, counts, j) for j in task.by_price), key=task.price)
 

@@ -72,9 +72,13 @@ def plan_several(
         The cheapest plan that was found, with a proven lower bound on the price of any plan.
 
     Raises:
-        LengthError: a size or count is not an integer or is out of range, there is not one count for each size,
-            `counts` are given with a `Histogram`, a sequence fits into no capacity, or there are too many sequences
-            (more than 2^62) or distinct sizes (more than 2^20 for several capacities or two kinds of size).
+        LengthError: one of these:
+
+            * a size or count is not an integer or is out of range, or `sizes` have another shape
+            * there is not one count for each size, or `counts` are given with a `Histogram`
+            * a sequence fits into no capacity
+            * there are more than 2^62 sequences
+            * there are more than 2^20 distinct sizes, and several capacities or two kinds of size
         OptionError: capacities, prices, depth or effort have an invalid value, or do not match each other or `sizes`.
 
     Source: Gilmore and Gomory 1961 (column generation); `docs/internals/algorithms.md` describes the method.
@@ -119,10 +123,11 @@ def pack_several(
     effort: int = 3,
     seed: int = 0,
 ) -> dict[Any, Packs]:
-    """Plan and assign in one call: return ``{capacity: Packs}``, where packs hold positions in `sizes`.
+    """Plan packs of several capacities, and assign each sequence to a pack; return ``{capacity: Packs}``.
 
-    This is short for ``plan_several(...).assign(sizes, seed=seed)``; see `plan_several` and `SeveralPlan.assign` for
-    the arguments and errors. `sizes` must be an array, not a `Histogram`.
+    Packs hold positions in `sizes`. A capacity is an integer, or a pair of integers for two kinds of size. This is
+    short for ``plan_several(...).assign(sizes, seed=seed)``; see `plan_several` and `SeveralPlan.assign` for the
+    arguments and errors. `sizes` must be an array, not a `Histogram`.
 
     >>> import nopad
     >>> packs = nopad.pack_several([9, 7, 3, 2, 2], capacities=[8, 16], prices=[1, 2.5])
@@ -133,10 +138,10 @@ def pack_several(
 
 
 def _counted(counts: ArrayLike | None, n: int) -> NDArray[np.int64]:
-    """Return the number of sequences of each of n sizes given; without `counts`, 1 each; int64 ``[n]``.
+    """Return `counts` after a check, int64 ``[n]``; if `counts` is None, n times 1.
 
     Raises:
-        LengthError: `counts` are not n integers from 0 to 2^62, or add up to more.
+        LengthError: `counts` are not n integers from 0 to 2^62, or add up to more than 2^62.
     """
     if counts is None:
         return np.ones(n, dtype=np.int64)
@@ -152,7 +157,7 @@ def _counted(counts: ArrayLike | None, n: int) -> NDArray[np.int64]:
 
 
 def _unused(task: Task, capacities: tuple[Capacity, ...]) -> tuple[str, ...]:
-    """Return a note for each capacity that another one makes useless."""
+    """Return a note for each capacity that is never worth using, since another one holds as much and costs no more."""
     found = []
     for j in range(len(capacities)):
         if j not in task.by_price:
@@ -169,7 +174,7 @@ def _plan_of(
     depth: int | None,
     found: Found,
 ) -> SeveralPlan:
-    """Return the plan of a packing, with its strategies sorted by capacity, then by size."""
+    """Return the plan of a packing; its strategies are sorted by capacity, in the order given, then largest first."""
     packs = list(found.packing)
     used = task.capacity_of(packs).tolist()
     order = sorted(range(len(packs)), key=lambda p: packs[p][::-1], reverse=True)
@@ -191,11 +196,11 @@ def _plan_of(
 def _check_made(plan: SeveralPlan, task: Task) -> None:
     """Check a plan before it is returned.
 
-    Every sequence must be packed once, every pack must keep to its limits and the depth, and the price must not be
-    below the bound.
+    Every sequence of `task` must be packed once, every pack must keep to its capacity and the depth, and the price must
+    not be below the lower bound.
 
     Raises:
-        RuntimeError: the plan fails this check, which is a mistake of the search.
+        RuntimeError: the plan fails this check, which is a bug of the search.
     """
     made = plan.task
     covered = np.array_equal(made.sizes, task.sizes) and np.array_equal(made.counts, task.counts)

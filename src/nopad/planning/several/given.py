@@ -40,7 +40,9 @@ EFFORT = Option(default=3, low=0, help="budget, in seconds of an ordinary core, 
 
 
 def two_columns(sizes: ArrayLike, name: str = "sizes") -> tuple[NDArray[np.int64], int]:
-    """Return sizes as int64 ``[n, 2]``, and the number of kinds; with one kind, the second column is 0.
+    """Return sizes as int64 ``[n, 2]``, and the number of kinds of size; with one kind, the second column is 0.
+
+    First sizes are from 1 to 2^31 - 1, second sizes from 0. Error messages call the sizes `name`.
 
     Raises:
         LengthError: the sizes are not integers, have another shape than ``[n]`` or ``[n, 2]``, or are out of range.
@@ -75,13 +77,18 @@ def _array(values: ArrayLike, name: str) -> NDArray[Any]:
 
 
 def distinct(sizes: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the distinct rows in lexicographic order, and for each row of `sizes` its index among them."""
+    """Return the distinct rows of `sizes`, in lexicographic order, and for each row of `sizes` its index among them.
+
+    `sizes` are int64 ``[n, 2]``, from 0 to 2^31 - 1. The results are int64 ``[k, 2]`` and ``[n]``.
+    """
     found, at = np.unique(sizes[:, 0] * 2**31 + sizes[:, 1], return_inverse=True)
     return np.stack([found // 2**31, found % 2**31], axis=1), at.ravel()
 
 
 def _listed(values: Any, name: str) -> list[Any]:
-    """Return the value of an option as a list of plain Python values; a single value becomes a list of one.
+    """Return the value of an option as a list; a single value becomes a list of one.
+
+    Arrays and scalars of NumPy and torch become plain Python values. Error messages call the option `name`.
 
     Raises:
         OptionError: `values` is an array with masked values.
@@ -96,15 +103,15 @@ def _listed(values: Any, name: str) -> list[Any]:
 
 
 def check_capacities(capacities: Any) -> tuple[Capacity, ...]:
-    """Return capacities as tuples of one limit, or of two for two kinds of size.
+    """Return the capacities after a check: tuples of one limit each, or of two limits for two kinds of size.
 
     Raises:
         OptionError: one of these:
 
             * a limit is not an integer or is out of range, or limits are masked
             * capacities have different numbers of limits, or more than two
-            * a capacity is given twice, or there are none or more than `MOST_CAPACITIES`
-            * there are two kinds of size, and no capacity has room for the second
+            * a capacity is given twice, or there are none, or more than 64 of them
+            * there are two kinds of size, and the second limit of every capacity is 0
     """
     given = _listed(capacities, "capacities")
     held = [tuple(_listed(one, "a capacity")) for one in given]
@@ -136,18 +143,20 @@ def shown(capacity: Capacity) -> str:
 
 
 def _short(value: Any) -> str:
-    """Return a value as text; of a huge integer only the number of bits, since Python may refuse to print it."""
+    """Return a value as text for messages; a huge integer, which Python may refuse to print, as its number of bits."""
     huge = type(value) is int and abs(value) > MOST_PRICE
     return f"an integer of {value.bit_length():,} bits" if huge else repr(value)
 
 
 def check_prices(prices: Any, capacities: tuple[Capacity, ...]) -> tuple[Price, ...]:
-    """Return one price for each capacity; if `prices` is None, 1 for a single capacity, else the capacities themselves.
+    """Return one price for each capacity, after a check.
+
+    If `prices` is None, a single capacity costs 1, and several capacities cost their number of tokens each.
 
     Raises:
-        OptionError: there are more or fewer prices than capacities, a price is not a number from 1e-100 to 1e100 or is
-            masked, prices are more than a factor of `MOST_RATIO` apart, or several capacities of two kinds have no
-            prices.
+        OptionError: there are more or fewer prices than capacities; a price is not a number from 1e-100 to 1e100, or is
+            masked; prices are more than a factor of 10^9 apart; or `prices` is None, and there are several capacities
+            with two limits each.
     """
     if prices is None:
         if len(capacities) > 1 and len(capacities[0]) > 1:
@@ -171,10 +180,13 @@ def check_prices(prices: Any, capacities: tuple[Capacity, ...]) -> tuple[Price, 
 
 
 def check_depth(depth: Any, kinds: int) -> int | None:
-    """Return the depth as a Python integer; None stays None.
+    """Return the depth as a Python integer, after a check; None (unlimited) stays None.
+
+    `kinds` is the number of kinds of size.
 
     Raises:
-        OptionError: the depth is not an integer from 1 to 2^31 - 1, or there are two kinds of size.
+        OptionError: the depth is not an integer from 1 to 2^31 - 1; or a depth is given, and there are two kinds of
+            size.
     """
     if depth is None:
         return None
@@ -195,11 +207,11 @@ def task_of(
     """Return the task of packing ``counts[i]`` sequences of each size ``sizes[i]``.
 
     `sizes` are distinct and in lexicographic order; int64 ``[k, 2]``. If `depth` can limit a pack, it becomes the
-    second limit of every capacity, and the second size of every sequence is 1.
+    second limit of every capacity, and the second size of every sequence becomes 1.
 
     Raises:
-        LengthError: a sequence fits into no capacity, there are more than `MOST_SEQUENCES` sequences, or there are more
-            than `MOST_DISTINCT` distinct sizes with several capacities or two kinds of size.
+        LengthError: a sequence fits into no capacity; there are more than 2^62 sequences; or there are more than 2^20
+            distinct sizes, and several capacities or two kinds of size.
     """
     kinds = len(capacities[0])
     limits = np.zeros((len(capacities), 2), dtype=np.int64)
@@ -232,5 +244,8 @@ def task_of(
 
 
 def histogram_columns(histogram: Histogram) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the distinct sizes and the counts of a histogram of lengths, as int64 ``[k, 2]`` and ``[k]``."""
+    """Return the distinct sizes and the counts of a histogram of lengths, int64 ``[k, 2]`` and ``[k]``.
+
+    The second size is 0.
+    """
     return np.stack([histogram.lengths, np.zeros_like(histogram.lengths)], axis=1), histogram.counts

@@ -1,10 +1,10 @@
 """Improve the certificate of a linear program: raise the values of single sizes as far as packs allow.
 
-The program has only one value for each class. A sequence above its class's corner leaves less room for others, so its
-value may be raised. The limit: in every capacity, this value and the value of the best contents for the room that the
-sequence leaves may add up to the price of a pack at most. The values of sizes are raised one after the other, the most
-common size first, and each raised value counts when the next one is raised. Dual feasible functions are made maximal in
-the same way; here each size takes a pass over one table.
+The program has only one value for each class. A sequence that is larger than its class's corner leaves less room for
+others, so its value may be raised. There is a limit: take the value of the sequence, and the highest value that can
+fill the room left beside it in a pack. In every capacity, the two together must not be above the price of the pack. The
+values of sizes are raised one after the other, the most common size first; a raised value counts when the next one is
+raised. Dual feasible functions are made maximal in the same way; here each size takes a pass over one table.
 
 Source: Alves, Clautiaux, Valério de Carvalho and Rietz, "Dual-Feasible Functions for Integer Programming and
 Combinatorial Optimization", 2016 (maximality).
@@ -37,8 +37,8 @@ def lifting(cells: int, places: int) -> int:
 def lifted(task: Task, proof: PriceCertificate) -> PriceCertificate:
     """Return a certificate whose bound for `task` is at least that of `proof`.
 
-    It must be possible to check `proof`. The result keeps those extras of `proof` that still matter, and adds extras at
-    other sizes; if no value can rise, the result is `proof`.
+    It must be possible to check `proof`. The result keeps the extras of `proof` that fit into a capacity and still
+    matter, and adds extras at other sizes. If no value can rise, the result is `proof` itself.
     """
     from nopad.planning.several import _kernels
 
@@ -73,7 +73,10 @@ def lifted(task: Task, proof: PriceCertificate) -> PriceCertificate:
 def _sizes(
     task: Task, proof: PriceCertificate, units: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
-    """Return the distinct sizes above 0 in units ``[n, 2]``, the extra of each, and its number of sequences."""
+    """Return the distinct sizes of `task` in `units`, the extra of each in `proof`, and its number of sequences.
+
+    The arrays are int64 ``[n, 2]``, int64 ``[n]`` and float64 ``[n]``. A size of 0 units in both kinds is left out.
+    """
     sizes, at = np.unique(task.sizes // units, axis=0, return_inverse=True)
     counts = np.bincount(at.ravel(), task.counts.astype(np.float64), minlength=len(sizes))
     room = sizes.any(axis=1)
@@ -89,10 +92,11 @@ def _picked(
     slack: NDArray[np.int64],
     limits: NDArray[np.int64],
 ) -> NDArray[np.int64]:
-    """Return the indices of the sizes whose values to raise: all whose value can rise, or a selection of many.
+    """Return the indices of the sizes whose values are to be raised, ascending.
 
-    The selection is denser where more can be gained: where the values of many sequences can rise by much. `own` is the
-    extra that each size has now; the other arguments are those of `_sizes` and of the kernel `lift`.
+    These are all sizes whose value can rise; if there are too many, a selection of them. The selection is denser where
+    the values of many sequences can rise by much. `own` is the extra that each size has now; `sizes` and `counts` are
+    those of `_sizes`, and the other arguments those of the kernel `lift`.
     """
     most = np.full(len(sizes), MAX_VALUE, dtype=np.int64)
     for j, limit in enumerate(limits):
@@ -109,9 +113,9 @@ def _picked(
 
 
 def _needed(extras: dict[tuple[int, int], int]) -> tuple[tuple[int, int, int], ...]:
-    """Return extras in ascending order of size; `extras` maps each pair of sizes to a value.
+    """Return extras as triples in ascending order of size; `extras` maps each pair of sizes to a value.
 
-    If all second sizes are 0, an extra whose value is not above that of a smaller size is left out.
+    If all second sizes are 0, an extra is left out if its value is not above that of a smaller size.
     """
     kept: list[tuple[int, int, int]] = []
     alone = not any(b for _, b in extras)

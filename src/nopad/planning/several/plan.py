@@ -1,7 +1,8 @@
 """`SeveralPlan`: strategies for several capacities that cover all sequences, their price, and a lower bound on it.
 
-A plan does not name sequences: `SeveralPlan.assign` assigns them to packs. A plan file (``*.plan.json``) is small and
-readable, with one strategy per line. It holds all data that `SeveralPlan.verify` needs; no solver is needed.
+A plan does not say which sequence goes into which pack: `SeveralPlan.assign` does this. A plan file (``*.plan.json``)
+is small and readable, with one strategy per line. It holds all data that `SeveralPlan.verify` needs, which runs without
+a solver.
 """
 
 from __future__ import annotations
@@ -40,10 +41,11 @@ class SeveralPlan:
     The plan covers each sequence exactly once.
 
     A strategy is the multiset of sequence sizes in one pack; ``counts[s]`` equal packs have strategy s. `plan_several`
-    makes plans, and `load` reads them. Two plans are equal if their files are.
+    makes plans, and `load` reads them. Two plans are equal if their plan files would be equal.
 
     Attributes:
-        capacities: K tuples, in the order given; each has one limit, or two limits for two kinds of size.
+        capacities: K tuples, in the order given to `plan_several`; each has one limit, or two limits for two kinds of
+            size.
         prices: price of one pack of each capacity; K numbers.
         depth: most sequences a pack may hold; None: unlimited.
         indptr: strategy s holds ``sizes[indptr[s]:indptr[s + 1]]``; int64 ``[strategies + 1]``.
@@ -97,7 +99,10 @@ class SeveralPlan:
 
     @property
     def unit(self) -> Fraction:
-        """The largest number that divides every price, as an exact fraction: 1/10 for prices of 1 and 4.3."""
+        """The largest number of which every price is a whole multiple, as an exact fraction.
+
+        For prices of 1 and 4.3, it is 1/10.
+        """
         return self._whole[1]
 
     @cached_property
@@ -106,6 +111,8 @@ class SeveralPlan:
 
         Raises:
             ValueError: the number of sequences of one size does not fit into 64 bits.
+            LengthError: a sequence fits into no capacity, or there are too many sequences or distinct sizes; a plan of
+                `plan_several` never has this error.
         """
         own = np.zeros((len(self.sizes), 2), dtype=np.int64)
         own[:, : self.kinds] = self.sizes
@@ -125,7 +132,10 @@ class SeveralPlan:
 
     @property
     def packs(self) -> dict[Any, int]:
-        """Number of packs of each capacity: ``{capacity: packs}``, keys as in `strategies`."""
+        """Number of packs of each capacity: ``{capacity: packs}``.
+
+        A capacity is an integer, or a pair of integers for two kinds of size.
+        """
         return {self._named(j): count for j, count in enumerate(self._packs)}
 
     @property
@@ -140,22 +150,25 @@ class SeveralPlan:
 
     @property
     def price(self) -> Price:
-        """The price of all packs together: an int if it is whole, otherwise the nearest float."""
+        """The price of all packs together: an int if it is a whole number, otherwise the nearest float."""
         return number(self.whole_price * self.unit)
 
     @property
     def lower_bound(self) -> Price:
-        """The proven lower bound on the price of any plan of these sequences; an int if whole, otherwise a float."""
+        """The proven lower bound on the price of any plan of these sequences.
+
+        It is an int if it is a whole number, otherwise the nearest float.
+        """
         return number(self.bound.price * self.unit)
 
     @property
     def gap(self) -> Price:
-        """``price - lower_bound``, computed exactly; 0: the plan is proven optimal."""
+        """``price - lower_bound``, computed exactly and then rounded as `price` is; if it is 0, no plan is cheaper."""
         return number((self.whole_price - self.bound.price) * self.unit)
 
     @property
     def gap_share(self) -> float:
-        """``gap / lower_bound``: 0.001 if the price is 0.1 % above the lower bound; 0.0 if the lower bound is 0."""
+        """``gap / lower_bound``, such as 0.001 if the price is 0.1 % above the lower bound; 0.0 if the bound is 0."""
         return (self.whole_price - self.bound.price) / self.bound.price if self.bound.price else 0.0
 
     @cached_property
@@ -170,7 +183,10 @@ class SeveralPlan:
 
     @property
     def efficiency(self) -> tuple[float, ...]:
-        """For each kind of size, the share of the total capacity of all packs that sequences fill, from 0 to 1."""
+        """For each kind of size, the share of the room in all packs that sequences fill, from 0 to 1.
+
+        The share is 1.0 if there is no room at all, as in an empty plan.
+        """
         room = [
             sum(c[kind] * n for c, n in zip(self.capacities, self._packs, strict=True)) for kind in range(self.kinds)
         ]
@@ -179,7 +195,7 @@ class SeveralPlan:
         )
 
     def summary(self) -> dict[str, Any]:
-        """Return the main figures by name, such as price, lower bound, and packs by capacity; JSON values."""
+        """Return the main figures by name, such as price, lower bound, and the packs of each capacity; JSON values."""
         rows = zip(self.capacities, self.prices, self._packs, self.loads, strict=True)
         return {
             "depth": self.depth,
@@ -211,7 +227,7 @@ class SeveralPlan:
         return f"SeveralPlan(capacities {limits}: {packs} packs, price {self.price:,}, {above})"
 
     def __str__(self) -> str:
-        """Return a small table: one line for each capacity, then sequences, price, lower bound and notes."""
+        """Return a small table: one line for each capacity, then the sequences, price, lower bound and notes."""
         state = f"{self.gap_share:.4%} above" if self.gap else "proven optimal"
         return "\n".join(
             [
@@ -224,7 +240,7 @@ class SeveralPlan:
         )
 
     def _table(self) -> list[str]:
-        """Return the lines of a table of the capacities."""
+        """Return the lines of a table of the capacities, the first with the names of its columns."""
         rows = [("capacity", "price", "packs", "efficiency")]
         for one in zip(self.capacities, self.prices, self._packs, self.summary()["capacities"], strict=True):
             limits, price, packs, row = one
@@ -243,10 +259,10 @@ class SeveralPlan:
         return hash(self.to_json())
 
     def verify(self) -> list[str]:
-        """Check every pack against its capacity and the depth, and prove the lower bound again, without the solver.
+        """Check every pack against its capacity and the depth, and prove the lower bound again, without a solver.
 
         Returns:
-            One sentence for each problem (at most three for capacities and three for the depth); an empty list if there
+            One sentence for each problem (at most three on capacities and three on the depth); an empty list if there
             is none. If the certificate cannot be checked, a sentence says so, and the lower bound is not checked.
         """
         found = []
@@ -277,20 +293,21 @@ class SeveralPlan:
 
     @property
     def certificate(self) -> PriceCertificate | None:
-        """The values of sequences that prove the lower bound; None if a simpler proof is as good."""
+        """The values of sequences that prove the lower bound; None if a proof without them is as good."""
         return self.bound.certificate
 
     def assign(self, sizes: ArrayLike, *, seed: int = 0) -> dict[Any, Packs]:
-        """Assign each sequence to a pack: return ``{capacity: Packs}``, where packs hold indices into `sizes`.
+        """Assign each sequence to a pack; return ``{capacity: Packs}``, where packs hold indices into `sizes`.
 
         `sizes` are the sizes that were planned, integers ``[n]`` or ``[n, 2]``, in any order. Every sequence is in
-        exactly one pack over all capacities. Which pack each of several sequences of equal size goes to, and the order
-        of the packs of each capacity, are drawn at random with `seed`.
+        exactly one of all packs. A capacity is an integer, or a pair of integers for two kinds of size. Two things are
+        drawn at random with `seed`: which of several sequences of equal size goes to which pack, and the order of the
+        packs of each capacity.
 
         Raises:
             PlanMismatchError: the plan does not cover exactly these sizes.
-            LengthError: a size is not an integer or is out of range, or sequences have one size each and the plan two,
-                or the reverse.
+            LengthError: a size is not an integer or is out of range, `sizes` have another shape, or sequences have one
+                size each and the plan two, or the reverse.
             OptionError: `seed` is not an integer from 0 to 2^64 - 1.
 
         >>> import nopad
@@ -310,7 +327,7 @@ class SeveralPlan:
         return written(self)
 
     def save(self, path: str | Path) -> None:
-        """Write a plan file (``*.plan.json``).
+        """Write a plan file (``*.plan.json``); a file that exists at `path` is replaced.
 
         Raises:
             StorageError: the disk is full, or the write failed.
@@ -319,11 +336,11 @@ class SeveralPlan:
 
     @classmethod
     def load(cls, path: str | Path) -> SeveralPlan:
-        """Read a plan file.
+        """Read a plan file; return its plan.
 
         Raises:
-            FormatError: the file is missing, is not JSON or not a plan for several capacities, has an unknown version,
-                or its numbers contradict each other.
+            FormatError: the file cannot be read, is not JSON or not a plan for several capacities, has an unknown
+                version, or its numbers contradict each other.
         """
         from nopad.planning.several.plan_file import parsed
 

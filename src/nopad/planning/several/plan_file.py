@@ -1,4 +1,7 @@
-"""Write and read the file of a plan for several capacities; reading is strict about types, order and repeated keys."""
+"""Write and read the file of a plan for several capacities.
+
+Reading refuses values of a wrong type, sizes in a wrong order, and keys that are repeated.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +66,9 @@ def _in_line(found: re.Match[str]) -> str:
 
 
 def parsed(text: str, name: str) -> dict[str, Any]:
-    """Return the fields of the `SeveralPlan` in the text of a plan file; error messages call the file `name`.
+    """Return the arguments of `SeveralPlan`, by name, from the text of a plan file.
+
+    Error messages call the file `name`.
 
     Raises:
         FormatError: the text is not JSON or not a plan for several capacities, has an unknown version, or its numbers
@@ -90,14 +95,14 @@ def parsed(text: str, name: str) -> dict[str, Any]:
 
 
 def _same(stated: Any, value: Any) -> bool:
-    """Return whether two values, or all elements of two lists, are equal and of the same type (True is not 1)."""
+    """Return whether two values are equal and of the same type (True is not 1); two lists are compared by elements."""
     if type(value) is list:
         return type(stated) is list and len(stated) == len(value) and all(map(_same, stated, value))
     return type(stated) is type(value) and bool(stated == value)
 
 
 def _fields(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a plan from its JSON document.
+    """Return the arguments of `SeveralPlan`, by name, from the JSON document of a plan file.
 
     Raises:
         KeyError, TypeError, ValueError, OverflowError, InputError: a part of the document is missing or malformed.
@@ -137,7 +142,11 @@ def _fields(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _number(capacity: Any, capacities: tuple[tuple[int, ...], ...]) -> int:
-    """Return the index of a strategy's capacity in `capacities`; ValueError if it is not one of them."""
+    """Return the index of a strategy's capacity in `capacities`.
+
+    Raises:
+        ValueError: it is not one of them.
+    """
     limits = capacity if type(capacity) is list else [capacity]
     if any(type(limit) is not int for limit in limits) or tuple(limits) not in capacities:
         raise ValueError(f"a strategy has the capacity {capacity!r}, which is none of the plan's")
@@ -145,7 +154,11 @@ def _number(capacity: Any, capacities: tuple[tuple[int, ...], ...]) -> int:
 
 
 def _certificate(given: Any) -> PriceCertificate | None:
-    """Return a certificate; a malformed one raises KeyError, TypeError or ValueError."""
+    """Return the certificate in the document of a plan; None stays None.
+
+    Raises:
+        KeyError, TypeError, ValueError: the certificate is malformed.
+    """
     if given is None:
         return None
     one, other = given["rates"]

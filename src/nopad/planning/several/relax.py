@@ -1,10 +1,11 @@
 """The linear program over packs of all capacities, solved by column generation with one pricing table.
 
-A column is a pattern (classes that share a pack), a capacity, and the room left there for sand (see
-`nopad.planning.several.classes`). The rows require every class as often as there are sequences of it, and room for all
-sand. The duals are values of classes and rates of sand; the extra of a class is its value minus ``rates . corner``. A
-knapsack over extras, in one table up to the largest limits, prices the columns of every capacity at once. The duals of
-each round, scaled so that no pack is worth more than its price, prove a bound.
+A column is a pattern (classes that share a pack) and a capacity; the room that the pattern leaves in a pack holds sand
+(see `nopad.planning.several.classes`). The rows require every class as often as there are sequences of it, and room for
+all sand. The dual values of the rows are the values of classes and the rates (values of a unit) of sand. The extra of a
+class is its value minus ``rates . corner``. A knapsack over extras, in one table up to the largest limits, prices the
+columns of every capacity at once. The dual values of each round, scaled so that no pack is worth more than its price,
+prove a lower bound.
 
 Source: Gilmore and Gomory, "A linear programming approach to the cutting-stock problem", 1961, with several stock
 lengths; the bound of a round as in Farley 1990.
@@ -44,15 +45,16 @@ class Relaxed:
     """The result of the linear program, at its optimum or when the budget or the number of rounds ended.
 
     Sand is what sequences have beyond the corners of their classes (`nopad.planning.several.classes`). `times` and
-    `price` are those of the last round; `rates`, `extras` and `proven` are those of the round that proves the highest
-    bound.
+    `price` are from the last round of column generation; `rates`, `extras` and `proven` are from the round that proves
+    the highest bound.
 
     Attributes:
-        times: how often each column is used, may be fractional; float64 ``[columns]``.
+        times: how often each column is used; may be fractional; float64 ``[columns]``.
         rates: the value of a unit of sand of each of the two sizes, as a share of the highest price; float64 ``[2]``.
-        extras: value of each class minus ``rates . corner``, as a share of the highest price; float64 ``[m]``.
+        extras: value of each class minus ``rates . corner``, at least 0, as a share of the highest price; float64
+            ``[m]``.
         price: the price of the program's solution, in the unit of `Task.prices`.
-        proven: approximately the lower bound on the price that the duals prove, in the same unit.
+        proven: approximately the lower bound on the price that the dual values prove, in the same unit.
     """
 
     times: NDArray[np.float64]
@@ -65,12 +67,12 @@ class Relaxed:
 class Master:
     """The linear program over the columns added so far.
 
-    A column is a capacity and the classes of sequences that share a pack of it; the room that they leave holds sand,
-    which is what sequences have beyond the corners of their classes (`nopad.planning.several.classes`).
+    A column is a capacity, and the classes of sequences that share a pack of this capacity. The room left in the pack
+    holds sand: what sequences have beyond the corners of their classes (`nopad.planning.several.classes`).
     """
 
     def __init__(self, task: Task, classes: Classes) -> None:
-        """Create the rows, and columns that cover every class and all sand."""
+        """Create a row for each class and for each kind of sand, and first columns that cover all of them."""
         self.task, self.classes = task, classes
         self.columns: list[Column] = []
         self._known: set[Column] = set()
@@ -89,7 +91,7 @@ class Master:
 
     @property
     def cells(self) -> tuple[int, int]:
-        """Number of cells of the pricing table, and its width, which is 1 if only the first size is limited."""
+        """Number of cells of the pricing table, and number of its columns: 1 if only the first size is limited."""
         return self._table.size, self._table.shape[1]
 
     @property
@@ -100,8 +102,8 @@ class Master:
     def _first(self) -> list[Column]:
         """Return the columns to begin with.
 
-        For each capacity worth using, there is a column with sand alone. Each class that fits has two columns: one in
-        which it occurs once, and one in which it occurs as often as it fits (at most 4,096 times).
+        For each capacity worth using, these are a pack of sand alone; and for each class that fits, a pack with one
+        copy of it, and a pack with as many copies as fit (at most 4,096).
         """
         found: list[Column] = []
         corners = self.classes.corners
@@ -158,10 +160,10 @@ class Master:
         return len(new)
 
     def relax(self, budget: Budget, *, near: float = 1e-6, rounds: int = 10_000) -> Relaxed | None:
-        """Solve the program by column generation until the bound is near the program's price, or `budget` is spent.
+        """Solve the program by column generation; return the result, or None if `budget` allows no round.
 
-        The bound is near if it is at least ``1 - near`` times the price. The search also ends when no new column is
-        found, or after `rounds` rounds. None is returned if the budget allows no round.
+        The search ends when the lower bound is at least ``1 - near`` times the price of the program's solution, when no
+        new column is found, when `budget` is spent, or after `rounds` rounds. The columns found are added.
 
         Raises:
             SolverError: HiGHS did not reach an optimum.
@@ -197,7 +199,8 @@ class Master:
     def _price(self, rates: NDArray[np.float64], extras: NDArray[np.float64]) -> tuple[float, list[Column]]:
         """Return the highest ratio of a pack's value to its price, and up to 60 columns worth more than their price.
 
-        Values come from `rates` and `extras`, which are as in `Relaxed`.
+        The value of a pack is the sum of the values of its classes and its sand, by `rates` and `extras`, which are as
+        in `Relaxed`.
         """
         from nopad.planning.several import _kernels
 
@@ -231,9 +234,10 @@ class Master:
         corners: NDArray[np.int64],
         values: NDArray[np.int64],
     ) -> list[Column]:
-        """Return the best column for each ``(gain, capacity, class)`` of `found`; columns without a class are left out.
+        """Return the most valuable column for each ``(gain, capacity, class)`` of `found`.
 
-        The column has this capacity and contains this class, an index into `chosen` (-1: no certain class).
+        The column has this capacity, and contains this class, given as an index into `chosen` (-1: any classes).
+        `corners` and `values` are those of the classes `chosen`. Columns without any class are left out.
         """
         from nopad.planning.several import _kernels
 
@@ -248,14 +252,17 @@ class Master:
         return [(j, tuple(sorted(chosen[row[:n]].tolist()))) for (_, j, _), row, n in rows if n]
 
     def _longest(self, corners: NDArray[np.int64]) -> int:
-        """Return an upper bound on the number of classes in a pattern (4,096 at most: longer patterns are cut off)."""
+        """Return an upper bound on the number of classes in a pattern, with repeats.
+
+        It is at most 4,096; longer patterns are cut off.
+        """
         limits = self.limits.max(axis=0)
         first = corners[corners[:, 0] > 0, 0].min(initial=limits[0] + 1)
         second = corners[corners[:, 0] == 0, 1].min(initial=limits[1] + 1)
         return min(_LONGEST, int(limits[0] // first + limits[1] // second) + 1)
 
     def certificate(self, relaxed: Relaxed) -> PriceCertificate:
-        """Return a certificate with the rates and extras of `relaxed`, as integers."""
+        """Return a certificate with the rates and extras of `relaxed`, scaled and rounded down to integers."""
         scale = float(MAX_VALUE // 2)
         corners, extras = self.classes.corners, np.floor(relaxed.extras * scale)
         kept = np.flatnonzero(extras >= 1)

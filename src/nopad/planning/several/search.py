@@ -1,12 +1,14 @@
 """Search for a cheap plan, and for a proof of a lower bound on the price.
 
-1. A task with one kind of size and only one capacity worth using is planned by `auto`.
+1. A task with one kind of size and only one capacity worth using is planned by `auto`; the other steps are for all
+   other tasks.
 2. Quick divisions are tried: every sequence goes to the cheapest capacity that holds it; and with one kind of size, all
    sequences go to one capacity. With two kinds of size, this step may come last.
 3. With few distinct sizes: column generation with every size as a class, then a dive, then an integer program.
-4. With more, sizes are grouped into classes. The linear program over their corners proves a bound; the program over
-   their means says which sequences go to which capacity. Each capacity is then packed by itself. With two kinds of
-   size, packs are also made from the patterns of that program.
+4. With more distinct sizes, these are grouped into classes (`nopad.planning.several.classes`). The linear program over
+   the corners of classes proves a bound. A second program, over the mean sizes of classes, says which sequences go to
+   which capacity. Each capacity is then packed by itself. With two kinds of size, packs are also made from the patterns
+   of the second program.
 5. The packs that waste most are packed again, by step 3, up to six times, as long as this lowers the price.
 
 The budget is counted in operations, so the result is the same on every machine.
@@ -60,7 +62,13 @@ _LOOSE = 1e-6  # see `_loose`: extras up to this share of a sequence's value cou
 
 @dataclass(frozen=True)
 class Found:
-    """A packing of all sequences, the certificate that proves the best bound (None: a simpler proof), and notes."""
+    """The result of a search.
+
+    Attributes:
+        packing: packs that hold all sequences.
+        certificate: the certificate that proves the best lower bound; None if a proof without one is as good.
+        notes: sentences for the user.
+    """
 
     packing: Packing
     certificate: PriceCertificate | None
@@ -77,7 +85,10 @@ def search(task: Task, effort: float) -> Found:
 
 
 def _one(task: Task, effort: float) -> Found:
-    """Plan one kind of size for the only capacity that is worth using."""
+    """Return a plan for one kind of size and the only capacity worth using, made by `auto`.
+
+    A certificate of `auto` becomes a `PriceCertificate`; it is left out if it cannot be checked.
+    """
     capacity = int(task.capacities[task.by_price[0], 0])
     made = auto(Histogram(task.sizes[:, 0], task.counts), capacity, task.depth, effort=effort)
     number = dict(zip(task.sizes[:, 0].tolist(), range(task.counts.size), strict=True))
@@ -94,7 +105,7 @@ def _one(task: Task, effort: float) -> Found:
 
 
 class _Search:
-    """The state of one search."""
+    """The state of one search: the best packing and the best lower bound so far, and the budget left."""
 
     def __init__(self, task: Task, effort: float) -> None:
         self.task, self.effort = task, effort
@@ -144,7 +155,10 @@ class _Search:
             self.best, self.price = packing, price
 
     def _prove(self, master: Master, relaxed: Relaxed) -> None:
-        """Keep the values of sequences that the program's duals give, and a certificate if it proves a better bound."""
+        """Keep the values of sequences that a solved program gives, and its certificate if it proves a higher bound.
+
+        If sizes were grouped into classes, the certificate is also improved (`lifted`), and kept on the same condition.
+        """
         rates, classes = relaxed.rates * master.dearest, master.classes
         inside = classes.of_size >= 0
         self.extra = np.zeros(self.task.counts.size)
@@ -156,7 +170,7 @@ class _Search:
             self._take(lifted(self.task, proof))
 
     def _take(self, proof: PriceCertificate) -> bool:
-        """Keep a certificate if it proves a better bound than the best so far; return whether it can be checked."""
+        """Keep a certificate if it proves a higher bound than the best so far; return whether it can be checked."""
         if proof.problem([(a, b) for a, b in self.task.capacities.tolist()]) is not None:
             return False
         proven = price_bound(self.task, proof)
@@ -167,8 +181,8 @@ class _Search:
     def _loose(self) -> NDArray[np.bool_]:
         """Return which sizes have no extra, so that any capacity may hold them at no loss; bool ``[k]``.
 
-        The extra of a size is its value in the linear program beyond ``rates . size`` (`PriceCertificate`). Before a
-        linear program was solved, all sizes count as having none.
+        The extra of a size is its value in the linear program, minus ``rates . size`` (`PriceCertificate`). Tiny extras
+        count as 0. As long as no linear program was solved, no size has an extra.
         """
         if self.worth is None:
             return np.ones(self.task.counts.size, dtype=bool)
@@ -176,7 +190,7 @@ class _Search:
         return found
 
     def _quick(self) -> None:
-        """Try the quick divisions among capacities (step 2 of the module)."""
+        """Try the quick divisions of sequences among capacities (step 2 of the module), and keep the cheapest plan."""
         task = self.task
         one = len(task.by_price) == 1
         with self.budget.part(_QUICKLY):
@@ -205,7 +219,10 @@ class _Search:
         self._offer(_whole_packs(self.task, master, relaxed, self.bound, self.budget, self.best))
 
     def _listed(self) -> None:
-        """Choose among all possible packs if these are few; this also works where the pricing table is too large."""
+        """If there are few possible packs, choose among them, and keep the plan if it is the cheapest so far.
+
+        Unlike column generation, this also works where the pricing table would be too large.
+        """
         made = choose(self.task, [], self.budget)
         if made is not None:
             self._offer(made)
@@ -253,7 +270,11 @@ class _Search:
                 break
 
     def _follow(self, classes: Classes, master: Master, relaxed: Relaxed) -> None:
-        """Make plans that follow `relaxed`, the solution of a program in which each class has the mean of its sizes."""
+        """Make plans that follow `relaxed`, and keep the cheapest.
+
+        `relaxed` is the solution of a program in which each class has the mean of its sizes. Nothing is done if there
+        is a plan already, and either its price is not above that of the solution or the budget is spent.
+        """
         task = self.task
         if self.price is not None and (relaxed.price >= self.price or self.budget.spent()):
             return
@@ -268,7 +289,7 @@ class _Search:
                 self._offer(pack_each(task, counts, self.budget))
 
     def _close(self) -> None:
-        """Pack again the packs that waste most, a few at a time."""
+        """Pack those packs of the best plan again that waste most, a few at a time (step 5 of the module)."""
         task = self.task
         for turn in range(_TURNS):
             if self._good() or self.budget.spent() or len(self.best) > _MOST_CLOSED:
@@ -295,9 +316,10 @@ class _Search:
 
 
 def _used(task: Task, master: Master, relaxed: Relaxed) -> NDArray[np.float64]:
-    """Return, for each kind of size, the share of the room in all packs of a program that is filled; float64 ``[2]``.
+    """Return, for each kind of size, how much of the room in the packs of a solved program is filled; float64 ``[2]``.
 
-    The share of a tight kind (`_SLACK`) is given as 1.
+    This is a share from 0 to 1. For a tight kind of size it is 1: a kind is tight if the sand that fills the largest
+    pack is worth at least `_SLACK` of the highest price.
     """
     room = np.zeros(2)
     for (j, _), time in zip(master.columns, relaxed.times.tolist(), strict=False):
@@ -309,7 +331,7 @@ def _used(task: Task, master: Master, relaxed: Relaxed) -> NDArray[np.float64]:
 def _whole_packs(
     task: Task, master: Master, relaxed: Relaxed, goal: int, budget: Budget, best: Packing | None
 ) -> Packing:
-    """Return the cheapest of three packings: that of a dive, `best` (unless None), and that of an integer program.
+    """Return the cheapest of up to three packings: that of a dive, `best` (if given), and that of an integer program.
 
     The integer program is tried only if the other two cost more than `goal`.
     """
@@ -323,9 +345,10 @@ def _whole_packs(
 
 
 def _wasteful(task: Task, packing: Packing, worth: NDArray[np.float64] | None, most: int) -> Packing:
-    """Return the `most` packs whose prices are furthest above the values of their sequences.
+    """Return up to `most` packs of `packing`: those whose prices are furthest above the values of their sequences.
 
-    `worth` is the value of a sequence of each size; None: an estimate from its share of the largest limits.
+    `worth` is the value of a sequence of each size; float64 ``[k]``. If it is None, values are estimated from the share
+    that each size has of the largest limits.
     """
     packs = list(packing)
     prices = np.array(task.prices, dtype=np.float64)[task.capacity_of(packs)]

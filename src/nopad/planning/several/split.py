@@ -1,8 +1,9 @@
 """Turn a solved linear program into packs: divide sequences among capacities, then pack each capacity by itself.
 
-The program says, for every capacity, how many places for each class and how much room for sand it offers. Sequences of
-every size are divided among capacities in these proportions. Then each capacity is packed by itself: for one kind of
-size, `nopad.planning.optimal.nearly` does this nearly without loss; for two, `pack_both` does it.
+The solution says how many sequences of each class, and how much sand, the packs of each capacity hold
+(`nopad.planning.several.classes`). Sequences of every size are divided among capacities in these proportions. Then each
+capacity is packed by itself: for one kind of size, `nopad.planning.optimal.nearly` does this with hardly more packs
+than its lower bound; for two, `pack_both` does it.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ _NEAR = 2e-5  # the plan of one capacity may be above its bound by this share
 
 
 def split_alone(task: Task) -> NDArray[np.int64]:
-    """Return how many sequences of each size go to each capacity, if each goes to the cheapest that holds it.
+    """Return how many sequences of each size go to each capacity if each goes to the cheapest one that holds it.
 
-    The result is int64 ``[k, K]``.
+    The result is int64 ``[k, K]`` for k sizes and K capacities.
     """
     counts = np.zeros((task.counts.size, len(task.prices)), dtype=np.int64)
     counts[np.arange(task.counts.size), task.cheapest(task.sizes)] = task.counts
@@ -44,9 +45,9 @@ def split_alone(task: Task) -> NDArray[np.int64]:
 
 
 def shares(task: Task, classes: Classes, columns: list[Column], times: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return how many sequences of each size go to each capacity in a solved linear program; int64 ``[k, K]``.
+    """Return how many sequences of each size go to each capacity, as a solved linear program says; int64 ``[k, K]``.
 
-    `times` is how often each of `columns` is used.
+    ``times[c]`` is how often the program uses ``columns[c]``. A sequence only goes to a capacity that holds it.
     """
     places, room = np.zeros((len(classes.corners), len(task.prices))), np.zeros((len(task.prices), 2))
     for (j, held), time in zip(columns, times.tolist(), strict=False):
@@ -67,17 +68,19 @@ def shares(task: Task, classes: Classes, columns: list[Column], times: NDArray[n
 def _of_classes(places: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the share of each class that goes to each capacity; float64 ``[m, K]``.
 
-    ``places[i, j]`` is how many sequences of class i the packs of capacity j take. A class without places has shares of
-    0.
+    ``places[i, j]`` is how many sequences of class i the packs of capacity j take. If no capacity takes a class, all
+    its shares are 0.
     """
     total = places.sum(axis=1, keepdims=True)
     return np.where(total > 0, places / np.where(total > 0, total, 1.0), 0.0)
 
 
 def _whole(task: Task, share: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Divide the sequences of each size among the capacities in about the shares given; return their whole numbers.
+    """Divide the sequences of each size among the capacities; return how many go to each, int64 ``[k, K]``.
 
-    Shares are float64 ``[k, K]``, numbers int64 ``[k, K]``. A capacity gets only sequences that fit into it.
+    ``share[i, j]`` is about the share of the sequences of size i that goes to capacity j; float64 ``[k, K]``. A
+    capacity gets only sequences that fit into it. If all shares of a size are 0, its sequences go to the cheapest
+    capacity that holds them.
     """
     holds = (task.sizes[:, None, :] <= task.capacities[None]).all(axis=2)
     share = np.where(holds, share, 0.0)
@@ -101,12 +104,14 @@ def _whole(task: Task, share: NDArray[np.float64]) -> NDArray[np.int64]:
 def ease(task: Task, counts: NDArray[np.int64], loose: NDArray[np.bool_], budget: Budget) -> NDArray[np.int64]:
     """Return `counts` after exchanges between capacities that make packs easier to fill; int64 ``[k, K]``.
 
-    For one kind of size only. `loose` marks the sizes that may go to any capacity at no loss; bool ``[k]``. One
-    capacity, the giver, has most tokens of these sizes. It gives some small sequences to each other capacity, in
-    exchange for larger ones, since small sequences fill the room left in packs. Capacities with 10,000 packs or more
-    get none. Each of the others then holds, if possible, a little less in total than a whole number of packs. If they
-    are at most four, three amounts of small sequences are tried for each, and the cheapest is kept; the trial plans
-    share the budget.
+    For one kind of size only. ``counts[i, j]`` is how many sequences of size i go to capacity j; `counts` itself is not
+    changed. `loose` marks the sizes that may go to any capacity at no loss; bool ``[k]``.
+
+    The capacity with most tokens in such sequences is the giver. It gives some small sequences to each other capacity
+    that is used, in exchange for larger ones, since small sequences fill the room left in packs. Capacities with 10,000
+    packs or more are left as they are. Each other capacity then holds, if possible, a little less in total than a whole
+    number of packs. With up to four other capacities, three amounts of small sequences are tried for each, and the
+    cheapest is kept; these trials share the budget.
     """
     counts = counts.copy()
     lengths = task.sizes[:, 0].astype(np.float64)
@@ -131,7 +136,7 @@ def ease(task: Task, counts: NDArray[np.int64], loose: NDArray[np.bool_], budget
 
 
 def _given(task: Task, counts: NDArray[np.int64], j: int) -> Task:
-    """Return the task of packing the sequences that capacity j is given, ``counts[:, j]``."""
+    """Return the task of packing only the sequences that go to capacity j: ``counts[i, j]`` of each size i."""
     chosen = np.flatnonzero(counts[:, j])
     return task.part(chosen, counts[chosen, j])
 
@@ -139,10 +144,11 @@ def _given(task: Task, counts: NDArray[np.int64], j: int) -> Task:
 def _moved(
     task: Task, counts: NDArray[np.int64], j: int, giver: int, loose: NDArray[np.bool_], fine: float
 ) -> NDArray[np.int64]:
-    """Return `counts` after an exchange: capacity j gets small sequences from `giver`, and gives it larger ones.
+    """Return a copy of `counts` after an exchange: capacity `giver` gives small sequences to j, and gets larger ones.
 
-    Small sequences then make up at least about a share `fine` of the tokens in capacity j; but `giver` gives at most
-    half of its small sequences.
+    Afterwards, small sequences are at least about the share `fine` of the tokens in capacity j, as far as this is
+    possible: `giver` gives at most half of its small sequences. Only sequences of the sizes marked in `loose` are
+    exchanged.
     """
     counts = counts.copy()
     lengths = task.sizes[:, 0].astype(np.float64)
@@ -162,21 +168,21 @@ def _moved(
 
 
 def _part(counts: NDArray[np.int64], chosen: NDArray[np.bool_], share: float) -> NDArray[np.int64]:
-    """Return about this share of the chosen counts, as whole numbers; int64 ``[k]``, 0 where nothing is chosen.
+    """Return about the share `share` of each count that `chosen` marks, and 0 for the others; int64 ``[k]``.
 
-    The running sum is rounded, not each number, so that rounding errors do not add up.
+    The running sum is rounded to whole numbers, so that rounding errors do not add up.
     """
     running = np.floor(np.cumsum(np.where(chosen, counts, 0) * share) + 0.5).astype(np.int64)
     return np.clip(np.diff(running, prepend=0), 0, np.where(chosen, counts, 0))
 
 
 def pack_each(task: Task, counts: NDArray[np.int64], budget: Budget, *, quick: bool = False) -> Packing:
-    """Pack ``counts[:, j]`` sequences of each size into packs of capacity j, for every j.
+    """Return a packing in which ``counts[i, j]`` sequences of each size i go to packs of capacity j, for every j.
 
-    Each capacity may take an equal part of the budget that is left. Capacities with the highest price per token come
-    first. With one kind of size, the room left in the packs of a capacity is filled with sequences of later capacities.
-    `quick` has an effect only with one kind of size: all packs are then made by best-fit. With two kinds, it is a small
-    budget that makes `pack_both` quick.
+    Capacities with the highest price per token come first; each may take an equal part of the budget that is left. With
+    one kind of size, the room left in the packs of a capacity is then filled with sequences meant for later capacities.
+    With `quick`, all packs are made by best-fit; but this has no effect with two kinds of size, where only a small
+    `budget` makes `pack_both` quick.
     """
     counts, packing = counts.copy(), Counter[Pack]()
     rates = [price / limit for price, limit in zip(task.prices, task.capacities[:, 0].tolist(), strict=True)]
@@ -195,12 +201,11 @@ def pack_each(task: Task, counts: NDArray[np.int64], budget: Budget, *, quick: b
 
 
 def _filled(task: Task, j: int, packing: Packing, counts: NDArray[np.int64], others: list[int]) -> Packing:
-    """Return `packing`, packs of capacity j, with their free room filled by sequences that were meant for `others`.
+    """Return `packing`, the packs of capacity j, with their free room filled by sequences meant for `others`.
 
-    `others` are the indices of other capacities. The longest sequence that fits goes first. If several of `others` have
-    sequences of this length, those of the one listed first are taken first. ``counts[i, c]`` is how many
-    sequences of the i-th length are meant for capacity c; what is taken is subtracted, in place. For one kind of size
-    only.
+    `others` are numbers of capacities. The longest sequence that fits goes first; if several of `others` have sequences
+    of that length, the one listed first gives its own first. What is taken is subtracted from `counts`, in place. For
+    one kind of size only.
     """
     available = counts[:, others].sum(axis=1)
     if not available.any():
@@ -232,7 +237,7 @@ def _filled(task: Task, j: int, packing: Packing, counts: NDArray[np.int64], oth
 
 
 def _by_lengths(task: Task, j: int, budget: Budget, quick: bool = False) -> Packing:
-    """Pack all sequences of `task`, which has one kind of size, into packs of capacity j (`quick`: by best-fit)."""
+    """Return packs of capacity `j` for all sequences of `task`, which have one kind of size; `quick`: by best-fit."""
     capacity, lengths = int(task.capacities[j, 0]), task.sizes[:, 0]
     histogram = Histogram(lengths, task.counts)
     if quick:

@@ -1,10 +1,12 @@
 """`Task`: the sequences to pack, the capacities and their prices, in exact integers.
 
 In this package every sequence has two sizes, and every capacity two limits. With two kinds of size, the second size is
-the second kind (images, edges). With one kind, the second size is 1 for every sequence if a depth limit can restrict
-any pack, and the depth is the second limit; otherwise both are 0. Prices are decimal numbers: a float stands for the
-decimal that Python prints, 4.3 for exactly 43/10. They are converted to whole numbers without a common divisor, so that
-the price of a plan, and a lower bound on it, are whole numbers too.
+the second kind (such as images or edges). With one kind, it depends on the depth: if a depth limit can restrict a pack,
+the second size of every sequence is 1, and the depth is the second limit of every capacity; otherwise these are all 0.
+
+Prices are decimal numbers: a float stands for the decimal that Python prints, such as 4.3 for exactly 43/10. They are
+converted to whole numbers without a common divisor, so that the price of a plan, and a lower bound on it, are whole
+numbers too.
 """
 
 from __future__ import annotations
@@ -75,9 +77,9 @@ class Task:
         return kept
 
     def cheapest(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the index of the cheapest capacity that holds each of these sizes ``[m, 2]``, -1 if none does.
+        """Return the index of the cheapest capacity that holds each of these sizes, -1 if none does; int64 ``[m]``.
 
-        The result is int64 ``[m]``.
+        `sizes` are pairs, int64 ``[m, 2]``.
         """
         found = np.full(len(sizes), -1, dtype=np.int64)
         for j in reversed(self.by_price):
@@ -89,7 +91,7 @@ class Task:
         return self.cheapest(self.sums(packs))
 
     def sums(self, packs: Sequence[Pack]) -> NDArray[np.int64]:
-        """Return the total of both sizes in each pack; int64 ``[packs, 2]``."""
+        """Return the sums of the first and of the second sizes in each pack; int64 ``[packs, 2]``."""
         held = np.fromiter((len(pack) for pack in packs), dtype=np.int64, count=len(packs))
         if not held.size:
             return np.zeros((0, 2), dtype=np.int64)
@@ -103,7 +105,10 @@ class Task:
         return sum(self.prices[j] * packing[pack] for j, pack in zip(used, packs, strict=True))
 
     def part(self, chosen: NDArray[np.int64], counts: NDArray[np.int64]) -> Task:
-        """Return the task of packing only ``counts[i]`` sequences of each size ``sizes[chosen[i]]``."""
+        """Return the task of packing only ``counts[i]`` sequences of each size ``sizes[chosen[i]]``.
+
+        `chosen` ascends; both arguments are int64.
+        """
         return Task(
             self.sizes[chosen], counts, self.capacities, self.prices, self.unit, kinds=self.kinds, depth=self.depth
         )
@@ -123,7 +128,7 @@ def whole_prices(prices: Sequence[int | float]) -> tuple[tuple[int, ...], Fracti
 
 
 def number(value: Fraction) -> int | float:
-    """Return an exact value as an int if it is whole, otherwise as the nearest float.
+    """Return an exact value as an int if it is a whole number, otherwise as the nearest float.
 
     >>> number(Fraction(6, 2)), number(Fraction(43, 10))
     (3, 4.3)
