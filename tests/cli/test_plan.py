@@ -276,7 +276,7 @@ def test_output_alone_saves_the_plan_that_the_answer_advises(call, histogram, tm
         (["-c", "2147483648"], "capacity must be an integer from 1 to 2147483647, got 2147483648"),
         (
             ["-c", "7", "--over-long", "error"],
-            "1 sequence is above the capacity of 7 (the longest has 8 tokens); truncate, split or drop",
+            "1 sequence is above the capacity of 7 (the longest has 8 tokens); cut or remove",
         ),
         (["-d", "0"], "depth must be an integer >= 1, or none for unlimited, got '0'"),
         (["-d", "-1"], "depth must be an integer >= 1, or none for unlimited, got '-1'"),
@@ -367,7 +367,7 @@ def test_missing_file(call, tmp_path, name):
         ([5, -2], "length -2 at index 1;"),
         ([5.5, 1.0], "lengths must be integers, got 5.5 (float64) at index 0"),
         ([[1, 2]], "holds an array of shape (1, 2); lengths are one-dimensional"),
-        ([5, 9], "9 tokens); truncate, split or drop them, or take a capacity of at least 9"),
+        ([5, 9], "9 tokens); cut or remove them, or take a capacity of at least 9"),
     ],
 )
 def test_bad_lengths(call, tmp_path, values, message):
@@ -498,8 +498,8 @@ class TestTheAnswer:
             "4 of 6 sequences, 42.9% of the tokens (the others are above 6): 2 to 6 tokens each, 12 in all"
         )
         assert ran.splitlines()[4] == (
-            "not in this plan: 2 sequences of more than 6 tokens, 16 in all, the longest 8; truncate, split or drop "
-            "them, or choose a capacity of at least 8"
+            "not in this plan: 2 sequences of more than 6 tokens, 16 in all, the longest 8; cut or remove "
+            "them in the file, or choose a capacity of at least 8"
         )
         found = json.loads(call("plan", given, "-c", 6, "--json"))
         assert found["over_long"] == {"sequences": 2, "tokens": 16, "longest": 8}

@@ -335,7 +335,7 @@ def _ways(given: Given) -> str:
     """Return as text what can be done with sequences above the capacity; ``{it}`` in it stands for "it" or "them"."""
     if given.policies:
         return f"nopad pack needs --over-long {given.policies} for {{it}}"
-    return "truncate, split or drop {it}"
+    return "cut or remove {it} in the file"
 
 
 def _check_output(output: Path | None, algorithms: int, depths: int) -> None:
