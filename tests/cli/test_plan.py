@@ -719,3 +719,27 @@ class TestSeveralCapacities:
         assert (ran.code, ran) == (2, "")
         assert message in ran.error()
         assert not (tmp_path / "x").exists()
+
+
+class TestSavedLengths:
+    def test_the_next_plan_does_not_tokenise(self, call, tmp_path):
+        (tmp_path / "ids.jsonl").write_text("".join(json.dumps({"input_ids": [7] * n}) + "\n" for n in (5, 9, 2, 3)))
+        kept = tmp_path / "lengths.npy"
+        ran = call("plan", tmp_path / "ids.jsonl", "-c", 8, "--save-lengths", kept)
+        assert ran.code == 0
+        assert np.load(kept).tolist() == [5, 9, 2, 3]  # what is above the capacity too
+        again = call("plan", kept, "-c", 16)
+        assert again.splitlines()[:3] == call("plan", tmp_path / "ids.jsonl", "-c", 16).splitlines()[:3]
+        ran = call("plan", tmp_path / "ids.jsonl", "-c", 8, "-c", 16, "--save-lengths", kept, "--force")
+        assert (ran.code, np.load(kept).tolist()) == (0, [5, 9, 2, 3])
+
+    def test_no_file_is_replaced_and_names_are_checked(self, call, tmp_path):
+        (tmp_path / "ids.jsonl").write_text(json.dumps({"input_ids": [7, 8]}) + "\n")
+        (tmp_path / "old.npy").write_bytes(b"old")
+        given = ("plan", tmp_path / "ids.jsonl", "-c", 8, "--save-lengths")
+        assert "old.npy" in call(*given, tmp_path / "old.npy").error()
+        assert (tmp_path / "old.npy").read_bytes() == b"old"
+        assert "files that end with .npy" in call(*given, tmp_path / "a.txt").error()
+        assert "there is no folder" in call(*given, tmp_path / "no" / "a.npy").error()
+        (tmp_path / "h.json").write_text("[0, 3, 1]")
+        assert "is a histogram" in call("plan", tmp_path / "h.json", "--save-lengths", tmp_path / "b.npy").error()

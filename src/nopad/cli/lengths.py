@@ -23,6 +23,7 @@ from nopad.corpus.options import WAYS, TextUnit
 from nopad.corpus.pipeline import listed
 from nopad.corpus.remote import is_url
 from nopad.errors import FormatError, OptionError, SourceError
+from nopad.files import replacing
 from nopad.histogram import Histogram, as_lengths, exact_dot, exact_sum, read_histogram
 from nopad.options import MAX_LENGTH, check_sizes
 from nopad.store import Monitor
@@ -103,6 +104,7 @@ def read_given(
     as_pairs: Wrap | None = None,
     content: Content | None = None,
     apart: bool = False,
+    keep: Path | None = None,
 ) -> Given:
     """Read histograms (.json), lengths (.npy) or a corpus; `policies` and `reader` apply only to a corpus.
 
@@ -115,7 +117,10 @@ def read_given(
     say, or are an error. If `apart` is True and neither `capacity` nor the input gives a capacity, it is the smallest
     power of two that holds the longest sequence.
 
+    If `keep` is given, the lengths are saved in this ``.npy`` file, those above the capacity included if `apart`.
+
     Raises:
+        StorageError: the lengths cannot be saved.
         OptionError: neither the files nor `capacity` state one capacity, and `apart` is False; histograms or files of
             lengths are given with another kind of input or with corpus options; a histogram is given with `as_pairs` or
             a `validation` above 0; or `validation` is not from 0 to below 1.
@@ -130,6 +135,8 @@ def read_given(
     if any(map(_is_histogram, inputs)):
         if as_pairs is not None:
             raise OptionError(f"--pretrain makes pairs of documents, and {file} is a histogram; give the texts")
+        if keep is not None:
+            raise OptionError(f"--save-lengths is for corpora, and {file} is a histogram, which holds its lengths")
         found = _read_histogram(inputs, capacity, policies, reader, validation, apart)
         return found.apart(file) if apart else found
     source = open_inputs(inputs, reader, policies) if any(given.endswith(".npy") for given in inputs) else None
@@ -164,6 +171,9 @@ def read_given(
     histogram = Histogram.from_lengths(lengths)
     if not histogram.sequences:
         raise SourceError(f"{file} holds no sequences")
+    if keep is not None:
+        with replacing(keep) as partial, open(partial, "wb") as out:
+            np.save(out, lengths)
     ways = listed(encoder.ways if encoder else WAYS).replace('"', "")
     ways = "" if isinstance(source, LengthsFile) else ways
     read = _given(capacity, histogram=histogram, lengths=lengths, policies=ways)
@@ -172,17 +182,25 @@ def read_given(
 
 
 def read_pairs(
-    inputs: Sequence[str], *, policies: Mapping[str, Any], reader: ReaderOptions, validation: float, **_: Any
+    inputs: Sequence[str],
+    *,
+    policies: Mapping[str, Any],
+    reader: ReaderOptions,
+    validation: float,
+    keep: Path | None,
+    **_: Any,
 ) -> NDArray[Any]:
     """Read two sizes for each sequence, ``[n, 2]`` of any int dtype, from ``.npy`` files.
 
     The other arguments are those of `read_given`.
 
     Raises:
-        OptionError: an input is no ``.npy`` file, corpus options are given, or `validation` is not 0.
+        OptionError: an input is no ``.npy`` file, corpus options or `keep` are given, or `validation` is not 0.
         FormatError: a file holds an array of another shape.
         SourceError: there is no such file, or the files hold no sequences.
     """
+    if keep is not None:
+        raise OptionError(f"--save-lengths saves one length per sequence, and {inputs[0]} has two kinds of size")
     arrays = []
     for file in inputs:
         if not file.endswith(".npy") or _elsewhere(file) or _named(file):
