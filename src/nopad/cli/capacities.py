@@ -107,7 +107,7 @@ def show_capacities(
         ways = (
             f"nopad pack needs --over-long {whole.policies} for them"
             if whole.policies
-            else "truncate, split or drop them"
+            else "cut or remove them in the file"
         )
         said = f"above: sequences longer than the capacity, which no other number of the line counts; {ways}"
         out.print(said, style="yellow", markup=False, soft_wrap=wrapped)

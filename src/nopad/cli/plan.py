@@ -52,6 +52,7 @@ from nopad.cli.plan_options import (
     Inputs,
     Ladder,
     Output,
+    SaveLengths,
 )
 from nopad.cli.pretrain import Pretrain, PretrainOptions, parse_pretrain
 from nopad.cli.render import console, describe_bound, plan_table
@@ -88,6 +89,7 @@ def plan(
     everything: Everything = False,
     as_json: AsJson = False,
     output: Output = None,
+    save_lengths: SaveLengths = None,
     tokenizer: TokenizerSpec = None,
     over_long: PlannedOverLong = None,
     empty: EmptyPolicy = "skip",
@@ -118,6 +120,8 @@ def plan(
       nopad plan chats.jsonl -c 4096 --tokenizer path/to/model
 
       nopad plan monday.npy tuesday.npy -c 512
+
+      nopad plan chats.jsonl -c 4096 --tokenizer path/to/model --save-lengths lengths.npy
 
       nopad plan chats.jsonl -c 2048 -c 4096 -c 8192 --tokenizer path/to/model
 
@@ -151,6 +155,7 @@ def plan(
         ),
         validation=parse_share(validation),
         seed=seed,
+        keep=_npy(save_lengths),
     )
     capacities = list(dict.fromkeys(capacity or ()))
     for size in capacities or [1]:
@@ -338,7 +343,16 @@ def _ways(given: Given) -> str:
     """Return as text what can be done with sequences above the capacity; ``{it}`` in it stands for "it" or "them"."""
     if given.policies:
         return f"nopad pack needs --over-long {given.policies} for {{it}}"
-    return "truncate, split or drop {it}"
+    return "cut or remove {it} in the file"
+
+
+def _npy(path: Path | None) -> Path | None:
+    """Check the value of ``--save-lengths``, and return it."""
+    if path is not None and path.suffix != ".npy":
+        raise OptionError(f"--save-lengths {path}: lengths are read from files that end with .npy; name it so")
+    if path is not None and not path.parent.is_dir():
+        raise OptionError(f"{path}: there is no folder {path.parent}; make it, or choose another --save-lengths")
+    return path
 
 
 def _check_output(output: Path | None, algorithms: int, depths: int) -> None:

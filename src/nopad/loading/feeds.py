@@ -220,7 +220,7 @@ def planned(
             f"a plan is given, and {', '.join(options)} as well, which are for a new one; give one of both"
         )
     if plan.capacity != capacity:
-        raise PlanMismatchError(f"the plan is for a capacity of {plan.capacity}, and {capacity} is given")
+        raise PlanMismatchError(f"the plan is for a capacity of {plan.capacity:,}, and {capacity:,} is given")
     check_cover(plan, as_lengths(lengths))
     if align > 1 and int(np.add.reduceat(round_up(plan.lengths, align), plan.indptr[:-1]).max()) > capacity:
         raise PlanMismatchError(

@@ -128,7 +128,9 @@ def _way_back(summary: Summary, args: Any, factor: float) -> str:
         rows = counted(fewer, "row")
         return f"{rows} per rank and step, in place of {was}, would make it about as many as without packs"
     if fewer == was:
-        return f"no smaller number of rows comes nearer to {_shown(summary.sequences / summary.steps / factor)}"
+        return (
+            f"no smaller number of rows comes nearer to {_shown(summary.sequences / summary.steps / factor)} sequences"
+        )
     held = summary.sequences / summary.steps / was / summary.shape.world_size
     return f"even one row per rank and step holds {held:,.0f} sequences per rank"
 
