@@ -203,7 +203,8 @@ def objective_of(model: Any) -> Objective:
     if head.name == "answers":
         return OfSpans()
     if head.name == "classification":
-        kind = {"regression": "numbers", "multi_label_classification": "several"}.get(config.problem_type or "")
+        kinds: dict[str, Kind] = {"regression": "numbers", "multi_label_classification": "several"}
+        kind = kinds.get(config.problem_type or "")
         if kind is None:
             kind = "numbers" if config.num_labels == 1 else "classes"
         if kind == "numbers" and config.num_labels > 1:
