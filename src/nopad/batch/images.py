@@ -100,7 +100,7 @@ def one_row(feature: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _row(value: Any) -> int | None:
-    """Return L if `value` has the shape ``[1, L]`` (an array, or a list that holds one list); otherwise None."""
+    """Return L for an array ``[1, L]``, or for a list that holds only one list or array of length L; otherwise None."""
     shape = getattr(value, "shape", None)
     if shape is not None:
         return int(shape[1]) if len(shape) == 2 and shape[0] == 1 else None

@@ -129,7 +129,7 @@ def _is_table(text: str, sign: str, *, whole: bool) -> bool:
     """Return whether a text may be a table: its first line has column names, and the next rows have as many cells.
 
     Only the first rows are looked at. Cells are separated by `sign`. With `whole`, the last line of `text` is complete.
-    A table of one column counts only if the column is called "text".
+    A first line of one cell counts only if this is "text"; then the next rows are not looked at.
     """
     try:
         rows = list(islice(csv.reader(io.StringIO(text), delimiter=sign), _ROWS + 1))

@@ -262,7 +262,7 @@ class IterableSource(Source):
             yield Block(name=self._name, data=data, decoder=_decode_array, first_line=first + 1)
 
     def inventory(self) -> list[tuple[str, int]]:
-        """Return one entry: the name, and the size of all items as JSON."""
+        """Return one pair ``(name, bytes)``: the source's name, and the size of all its items when written as JSON."""
         return [(self._name, self.total_bytes or 0)]
 
 

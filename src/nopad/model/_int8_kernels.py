@@ -54,9 +54,9 @@ def quantise(
 def _quantise_tiny(values: NDArray[np.float32], most: Any, out: NDArray[np.int8], scale: NDArray[np.float32]) -> Any:
     """Quantise a row whose `scale` is below the normal float32 numbers; write to `out`, and perhaps to `scale`.
 
-    Such a scale has few significant bits. If the value of largest magnitude, `most`, would become an integer above 127,
-    the scale is raised to the next float32 number. Values are divided by the scale in float64, since 1 / scale may be
-    infinite in float32.
+    Such a scale has few significant bits. If the largest magnitude, `most`, is above 127 times the scale, the scale is
+    raised to the next float32 number, so that no integer is above 127. Values are divided by the scale in float64,
+    since 1 / scale may be infinite in float32.
     """
     if np.float64(scale[0]) * 127 < np.float64(most):
         scale[0] += _SMALLEST

@@ -126,10 +126,10 @@ def _chained(hook: Any) -> list[Any]:
 
 
 def of_all_modules(kinds: Iterable[Any], libraries: tuple[str, ...] = LIBRARIES) -> Iterator[tuple[str, Any]]:
-    """Yield (description, callable) for the user's own hooks on all modules, and replaced forward methods of `kinds`.
+    """Yield (description, callable) for the user's own global hooks, and for replaced forward methods of `kinds`.
 
-    A hook on all modules is one that PyTorch runs for every module. The user's own code is code in none of `libraries`;
-    the classes `kinds` are looked at only if they are of a library.
+    A global hook is one that PyTorch runs before or after the forward method of every module. The user's own code is
+    what `is_own_call` says. A class in `kinds` is looked at only if a known library (`LIBRARIES`) defines it.
     """
     for table in (of_torch._global_forward_pre_hooks, of_torch._global_forward_hooks):
         yield from (("the hook of all modules", hook) for hook in table.values() if is_own_call(hook, libraries))

@@ -123,7 +123,7 @@ def _add_two_small(packs: list[_Class], stock: _Stock, capacity: int) -> list[_C
 
     The first is the shortest small length, the second the longest small length that fits beside it. Small lengths are
     above a sixth and up to a third of the capacity. What packs take is removed from `stock`. The packs returned are in
-    their first order.
+    their original order.
     """
     done = []
     for entry in reversed(packs):

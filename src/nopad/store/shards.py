@@ -60,7 +60,7 @@ def schema_of(sequences: Sequences) -> pa.Schema:
 
 
 def _kind(column: Any) -> pa.DataType:
-    """Return the Arrow type of the values of a NumPy or Arrow array."""
+    """Return the Arrow type in which the values of an array are stored; every kind of string becomes ``string``."""
     if isinstance(column, np.ndarray):
         return pa.from_numpy_dtype(column.dtype)
     return pa.string() if is_string(column.type) else column.type

@@ -106,11 +106,13 @@ class Plan:
 
 
 def judged(plan: Plan) -> StepVerdict:
-    """Audit a step after collation, and return the verdict; the model itself does not change.
+    """Audit a training step from its collated batches on, and return the verdict.
+
+    Only copies of the model are run; the model itself does not change.
 
     Raises:
-        OptionError: no parameter of the model is trained, no sequence has a label, or a copy reaches the model itself
-            (`untouched`).
+        OptionError: no parameter of the model is trained, no sequence has a label, or running a copy gave
+            gradients to the model itself, such as by a hook that refers to it (`untouched`).
         BatchError: the model gives no loss for a sequence alone, or `Plan.alone` does not return losses.
     """
     with untouched(plan.model):

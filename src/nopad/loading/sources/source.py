@@ -162,7 +162,7 @@ class TokenSource(ABC):
         return held
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state without the arrays of n values, which a worker process computes again at their first use."""
+        """Return the state without arrays of a value per sequence; a worker process computes them again when used."""
         return {**vars(self), "_held": None}
 
     def __len__(self) -> int:

@@ -51,7 +51,7 @@ class Relaxed:
 
 @dataclass(frozen=True)
 class Solved:
-    """A packing into whole packs, and the lower bound with the values of items (int64 ``[k]``) that prove it.
+    """A packing into whole packs, and the lower bound with the dual values of items (int64 ``[k]``) that prove it.
 
     `master` is the linear program from which the packing was rounded; `stages` are those of `dive_through`.
     """

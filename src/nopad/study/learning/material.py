@@ -29,7 +29,7 @@ HELD_OUT = 10  # one document in so many
 
 @dataclass(frozen=True, kw_only=True)
 class Material:
-    """Pairs to train on and pairs held out, and the task that made them.
+    """Data of pre-training as BERT's: pairs of text segments to train on, pairs held out, and the task that made them.
 
     Attributes:
         task: the pre-training task, which made the pairs and masks them.
@@ -70,7 +70,7 @@ def material(capacity: int, vocabulary: int, documents: int | None = None) -> Ma
     random.shuffle(order, random.key(0))
     found = [found[at] for at in order[:documents]]
     if len(found) < 100:
-        raise LengthError(f"the standard library here has {len(found)} texts of 40 characters; at least 100 are needed")
+        raise LengthError(f"{len(found)} texts of two sentences or more are too few; at least 100 are needed")
     task = Pretraining(reduced([text for text, _ in found], vocabulary), max_length=capacity, over_long="truncate")
     last = len(found) // HELD_OUT
     held_out, train = (
