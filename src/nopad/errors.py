@@ -16,7 +16,7 @@ NopadError
 │   ├── OutputExistsError   the path is a file, or the folder already holds something else
 │   ├── OutputBusyError     another process is writing to this folder
 │   └── ResumeError         the job there cannot be resumed: other inputs or settings, damage, nothing to resume
-├── ServingError            a request was not answered, or could never be          exit 1
+├── ServingError            a request was not answered                             exit 1
 │   ├── QueueFullError      too many tokens wait already
 │   ├── DeadlineError       the deadline of a request has passed, or cannot be met
 │   ├── RequestError        the model gives no usable result for this request
@@ -73,7 +73,7 @@ FOREIGN: tuple[type[BaseException], ...] = (Exception, SystemExit)
 
 
 def install(extra: str) -> str:
-    """Return, for error messages, the commands that install nopad with `extra`: from an index, or in a clone.
+    """Return the commands that install nopad with `extra`, from an index or in a clone, as text for error messages.
 
     >>> install("report")
     "pip install 'nopad[report]', or in a clone pip install -e '.[report]'"
@@ -169,7 +169,9 @@ class OutputBusyError(OutputError):
 
 
 class ResumeError(OutputError):
-    """The job (packing or training) in the output folder cannot be resumed. There are four causes.
+    """The job (packing or training) in the output folder cannot be resumed.
+
+    There are four causes:
 
     * the job was started with other inputs or settings, or its input has changed since
     * its files are damaged or missing, or contradict each other
@@ -179,7 +181,11 @@ class ResumeError(OutputError):
 
 
 class ServingError(NopadError):
-    """A request was not answered, or could never be, since a callback of the runner waits for it."""
+    """A request was not answered.
+
+    Also raised where waiting would never end: a callback waits for its own runner, which goes on only when the callback
+    has returned.
+    """
 
     exit_code = 1
 
@@ -193,7 +199,7 @@ class DeadlineError(ServingError):
 
 
 class RequestError(ServingError):
-    """The model gives an error, NaN or no usable result for a request, or it is in training mode.
+    """The model raised an error for a request, gave NaN or no usable result, or is in training mode.
 
     The other requests of the batch are answered, unless the cause concerns them too.
     """
@@ -230,7 +236,7 @@ class CorruptError(NopadError):
 
 
 class InterruptedJobError(NopadError):
-    """The user stopped a job; running it again resumes it, or starts it anew if it was to replace a finished one."""
+    """The user stopped a job. To resume it, run it again; a job that replaces a finished one then begins anew."""
 
     exit_code = 130
 

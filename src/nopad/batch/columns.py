@@ -87,8 +87,9 @@ def from_features(features: Sequence[Mapping[str, Any]]) -> tuple[Sequences, Rec
         LengthError: a sequence has no token, or its mask is all 0.
         BatchError: `features` are not dicts, or there are none; a dict has other keys than the first one or no
             ``input_ids``; a mask has a 0 between ones, or a value other than 0 and 1; a list is not as long as its
-            ``input_ids``; a column has values that cannot be used; there are both ``label`` and ``label_ids``; images
-            are not as `take_images` expects; or ``position_ids`` do not count from 0 in each sequence.
+            ``input_ids``; a column has values that cannot be used; there are both ``label`` and ``label_ids``, but no
+            ``labels``; images are not as `take_images` expects; or ``position_ids`` do not count from 0 in each
+            sequence.
     """
     features = _listed(features, "features")
     if not len(features):
@@ -242,8 +243,8 @@ def from_rows(rows: Sequence[PackedRow]) -> tuple[Sequences, Records, NDArray[np
 
     Raises:
         BatchError: there is no row, an entry is not a row of `nopad.open_packed`, the dataset is index-only (its rows
-            hold no tokens), there are both ``label`` and ``label_ids``, or ``position_ids`` do not count from 0 in each
-            sequence.
+            hold no tokens), there are both ``label`` and ``label_ids`` but no ``labels``, or ``position_ids`` do not
+            count from 0 in each sequence.
     """
     rows = _listed(rows, "rows", "row")
     if not len(rows):
@@ -269,7 +270,7 @@ def from_rows(rows: Sequence[PackedRow]) -> tuple[Sequences, Records, NDArray[np
 
 
 def from_columns(sequences: Sequences) -> tuple[Sequences, Records]:
-    """Prepare sequences for a batch: integers become int64, and ``label`` or ``label_ids`` is renamed to ``labels``.
+    """Prepare sequences for a batch: integers become int64, and labels get the name ``labels`` (`labelled`).
 
     Returns the sequences, and the arrays that say where each one comes from, by name: those of ``seq_index``,
     ``seq_start`` and ``seq_source`` that `sequences` has. They are no longer columns of the sequences. Columns that
@@ -277,7 +278,7 @@ def from_columns(sequences: Sequences) -> tuple[Sequences, Records]:
 
     Raises:
         BatchError: there is no sequence, there are no ``input_ids``, an integer does not fit into int64, there are both
-            ``label`` and ``label_ids``, or ``position_ids`` do not count from 0 in each sequence.
+            ``label`` and ``label_ids`` but no ``labels``, or ``position_ids`` do not count from 0 in each sequence.
     """
     if not len(sequences):
         raise BatchError("a batch needs at least one sequence, and there is none")

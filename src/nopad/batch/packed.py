@@ -162,8 +162,8 @@ class PackedBatch(MutableMapping[str, Any]):
             OptionError: `form` is invalid, has fewer rows than are given, or has `depth`, `packs` or `end_to_end`,
                 which would move sequences to other rows; or `fill` is invalid.
             BatchError: there is no row, an entry is not a row of `nopad.open_packed`, the rows hold no tokens (an
-                index-only dataset), there are both ``label`` and ``label_ids``, or ``position_ids`` do not count from 0
-                in each sequence.
+                index-only dataset), there are both ``label`` and ``label_ids`` but no ``labels``, or ``position_ids``
+                do not count from 0 in each sequence.
         """
         form = check_form(form)
         stacked, records, per_row = from_rows(rows)
@@ -182,7 +182,8 @@ class PackedBatch(MutableMapping[str, Any]):
         """Build a batch from dicts, as Hugging Face datasets give them; use it as a collator.
 
         Tokens whose ``attention_mask`` is 0 are padding and are removed. Rows of a packed dataset, which have
-        ``seq_lengths``, are split into sequences. ``label`` or ``label_ids`` is renamed to ``labels``.
+        ``seq_lengths``, are split into sequences. If there are no ``labels``, ``label`` or ``label_ids`` is renamed to
+        ``labels``.
 
         A dict may also be what a processor of transformers gives for one text with its images: columns ``[1, L]``, and
         ``pixel_values`` (images ``[images, C, height, width]``, or patches ``[patches, size]`` with
@@ -205,7 +206,7 @@ class PackedBatch(MutableMapping[str, Any]):
             BatchError: one of these:
 
                 * `features` are not dicts, or there are none
-                * dicts have different keys, or no ``input_ids``, or both ``label`` and ``label_ids``
+                * dicts have different keys, or no ``input_ids``; or both ``label`` and ``label_ids``, but no ``labels``
                 * a mask has a 0 between ones, or a value other than 0 and 1
                 * a list is not as long as its ``input_ids``, or a column has values that cannot be used
                 * ``position_ids`` do not count from 0 in each sequence
@@ -247,8 +248,8 @@ class PackedBatch(MutableMapping[str, Any]):
             OptionError: `form` is invalid or does not fit these sequences; with `per_row`, it has fewer rows, or has
                 `depth`, `packs` or `end_to_end`, which would move sequences to other rows; or `fill` is invalid.
             BatchError: there is no sequence, there are no ``input_ids``, a column of ``sequences.tokens`` does not have
-                one value per token, an integer does not fit into int64, there are both ``label`` and ``label_ids``, or
-                ``position_ids`` do not count from 0 in each sequence.
+                one value per token, an integer does not fit into int64, there are both ``label`` and ``label_ids`` but
+                no ``labels``, or ``position_ids`` do not count from 0 in each sequence.
         """
         form = check_form(form)
         stacked, records = from_columns(sequences)
