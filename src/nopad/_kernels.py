@@ -32,7 +32,10 @@ def mix(x: np.uint64) -> np.uint64:
 
 @njit(cache=True, nogil=True, inline="always")
 def bounded(u: np.uint64, n: np.uint64) -> np.uint64:
-    """Return the high 64 bits of the 128-bit product u * n: a number below n, as in `nopad.random.bounded`."""
+    """Return the high 64 bits of the 128-bit product ``u * n``: an integer from 0 to ``n - 1``.
+
+    This is the compiled version of `nopad.random.bounded`.
+    """
     u_hi, u_lo, n_hi, n_lo = u >> _32, u & _LOW, n >> _32, n & _LOW
     middle = u_hi * n_lo + ((u_lo * n_lo) >> _32)
     low = (middle & _LOW) + u_lo * n_hi

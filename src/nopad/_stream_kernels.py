@@ -4,19 +4,22 @@
 `nopad._kernels`, arguments are plain arrays, and callers validate them. The sequences held back are kept in five arrays
 (`empty_buffer`), always passed in this order:
 
-* ``state`` int64 ``[5]``: how many sequences are `HELD`, their `TOKENS`, how many ever `ARRIVED`, and the slots of the
-  `OLDEST` and the `NEWEST` (-1: none)
-* ``slots`` int64 ``[buffer, 5]``, one row per held sequence: its `NUMBER` and `LENGTH`, the slot of the `NEXT` sequence
-  of its length, and its neighbours `BEFORE` and `AFTER` in order of arrival (-1: none). Unused rows are a stack linked
-  by `NEXT`; the last entry of ``queues`` holds the top
-* ``queues`` int32 ``[capacity + 2, 3]``, one row per length: the `COUNT` of held sequences, and the slots of the
-  `FIRST` and `LAST`
+* ``state`` int64 ``[5]``: the number of sequences held (`HELD`), the number of their tokens (`TOKENS`), the number of
+  sequences that ever arrived (`ARRIVED`), and the slots of the oldest and the newest held sequence (`OLDEST`,
+  `NEWEST`; -1: none)
+* ``slots`` int64 ``[buffer, 5]``: a row is the slot of one held sequence. It holds the sequence's number and length
+  (`NUMBER`, `LENGTH`), the slot of the next held sequence of the same length (`NEXT`), and the slots of its neighbours
+  in order of arrival (`BEFORE`, `AFTER`); -1: none. Unused rows form a stack linked by `NEXT`, whose top is in the last
+  row of ``queues``
+* ``queues`` int32 ``[capacity + 2, 3]``: row l is for length l. It holds the number of held sequences (`COUNT`), and
+  the slots of the first and the last of them (`FIRST`, `LAST`)
 * ``words`` uint64: the set of the held lengths, as in `nopad._bit_kernels`, and one more word at the end, which
   `window` needs
-* ``mirror`` uint64 ``[capacity // 64 + 2]``: bit ``capacity - l`` is set if length l is held. Two held lengths with
-  a + b = room (the tokens still free in a pack) are found where bit a of ``words`` and bit ``capacity - room + a`` of
-  ``mirror`` are both set; one AND tests 64 values of a. The higher levels of ``words`` give no false pairs, since
-  ``mirror`` has no bits there
+* ``mirror`` uint64 ``[capacity // 64 + 2]``: bit ``capacity - l`` is set if length l is held
+
+With ``mirror``, two held lengths a and b that fill a room together (the tokens still free in a pack) are found quickly:
+a + b is the room if bit a of ``words`` and bit ``capacity - room + a`` of ``mirror`` are both set, so one AND tests 64
+values of a. The higher levels of ``words`` give no false pairs, since ``mirror`` has no bits there.
 
 A result that is a length or a sequence number is -1 if there is none.
 """

@@ -151,8 +151,8 @@ class UnsupportedModelError(InputError):
 class NotPackSafeError(NopadError, AttributeError, TypeError):
     """A packed batch was used as an ordinary one, such as by a model that is not pack-safe.
 
-    In such a model, the sequences of a row would see each other. The error is also an AttributeError, so that `hasattr`
-    on the batch's attention mask returns False instead of raising, and a TypeError.
+    In such a model, the sequences of a row would see each other. The error is also a TypeError; and it is an
+    AttributeError, so that ``hasattr`` on the batch's attention mask returns False instead of raising.
     """
 
 

@@ -66,7 +66,7 @@ class Images:
 
 
 def images_of(batch: PackedBatch) -> list[dict[str, Any]]:
-    """Return the images of each sequence of a batch: one dict per sequence, in the order in which they were given.
+    """Return the images of a batch: one dict per sequence, in the order in which the sequences were given.
 
     A dict has ``pixel_values``, and ``image_grid_thw`` if the batch has it; it is empty for a sequence without images.
     """
