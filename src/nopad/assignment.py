@@ -42,7 +42,8 @@ def pack(
 ) -> Packs:
     """Plan which lengths share packs, and assign the sequences to these packs; return `Packs`.
 
-    The notes of the plan are in `Packs.notes`. This is short for `nopad.plan` and `nopad.assign`.
+    With a histogram algorithm, this is short for `nopad.plan` and `nopad.assign`, and the notes of the plan are in
+    `Packs.notes`. An arrival-order algorithm packs the sequences themselves.
 
     Args:
         lengths: length of each sequence in tokens; integers ``[n]``, each from 1 to `capacity`.

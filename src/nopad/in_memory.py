@@ -380,7 +380,7 @@ def _refuse(options: CorpusOptions | ReaderOptions, known: set[str], told: str) 
     """Refuse options that differ from their defaults, except those named in `known`.
 
     Raises:
-        OptionError: there is such an option; the message says that it is `told`.
+        OptionError: there is such an option; the message ends with `told`, which says what the option is for.
     """
     for field in fields(options):
         if field.name not in known and getattr(options, field.name) != field.default:

@@ -108,8 +108,8 @@ class PackedBatch(MutableMapping[str, Any]):
             form: `nopad.Flat()`, one stream without padding, or `nopad.Rows(capacity)`.
             columns: further columns by name; each is either n lists with one value per token, or n single values, one
                 per sequence.
-            sequence_columns: columns with one array per sequence, all of one shape, such as multi-label targets
-                ``[n, C]``.
+            sequence_columns: columns by name; each has one array per sequence, all of one shape, such as multi-label
+                targets ``[n, C]``.
             pad_id: id of the padding in ``input_ids``.
             fill: padding value of each other per-token column, by name; default: -100 for names that end in
                 ``labels``, 0 for other names.
@@ -551,8 +551,8 @@ class PackedBatch(MutableMapping[str, Any]):
         models on flash attention: other attention silently ignores these arguments, and lets sequences see each other.
 
         Args:
-            seq_idx: add ``seq_idx``, the number of each token's sequence from 0, int32 ``[1, T]``, which the
-                convolutions and state spaces of hybrid models (Bamba, Granite) read.
+            seq_idx: whether to add ``seq_idx``, the number of each token's sequence from 0; int32 ``[1, T]``. The
+                convolutions and state spaces of hybrid models (Bamba, Granite) read it.
 
         Raises:
             BatchError: the batch is in rows; or it has images (a model may then compute the positions of tokens itself,
