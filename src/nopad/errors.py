@@ -16,7 +16,7 @@ NopadError
 │   ├── OutputExistsError   the path is a file, or the folder already holds something else
 │   ├── OutputBusyError     another process is writing to this folder
 │   └── ResumeError         the job there cannot be resumed: other inputs or settings, damage, nothing to resume
-├── ServingError            a request was not answered                             exit 1
+├── ServingError            a request was not answered, or waiting would never end  exit 1
 │   ├── QueueFullError      too many tokens wait already
 │   ├── DeadlineError       the deadline of a request has passed, or cannot be met
 │   ├── RequestError        the model gives no usable result for this request
@@ -183,7 +183,7 @@ class ResumeError(OutputError):
 class ServingError(NopadError):
     """A request was not answered.
 
-    Also raised where waiting would never end: a callback waits for its own runner, which goes on only when the callback
+    Also raised if waiting would never end: a callback waits for its own runner, which goes on only when the callback
     has returned.
     """
 
