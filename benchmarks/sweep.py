@@ -205,7 +205,7 @@ def main() -> None:
         wrong = f"  WRONG by {row.held:.1e}" if row.held else ""
         print(f"{kind:<28}{row.outcome:<10}{row.seconds:5.1f} s  {row.how}; {row.said[:400]}{wrong}", flush=True)
     counts, wrong_ones = Counter(row.outcome for row in rows), [row.kind for row in rows if row.held]
-    derived = sum(row.outcome == "isolated" and row.how != "the table" for row in rows)
+    derived = sum(row.outcome == "isolated" and "derived" in row.how for row in rows)
     print(f"\n{counts['isolated']} isolated ({derived} of them derived), {counts['refused']} refused with a reason")
     print(f"silently wrong: {', '.join(wrong_ones) or 'none'}; tracebacks: {', '.join(broken) or 'none'}")
     print(f"the longest took {max((row.seconds for row in rows), default=0):.1f} s; target {TARGET} isolated")

@@ -265,7 +265,7 @@ def test_bad_options_and_lengths(refuses):
         with refuses(
             LengthError,
             "length 9 at index 0 is above the capacity of 8 (and 1 more); "
-            "truncate, split or drop it, or take a capacity of at least 10",
+            "cut or remove it, or take a capacity of at least 10",
         ):
             call([9, 10])
         with refuses(

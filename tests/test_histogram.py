@@ -263,7 +263,7 @@ def test_above_the_longest_length(refuses, length):
     ],
 )
 def test_above_the_capacity(refuses, lengths, message):
-    with refuses(LengthError, message.format("truncate, split or drop it, or take a capacity of at least")):
+    with refuses(LengthError, message.format("cut or remove it, or take a capacity of at least")):
         as_lengths(lengths, 8)
 
 

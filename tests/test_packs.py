@@ -150,7 +150,7 @@ def test_list_parts_begin_at_zero():
 def test_tokens_are_summed_beyond_32_bits():
     lengths = np.full(4, 2**30, dtype=np.int32)
     packs = make([[0, 1, 2, 3]], capacity=2**31 - 1, depth=None)
-    assert packs.problem(lengths) == f"pack 0 holds {2**32} tokens, above the capacity of {2**31 - 1}"
+    assert packs.problem(lengths) == f"pack 0 holds {2**32:,} tokens, above the capacity of {2**31 - 1:,}"
 
 
 class TestFile:

@@ -314,9 +314,9 @@ def as_lengths(lengths: ArrayLike, capacity: int | None = None) -> NDArray[np.in
             i = int(np.argmax(array > limit))
             more = int(np.count_nonzero(array > limit)) - 1
             raise LengthError(
-                f"length {int(array[i])} at index {i} is above the capacity of {limit}"
+                f"length {int(array[i]):,} at index {i} is above the capacity of {limit:,}"
                 + (f" (and {more:,} more)" if more else "")
-                + f"; truncate, split or drop it, or take a capacity of at least {high}"
+                + f"; cut or remove it, or take a capacity of at least {high:,}"
             )
     return np.ascontiguousarray(array, dtype=np.int32)
 

@@ -176,7 +176,7 @@ class Packs:
         tokens = np.add.reduceat(lengths[self.sequence].astype(np.int64), self.indptr[:-1])
         if tokens.max() > self.capacity:
             p = int(np.argmax(tokens))
-            return f"pack {p} holds {int(tokens[p])} tokens, above the capacity of {self.capacity}"
+            return f"pack {p} holds {int(tokens[p]):,} tokens, above the capacity of {self.capacity:,}"
         if self.lengths_sha256 not in (None, lengths_sha256(lengths)):
             why = f" ({self.selection} when they were made)" if self.selection else ""
             return f"the packs were made for sequences of other lengths, or in another order{why}"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import json
 import logging
+import os
+import stat
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -178,6 +180,16 @@ def test_a_file_whose_content_changed_is_made_again(audits, cache, field):
     assert front.proof_of(model()).family == LINE
     assert len(audits) == 2
     assert json.loads(file.read_text()) == whole
+
+
+def test_a_proof_has_the_mode_that_the_umask_gives(cache):
+    mask = os.umask(0o022)
+    try:
+        memory.remember(model(), None, GOOD)
+    finally:
+        os.umask(mask)
+    [file] = cache.iterdir()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o644
 
 
 def test_threads_and_processes_may_write_the_same_proof(cache, caplog):

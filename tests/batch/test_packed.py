@@ -480,7 +480,7 @@ def test_positions_that_the_layout_gives_may_be_given():
         ({"a": [[None], [1]]}, "a of sequence 0 is of object; expected numbers"),
         ({"a": [[[1], [2, 3]], [1]]}, "a of sequence 0 is no list of numbers"),
         ({"a": [torch.ones(1, requires_grad=True), [1]]}, "a of sequence 0 is no list of numbers"),
-        ({"a": [torch.ones(1, dtype=torch.bfloat16), [1]]}, "a of sequence 0 is no list of numbers"),
+        ({"a": [torch.ones(1, dtype=torch.bfloat16, device="meta"), [1]]}, "a of sequence 0 is no list of numbers"),
     ],
 )
 def test_columns_of_no_numbers(column, says):

@@ -115,3 +115,19 @@ def test_bars_count_and_clear(capsys):
         [task] = bars._progress.tasks
         assert (task.description, task.completed, task.total) == ("two", 0, None)
     assert capsys.readouterr() == ("", "")
+
+
+def test_without_a_terminal_lines_come_at_growing_times(capsys):
+    now = 0.0
+    with Bars(lambda: now) as bars:
+        bars.stage("tokenising", 200, "records")
+        for now in (1.0, 9.9, 10.0, 19.0, 25.0, 39.0):  # noqa: B007
+            bars.advance(20, 1000)
+        bars.stage("planning", None, "plans")
+        now = 100.0
+        bars.advance(1)
+    assert capsys.readouterr().err.splitlines() == [
+        "nopad: tokenising 30%, 3,000 tokens after 10 s",
+        "nopad: tokenising 50%, 5,000 tokens after 25 s",
+        "nopad: planning after 100 s",
+    ]

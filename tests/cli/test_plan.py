@@ -276,7 +276,7 @@ def test_output_alone_saves_the_plan_that_the_answer_advises(call, histogram, tm
         (["-c", "2147483648"], "capacity must be an integer from 1 to 2147483647, got 2147483648"),
         (
             ["-c", "7", "--over-long", "error"],
-            "1 sequence is above the capacity of 7 (the longest has 8 tokens); truncate, split or drop",
+            "1 sequence is above the capacity of 7 (the longest has 8 tokens); cut or remove",
         ),
         (["-d", "0"], "depth must be an integer >= 1, or none for unlimited, got '0'"),
         (["-d", "-1"], "depth must be an integer >= 1, or none for unlimited, got '-1'"),
@@ -367,7 +367,7 @@ def test_missing_file(call, tmp_path, name):
         ([5, -2], "length -2 at index 1;"),
         ([5.5, 1.0], "lengths must be integers, got 5.5 (float64) at index 0"),
         ([[1, 2]], "holds an array of shape (1, 2); lengths are one-dimensional"),
-        ([5, 9], "9 tokens); truncate, split or drop them, or take a capacity of at least 9"),
+        ([5, 9], "9 tokens); cut or remove them, or take a capacity of at least 9"),
     ],
 )
 def test_bad_lengths(call, tmp_path, values, message):
@@ -498,8 +498,8 @@ class TestTheAnswer:
             "4 of 6 sequences, 42.9% of the tokens (the others are above 6): 2 to 6 tokens each, 12 in all"
         )
         assert ran.splitlines()[4] == (
-            "not in this plan: 2 sequences of more than 6 tokens, 16 in all, the longest 8; truncate, split or drop "
-            "them, or choose a capacity of at least 8"
+            "not in this plan: 2 sequences of more than 6 tokens, 16 in all, the longest 8; cut or remove "
+            "them in the file, or choose a capacity of at least 8"
         )
         found = json.loads(call("plan", given, "-c", 6, "--json"))
         assert found["over_long"] == {"sequences": 2, "tokens": 16, "longest": 8}
@@ -719,3 +719,27 @@ class TestSeveralCapacities:
         assert (ran.code, ran) == (2, "")
         assert message in ran.error()
         assert not (tmp_path / "x").exists()
+
+
+class TestSavedLengths:
+    def test_the_next_plan_does_not_tokenise(self, call, tmp_path):
+        (tmp_path / "ids.jsonl").write_text("".join(json.dumps({"input_ids": [7] * n}) + "\n" for n in (5, 9, 2, 3)))
+        kept = tmp_path / "lengths.npy"
+        ran = call("plan", tmp_path / "ids.jsonl", "-c", 8, "--save-lengths", kept)
+        assert ran.code == 0
+        assert np.load(kept).tolist() == [5, 9, 2, 3]  # what is above the capacity too
+        again = call("plan", kept, "-c", 16)
+        assert again.splitlines()[:3] == call("plan", tmp_path / "ids.jsonl", "-c", 16).splitlines()[:3]
+        ran = call("plan", tmp_path / "ids.jsonl", "-c", 8, "-c", 16, "--save-lengths", kept, "--force")
+        assert (ran.code, np.load(kept).tolist()) == (0, [5, 9, 2, 3])
+
+    def test_no_file_is_replaced_and_names_are_checked(self, call, tmp_path):
+        (tmp_path / "ids.jsonl").write_text(json.dumps({"input_ids": [7, 8]}) + "\n")
+        (tmp_path / "old.npy").write_bytes(b"old")
+        given = ("plan", tmp_path / "ids.jsonl", "-c", 8, "--save-lengths")
+        assert "old.npy" in call(*given, tmp_path / "old.npy").error()
+        assert (tmp_path / "old.npy").read_bytes() == b"old"
+        assert "files that end with .npy" in call(*given, tmp_path / "a.txt").error()
+        assert "there is no folder" in call(*given, tmp_path / "no" / "a.npy").error()
+        (tmp_path / "h.json").write_text("[0, 3, 1]")
+        assert "is a histogram" in call("plan", tmp_path / "h.json", "--save-lengths", tmp_path / "b.npy").error()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import random
+import resource
 import shutil
 import signal
 import socket
@@ -25,6 +26,7 @@ from safetensors.torch import load_file, save_file
 from tests.tasks.tiny import SIZES, tokenizer, words
 
 from nopad.tasks.settings import stored_task
+from nopad.training.progress import Metrics
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -126,7 +128,9 @@ def test_what_a_run_leaves(whole, given):
     out, said = whole
     logged = metrics(out)
     last = max(line["step"] for line in logged)
-    assert json.loads((out / "nopad_run.json").read_text()) == {"per_step": "4 rows", "finished": last}
+    facts = json.loads((out / "nopad_run.json").read_text())
+    assert {*facts.pop("data")} == {"data.train", "data.eval"}
+    assert facts == {"per_step": "4 rows", "finished": last}
     losses = [line for line in logged if "loss" in line]
     # every second step, before a checkpoint (every third and the last), each once and in order
     assert [line["step"] for line in losses] == [n for n in range(1, last + 1) if n % 2 == 0 or n % 3 == 0 or n == last]
@@ -211,6 +215,23 @@ def stopped(whole: Path, out: Path, step: int | None) -> None:
             shutil.rmtree(path)
 
 
+@pytest.mark.parametrize("step", [2, 4])
+def test_ctrl_c_says_how_the_run_goes_on(call, config, tmp_path, monkeypatch, step):
+    def pressed(self, args, state, control, real=Metrics.on_step_end, **more):
+        real(self, args, state, control, **more)
+        if state.global_step == step:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Metrics, "on_step_end", pressed)
+    ran = call("train", config)
+    assert ran.code == 130
+    way, last = ran.err.replace("\n", " ").strip(), tmp_path / "out" / "checkpoint-3"
+    if step == 4:
+        assert way == f"nopad: --resume goes on from {last} nopad: interrupted"
+    else:
+        assert way.startswith("nopad: there is no checkpoint yet: --resume begins again (trainer.save_steps")
+
+
 @pytest.mark.parametrize("step", [None, 6])
 def test_a_run_goes_on_as_if_nothing_had_stopped_it(call, config, whole, tmp_path, step):
     out = tmp_path / "out"
@@ -264,6 +285,24 @@ def test_other_data_or_another_model_do_not_go_on(call, config, whole, tmp_path,
     assert ran.code == 2
     assert "data" in ran.error()
     assert not (tmp_path / "out" / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize("field", ["train", "eval"])
+@pytest.mark.parametrize("step", [0, 6])
+def test_data_that_changed_in_place_do_not_go_on(call, config, whole, tmp_path, given, field, step):
+    """Also before the first checkpoint; and evaluation data, which would make metrics of two kinds in one file."""
+    stopped(whole[0], tmp_path / "out", step)
+    shutil.copy(given / f"{field}.jsonl", tmp_path)
+    text = (tmp_path / "out" / "nopad_train.toml").read_text()
+    for path in (config, tmp_path / "out" / "nopad_train.toml"):
+        path.write_text(path.read_text().replace(f"{given}/{field}.jsonl", f"{tmp_path}/{field}.jsonl"))
+    assert (tmp_path / "out" / "nopad_train.toml").read_text() != text
+    lines = (tmp_path / f"{field}.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / f"{field}.jsonl").write_text("".join(lines[1:]))
+    ran = call("train", config, "--resume")
+    assert f"data.{field}: the content changed since the run in {tmp_path / 'out'} began" in ran.error()
+    (tmp_path / f"{field}.jsonl").write_text("".join(lines))
+    assert call("train", config, "--resume").code == 0
 
 
 def test_nothing_to_resume(call, config):
@@ -455,6 +494,22 @@ def test_a_loss_that_is_not_finite_stops_with_its_batch(call, config, given, tmp
     assert ran.code == 1
     assert f"The batch is kept in {tmp_path}/out/nopad_batch_0.safetensors" in ran.error()
     assert call("train", config, *sets(trainer__max_steps=1)).code == 0  # nothing was trained, so the folder is free
+
+
+@pytest.mark.parametrize("share", [0.5, 1.5])  # in the weights, in the optimiser's state
+def test_a_full_disk_is_named_and_the_run_goes_on(call, config, given, whole, tmp_path, share):
+    size = int((whole[0] / "model.safetensors").stat().st_size * share)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        ran = call("train", config)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert ran.code == 3, ran.err
+    assert f"failed while writing into {tmp_path / 'out'} (" in ran.error()
+    assert "if the disk is full, free some space, and go on with --resume" in ran.error()
+    assert call("train", config, "--resume").code == 0
+    assert weights(tmp_path / "out") == weights(whole[0])
 
 
 def test_no_memory_names_what_helps(call, config, monkeypatch):

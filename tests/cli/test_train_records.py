@@ -205,9 +205,12 @@ def test_what_is_chosen_is_what_the_same_file_with_these_fields_says(folder, dry
     write_documented(folder)
     tables = '[data]\ntrain = "pairs.csv"\n[task]\nname = "classify"\ntext = "first"\npair = "second"\n'
     said = dry(tables, "--set", "packing.capacity=none")
-    assert re.search(
-        r"rate     5e-05 stays as it is, and an optimiser step averages over \d+ sequences instead of 8\n", said
+    assert re.search(r"without packs, batches of 8 sequences \(transformers' per_device_train_batch_size\)", said)
+    assert "one sequence per row" not in said  # there is one baseline
+    rate = (
+        r"rate     5e-05 stays as it is, and an optimiser step averages over \d+ sequences instead of 8; single steps"
     )
+    assert re.search(rate, said)
     fields = [line[9:].split(": ")[0] for line in said.splitlines() if re.match(r"(chosen  |        ) \w+\.", line)]
     every = [one.replace(" = ", "=") for line in fields for one in re.split(r", (?=\w+\.)", line)]
     assert [one.split("=")[0] for one in every] == [
@@ -224,7 +227,8 @@ def test_what_is_chosen_is_what_the_same_file_with_these_fields_says(folder, dry
     again = dry(tables, *sets)
     assert "chosen" not in again
     gone = [line[9:].split(": ")[0] for line in said.splitlines() if line not in again.splitlines()]
-    assert [one for one in gone if not one.startswith("5e-05 stays as it is")] == fields  # rate: beside 1 row, not 8
+    compared = ("5e-05 stays as it is", "without packs, batches of 8")  # beside 1 row, not 8 sequences
+    assert [one for one in gone if not one.startswith(compared)] == fields
 
 
 def test_a_share_that_holds_out_nothing_is_refused(folder, dry):
@@ -255,7 +259,7 @@ def test_a_run_without_weights_is_not_recommended_for_its_weights(folder, dry, c
     dry(MASK + 'over_long = "split"\n')
     run = RunFolder(str(folder / "out"))
     run.take(read_config(folder / "c.toml"), resume=False)
-    run.begin(read_config(folder / "c.toml"), per_step="1 rows")
+    run.begin(read_config(folder / "c.toml"), per_step="1 rows", data={})
     run.leave()
     other = read_config(folder / "c.toml", ["trainer.learning_rate=1.0"])
     with pytest.raises(ResumeError, match=r"begin anew in another output\.folder: this run has no weights yet"):
@@ -265,3 +269,65 @@ def test_a_run_without_weights_is_not_recommended_for_its_weights(folder, dry, c
     with pytest.raises(ResumeError, match="take only its weights, with --init-from"):
         run.take(other, resume=True)
     run.leave()
+
+
+def test_a_label_that_is_missing_is_no_class(folder, dry):
+    (folder / "a.csv").write_text("text,label\nthe cat,yes\nwhy,\nis it,no\n")
+    said = dry('[data]\ntrain = "a.csv"\n[task]\nname = "classify"\n').error()
+    assert f"data.train: {folder}/a.csv, line 3: record 1 has the label '', which names no class; give the" in said
+    assert said.endswith("If this is a class, give task.labels with all classes")
+
+
+def test_a_record_keeps_its_number_when_others_are_skipped(folder, dry):
+    (folder / "a.jsonl").write_text('{"text": "a", "label": "x"}\nbroken\n{"text": "b", "label": null}\n')
+    said = dry('[data]\ntrain = "a.jsonl"\non_bad_record = "skip"\n[task]\nname = "classify"\n').error()
+    assert f"{folder}/a.jsonl, line 3: record 2 has the label None" in said
+
+
+def test_this_folder_is_a_folder_of_records(folder, dry, monkeypatch):
+    (folder / "data" / "records").mkdir(parents=True)
+    monkeypatch.chdir(folder / "data" / "records")
+    for path in (".", "..", "/"):
+        said = dry(f'[data]\ntrain = ["{path}"]\non_bad_record = "skip"\n')
+        assert (said.code, "bug in nopad" in said.err) == (2, False), said.err
+    Path("a.jsonl").write_text('{"text": "the cat", "label": 0}\n{"text": "why", "label": 1}\n')
+    assert "2 records: 2 sequences" in dry('[data]\ntrain = "."\n[task]\nname = "classify"\n')
+
+
+def weights_of(folder, names):
+    labels = dict(enumerate(names))
+    config = transformers.BertConfig(**SIZES, id2label=labels, label2id={name: n for n, name in labels.items()})
+    transformers.BertForSequenceClassification(config).save_pretrained(folder / "begun")
+    tokenizer().save_pretrained(folder / "begun")
+
+
+def test_the_order_of_classes_is_that_of_the_weights_with_which_training_begins(folder, dry):
+    weights_of(folder, ["yes", "no"])
+    (folder / "a.jsonl").write_text('{"text": "the cat", "label": "no"}\n{"text": "why", "label": "yes"}\n')
+    tables = '[data]\ntrain = "a.jsonl"\n[task]\nname = "classify"\n'
+    begun = ["--set", "model.fresh=false", "--init-from", folder / "begun"]
+    assert 'task.labels = ["yes", "no"]: the classes in data.train, in the model\'s order' in dry(tables, *begun)
+    assert 'task.labels = ["no", "yes"]: the classes in data.train, sorted' in dry(tables)  # random weights
+    said = dry(tables + 'labels = ["no", "yes"]\n', *begun).error()
+    assert said.startswith(
+        'task.labels = ["no", "yes"], and the weights with which training begins have these classes as ["yes", "no"]: '
+    )
+
+
+def test_weights_of_other_classes_are_told(folder, dry):
+    weights_of(folder, ["good", "bad"])
+    (folder / "a.jsonl").write_text('{"text": "the cat", "label": "no"}\n{"text": "why", "label": "yes"}\n')
+    begun = ["--set", "model.fresh=false", "--init-from", folder / "begun"]
+    said = dry('[data]\ntrain = "a.jsonl"\n[task]\nname = "classify"\n', *begun)
+    assert 'the weights with which training begins are of other classes: ["good", "bad"]' in said
+
+
+@pytest.mark.parametrize("field", ["train", "eval"])
+def test_a_run_does_not_write_where_it_reads(folder, dry, field):
+    """Resumed, it would read its own files as records."""
+    texts(folder)
+    other = {"train": "eval", "eval": "train"}[field]
+    (folder / "b.jsonl").write_text('{"text": "why not"}\n')
+    tables = f'[data]\n{field} = "notes"\n{other} = "b.jsonl"\n[task]\nname = "mask"\n'
+    said = dry(tables.replace('"b.jsonl"', '["b.jsonl"]'), "--set", f"output.folder={folder}/notes/run").error()
+    assert said.startswith(f"data.{field}: {folder}/notes/run lies in {folder}/notes, which is read; choose a folder")

@@ -288,3 +288,9 @@ def test_a_file_that_changes_meanwhile_is_refused(tmp_path):
     for read in (lambda: list(stream), stream.fingerprint, stream.count):
         with pytest.raises(SourceError, match="changed while the job was running"):
             read()
+
+
+def test_an_unknown_text_unit_is_refused(tmp_path):
+    (tmp_path / "a.txt").write_text("one\n")
+    with pytest.raises(OptionError, match="text_unit is 'words'; it is 'file', 'line' or 'paragraph'"):
+        open_records(tmp_path / "a.txt", text_unit="words")

@@ -247,7 +247,7 @@ class TestStaticShapes:
 
     def test_a_mask_of_ones_own_is_no_sequence_numbers(self):
         ids = torch.tensor([[5, 6, 7]])
-        with pytest.raises(BatchError, match="masks of one's own are bool"):
+        with pytest.raises(BatchError, match="so give your own masks as bool"):
             nopad.packed(build("llama"))(input_ids=ids, attention_mask=torch.ones(1, 1, 3, 3, dtype=torch.int32))
 
     def test_no_batch(self):

@@ -107,6 +107,44 @@ def test_a_weight_that_is_changed_or_replaced_is_taken_anew():
         assert layer(states.view(3, 1, 64)).shape == (3, 1, 8)
 
 
+def other_parameter(layer):
+    layer.weight = nn.Parameter(torch.randn(64, 64, dtype=torch.bfloat16))
+
+
+def other_data(layer):
+    layer.weight.data = torch.randn(64, 64, dtype=torch.bfloat16)
+
+
+@supported
+@pytest.mark.parametrize("change", [other_parameter, other_data])
+def test_a_weight_in_the_place_of_one_that_was_freed_is_another(change):
+    """Of two weights that come one after the other, the second may get the memory of the one before both."""
+    layer, states = Bfloat16Linear(nn.Linear(64, 64).bfloat16()), torch.randn(4, 64).bfloat16()
+    for _ in range(30):
+        with torch.no_grad():
+            change(layer)
+            change(layer)
+        with torch.inference_mode():
+            wanted = nn.functional.linear(states, layer.weight, layer.bias)
+            torch.testing.assert_close(layer(states), wanted, rtol=0.02, atol=0.2)
+
+
+@supported
+def test_weights_made_in_inference_mode_are_never_stale():
+    with torch.inference_mode():
+        layer, states = Bfloat16Linear(nn.Linear(64, 8).bfloat16()), torch.randn(4, 64).bfloat16()
+        layer(states)
+        layer.weight.zero_()
+        assert torch.equal(layer(states), layer.bias.expand(4, 8))
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+def test_a_layer_without_outputs():
+    with torch.inference_mode():
+        layer = Bfloat16Linear(nn.Linear(17, 0, bias=False).bfloat16())
+        assert layer(torch.randn(3, 17).bfloat16()).shape == (3, 0)
+
+
 @supported
 def test_copies_and_stored_models_compute_the_same():
     made, tokens = fused(bert().bfloat16()), torch.tensor([[2, 5, 7, 11]])

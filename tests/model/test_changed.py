@@ -78,6 +78,66 @@ def a_function(model, change, monkeypatch):
     monkeypatch.setattr(torch.nn.functional, "linear", linear)
 
 
+def a_method(model, change):
+    layer = model.encoder.layer[0]
+    inner = layer.feed_forward_chunk
+    layer.feed_forward_chunk = lambda states: change(inner(states))
+
+
+def a_function_that_a_module_holds(model, change):
+    module = model.encoder.layer[0].intermediate
+    inner = module.intermediate_act_fn
+    del module.intermediate_act_fn
+    module.intermediate_act_fn = lambda states: change(inner(states))
+
+
+def a_cached_forward_method(model, change):
+    module = model.encoder.layer[0].intermediate
+    inner = module.forward
+    module.forward = functools.lru_cache(maxsize=2)(lambda states: change(inner(states)))
+
+
+def a_decorated_forward_method(model, change):
+    """PyTorch's decorator is of PyTorch, and calls the function that it holds."""
+    module = model.encoder.layer[0].intermediate
+    inner = module.forward
+    decorated = torch.no_grad()(lambda states: change(inner(states)))
+    del decorated.__wrapped__
+    module.forward = decorated
+
+
+def a_hook_of_accelerate(model, change):
+    hooks = pytest.importorskip("accelerate.hooks")
+
+    class Changes(hooks.ModelHook):
+        def post_forward(self, module, output):
+            return change(output)
+
+    hooks.add_hook_to_module(model.encoder.layer[0].intermediate, hooks.SequentialHook(Changes()))
+
+
+def a_class_of_a_module(model, change):
+    module = model.encoder.layer[0].intermediate
+    inner = type(module).forward
+    names = {"forward": lambda self, states: change(inner(self, states)), "__module__": type(module).__module__}
+    module.__class__ = type("BertIntermediate", (type(module),), names)
+
+
+def a_method_of_a_class(model, change, monkeypatch):
+    inner = modeling_bert.BertLayer.feed_forward_chunk
+    monkeypatch.setattr(modeling_bert.BertLayer, "feed_forward_chunk", lambda self, states: change(inner(self, states)))
+
+
+def a_function_of_a_file(model, change, monkeypatch):
+    inner = modeling_bert.apply_chunking_to_forward
+    monkeypatch.setattr(modeling_bert, "apply_chunking_to_forward", lambda *given: change(inner(*given)))
+
+
+def an_operation(model, change, monkeypatch):
+    inner = torch.Tensor.transpose  # of attention's values
+    monkeypatch.setattr(torch.Tensor, "transpose", lambda states, *dims: change(inner(states, *dims)))
+
+
 def a_hook_of_all_modules(model, change, monkeypatch):
     def hook(module, args, output):
         return change(output) if type(module) is torch.nn.Linear and output.dim() == 3 else None
@@ -85,8 +145,14 @@ def a_hook_of_all_modules(model, change, monkeypatch):
     return torch.nn.modules.module.register_module_forward_hook(hook)
 
 
-ONE = [a_hook, a_hook_before, a_forward_method]
-ALL = [a_class, a_wrapped_class, a_function, a_hook_of_all_modules]
+ONE = [
+    *(a_hook, a_hook_before, a_forward_method, a_cached_forward_method, a_decorated_forward_method, a_method),
+    *(a_function_that_a_module_holds, a_hook_of_accelerate, a_class_of_a_module),
+]
+ALL = [
+    *(a_class, a_wrapped_class, a_function, a_hook_of_all_modules, a_method_of_a_class, a_function_of_a_file),
+    an_operation,
+]
 
 
 @pytest.fixture
@@ -116,7 +182,7 @@ def test_what_mixes_tokens_is_refused(changed, way, what, dtype):
     assert not nopad.model.is_packed(model)
 
 
-@pytest.mark.parametrize("way", [*ONE, *ALL])
+@pytest.mark.parametrize("way", [*ONE, *(one for one in ALL if one is not an_operation)])
 def test_what_sees_one_token_at_a_time_is_taken(changed, way):
     model = nopad.packed(changed(stock(), way, lambda states: states * 1.5))
     for one, other in zip(*packs_and_alone(model), strict=True):
@@ -155,7 +221,7 @@ def test_a_hook_that_records_may_come_later():
     assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
 
 
-@pytest.mark.parametrize("way", [*ONE, a_class, a_hook_of_all_modules])
+@pytest.mark.parametrize("way", [*ONE, *(one for one in ALL if one is not an_operation)])
 def test_what_changes_values_is_refused_if_it_comes_later(changed, way):
     model = nopad.packed(stock())
     packs_and_alone(model)
@@ -168,6 +234,87 @@ def test_what_changes_values_is_refused_if_it_comes_later(changed, way):
     nopad.packed(nopad.unpacked(model))  # which tries it
     for one, other in zip(*packs_and_alone(model), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+
+
+def written(states):
+    states += states.mean(1, keepdim=True)
+
+
+def hook_that_writes(module, args, output):
+    written(output)
+
+
+def hook_that_writes_and_returns(module, args, output):
+    written(output)
+    return output
+
+
+def hook_that_writes_by_numpy(module, args, output):
+    array = output.detach().numpy()
+    array += array.mean(1, keepdims=True)
+
+
+def hook_before_that_writes(module, args):
+    written(args[0])
+
+
+def hook_that_puts_something_else(module, args, output):
+    output["last_hidden_state"] = mixed(output["last_hidden_state"])
+
+
+@pytest.mark.parametrize(
+    ("place", "hook"),
+    [
+        ("encoder.layer.0.intermediate", hook_that_writes),
+        ("encoder.layer.0.intermediate", hook_that_writes_and_returns),
+        ("encoder.layer.0.intermediate", hook_that_writes_by_numpy),
+        ("encoder.layer.0.output", hook_before_that_writes),
+        ("encoder", hook_that_puts_something_else),
+        ("", hook_that_puts_something_else),
+    ],
+)
+def test_a_later_hook_that_writes_to_what_it_sees_is_refused(place, hook):
+    model = nopad.packed(stock())
+    module = model.get_submodule(place)
+    before = hook is hook_before_that_writes
+    (module.register_forward_pre_hook if before else module.register_forward_hook)(hook)
+    said = rf"{hook.__name__}.* changes what \w+ computes, and came after the model was made pack-safe"
+    for _ in range(2):
+        with pytest.raises(UnsupportedModelError, match=said):
+            packs_and_alone(model)
+    model(torch.tensor([[7, 8]]))  # an ordinary call may, also after a packed one
+
+
+def rolls_ids(module, args, given):
+    ids = given.get("input_ids")
+    return (args, {**given, "input_ids": ids.roll(1, 1)}) if ids is not None else None
+
+
+def writes_ids(module, args, given):
+    given.get("input_ids", torch.zeros(1, 2))[:, 1:] = 9
+
+
+@pytest.mark.parametrize("hook", [rolls_ids, writes_ids])
+@pytest.mark.parametrize("prepend", [False, True])
+def test_a_later_hook_of_the_whole_model_is_judged_from_the_first_call_on(hook, prepend):
+    model = nopad.packed(stock())
+    model.register_forward_pre_hook(hook, with_kwargs=True, prepend=prepend)
+    model.register_forward_pre_hook(lambda module, args: None)
+    said = rf"{hook.__name__}.* changes what BertModel computes, and came after the model was made pack-safe"
+    for _ in range(2):
+        with pytest.raises(UnsupportedModelError, match=said):
+            packs_and_alone(model)
+
+
+def test_hooks_of_the_whole_model_may_record():
+    model, seen = nopad.packed(stock()), []
+    wanted = packs_and_alone(model)[0]
+    model.register_forward_pre_hook(lambda module, args, given: seen.append(given), with_kwargs=True)
+    model.register_forward_hook(lambda module, args, output: seen.append(output))
+    for _ in range(2):
+        found = packs_and_alone(model)[0]
+        assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
+    assert len(seen) == 4 * (1 + len(SEQUENCES))
 
 
 def test_a_hook_is_put_back_as_it_was():
@@ -188,6 +335,9 @@ def test_which_calls_are_of_ones_own():
     assert is_own_call(mixed)
     assert is_own_call(functools.partial(functools.partial(mixed)))
     assert is_own_call(functools.wraps(BertModel.forward)(mixed))
+    assert is_own_call(functools.lru_cache(mixed))
+    assert is_own_call(functools.partial(functools.reduce, mixed))
+    assert not is_own_call(functools.lru_cache(BertModel.forward))
 
 
 def test_changes_of_a_model_without_weights_count_as_made_later():

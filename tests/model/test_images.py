@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kinds import AllDouble
 from pictures import CLASSES, CONFIGS, PARTS, alone, build, samples
+from zoo import let
 
 import nopad
 from nopad.errors import BatchError, NotPackSafeError, OptionError, UnsupportedModelError
@@ -374,7 +375,7 @@ class TestIsolation:
         model = nopad.packed(build(kind))
         features = model.model.get_image_features
         kept = features(**{n: v for n, v in laid(kind).items() if n in ("pixel_values", "image_grid_thw")})
-        model.model.get_image_features = lambda *args, **kwargs: kept
+        model.model.get_image_features = let(model, lambda *args, **kwargs: kept)
         with pytest.raises(UnsupportedModelError, match=r"vision tower of .* was to run once and ran 0 times"):
             model(**laid(kind))
 

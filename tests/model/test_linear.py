@@ -113,6 +113,22 @@ def test_changes_inside_a_scope_that_pytorch_shows_are_seen(chosen, sequences, c
     torch.testing.assert_close(found, states(model, batch), atol=1e-5, rtol=1e-5)
 
 
+def test_a_weight_in_the_place_of_one_that_was_freed_is_another(chosen):
+    """Of two weights that come one after the other, the second may get the memory of the one before both."""
+    layer, values = torch.nn.Linear(64, 64), torch.randn(4, 64)
+    with fast_linear(layer), torch.no_grad():
+        for _ in range(20):
+            layer(values)
+            for _ in range(2):
+                layer.weight.data = torch.randn(64, 64)
+            torch.testing.assert_close(layer(values), values @ layer.weight.T + layer.bias, rtol=1e-4, atol=1e-4)
+        for _ in range(20):
+            layer(values)
+            for _ in range(2):
+                layer.weight = torch.nn.Parameter(torch.randn(64, 64))
+            torch.testing.assert_close(layer(values), values @ layer.weight.T + layer.bias, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("why", ["gradients", "float64", "autocast", "weights made for inference"])
 def test_where_it_stays_off(chosen, called, sequences, why):
     dtype = torch.float64 if why == "float64" else torch.float32

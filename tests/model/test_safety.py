@@ -390,6 +390,22 @@ def test_columns_that_stay_behind_are_named_once(sequences, caplog):
     ]
 
 
+def test_columns_that_a_wrapper_reads_itself_are_not_said_to_be_lost(sequences, caplog):
+    class Scores(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.encoder = nopad.packed(build("bert"), backend="segments")
+
+        def forward(self, **batch):
+            return self.encoder(**batch).last_hidden_state.sum() * batch["weight"].sum()
+
+    admission._say_left.cache_clear()
+    batch = nopad.PackedBatch.from_sequences(sequences, columns={"weight": [0.5] * len(sequences)})
+    with caplog.at_level("WARNING", logger="nopad"):
+        Scores()(**batch)
+    assert not caplog.records
+
+
 def test_a_column_with_nearly_the_name_of_an_argument_is_no_slip(sequences):
     model = nopad.packed(build("bert", "sequence classification"))
     batch = nopad.PackedBatch.from_sequences(sequences, columns={"label": [0] * len(sequences)})

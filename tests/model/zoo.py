@@ -184,5 +184,5 @@ def build(kind: str, head: str = "base", *, dtype: torch.dtype = torch.float64, 
 
 def let(model: Any, call: Any) -> Any:
     """Take a hook or forward method as known to a pack-safe model, to see what catches it else; return it."""
-    state_of(model).changed.append(call)
+    state_of(model).watch.known.append(call)
     return call

@@ -165,7 +165,7 @@ def test_efficiency_where_the_depth_is_what_runs_out(depth):
     [
         ([3, 0], "length 0 at index 1; every sequence has at least 1 token: leave it out"),
         ([3, -2], "length -2 at index 1; every sequence has at least 1 token: leave it out"),
-        ([9], "length 9 at index 0 is above the capacity of 8; truncate, split or drop it, or take a capacity of at "
+        ([9], "length 9 at index 0 is above the capacity of 8; cut or remove it, or take a capacity of at "
               "least 9"),
         ([3, 2.5], "lengths must be integers, got 2.5 (float64) at index 1; convert them to an int dtype"),
     ],

@@ -196,7 +196,7 @@ def test_unknown_algorithm(refuses, name, meant):
 
 @ALL_ALGORITHMS
 def test_lengths_above_the_capacity(refuses, algorithm):
-    way_out = "truncate, split or drop {}, or take a capacity of at least"
+    way_out = "cut or remove {}, or take a capacity of at least"
     with refuses(
         LengthError, f"length 9 at index 1 is above the capacity of 8 (and 1 more); {way_out.format('it')} 12"
     ):
@@ -213,7 +213,7 @@ def test_counting_what_is_above_the_capacity_is_exact(refuses):
     with refuses(
         LengthError,
         f"{2 * most:,} sequences are above the capacity of 8 (the longest has 10 tokens); "
-        "truncate, split or drop them, or take a capacity of at least 10",
+        "cut or remove them, or take a capacity of at least 10",
     ):
         plan(Histogram.from_counts({9: most, 10: most}), 8)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import gc
 import os
@@ -113,14 +114,19 @@ def test_a_callback_that_closes_its_runner(model):
         runner(ONE)
 
 
-def test_a_forked_process_does_not_wait_for_its_parents_answers(model):
+async def awaited(future):
+    return await asyncio.wait_for(future, WAIT)
+
+
+@pytest.mark.parametrize("wait", [lambda future: future.result(WAIT), lambda future: asyncio.run(awaited(future))])
+def test_a_forked_process_does_not_wait_for_its_parents_answers(model, wait):
     gate = Gate(model)
     with nopad.PackRunner(model, warm_up=False) as runner:
         future = runner.submit(ONE)
         read, write = os.pipe()
         child = os.fork()
         if not child:
-            said = caught(lambda: future.result(WAIT), RunnerClosedError)
+            said = caught(lambda: wait(future), RunnerClosedError)
             os.write(write, str(said).encode())
             os._exit(0)
         os.close(write)

@@ -598,6 +598,7 @@ def test_options_that_are_refused(change, message):
         (OptionError, {"now_ns": 0.5}, "now_ns must be"),
         (OptionError, {"deadline_ns": -1}, "deadline_ns must be"),
         (OptionError, {"deadline_ns": 1, "lead_ns": -1}, "lead_ns must be"),
+        (OptionError, {"lead_ns": 0.5}, "lead_ns must be"),
         (OptionError, {"priority": 1001}, "priority must be an integer from -1000 to 1000, got 1001"),
         (OptionError, {"priority": 0.5}, "priority must be"),
     ],

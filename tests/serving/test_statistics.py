@@ -37,6 +37,11 @@ def test_statistics_print_as_a_table():
         "answer    half within 10.0 ms, 99 % within 1,234.5 ms",
         "token     2.50 µs",
     ]
+    rows = replace(made, packer=replace(packer, slots=800))
+    assert str(rows).splitlines()[3:5] == [
+        "padding   25.0% saved: 750 tokens instead of 1,000",
+        "slots     800 computed, 6.2% of them empty",
+    ]
     idle = replace(packer, cancelled=0, refused=0, waiting=0, waiting_tokens=0, flushes={}, tokens=0, slots=0)
     new = RunnerStatistics(
         packer=idle, answered=0, failed=0, padded_tokens=0, counts={}, us_per_token=None, p50_ms=None, p99_ms=None

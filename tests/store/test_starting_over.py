@@ -9,9 +9,9 @@ import pytest
 
 import nopad
 from nopad.corpus import IterableSource
-from nopad.errors import InterruptedJobError, OutputExistsError, RecordError, StorageError
+from nopad.errors import InterruptedJobError, OutputBusyError, OutputExistsError, RecordError, StorageError
 from nopad.store import starting_over
-from nopad.store.starting_over import DATASET, MOVING, NEW, replaced
+from nopad.store.starting_over import DATASET, LOCK, MOVING, NEW, replaced
 
 
 @pytest.fixture
@@ -158,3 +158,51 @@ def test_a_folder_of_moved_files_is_completed_and_replaced(old, source, again, t
     again(source, old, capacity=20)
     pack(source, tmp_path / "wanted", capacity=20)
     assert tree(old) == tree(tmp_path / "wanted")
+
+
+def test_a_second_call_leaves_the_first_alone_at_every_step(
+    tmp_path, small_groups, old, source, again, wanted, tree, break_at, monkeypatch
+):
+    """Whenever the second call comes, it is refused, and the first one ends as if it had been alone."""
+    refused = []
+
+    def second(*_args):
+        with monkeypatch.context() as patch:  # the second call is not disturbed itself
+            for module, name in undisturbed:
+                patch.setattr(module, name, undisturbed[module, name])
+            with pytest.raises(OutputBusyError, match="another process is writing to"):
+                again(source, old)
+        refused.append(1)
+
+    undisturbed = {(starting_over, name): getattr(starting_over, name) for name in ("_made", "_remove", "_move")}
+    for name in ("_made", "_remove", "_move"):
+        real = getattr(starting_over, name)
+
+        def before_and_after(*args, real=real):
+            second()
+            made = real(*args)
+            second()
+            return made
+
+        monkeypatch.setattr(starting_over, name, before_and_after)
+    again(source, old)
+    assert len(refused) >= 8
+    assert tree(old) == wanted
+
+
+def test_a_lock_that_a_kill_left_is_no_lock(old, source, again, wanted, tree):
+    (old / LOCK).touch()
+    again(source, old)
+    assert tree(old) == wanted
+
+
+def test_a_lock_that_the_first_call_has_just_removed_is_no_lock(old, source, again, monkeypatch):
+    real = starting_over.fcntl.flock
+
+    def flock(file, how):
+        (old / LOCK).unlink()  # another call has ended between our opening and our locking
+        real(file, how)
+
+    monkeypatch.setattr(starting_over.fcntl, "flock", flock)
+    with pytest.raises(OutputBusyError, match="wait for it"):
+        again(source, old)

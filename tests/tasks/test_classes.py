@@ -17,7 +17,9 @@ from nopad.tasks import Classification, Regression, SeveralLabels, TokenClassifi
 from nopad.tasks.classes import MOST, classes_found
 
 
-@given(st.lists(st.text(min_size=1), min_size=2, max_size=20).filter(lambda labels: len(set(labels)) > 1))
+@given(
+    st.lists(st.text(min_size=1).filter(str.strip), min_size=2, max_size=20).filter(lambda labels: len(set(labels)) > 1)
+)
 def test_names_do_not_depend_on_the_order_of_records(labels):
     records = [{"label": label} for label in labels]
     found = classes_found(Classification, records, {})
@@ -54,6 +56,17 @@ def test_what_is_no_label():
         classes_found(Classification, [], {})
     with pytest.raises(OptionError, match="there is no label, and a task needs at least 2 classes"):
         classes_found(Regression, [{"label": 0.5}], {})
+
+
+@pytest.mark.parametrize("label", ["", " ", "\t\n"])
+def test_an_empty_label_names_no_class(label):
+    with pytest.raises(RecordError, match=r"record 1 has the label .* which names no class; give the record a label"):
+        classes_found(Classification, [{"label": "a"}, {"label": label}], {})
+
+
+def test_a_name_that_no_file_can_hold():
+    with pytest.raises(RecordError, match="record 1: its label holds a lone surrogate"):
+        classes_found(Classification, [{"label": "a"}, {"label": "b\ud800"}], {})
 
 
 def test_several_labels_of_a_record():

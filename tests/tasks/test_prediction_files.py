@@ -16,8 +16,16 @@ import torch
 from tests.tasks.tiny import bert, tokenizer, words
 from tests.warm import WarmParent
 
-from nopad.errors import CorruptError, LengthError, OptionError, OutputExistsError, RecordError, ResumeError
-from nopad.tasks import Embedding, Regression, SeveralLabels, predict, predict_files
+from nopad.errors import (
+    CorruptError,
+    InterruptedJobError,
+    LengthError,
+    OptionError,
+    OutputExistsError,
+    RecordError,
+    ResumeError,
+)
+from nopad.tasks import Embedding, Regression, SeveralLabels, predict, predict_files, prediction_files
 from nopad.tasks.prediction_files import MANIFEST
 
 COUNT = 95
@@ -297,6 +305,44 @@ def test_types_that_only_later_parts_have(tmp_path):
     assert table["note"].to_pylist() == [None] * 4 + ["x"] * 2
     assert [one and len(one) for one in table["probabilities"].to_pylist()] == [2, 2, None, None, 2, 2]
     assert made.counts == {"dropped": 2}
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv"])
+def test_stopped_while_parts_get_the_types_of_later_ones(tmp_path, monkeypatch, kind):
+    """At every write, also of the second ones: the bytes are those of a job that was not stopped."""
+    given = tmp_path / f"in.{kind}"
+    values = [None, None, "x", "y"] if kind == "jsonl" else ["1", "2", "1.10", "1.1"]
+    records = [{"text": "why", "note": one} for one in values for _ in range(2)]
+    lines = [json.dumps(one) for one in records] if kind == "jsonl" else [f"why,{one['note']}" for one in records]
+    given.write_text("\n".join(lines if kind == "jsonl" else ["text,note", *lines]))
+    task = SeveralLabels(tokenizer(), ["a", "b"])
+    model = bert(task)
+    sizes = {"part_records": 2, "keep": {"note": "note"}}
+    predict_files(task, model, given, tmp_path / "whole", **sizes)
+    assert pq.read_table(tmp_path / "whole")["note"].to_pylist() == [one["note"] for one in records]
+    real = prediction_files.write_part
+    for at in range(1, 10):
+        writes = []
+
+        def stopping(path, table, at=at, writes=writes):
+            real(path, table)
+            writes.append(path)
+            if len(writes) == at:
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(prediction_files, "write_part", stopping)
+        out = tmp_path / f"stopped-{at}"
+        stopped = False
+        try:
+            predict_files(task, model, given, out, **sizes)
+        except InterruptedJobError:
+            stopped = True
+        monkeypatch.undo()
+        predict_files(task, model, given, out, **sizes)
+        assert content(out) == content(tmp_path / "whole"), at
+        if not stopped:
+            break
+    assert at == {"jsonl": 7, "csv": 8}[kind]  # four parts, two or three of them again, and once without a stop
 
 
 def test_values_of_no_common_type_are_refused_where_they_meet(tmp_path):

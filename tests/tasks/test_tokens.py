@@ -9,7 +9,7 @@ from tests.tasks.equality import check_equal, packed, unpacked
 from tests.tasks.tiny import bert, llama, tokenizer, wordpieces, words
 
 from nopad.errors import LengthError, OptionError, RecordError
-from nopad.tasks import TokenClassification
+from nopad.tasks import OfSequences, OfTokens, TokenClassification
 from nopad.tasks.entities import entities
 
 NAMES = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
@@ -313,3 +313,10 @@ def test_words_in_running_text():
     # A token of two words is the first one's, and both have it; a token of spaces is nobody's.
     word_of, first_of = aligned([(0, 2), (2, 3), (4, 6)], np.array([[0, 3], [3, 4], [3, 5], [5, 6]]))
     assert (word_of.tolist(), first_of.tolist()) == ([0, -1, 2, 2], [0, 0, 2])
+
+
+def test_unknown_kinds_of_objectives_are_refused():
+    with pytest.raises(OptionError, match="kind is 'class'; it is 'classes', 'several' or 'numbers'"):
+        OfSequences("class")
+    with pytest.raises(OptionError, match="per is 'row'; it is 'token' or 'sequence'"):
+        OfTokens(per="row")

@@ -336,7 +336,7 @@ def test_too_little_memory_names_what_helps(tmp_path, monkeypatch, error):
         raise error
 
     monkeypatch.setattr(run.model.classifier, "forward", forward)
-    state_of(run.model).changed.append(forward)  # as if the model had had it before
+    state_of(run.model).watch.known.append(forward)  # as if the model had had it before
     with pytest.raises(DeviceMemoryError, match=r"2 rows of 64 slots.*gradient_checkpointing=True"):
         run.train()
 
@@ -349,6 +349,7 @@ def test_what_packing_changes_is_said_before(tmp_path, capsys):
     said = capsys.readouterr().out
     assert "one sequence per row would take 32 steps: a schedule in steps sees 16.00 times" in said
     assert "an optimiser step averages over 128 sequences instead of 8" in said
+    assert "step     1 rank x 8 micro-steps x 1 pack: 128 sequences, 512 tokens on average" in said
     assert "even one row per rank and step holds 16 sequences" in said
     assert "warm-up  2 steps see 256 sequences, 16.00 times as many" in said
     how = arguments(tmp_path, gradient_accumulation_steps=32, max_steps=4)
@@ -362,8 +363,8 @@ def test_what_packing_changes_is_said_before(tmp_path, capsys):
     ("accumulation", "rows", "factor", "said"),
     [
         (1, 2, 1.5, "1 row per rank and step, in place of 2, would"),  # not the one micro-step that there is already
-        (1, 4, 1.1, "no smaller number of rows comes nearer to it"),
-        (1, 1, 1.3, "no smaller number of rows comes nearer to it"),
+        (1, 4, 1.1, "no smaller number of rows comes nearer to 9.1"),
+        (1, 1, 1.3, "no smaller number of rows comes nearer to 7.7"),
         (4, 1, 2.0, "gradient_accumulation_steps=2 would"),
     ],
 )

@@ -1,8 +1,9 @@
 """Refuse models of which a proof on a small copy would say nothing; the message names the reason.
 
-These are models with batch statistics, quantised weights, experts of limited capacity, hooks of one's own on gradients,
-an encoder and a decoder, parts for other data than text, or a class whose code was loaded twice. A copy is run to find
-layers that draw random numbers, keep something from call to call, or let the rows of a batch change each other.
+These are models with batch statistics, quantised weights, experts of limited capacity, hooks of the user's own on
+gradients, an encoder and a decoder, parts for other data than text, or a class whose code was loaded twice. A copy is
+run to find layers that draw random numbers, keep something from call to call, or let the rows of a batch change each
+other.
 """
 
 from __future__ import annotations
@@ -85,10 +86,12 @@ def check_modules(name: str, modules: Mapping[str, nn.Module]) -> None:
 
 
 def _check_gradients(name: str, modules: Mapping[str, nn.Module]) -> None:
-    """Check the modules of a model called `name`, by their names.
+    """Check that no module of a model called `name` has a hook of the user's own on gradients.
+
+    `modules` are all its modules, by their names in the model.
 
     Raises:
-        UnsupportedModelError: one has a hook of one's own on its gradients.
+        UnsupportedModelError: there is such a hook; the message names the module and the hook.
     """
     for place, module in modules.items():
         for hook in (*module._backward_pre_hooks.values(), *module._backward_hooks.values()):

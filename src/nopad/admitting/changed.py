@@ -50,7 +50,7 @@ def check_changes(model: Any) -> None:
     if not found:
         return
     if device_of(model).type == "meta":
-        state_of(model).changed = []  # untried: calls refuse these changes, or watch them, once there are weights
+        state_of(model).watch.known = []  # untried: calls refuse these changes, or watch them, once there are weights
         return
     try:
         why = _differs(model)

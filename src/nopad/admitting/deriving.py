@@ -83,9 +83,9 @@ def derive(model: Any, close: float, table: Family | None = None) -> Iterator[De
 
     Raises:
         UnsupportedModelError: no line can fit. The forward method of the model or of its base model mixes tokens
-            outside of any module that could be run by itself, or does not always compute the same; two classes of one
-            name mix tokens; a mixing module gives a row another result beside other rows; or how often a mixing module
-            runs depends on values.
+            outside of any module that could be run by itself, or does not always compute the same; a module outside of
+            mixing modules changes gradients by code of the user's own; two classes of one name mix tokens; a mixing
+            module gives a row another result beside other rows; or how often a mixing module runs depends on values.
     """
     base = base_of(model)
     most = most_tokens(model.config)
@@ -283,7 +283,7 @@ def _places(model: Any, probed: Probed) -> Iterator[tuple[str, int | None]]:
 
 
 def _with_positions(line: Family, model: Any, base: Any, probed: Probed) -> Family:
-    """Return the line with how the model counts positions: `after_padding`, or `tables` and `narrow`."""
+    """Return the line with the fields on how the model counts positions: `after_padding`, or `tables` and `narrow`."""
     length = len(probed.tokens)
     takes = "position_ids" in parameters(type(base).forward)
     if takes and "position_ids" in parameters(type(model).forward):

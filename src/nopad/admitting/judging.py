@@ -1,8 +1,8 @@
-"""`Judge`: run packs with a line of the family table (a `Family`), and compare them with the stock model alone.
+"""`Judge`: run packs with a line of the family table (a `Family`), and compare them with the stock model.
 
-The stock model is the model before `packed`. The audit, which follows, compares a pack-safe model only with itself.
-Here evaluation mode and training mode (without dropout) are both compared, since a model may compute something else in
-training.
+The stock model is the model before `packed`; it runs on each sequence alone. The audit, which follows, compares a
+pack-safe model only with itself. Here evaluation mode and training mode (without dropout) are both compared, since a
+model may compute something else in training.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Outputs = list[dict[str, Tensor]]
 
 
 class Judge:
-    """A small model in float64, and the outputs of a few sequences, each run alone on a copy of it.
+    """Compares packs with the outputs of a few sequences, each run alone on a copy of a small model in float64.
 
     The model itself is never run, only copies of it, since a model may change when it is called.
 
@@ -43,8 +43,8 @@ class Judge:
         model: the model.
         positions: number of positions that its configuration states; None: it states none.
         sequences: the sequences of token ids.
-        alone: for evaluation mode (False) and training mode (True), the outputs of each sequence by name; training mode
-            is missing if the model is random there, by more than dropout.
+        alone: for evaluation mode (key False) and training mode (key True), the outputs of each sequence by name.
+            Training mode is missing if the model is random there even without dropout.
         limit: the largest difference between packs and alone that passes, relative to the output's largest value.
         close: differences of a module's output of at most this, relative to its largest value, are rounding.
         operations: how many operations a sequence of 29 tokens takes.
@@ -88,7 +88,7 @@ class Judge:
         return [*flat, Rows(min(len(self.sequences[-1]) + 10, most))]
 
     def _check_forgets(self) -> None:
-        """Check that a short and a long sequence get the same, whichever of them is run first.
+        """Check that a short and a long sequence get the same outputs, whichever of them is run first.
 
         Raises:
             UnsupportedModelError: they do not.
@@ -108,10 +108,9 @@ class Judge:
             )
 
     def differs(self, line: Family, head: str | None) -> str:
-        """Return how packs, with this line and kind of head, differ from the stock model alone; "": they do not.
+        """Return, in words, how packs with this line and kind of head differ from the stock model; "": they do not.
 
-        The difference is told in words. An error that the model raises on packs, or with which nopad refuses the line,
-        is a difference too.
+        If the model raises an error on packs, or nopad refuses the line, the result is the message.
         """
         model = copy.deepcopy(self.model)
         try:
@@ -124,9 +123,10 @@ class Judge:
             unpacked(model)
 
     def apart(self, model: Any, narrow: bool) -> str:
-        """Return in words how a pack-safe copy of the model differs in packs from the stock model alone.
+        """Return, in words, how `model`, a pack-safe copy, differs on packs from the stock model; "": it does not.
 
-        The result is "" if it does not differ. With `narrow`, no row is longer than the model's positions.
+        If the copy raises an error, the result is the message. With `narrow`, no row is longer than the number of the
+        model's positions.
         """
         try:
             for training, wanted in self.alone.items():
@@ -185,7 +185,8 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _worst(wanted: Outputs, found: Outputs, sequences: list[list[int]], limit: float = 0.0) -> str:
     """Return, in words, which output differs most, relative to its largest value; "": none by more than `limit`.
 
-    An output that is missing in `found` is a difference too.
+    `wanted` and `found` have one dict of outputs for each sequence. An output that is missing in one of them is a
+    difference too.
     """
     said, most = "", limit
     for name in wanted[0]:

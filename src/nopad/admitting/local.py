@@ -1,14 +1,15 @@
 """Find out whether the user's own code computes each token's result from that token alone, whatever is around it.
 
-Changing values and looking at outputs shows only what a module does now. Its code may do something else for a longer
-row, for more rows, at one token, or in training. So two more checks are made, which do not wait for such a case:
+Changed values and compared outputs show only what a module does with one input. Its code may do something else for a
+longer row, for more rows, at one token, or in training. So more checks are made:
 
 * `crossing` follows every operation, and tries each by itself: does its result for one token change with the input of
   another token? If so, this result, and everything that is computed from it, counts as a value of several tokens, even
   where the code multiplies it by 0. It also finds numbers that are read out of tensors (``.item()``, ``if x.any()``),
   since code may decide anything by them.
-* `varying` runs the module on many lengths and numbers of rows, in which the same tokens are repeated. It must call the
-  same functions, and give equal tokens equal results.
+* `varying` runs the module on many lengths and numbers of rows, in which the same tokens are repeated. The module must
+  call the same functions each time, and give equal tokens equal results.
+* `backward_of_ones_own` looks for the user's own code that changes gradients.
 """
 
 from __future__ import annotations
@@ -48,12 +49,12 @@ class Run:
         module: the module.
         given: its arguments by name.
         held: modules inside it that are not run, each with the recorded output that it returns instead.
-        length: number of tokens in `given`, L; with `sequences`, the number of sequences.
+        length: L, the number of tokens in `given`; with `sequences`, the number of sequences.
         close: differences of at most this, relative to an output's largest value, are rounding.
-        data: names of arguments that are made from tokens, whatever their values. Other arguments count as such only if
-            they hold the token ids, or floats with one dimension of tokens.
-        sequences: whether what is followed is results per sequence: each module in `held` returns L entries, one per
-            sequence. All results per token then depend on several of these.
+        data: names of arguments that are computed from tokens, whatever their values. Other arguments count as such
+            only if they hold the token ids, or floats with one dimension of tokens.
+        sequences: whether results per sequence are followed instead of results per token. Each module in `held` then
+            returns L entries, one per sequence.
     """
 
     module: nn.Module
@@ -82,8 +83,8 @@ class Run:
     def at(self, rows: int, wide: int) -> tuple[list[str], Any, int]:
         """Run the module on `rows` rows of `wide` tokens, which repeat the tokens of the recorded call.
 
-        Returns the names of the PyTorch functions that it called, in order, its output, and the number of elements of
-        the largest tensor that one of them returned.
+        Returns (the names of the PyTorch functions that the module called, in order; its output; the number of elements
+        of the largest tensor that one of these functions returned).
         """
         size = partial(_sized, length=self.length, rows=rows, wide=wide, table=self.places)
         given, held = tree_map(size, self.given), {module: tree_map(size, made) for module, made in self.held.items()}
@@ -98,8 +99,12 @@ def crossing(run: Run, tokens: list[int], mixes: bool = False) -> tuple[bool, bo
     """Return whether a module moves information between tokens, and whether it reads numbers out of tensors.
 
     Information counts as moved only if it reaches an output with one entry per token, ``[1, L, ...]``. The module runs
-    on `tokens` in evaluation mode and in training mode. If `mixes`, it is known to move information: then operations
-    are not tried, and the first value is True.
+    on its recorded arguments, in evaluation mode and in training mode. An argument with the values of `tokens` holds
+    the token ids. With `mixes`, it is known already that the module moves information: then operations are not tried,
+    and the first value is True.
+
+    Raises:
+        Exception: the module's code may raise anything.
     """
     crosses, reads = mixes, False
     for training in (False, True):
@@ -116,6 +121,9 @@ def crossing_outputs(run: Run, tokens: list[int]) -> tuple[list[Tensor], bool, b
     Numbers are read where code takes a Python number out of a tensor, as ``.item()`` does. The module runs in
     evaluation mode and in training mode, and the list has the outputs of both. With `Run.sequences`, the outputs are
     those that depend on several sequences.
+
+    Raises:
+        Exception: the module's code may raise anything.
     """
     found, handed, reads = [], False, False
     for training in (False, True):
@@ -126,11 +134,12 @@ def crossing_outputs(run: Run, tokens: list[int]) -> tuple[list[Tensor], bool, b
 
 
 def backward_of_ones_own(run: Run, many: int = MANY[-1], longest: int = WIDE[-1]) -> str:
-    """Return the name of a user's autograd function, or of a hook on gradients, that a module uses; "": there is none.
+    """Return what in a module is the user's own code that changes gradients; "": there is none.
 
-    What such code does with gradients cannot be followed. Modules in `held` are not looked into. The module runs in
-    evaluation mode and in training mode: on one row as recorded, on `many` rows, and on longer rows of up to `longest`
-    tokens, as far as memory allows.
+    The result is the name of an autograd function, or of the PyTorch method that attached a hook to a gradient
+    (``register_hook``). What such code does with gradients cannot be followed. Modules in `held` are not looked into.
+    The module runs in evaluation mode and in training mode: on one row as recorded, on `many` rows, and on longer rows
+    of up to `longest` tokens, as far as memory allows. Runs in which it raises an error are skipped.
     """
     for training in (False, True):
         with in_mode(run.module, training):
@@ -149,9 +158,10 @@ def backward_of_ones_own(run: Run, many: int = MANY[-1], longest: int = WIDE[-1]
 
 
 def _backward(run: Run, rows: int, wide: int) -> tuple[str, int]:
-    """Look for code of one's own behind a module's outputs for rows of this size, as `backward_of_ones_own` does.
+    """Run a module on `rows` rows of `wide` tokens; return ``(name, elements)``.
 
-    The second value is the number of elements of the largest tensor in the run; `MOST`, if the module raised an error.
+    The name is that of `backward_of_ones_own`. The second value is the number of elements of the largest tensor in the
+    run; `MOST`, if the module raised an error.
     """
     hooks: list[str] = []
     own = partial(_is_own_hook, found=hooks)
@@ -177,13 +187,13 @@ def _backward(run: Run, rows: int, wide: int) -> tuple[str, int]:
 
 
 def _is_own_hook(name: str, args: Sequence[Any], found: list[str]) -> None:
-    """Add the name of a function of PyTorch to `found`, if it is called to hook code of one's own to a gradient."""
+    """Add `name`, of a PyTorch function called with `args`, to `found` if it hooks the user's code to a gradient."""
     if name in HOOKS and all(map(is_own_call, args[1:])):
         found.append(name)
 
 
 def _is_own_function(kind: type) -> bool:
-    """Return whether an autograd function is the user's own, or made by PyTorch for an operator of the user's own."""
+    """Return whether an autograd function is the user's own, or was made by PyTorch for the user's own operator."""
     if not kind.__name__.startswith(OPERATOR):
         return is_own(kind)
     held = inspect.getclosurevars(cast("Any", kind).backward).nonlocals
@@ -191,16 +201,22 @@ def _is_own_function(kind: type) -> bool:
 
 
 def _learned(value: Any) -> Any:
-    """Return a tensor as something that was computed from weights, so that gradients go through it."""
+    """Return a floating-point tensor as a copy that gradients go through, as if computed from weights.
+
+    Other values are returned as they are.
+    """
     floating = isinstance(value, Tensor) and value.is_floating_point()
     return value.detach().requires_grad_().clone() if floating else value
 
 
 def first_crossing(run: Run, tokens: list[int]) -> tuple[nn.Module | None, bool]:
-    """Return the first submodule to finish whose output depends on several tokens, and whether its inputs did not yet.
+    """Return (the first submodule to finish whose output depends on several tokens, whether its inputs did not yet).
 
-    The second value is True if the submodule itself moved the information. (None, False): there is no such submodule.
-    Modules in `held` are left out.
+    The second value is True if the submodule itself moved the information. The result is (None, False) if there is no
+    such submodule. Modules in `held` are left out.
+
+    Raises:
+        Exception: the module's code may raise anything.
     """
     found: list[tuple[nn.Module, bool]] = []
     for training in (False, True):
@@ -243,12 +259,14 @@ def _followed(
 
 
 def varying(run: Run, mixes: bool, whole: bool = False, brief: bool = False) -> tuple[str, bool]:
-    """Return, in words, what changes if a module gets longer rows or more rows, and whether more rows change something.
+    """Return (in words, what changes if a module gets longer rows or more rows; whether more rows change something).
 
     The words are "" if nothing changes. An error on some size counts as a change, except that a `whole` model may raise
     one on long rows. A module that `mixes` tokens may compute something else for longer rows, so only more rows are
-    tried. With `brief`, fewer sizes are tried, and only in evaluation mode. Left out are sizes that would need too much
-    memory, several rows of a length that even one row may not have, and a mode in which the module is random.
+    tried. With `brief`, fewer sizes are tried, and only in evaluation mode.
+
+    Some sizes are not tried: those that would need too much memory, and several rows of a length at which even one row
+    raises an error. A mode in which two equal calls give different results is not tried either.
     """
     said, by_rows = "", False
     for training in (False,) if brief else (False, True):
@@ -276,9 +294,9 @@ def varying(run: Run, mixes: bool, whole: bool = False, brief: bool = False) -> 
 
 
 def _one_row(run: Run, wide: int) -> tuple[list[str], Any] | None:
-    """Return the functions that a module calls on one row of `wide` tokens, and its output; None: it raises an error.
+    """Return (names of the functions that a module calls on one row of `wide` tokens, its output).
 
-    A module may have tables or masks for fewer positions.
+    None: the module raises an error, as it may if it has tables or masks for fewer positions.
     """
     try:
         return run.at(1, wide)[:2]
@@ -287,10 +305,10 @@ def _one_row(run: Run, wide: int) -> tuple[list[str], Any] | None:
 
 
 def _differs(run: Run, names: list[str], made: Any, rows: int, wide: int, base: int) -> tuple[str, int]:
-    """Run a module on another size; return, in words, how it differs from a run on one row of `base` tokens, or "".
+    """Run a module on `rows` rows of `wide` tokens; return (difference, number of elements of the largest tensor).
 
-    `names` and `made` are the functions that it called in that run, and its output. The second value is the number of
-    elements of the largest tensor in the new run.
+    The difference tells, in words, how this run differs from an earlier one on one row of `base` tokens; "": it does
+    not. `names` are the functions that the module called in the earlier run, and `made` is its output.
     """
     try:
         again, after, most = run.at(rows, wide)
@@ -303,10 +321,11 @@ def _differs(run: Run, names: list[str], made: Any, rows: int, wide: int, base: 
 
 
 def _alike(run: Run, before: Any, after: Any, rows: int, wide: int, base: int = 0) -> bool:
-    """Return whether `after` repeats, in rows of `wide` tokens, what each token got in `before`.
+    """Return whether each token in the output `after` has the values that the same token has in the output `before`.
 
-    `before` is the output for one row of `base` tokens (0: as many as were recorded), `after` for `rows` rows. Only
-    floating-point tensors with a dimension of tokens are compared.
+    `before` is the output for one row of `base` tokens (0: the recorded number). `after` is the output for `rows` rows
+    of `wide` tokens, in which the same tokens are repeated. Only floating-point tensors with a dimension of tokens are
+    compared.
     """
     base = base or run.length
     if len(_tensors(before)) != len(_tensors(after)):

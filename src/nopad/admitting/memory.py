@@ -16,7 +16,7 @@ import logging
 import os
 import platform
 import sys
-import tempfile
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -32,6 +32,7 @@ from nopad.admitting.marks import NAMES_ONLY, is_library, mark_of, settings_of
 from nopad.admitting.proof import Proof
 from nopad.admitting.small import own_parts
 from nopad.admitting.wrapping import WrapperProof
+from nopad.files import PARTIAL_SUFFIX
 from nopad.model.families import FAMILIES, Family
 from nopad.model.wrapper_parts import Admitted
 from nopad.seal import sealed, unsealed
@@ -152,13 +153,12 @@ def _put(path: Path, text: str) -> None:
 
     So the ranks of a job may write the same proof at the same time.
     """
-    descriptor, name = tempfile.mkstemp(dir=path.parent)
+    partial = path.with_name(f"{path.name}.{uuid.uuid4().hex}{PARTIAL_SUFFIX}")  # mkstemp's file would have mode 0600
     try:
-        with os.fdopen(descriptor, "w") as file:
-            file.write(text)
-        os.replace(name, path)
+        partial.write_text(text)
+        os.replace(partial, path)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
         raise
 
 

@@ -66,9 +66,10 @@ KEY_HEADS = ("num_key_value_heads", "n_head_kv", "num_kv_heads")
 
 
 def shares(config: Any, share: int) -> dict[str, int]:
-    """Return the widths of a configuration, each divided by `share`, so that they keep their ratios.
+    """Return the widths of a configuration by the names of their fields, each divided by `share`, so that ratios stay.
 
-    A width that cannot be divided becomes that in `WIDTHS` if it is larger. Sizes of heads and of states are left out.
+    A width that is not a multiple of `share`, or is not above it, becomes at most the value in `WIDTHS`. Sizes of heads
+    and of states are left out.
     """
     widths = {name: value for name, value in values_of(config).items() if name in WIDTHS and type(value) is int}
     return {
@@ -144,7 +145,10 @@ def values_of(config: Any) -> dict[str, Any]:
 
 
 def with_values(config: Any, changes: dict[str, Any], again: bool) -> Any:
-    """Return a copy of a configuration with some values changed; with `again`, it is built anew from its values."""
+    """Return a copy of a configuration with the values in `changes`, by name.
+
+    With `again`, its class builds the copy anew from its values, so that values that follow from others change too.
+    """
     made = copy.deepcopy(config)
     if again:
         kept = {name: value for name, value in config.to_diff_dict().items() if name not in ("model_type", "dtype")}
@@ -155,9 +159,11 @@ def with_values(config: Any, changes: dict[str, Any], again: bool) -> Any:
 
 
 def layers_of(kind: type, config: Any) -> list[int]:
-    """Return the numbers of the layers that a small copy keeps: few, but each kind of layer.
+    """Return the numbers of the layers that a small copy keeps, ascending: few, but some of each kind of layer.
 
-    At most `MOST_LAYERS` are kept: if there are more kinds of layers, some are missing.
+    `kind` is the model's class. Layers are of one kind if they have the same entries in the configuration's lists, and
+    modules of the same classes and settings. The first layers are kept, until each kind has occurred, and at least two.
+    If these are more than `MOST_LAYERS`, one layer of each kind is kept; more than `MOST_LAYERS` are never kept.
     """
     there = layer_count(config)
     if there <= 2:
@@ -180,10 +186,10 @@ def layers_of(kind: type, config: Any) -> list[int]:
 
 
 def _signatures(stacks: list[nn.ModuleList], there: int) -> list[list[Any]]:
-    """Return, for each layer, the classes and settings of its modules, to tell kinds of layers apart.
+    """Return, for each layer, (name, value) of the classes and settings of its modules, to tell kinds of layers apart.
 
-    Settings that differ in every layer (such as `layer_idx`) are left out. `stacks` are the lists of layers, `there` is
-    how many layers each has.
+    Settings that differ in every layer (such as `layer_idx`) are left out. `stacks` are the model's lists of layers,
+    each with `there` layers.
     """
     found: list[dict[str, Any]] = []
     for at in range(there):
@@ -201,6 +207,7 @@ def _signatures(stacks: list[nn.ModuleList], there: int) -> list[list[Any]]:
 
 
 def _per_layer(config: Any, there: int) -> dict[str, list[Any]]:
+    """Return the lists of a configuration that have one entry for each of its `there` layers, by name."""
     return {name: value for name, value in values_of(config).items() if isinstance(value, list) and len(value) == there}
 
 
@@ -210,7 +217,11 @@ def layer_count(config: Any) -> int:
 
 
 def with_layers(config: Any, layers: list[int], again: bool) -> Any:
-    """Return a copy of a configuration with only these layers; lists with one entry per layer are cut to match."""
+    """Return a copy of a configuration with only the layers of these numbers; the configuration itself, if with all.
+
+    Lists with one entry per layer are cut to match, and numbers of layers in lists become the new ones. Without any
+    numbers in `layers`, nothing is changed. `again` is that of `with_values`.
+    """
     there = layer_count(config)
     if not layers or len(layers) == there:
         return config

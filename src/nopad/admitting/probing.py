@@ -28,9 +28,10 @@ LENGTHS = (11, 13, 17, 19, 23, 29, 31, 37)
 
 
 def length_for(model: nn.Module, most: int | None = None) -> int:
-    """Return a number of tokens that is no dimension of the model's weights, so that shapes tell what is per token.
+    """Return a number of tokens that is not a dimension of the model's weights.
 
-    It is at most `most`, if that is at least 3. If all numbers that are tried are dimensions, one of them is returned.
+    So a dimension of this size in a module's output is one of tokens. The number is at most `most`, if that is at least
+    3. If all numbers that are tried are dimensions of weights, one of them is returned nevertheless.
     """
     sizes = {size for parameter in model.parameters() for size in parameter.shape}
     fitting = [length for length in LENGTHS if most is None or length <= most]
@@ -38,7 +39,10 @@ def length_for(model: nn.Module, most: int | None = None) -> int:
 
 
 def probe(model: Any, base: nn.Module, tokens: list[int], close: float = CLOSE) -> Probed:
-    """Run a model on one sequence, and find the modules that mix tokens.
+    """Run a model on one sequence, and return which of its modules mix tokens, and what else was found.
+
+    If one module mixes by itself, all modules of the same class that ran count as mixing, except those inside another
+    mixing module. The same holds for `Probed.alone`.
 
     Args:
         model: a model in float64 and in evaluation mode.
@@ -67,7 +71,7 @@ def probe(model: Any, base: nn.Module, tokens: list[int], close: float = CLOSE) 
 def registered(model: Any) -> Iterator[Counter[nn.Module]]:
     """For a ``with`` block, replace the registered attention of a model by one that mixes no tokens.
 
-    Yields a counter of the calls of each module.
+    Yields a counter: how often each module called this attention.
     """
     counts: Counter[nn.Module] = Counter()
 
@@ -94,9 +98,10 @@ def registered(model: Any) -> Iterator[Counter[nn.Module]]:
 
 
 def unsteady(model: Any, probed: Probed) -> str:
-    """Return the class name of a mixing module that runs more or less often if values change; "": there is none.
+    """Return the class name of a module that mixes tokens more or less often if values change; "": there is none.
 
-    Other tokens are tried, and embeddings that are multiplied by large factors.
+    Calls of the modules in ``probed.mixing`` are counted, and calls of registered attention. Other tokens are tried,
+    and embeddings that are multiplied by large factors.
     """
     mixing = set(probed.mixing)
     wanted = probed.attended + Counter({module: probed.seen[module].calls for module in mixing})
@@ -114,6 +119,8 @@ def unsteady(model: Any, probed: Probed) -> str:
 
 @contextmanager
 def _counted(modules: set[nn.Module], counts: Counter[nn.Module]) -> Iterator[None]:
+    """For a ``with`` block, add each call of a module in `modules` to `counts`."""
+
     def after(module: nn.Module, args: Any, output: Any) -> None:
         counts[module] += 1
 
@@ -127,6 +134,7 @@ def _counted(modules: set[nn.Module], counts: Counter[nn.Module]) -> Iterator[No
 
 @contextmanager
 def _scaled(model: Any, factor: float) -> Iterator[None]:
+    """For a ``with`` block, multiply a model's token embeddings by `factor`; do nothing if it names no embedding."""
     try:
         table = model.get_input_embeddings()
     except (AttributeError, NotImplementedError):  # a model need not say which they are
@@ -142,6 +150,7 @@ def _scaled(model: Any, factor: float) -> Iterator[None]:
 
 
 def _recorded(model: Any, tokens: list[int]) -> dict[nn.Module, Seen]:
+    """Run a model on one sequence, and return the first call of each module whose arguments all have names."""
     seen: dict[nn.Module, Seen] = {}
 
     def after(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:

@@ -95,10 +95,10 @@ class Proof:
 
 
 def prove(model: Any, head: str | None = None) -> Proof:
-    """Derive how a transformers model, without wrappers, can be run on packs, and audit this on a small copy.
+    """Return a `Proof` that says how a transformers model, without wrappers, can be run on packs, or why it is refused.
 
-    `head` is the kind of head that the user names; None: it is found out. The model itself is not run and not changed.
-    No error is raised if it is refused: the proof says why.
+    This is derived from a small copy, and audited on it. The model itself is not run and not changed. `head` is the
+    kind of head that the user names; None: it is found out. If the model is refused, no error is raised.
     """
     begin = time.perf_counter()
     kind = getattr(model.config, "model_type", "") or type(model).__name__
@@ -118,9 +118,9 @@ def prove(model: Any, head: str | None = None) -> Proof:
 
 
 def _proven(model: Any, small: Any, head: str | None) -> Proof:
-    """Return a proof with the first line that passes the comparison with the model alone, and then the audit.
+    """Return a proof with the first line that passes the comparison with the stock model (`Judge`), and then the audit.
 
-    The kind and name of the model are still missing in it. At most `AUDITS` lines are audited.
+    The proof still lacks the kind and name of the model. At most 3 lines are audited. `small` is the small copy.
 
     Raises:
         UnsupportedModelError: no line passes, or no proof would be valid; the message names the reason.
@@ -165,7 +165,8 @@ def _proven(model: Any, small: Any, head: str | None) -> Proof:
 def _lines(model: Any, exact: Any, close: float) -> Iterator[Derived]:
     """Yield lines that could fit a model: that of the table, if its type is known but not its class, then derived ones.
 
-    A model with classes of the user's own is probed in another copy, with all its layers (`deep_copy`).
+    `exact` is the small copy in float64. A model with classes of the user's own is probed in another copy instead,
+    which has more layers (`deep_copy`).
     """
     kind = getattr(model.config, "model_type", "")
     deep = deep_copy(model) if foreign(model) and not own_parts(model) else None
@@ -179,8 +180,8 @@ def _lines(model: Any, exact: Any, close: float) -> Iterator[Derived]:
 def _audited(small: Any, line: Family, head: str | None, judge: Judge) -> list[Verdict]:
     """Audit a small model with this line, and return the verdicts; afterwards, it is not pack-safe any more.
 
-    The first audit has short sequences. If it passes, a second has longer ones, and compares no gradients; this is left
-    out if the model runs too many operations.
+    The first audit has short sequences. If it passes, a second one has longer sequences, and compares no gradients. The
+    second audit is left out if the model runs too many operations, or has too few positions for longer sequences.
     """
     packed(small, head=head, family=line)
     limit = positions_of(small, line)

@@ -1,9 +1,9 @@
 """`Search`: find the innermost modules of a model that move information between tokens ("mix") by themselves.
 
 A module is called again with its recorded arguments, except that one token's values are changed. If its output for
-other tokens changes, it mixes. Of nested modules that mix, the innermost is looked for: a module mixes *by itself* if
-it still does while the mixing modules inside it return their recorded outputs. The user's own modules are also looked
-into (`nopad.admitting.local`).
+other tokens changes, it mixes. Of nested modules that mix, the innermost are found. A module that contains mixing
+modules mixes *by itself* if it still mixes while these return their recorded outputs. What the code of the user's own
+modules does is followed, too (`nopad.admitting.local`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Seen:
     Attributes:
         given: its arguments by name, without caches.
         output: what it returned.
-        calls: how often the module was called in all.
+        calls: how often the module was called while the model ran once.
     """
 
     given: dict[str, Any]
@@ -57,11 +57,13 @@ class Probed:
         mixing: the innermost modules that mix tokens by themselves, and not by registered attention.
         close: differences of at most this, relative to an output's largest value, are rounding.
         unsplit: the model or its base model, if it mixes tokens outside of the modules inside it; None: it does not.
-        alone: those of `mixing` whose code may decide by what else is in their rows or batch.
-        gradients: the user's own modules that change gradients by code of their own, each with the name of an autograd
-            function, or of what hooks code to a gradient; none of `mixing` or inside one.
-        varies: (module, reason) of one of the user's own modules that does not always compute the same, and is the
-            model itself or returns something per sequence; None: there is none.
+        alone: the modules in `mixing` that must run on one sequence at a time, since the rest of a row or batch may
+            change what they compute.
+        gradients: the user's own modules that change gradients by code of their own. Each has the name of the autograd
+            function, or of the PyTorch method that attached a hook to a gradient. Modules in `mixing`, and those inside
+            them, are left out.
+        varies: (module, reason) of one of the user's own modules that does not always compute the same. It is the model
+            or its base model, or returns nothing per token, so it cannot run sequence by sequence. None: there is none.
     """
 
     tokens: list[int]
@@ -78,7 +80,8 @@ class Probed:
 class Search:
     """The search for the innermost modules that mix tokens by themselves.
 
-    The modules in `whole` (the model and its base model) cannot be run sequence by sequence.
+    `probed` has the recorded calls, and gets the findings. The modules in `whole` (the model and its base model) cannot
+    be run sequence by sequence.
     """
 
     def __init__(self, probed: Probed, whole: set[nn.Module]) -> None:
@@ -106,10 +109,11 @@ class Search:
         return inside
 
     def _looked_into(self, module: nn.Module, mixing: list[nn.Module], mixes: bool) -> bool:
-        """Return whether one of the user's own modules mixes, or may mix for other inputs: see `nopad.admitting.local`.
+        """Return whether one of the user's own modules mixes, or may mix for other inputs.
 
-        `mixing` are the mixing modules inside it; `mixes`: whether changing values has shown that it mixes. What this
-        finds is also noted in `alone`, `gradients` and `varies` of `Probed`.
+        Its code is followed, and run on other sizes (`nopad.admitting.local`). `mixing` are the mixing modules inside
+        it; `mixes` is whether changed values have shown that it mixes. What is found is also noted in `alone`,
+        `gradients` and `varies` of `Probed`.
         """
         probed, seen = self.probed, self.probed.seen[module]
         held = {one: probed.seen[one].output for one in (*mixing, *_stock(module, probed.seen))}
@@ -145,7 +149,8 @@ class Search:
     def _mixes(self, module: nn.Module, frozen: list[nn.Module]) -> bool:
         """Return whether changing one token's values changes what a module returns for other tokens.
 
-        The modules in `frozen` return their recorded outputs meanwhile. False if the module cannot be called by itself.
+        The modules in `frozen` return their recorded outputs meanwhile. The result is False if the module cannot be
+        called by itself.
         """
         given = self.probed.seen[module].given
         middle = self.length // 2
@@ -165,7 +170,10 @@ class Search:
 
 
 def _stock(module: nn.Module, seen: dict[nn.Module, Seen]) -> list[nn.Module]:
-    """Return the outermost modules of transformers inside a module; those that did not run are looked into."""
+    """Return the modules of transformers' own classes inside a module, without those inside one that is returned.
+
+    Only modules that ran are returned; `seen` has all that ran.
+    """
     found = []
     for child in module.children():
         if class_of(child).__module__.startswith("transformers.") and child in seen:
@@ -176,7 +184,11 @@ def _stock(module: nn.Module, seen: dict[nn.Module, Seen]) -> list[nn.Module]:
 
 
 def _given(module: nn.Module, given: dict[str, Any], tokens: list[int]) -> dict[str, Any]:
-    """Return a module's arguments; to token ids, the mask and the positions of a packed call are added."""
+    """Return `given`, the arguments of a module by name, with a mask and positions if the token ids are among them.
+
+    The mask has only ones, and the positions count from 0; both are int64 ``[1, L]``. They are added if the module
+    takes them, and if they are missing or None. Other arguments that are None are left out then.
+    """
     length, takes = len(tokens), parameters(type(module).forward)
     more = {"attention_mask": torch.ones(1, length, dtype=torch.long), "position_ids": torch.arange(length)[None]}
     ids = [one for one in given.values() if isinstance(one, Tensor) and one.dtype == torch.long]
@@ -194,10 +206,10 @@ def _floats(output: Any) -> list[Tensor]:
 
 
 def _changed(given: dict[str, Any], tokens: list[int], place: int, factor: float) -> dict[str, Any] | None:
-    """Return arguments in which the values of the token `place` are changed; None: none of them holds values of tokens.
+    """Return the arguments `given`, with other values for the token at `place`; None: no argument has values per token.
 
-    Floats are multiplied by `factor`; if it is 0, they get noise, and token ids become others. A large factor changes
-    what a module decides by the values of a whole row.
+    Floats are multiplied by `factor`. If it is 0, noise is added to floats instead, and token ids become others. A
+    large factor also changes what a module decides by the values of a whole row.
     """
     changed = False
 
@@ -224,7 +236,7 @@ def _changed(given: dict[str, Any], tokens: list[int], place: int, factor: float
 
 
 def beside(probed: Probed, module: nn.Module) -> bool:
-    """Return whether a module gives a row the same result beside another row as alone.
+    """Return whether a module gives a row the same output in a batch with another row as alone.
 
     The other row has the floats of the first, multiplied by -1000.
     """
@@ -261,10 +273,11 @@ def _frozen(modules: list[nn.Module], seen: dict[nn.Module, Seen]) -> Iterator[N
 
 
 def moved(before: Any, after: Any, length: int, close: float) -> set[int]:
-    """Return the places of the tokens for which two outputs differ.
+    """Return the places (0 to L - 1) of the tokens for which two outputs of a module differ.
 
-    Only tensors with one entry per token, ``[1, L, ...]``, are compared. Differences of at most `close`, relative to
-    the largest value of `before`, do not count. If a shape differs, all places are returned.
+    Only floating-point tensors with one entry per token, ``[1, L, ...]``, are compared; `length` is L. Differences of
+    at most `close`, relative to the largest absolute value in the tensor of `before`, do not count. If a shape differs,
+    all places are returned.
     """
     found: set[int] = set()
     for one, two in zip(tree_leaves(_plain(before)), tree_leaves(_plain(after)), strict=False):

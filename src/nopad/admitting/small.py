@@ -47,9 +47,9 @@ MOST_PARAMETERS = 20_000_000  # of a model that is tried itself
 def small_copy(model: Any) -> tuple[Any, str]:
     """Return a small model of the same class and configuration, and how it was made, in words.
 
-    The copy is in float32 and in evaluation mode. Its weights are random, and its dropout rates 0. If no small model
-    can be built, or if the model has changed since it was built, the copy is of the whole model, with noise added to
-    its weights.
+    The copy is in float32 and in evaluation mode. Its weights are random, and its dropout rates are 0. If no small
+    model can be built, or if the model was changed after it was built (`own_parts`), the copy is of the whole model,
+    with noise added to its weights.
 
     Raises:
         UnsupportedModelError: no small copy can be built and run, and the model itself is too large to be tried, has no
@@ -92,11 +92,11 @@ def small_copy(model: Any) -> tuple[Any, str]:
 
 
 def deep_copy(model: Any) -> Any:
-    """Return a copy of a model in which the user's own code is looked into; None: it cannot be built and run.
+    """Return a copy of a model, to look into the user's own code; None: no copy can be built and run.
 
     Such code may do something else in a later layer, or from some width on. So the copy has all layers and the true
-    sizes, or, if the model has more than `MOST_PARAMETERS`, is narrow and has its first `MOST_OWN_LAYERS` layers. Its
-    weights are random, and its dropout rates 0.
+    sizes. If the model has more than 20 million parameters, the copy is narrow, with the first 32 layers. It is in
+    float32 and in evaluation mode. Its weights are random, and its dropout rates are 0.
     """
     config = model.config
     rates = {name: 0.0 for name, value in values_of(config).items() if isinstance(value, float) and "drop" in name}
@@ -119,10 +119,11 @@ def deep_copy(model: Any) -> Any:
 
 
 def short_model(config: Any, kind: type, sizes: dict[str, int], *, every: bool, fewest: int, most: int) -> Any:
-    """Return a model of a class and configuration in which only what `sizes` names is smaller.
+    """Return a model of the class `kind` and this configuration, in which the fields named in `sizes` are smaller.
 
-    It has few layers of each kind, but at least `fewest`, or `every` layer. It is in float32 and in evaluation mode,
-    with random weights and no dropout.
+    Vocabularies get at most 97 tokens, unless `sizes` names them. The model has few layers of each kind, but at least
+    `fewest` if the configuration has so many; with `every`, all layers. It is in float32 and in evaluation mode, with
+    random weights and no dropout.
 
     Raises:
         ValueError: it would have more than `most` parameters.
@@ -142,7 +143,7 @@ def short_model(config: Any, kind: type, sizes: dict[str, int], *, every: bool, 
 def ran(model: Any, tokens: list[int], **more: Any) -> Any:
     """Return a model's output for one sequence of token ids, without a cache and without gradients.
 
-    Ids beyond the vocabulary wrap around. `more` are further arguments of the model.
+    Ids beyond the vocabulary are taken modulo its size. `more` are further arguments of the model.
     """
     vocabulary = getattr(model.config.get_text_config(), "vocab_size", None) or VOCABULARY
     more |= uncached(model)
@@ -171,8 +172,8 @@ def own_parts(model: nn.Module) -> str:
 def _unlike(model: Any) -> str:
     """Return, in words, how a model differs from what its class builds from its configuration; "": it does not.
 
-    Compared are the classes of modules, and the attributes of the user's own modules. Returns "" also if the class
-    cannot be built from a configuration alone.
+    The classes of modules are compared, and the attributes of the user's own modules. The result is "" also if the
+    class cannot be built from a configuration alone.
     """
     try:
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
@@ -239,8 +240,12 @@ def _attempts(config: Any) -> Iterator[tuple[str, Callable[[type], Any]]]:
 def _built(kind: type, make: Callable[[type], Any], most: int = 0) -> Any:
     """Build a model of a class, in float32 and evaluation mode, with random weights, none of which is 0.
 
-    A bias of 0 could hide a mistake. `make` returns the configuration for the class; it may have `most` parameters (0:
-    `MOST_PARAMETERS`).
+    A bias of 0 could hide a mistake. `make` returns the configuration for the class `kind`. The model may have at most
+    `most` parameters (0: 20 million).
+
+    Raises:
+        ValueError: it would have more parameters.
+        Exception: the class may raise anything.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -252,7 +257,10 @@ def _built(kind: type, make: Callable[[type], Any], most: int = 0) -> Any:
 
 
 def shake(parameters: Iterable[Tensor]) -> None:
-    """Add noise to weights, in place, so that none is 0; weights that are infinite or huge are replaced first."""
+    """Add noise to weights, in place, so that none is 0.
+
+    If a tensor holds a value that is NaN or above 1,000, all its values are drawn anew first.
+    """
     with torch.no_grad():
         for parameter in parameters:
             largest = float(parameter.abs().max() if parameter.numel() else 0)
@@ -267,7 +275,7 @@ def _check_size(kind: type, config: Any, most: int) -> None:
     A class that cannot be built on the device "meta" is not checked.
 
     Raises:
-        ValueError: it would have more.
+        ValueError: it would have more parameters.
     """
     try:
         with torch.device("meta"):

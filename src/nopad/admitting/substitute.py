@@ -130,7 +130,7 @@ def substitute(wrapper: nn.Module, base: Any, every: bool = False) -> tuple[Subs
 def _bases(wrapper: nn.Module, base: Any) -> Iterator[tuple[str, Any]]:
     """Yield, as (description, function), ways to make the base of a copy, the smallest first.
 
-    The function returns a new base; None: the copy gets a copy of the base.
+    The function returns a new base, or None if the copy is to have a copy of the whole base.
     """
     mine = set(base.modules())
     # A part of the base that the wrapper holds by itself would not be that of another base.
@@ -196,6 +196,7 @@ def _copied(wrapper: nn.Module, base: Any, small: Any) -> nn.Module:
         torch.manual_seed(0)
         for module in outer_modules(made).values():
             shake(module.parameters(recurse=False))
+            shake(one for one in module._buffers.values() if one is not None and one.is_floating_point())
         if small is None:
             shake(next(iter(bases_of(made).values())).parameters())
     config = next(iter(bases_of(made).values())).config

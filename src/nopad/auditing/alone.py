@@ -41,7 +41,10 @@ class Alone:
         """Return the gradients, by parameter name, of a randomly weighted sum of all values of the outputs.
 
         `names` are the outputs that are summed, and `numbers` the indices of the sequences whose outputs are summed
-        (None: all).
+        (None: all). Results are kept, so a second call with the same arguments computes nothing.
+
+        Raises:
+            ModelFailedError: the gradients cannot be computed.
         """
         chosen = tuple(range(len(self.outputs)) if numbers is None else numbers)
         key = names, chosen
@@ -52,12 +55,12 @@ class Alone:
         return self._gradients[key]
 
     def sound(self, names: Names) -> tuple[Alone | None, frozenset[str], list[str]]:
-        """Leave out gradients that are not finite even when a sequence runs alone.
+        """Return what is left to compare without gradients that are not finite even when a sequence runs alone.
 
-        Returns (an `Alone` with the sequences that are kept, names of the parameters left out, notes). A parameter is
-        left out if its gradient is finite for no sequence. A sequence is kept if its gradients for all other parameters
-        are finite. The first result is None if fewer than two sequences or no parameter would remain. `names` are the
-        outputs whose gradients are computed.
+        The result is (an `Alone` with the sequences that are kept, names of the parameters left out, notes). A
+        parameter is left out if every sequence gives it a gradient that is not finite. A sequence is kept if its
+        gradients for all other parameters are finite. The first result is None if fewer than two sequences or no
+        parameter would remain. `names` are the outputs whose gradients are computed.
         """
         if names not in self._sound:
             self._sound[names] = self._judged(names)
@@ -103,7 +106,11 @@ def weighed(seed: int, wanted: Sequence[Mapping[str, Tensor]], parts: Sequence[M
 def gradients_of(trial: Trial, objective: Tensor, doing: str, keep: bool = False) -> Gradients:
     """Return the gradients of an objective, a scalar, for all parameters of the trial's model, by name.
 
-    `doing` describes the computation in errors. With `keep`, the autograd graph is kept for further calls.
+    A parameter that the objective does not depend on has None. `doing` describes the computation in errors. With
+    `keep`, the autograd graph is kept for further calls.
+
+    Raises:
+        ModelFailedError: the gradients cannot be computed.
     """
     parameters = dict(trial.model.named_parameters())
     with inside_model(doing):
@@ -112,7 +119,7 @@ def gradients_of(trial: Trial, objective: Tensor, doing: str, keep: bool = False
 
 
 def largest(values: Tensor) -> float:
-    """Return the largest absolute value; infinity if any value is NaN."""
+    """Return the largest absolute value; infinity if any value is NaN, and 0 if there are no values."""
     if values.is_sparse:
         values = values.coalesce().values()
     if not values.numel():

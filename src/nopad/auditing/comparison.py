@@ -35,8 +35,8 @@ class Found:
         attended: how often each layer called nopad's attention in the first packed run, by ``id(module)``.
         names: names of the outputs that have a part for each sequence.
         row: number of tokens in the longest row that was run so far.
-        unseen: if outputs differ: True if nevertheless no sequence depends on another one, else False. None: no output
-            differs.
+        unseen: None if no output differs. If outputs differ: whether they do so although no sequence depends on another
+            one.
     """
 
     checks: list[Check] = field(default_factory=list)
@@ -49,7 +49,11 @@ class Found:
     unseen: bool | None = None
 
     def add(self, other: Found) -> None:
-        """Add the results of another comparison."""
+        """Add the results of another comparison, in place.
+
+        Checks and notes are appended; `worst` and `row` become the larger ones; `first`, `attended` and `names` stay if
+        they are set.
+        """
         self.checks += other.checks
         self.worst = max(self.worst, other.worst)
         self.first = self.first or other.first
@@ -87,7 +91,10 @@ class Found:
 def compare(
     alone: Alone, dtype: torch.dtype, truth: Truth | None = None, *, forms: Sequence[str] | None = None, label: str = ""
 ) -> Found:
-    """Run the sequences packed, and compare outputs with those alone; gradients too, if `alone.graph` is set.
+    """Run the sequences packed, compare their outputs with those alone, and return the results.
+
+    If `alone.graph` is set, gradients are compared too. If the model raises an exception, a check fails. But if nopad
+    refuses the batch, and its form is in `MAY_REFUSE` or a `label` is given, only a note is added.
 
     The sequences are packed in each of `forms`; None: in all forms of the trial. For forms in `MAY_REFUSE`, gradients
     are compared in float64 only. `truth` holds the float64 gradients of the same sequences alone. If it is None,
@@ -180,8 +187,9 @@ def _outputs(
 ) -> tuple[Check, float]:
     """Compare outputs of the sequences packed with those alone; return the check, and the largest difference.
 
-    `of_rows` names outputs that belong to a row and to no sequence, `missing` names outputs that only sequences alone
-    have. The check fails if there are any of these, if an output has no finite number, or if nothing can be compared.
+    `of_rows` names outputs that belong to a row and to no sequence, and `missing` names outputs that the packed run
+    does not have. The check fails if there are any of these, if an output has no finite number even alone, or if
+    nothing can be compared; the difference is then infinite.
     """
     worst, scale, odd = 0.0, 1e-30, []
     for name, parts in together.items():
@@ -208,11 +216,11 @@ def _outputs(
 def _gradients(
     alone: Alone, together: dict[str, list[Tensor]], form: str, dtype: torch.dtype, truth: Truth | None, label: str
 ) -> Found:
-    """Compare gradients, except those of sequences and parameters whose gradients are not finite even alone.
+    """Compare gradients packed and alone; return the check and the notes.
 
-    `together` holds the outputs packed in this `form`, by name, one part per sequence. `truth` holds the gradients in
-    float64; without it, only float64 gradients are compared, and judged by those of `alone`. `label` goes into the
-    check's name.
+    Sequences and parameters whose gradients are not finite even alone are left out. `together` holds the outputs packed
+    in this `form`, by name, one part per sequence. `truth` holds the gradients in float64; without it, only float64
+    gradients are compared, and judged by those of `alone`. `label` goes into the check's name.
     """
     names = tuple(together)
     sound, left_out, notes = alone.sound(names)
@@ -233,7 +241,7 @@ def _gradients(
 
 
 def _distance(packed_value: Tensor, wanted: Tensor) -> float:
-    """Return the largest difference between a sequence's output packed and alone (`wanted`); infinity: other shapes.
+    """Return the largest difference between a sequence's output packed and alone (`wanted`); infinity if shapes differ.
 
     A packed output that is longer is cut to the length of `wanted` first.
     """

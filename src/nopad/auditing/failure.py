@@ -15,7 +15,7 @@ MOST = 200  # characters kept of the exception's message
 
 
 class ModelFailedError(Exception):
-    """Code that an audit runs raised an exception: the user's model, collator, loss or trainer, or nopad's check of it.
+    """An exception in code that an audit runs: the user's model, collator, loss or trainer, or a check of nopad.
 
     The audits report this error and do not raise it.
 

@@ -19,11 +19,15 @@ TIMES_ALONE = 4  # allowed error of packed relative to that of alone, for gradie
 
 @dataclass(frozen=True)
 class Truth:
-    """Gradients of the sequences alone, in float64, and the names of parameters whose true gradient is zero.
+    """Gradients of the sequences alone, in float64, and which of these are zero in truth.
 
     For example, a bias of the keys shifts all scores of a query by the same number, so its true gradient is zero and
     its computed gradient is only rounding error. In float64 this error is small enough to tell from a small gradient:
     a gradient of up to `EXACT` times the largest one counts as zero.
+
+    Attributes:
+        alone: the gradients by parameter name.
+        zero: names of the parameters whose true gradient is zero.
     """
 
     alone: Gradients
@@ -50,7 +54,7 @@ def compare_gradients(
     truth: Truth,
     left_out: frozenset[str] = frozenset(),
 ) -> Check:
-    """Compare the gradients of the sequences packed with those of the sequences alone.
+    """Compare the gradients of the sequences packed with those of the sequences alone, and return the check.
 
     All outputs are first added up with random weights, and the gradients are those of this sum. `together` holds the
     outputs of the packed sequences by name, one part per sequence; `left_out` names parameters that are not compared.
@@ -81,9 +85,10 @@ def judged(
     partly: bool,
     left_out: frozenset[str] = frozenset(),
 ) -> Check:
-    """Compare gradients alone (`mine`) and packed (`theirs`), as `compare_gradients` does; `theirs` may be overwritten.
+    """Compare gradients alone (`mine`) and packed (`theirs`) as `compare_gradients` does, and return the check.
 
-    `partly` says that the model computes some results in float32, even if it is in float64.
+    `theirs` may be overwritten. `partly` says that the model computes some results in float32, even if it is in
+    float64.
     """
     sizes = {name: 0.0 if value is None else largest(value) for name, value in mine.items() if name not in left_out}
     most = max(sizes.values(), default=0.0)

@@ -13,10 +13,10 @@ LIMITS = {torch.float64: EXACT, torch.float32: 1e-5, torch.bfloat16: 5e-2, torch
 
 
 def limit_of(measured: float, dtype: torch.dtype, partly: bool = False) -> float:
-    """Return the largest relative difference allowed in `dtype`.
+    """Return the largest relative difference allowed in `dtype`: that of `LIMITS`, or 1e-2 for other dtypes.
 
-    In float64 the limit is `EXACT`, with one exception: it is `PARTLY_SINGLE` if the model computes some results in
-    float32 even in float64 (`partly`), and the measured difference, `measured`, lies between these two limits.
+    In float64 this is `EXACT`, with one exception: it is `PARTLY_SINGLE` if the model computes some results in float32
+    even in float64 (`partly`), and the measured difference, `measured`, lies between these two limits.
     """
     if dtype == torch.float64 and partly and EXACT < measured <= PARTLY_SINGLE:
         return PARTLY_SINGLE

@@ -31,14 +31,15 @@ FORM = "rows"
 
 
 def poison(alone: Alone, dtype: torch.dtype) -> Found:
-    """Poison (change) one sequence in several ways; measure, for each, how much the results of its neighbours change.
+    """Change one sequence in several ways; for each, measure how much the results of its neighbours change.
 
-    Its tokens are changed, or its embeddings are scaled, or its embeddings become NaN. NaN is not tried with a
-    collator, or with backends in which NaN spreads to neighbours.
+    The sequence is changed in three ways: it gets other tokens; its embeddings are scaled; its embeddings become NaN.
+    NaN is not tried with a collator, or with backends in which NaN spreads to neighbours. The returned `Found` has a
+    check for each way that was tried, or none if no output can be split into sequences.
 
     On a CPU not a single bit of a neighbour's result may change. On other devices, where the order of additions varies,
     a few roundings of the largest value are allowed. On any device, a few roundings per layer are allowed if the
-    poisoned sequence changes which tokens are computed together, as in a mixture of experts.
+    changed sequence changes which tokens are computed together, as in a mixture of experts.
     """
     found, trial, huge = Found(), alone.trial, SCALE.get(dtype, 1e6)
     poisoned = Poisoned(trial, alone.kinds)
@@ -130,10 +131,13 @@ class Poisoned:
             return per_sequence(self.trial.run(batch, f"packed, {self.form}"), there, self.kinds)
 
     def check(self, name: str, dtype: torch.dtype, sequences: list[list[int]], factor: float | None) -> Check | None:
-        """Run these sequences, and check how far the neighbours' results move from those of the unchanged sequences.
+        """Return a check of how far the neighbours' results move from those of the unchanged sequences.
 
-        `factor` scales the embeddings of the changed sequence; None: they stay as they are. The result is None if no
-        output of the model can be split into sequences.
+        `sequences` are run, and `factor` scales the embeddings of the changed one; None: they stay as they are. The
+        result is None if no output of the model can be split into sequences.
+
+        Raises:
+            ModelFailedError: the model raised an exception.
         """
         if self._clean is None:
             self._clean = self.run(self.trial.sequences)
@@ -186,7 +190,10 @@ class Poisoned:
 
 
 class _Decisions(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A dispatch mode that records, per operation, the shapes of results, and decisions (integers made of floats)."""
+    """A dispatch mode that records, for each operation, the shapes of its results, and integers computed from floats.
+
+    Such integers are the model's decisions, such as the expert of a token.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -245,7 +252,7 @@ def _layers(trial: Trial) -> int:
 
 
 def once_a_layer(trial: Trial, counts: dict[int, int]) -> Check:
-    """Check that nopad's attention ran in every attention layer as often as it should for this family of models.
+    """Return a check that nopad's attention ran in each attention layer as often as this family of models needs.
 
     `counts` is the number of calls of each attention layer, by ``id(module)``. If several layers share one module
     (ALBERT), only the total is checked.

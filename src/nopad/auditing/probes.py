@@ -83,7 +83,9 @@ def _of_layout(at: Layout) -> list[NDArray[np.int64]]:
 
 
 def find(batch: Mapping[str, Any], sequences: Sequence[Sequence[int]]) -> Places:
-    """Find where the sequences lie in a batch of any collator: by the layout of a `PackedBatch`, else by their tokens.
+    """Return where the sequences lie in a batch of any collator.
+
+    They are found by the layout of a `PackedBatch`, or by their tokens in any other batch.
 
     Raises:
         BatchError: a sequence does not lie in one piece within a row, or the attention mask covers more tokens than the

@@ -79,9 +79,9 @@ def audit(
     Raises:
         UnsupportedModelError: nopad refuses this model; the message gives the reason.
         BatchError: the collator fails, or cuts, drops or changes sequences, or adds tokens.
-        OptionError: the capacity is below 4, `layers` is below 1 or more than the model has, the model is already
-            pack-safe with another backend, takes images, has no vocabulary to draw from, or is random even in
-            evaluation mode.
+        OptionError: an option is not valid (an unknown backend, a capacity below 4, `layers` below 1 or more than the
+            model has); or the model is not one of transformers, is already pack-safe with another backend, takes
+            images, has no vocabulary to draw from, or is random even in evaluation mode.
 
     >>> import nopad
     >>> from transformers import BertConfig, BertModel, DataCollatorWithFlattening
@@ -126,11 +126,11 @@ def audit(
 
 
 def check_model(model: Any, backend: str) -> None:
-    """Raise an error if `audit` cannot audit this model with this backend.
+    """Check that `audit` can audit this model with this backend.
 
     Raises:
-        OptionError: the model takes images (the audit draws only token ids), or it is pack-safe already, with another
-            backend than `backend`, which is not "auto".
+        OptionError: the model takes images (the audit draws only token ids), or it is pack-safe with another backend
+            than `backend`, unless that is "auto".
     """
     if is_packed(model) and backend not in ("auto", state_of(model).backend):
         raise OptionError(
@@ -185,11 +185,12 @@ class _Task:
     truth: Truth | None = None
 
     def run_best(self) -> Found:
-        """Run the audit and return its results; with a collator, sequences begin with bos and end with eos.
+        """Run the audit and return its results.
 
-        This is so if the configuration has an eos, since some collators find the borders of sequences by these tokens.
-        If eos has the same id as pad, other collators take eos for padding; so if the audit fails with such an eos, it
-        is repeated on sequences without eos.
+        With a collator, and if the configuration has an eos, sequences begin with bos and end with eos, since some
+        collators find the borders of sequences by these tokens. If eos has the same id as pad, other collators take eos
+        for padding. So if the audit fails with such an eos, it is repeated on sequences without eos. The second results
+        are returned if they have no failed check, or if the collator failed before; else the first ones.
         """
         eos, pad = (self.tokens.special.get(name) for name in ("eos", "pad"))
         if self.collator is None or eos is None:
@@ -215,7 +216,7 @@ class _Task:
         return found
 
     def run(self) -> Found:
-        """Audit in float64, in the model's own dtype, and with compiled layers if the model has some."""
+        """Audit in float64, in the model's own dtype, and with compiled layers, if any; return the results."""
         own = next(bare(self.model).parameters()).dtype
         found = Found()
         self._attempt(found, torch.float64, "", lambda subject: self._in_float64(subject, own))
@@ -258,7 +259,10 @@ class _Task:
         return replace(Trial.drawn(subject, self.collator, size, self.seed, tokens, most), partly=partly)
 
     def _in_float64(self, subject: Any, own: torch.dtype) -> Found:
-        """Run all checks in float64; `own` is the model's own dtype."""
+        """Run all checks on `subject` in float64, and return the results.
+
+        The task's attributes `tokens` and `truth` are set for the later checks in `own`, the model's own dtype.
+        """
         found, first, apart = Found(), self._drawn(subject, self.tokens), {}
         partly = steady(first)
         if self.collator is None:
@@ -304,7 +308,10 @@ class _Task:
         return found
 
     def _compiled(self, subject: Any, dtype: torch.dtype, layers: dict[str, Any]) -> Found:
-        """Compare outputs of a copy in which the same layers are compiled as in the given model."""
+        """Compare outputs of a copy in which the same layers are compiled as in the given model; return the results.
+
+        If no compiler works here, the result has only a note that says so.
+        """
         found = Found()
         recompiled(subject, layers)
         try:
@@ -317,7 +324,10 @@ class _Task:
 
 
 def _compared(alone: Alone, dtype: torch.dtype, truth: Truth | None = None) -> Found:
-    """Return the result of `compare`; if outputs differ, its `unseen` is set too (see `Found`)."""
+    """Return the result of `compare`; if outputs differ, its `unseen` is set too (see `Found`).
+
+    The arguments are those of `compare`.
+    """
     found = compare(alone, dtype, truth)
     odd = [check for check in found.checks if not check.passed and not check.error and " outputs, " in check.name]
     if odd:  # an infinite difference is that of a result which is missing, or is a row's

@@ -76,8 +76,8 @@ def audit_samples(
         the two functions is a failed check with the exception's name.
 
     Raises:
-        OptionError: `model` is not a module, `alone` or `packed` is not callable, there are fewer than two samples, or
-            the results alone differ from one run to the next.
+        OptionError: `model` is not a module, `alone` or `packed` is not callable, there are fewer than two samples,
+            `gradients` or `seed` is not valid, or the results alone differ from one run to the next.
 
     >>> import torch, nopad
     >>> model = torch.nn.Linear(3, 2)
@@ -205,7 +205,12 @@ class _Task:
         return dict(zip(parameters, found, strict=True))
 
     def _poison(self, model: nn.Module, samples: list[Any], single: Parts, dtype: torch.dtype) -> None:
-        """Change one sample, and measure how far its neighbours' results move."""
+        """Change one sample, and measure how far its neighbours' results move.
+
+        The sample in the middle of `samples` gets random values, then very large values, then NaN if the backend keeps
+        NaN apart. A check is added to `checks` for each of these. If the samples hold no floats, only a note is added.
+        `single` are the results of the samples alone.
+        """
         victim = len(samples) // 2
         generator = torch.Generator().manual_seed(self.seed)
         huge = SCALE.get(dtype, 1e6)

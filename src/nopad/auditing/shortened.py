@@ -23,9 +23,9 @@ def layer_count(config: Any) -> int:
 
 
 def missing_kinds(model: Any, layers: int) -> str:
-    """Return the phrase ", without any of KINDS": kinds of layers that only come after the first `layers` layers.
+    """Return a text that names the kinds of layers that the first `layers` layers lack; "" if they lack none.
 
-    A kind of layer is, for example, "sliding_attention". The result is "" if the first layers have all kinds.
+    An example is ", without any of sliding_attention".
     """
     kinds = list(getattr(model.config.get_text_config(), "layer_types", None) or ())
     later = sorted(set(kinds[layers:]) - set(kinds[:layers]))
@@ -41,7 +41,7 @@ def window_of(config: Any) -> int:
 
 
 def shortened(model: Any, layers: int) -> Any:
-    """Return a copy of a model with only its first `layers` layers.
+    """Return a copy of a model with only its first `layers` layers, in evaluation mode.
 
     If the model is pack-safe, so is the copy, with the same backend.
 

@@ -22,10 +22,10 @@ TABLE = 4096  # embeddings with so many rows get sparse gradients
 
 @contextmanager
 def subject_of(model: Any, dtype: torch.dtype, safe: bool, backend: str = "auto") -> Iterator[Any]:
-    """Give, for a ``with`` block, a copy of a model in `dtype`, without compiled layers.
+    """Give, for a ``with`` block, a copy of a model in `dtype` and in evaluation mode, without compiled layers.
 
-    With `safe`, the copy is made pack-safe if it is not yet. `backend` is the attention backend of the copy, even if
-    the model is pack-safe with another one.
+    All parameters of the copy are trainable. With `safe`, the copy is made pack-safe if it is not yet. `backend` is the
+    attention backend of a pack-safe copy, even if the model is pack-safe with another one.
 
     At the end the copy's hooks are removed. Otherwise hooks and copy would refer to each other, and the copy, as large
     as the model or larger, would stay in memory.

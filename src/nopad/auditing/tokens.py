@@ -70,7 +70,7 @@ class Tokens:
         return replace(self, inside=tuple(dict.fromkeys(self.special[name] for name in names)))
 
     def for_collators(self) -> Tokens:
-        """Return the tokens with which a collator is tried that is not nopad's.
+        """Return the tokens for an audit with a collator that is not nopad's.
 
         They are `bordered()` if eos has an id of its own. If there is no eos, or it has the same id as pad, they are
         these tokens without change.
@@ -85,10 +85,11 @@ class Tokens:
 
 
 def draw(lengths: Sequence[int], tokens: Tokens, seed: int) -> list[list[int]]:
-    """Draw the token ids of one sequence for each length; up to a third of a sequence's ids are from `tokens.inside`.
+    """Draw the token ids of one sequence for each length, and return them.
 
-    Then the first and last ids are replaced by `tokens.begins` and `tokens.ends`, if these are set. No two sequences
-    are the same, if the vocabulary allows it, since sequences are found in a batch by their ids.
+    Up to a third of a sequence's ids are from `tokens.inside`. Then the last id is replaced by `tokens.ends`, and, in a
+    sequence of at least 3 tokens, the first by `tokens.begins`, if these are set. A sequence that was drawn before is
+    drawn again, up to 100 times, since sequences are found in a batch by their ids.
     """
     rng = np.random.default_rng(seed)
     drawn: list[list[int]] = []
@@ -102,7 +103,7 @@ def draw(lengths: Sequence[int], tokens: Tokens, seed: int) -> list[list[int]]:
 
 
 def _one(rng: np.random.Generator, number: int, length: int, tokens: Tokens) -> list[int]:
-    """Draw the token ids of sequence `number` once; see `draw`."""
+    """Draw the token ids of sequence `number` once, and return them; see `draw`."""
     ids = rng.choice(tokens.plain, length)
     places = rng.permutation(length)[: min(length // 3, len(tokens.inside))]
     for at, place in enumerate(places):

@@ -56,7 +56,10 @@ class Trial:
     def drawn(
         cls, model: Any, collator: Collator | None, capacity: int, seed: int, tokens: Tokens, most: int = 6
     ) -> Trial:
-        """Return a trial with up to `most` random sequences, none longer than the model's positions allow."""
+        """Return a trial with up to `most` random sequences.
+
+        None of them is longer than `capacity`, or than the model's positions allow.
+        """
         config = bare(model).config.get_text_config()
         longest = longest_of(config, capacity)
         lengths = lengths_for(longest, longest)[:most]
@@ -182,7 +185,10 @@ def kinds_of(alone: Sequence[Mapping[str, Tensor]], trial: Trial) -> Kinds:
 
 
 def per_sequence(output: Mapping[str, Tensor], places: Places, kinds: Kinds) -> dict[str, list[Tensor]]:
-    """Split a batch's outputs into one part per sequence, by name; leave out outputs that cannot be split."""
+    """Return a batch's outputs by name, each split into one part per sequence.
+
+    Outputs that cannot be split are left out.
+    """
     split = {name: places.split(value, kinds[name]) for name, value in output.items() if name in kinds}
     return {name: parts for name, parts in split.items() if parts is not None}
 
@@ -197,7 +203,10 @@ def longest_of(config: Any, capacity: int) -> int:
 
 
 def _moved(value: Any, parameter: Tensor) -> Any:
-    """Move a value to the model's device; floats, such as additive masks, are clamped and cast to the model's dtype."""
+    """Return a value on the model's device.
+
+    Tensors of floats, such as additive masks, are clamped and cast to the model's dtype.
+    """
     if not isinstance(value, Tensor):
         return value
     if value.is_floating_point():

@@ -1,7 +1,8 @@
 """Turn lists, rows of a packed dataset, or dicts into `Sequences`, which hold one flat array per column.
 
-Columns with a value per token, such as ``input_ids``, hold numbers; integers become int64. Columns with a value per
-sequence are NumPy arrays; strings are in object arrays.
+Per-token columns, such as ``input_ids``, hold numbers; integers become int64. Floats in tensors and arrays keep their
+dtype, and Python floats become float32, as in transformers' collators; NumPy has no bfloat16, which becomes float32.
+Per-sequence columns are NumPy arrays; strings are in object arrays.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from nopad.sequences import Sequences, labelled
 if TYPE_CHECKING:
     from nopad.store.reader import PackedRow
 
-__all__ = ["Records", "from_columns", "from_features", "from_rows", "from_sequences", "per_sequence"]
+__all__ = ["Records", "from_columns", "from_features", "from_rows", "from_sequences", "narrowed", "per_sequence"]
 
 LENGTHS = "seq_lengths"  # the column of lengths in a row of a packed dataset
 RECORDS = ("seq_index", "seq_start", "seq_source")  # where a sequence of a packed dataset comes from
@@ -183,7 +184,7 @@ def _packed_features(features: Sequence[Mapping[str, Any]]) -> tuple[Sequences, 
             continue
         per_token = all(row[name].size == row["input_ids"].size for row in rows)
         per_sequence = all(row[name].size == row[LENGTHS].size for row in rows)
-        column = np.concatenate([row[name] for row in rows])
+        column = _joined([row[name] for row in rows])
         if name != "input_ids" and per_sequence and (name in OWN or not per_token):
             values[name] = column
         elif per_token and column.dtype.kind != "O":
@@ -260,13 +261,31 @@ def from_rows(rows: Sequence[PackedRow]) -> tuple[Sequences, Records, NDArray[np
         raise BatchError("these rows hold no tokens (an index-only dataset); take the tokens from their source")
     values = {name: np.concatenate([row[name] for row in rows]) for name in per_sequence if name != LENGTHS}
     records = {name: values.pop(name) for name in RECORDS if name in values}
-    stacked = Sequences(
-        seq_lengths=np.concatenate([row.seq_lengths for row in rows]),
-        tokens={name: _wide(np.concatenate([row[name] for row in rows]), name) for name in per_token},
-        values=values,
+    stacked = narrowed(
+        Sequences(
+            seq_lengths=np.concatenate([row.seq_lengths for row in rows]),
+            tokens={name: _wide(np.concatenate([row[name] for row in rows]), name) for name in per_token},
+            values=values,
+        )
     )
     per_row = np.array([row.seq_lengths.size for row in rows], dtype=np.int64)
     return labelled(_without_positions(stacked)), records, per_row
+
+
+def narrowed(stored: Sequences) -> Sequences:
+    """Return sequences of stored data with float32 in place of float64, as `datasets` gives them to PyTorch.
+
+    JSON and Python have one kind of float, which is stored as float64; models and losses compute in float32.
+
+    Raises:
+        BatchError: a finite number is beyond float32.
+    """
+    columns = (*stored.tokens.items(), *stored.values.items())
+    found = {name: _narrowed(column, name) for name, column in columns if getattr(column, "dtype", None) == np.float64}
+    if not found:
+        return stored
+    tokens = {name: found.get(name, column) for name, column in stored.tokens.items()}
+    return replace(stored, tokens=tokens, values={name: found.get(name, one) for name, one in stored.values.items()})
 
 
 def from_columns(sequences: Sequences) -> tuple[Sequences, Records]:
@@ -310,7 +329,7 @@ def per_sequence(name: str, given: Sequence[Any], sequences: int) -> NDArray[Any
         raise BatchError(
             f"column {name!r} has {len(arrays)} entries of shapes {shapes}; expected {sequences} of one shape"
         )
-    return _wide(np.stack(arrays), name)
+    return _wide(np.stack(arrays, dtype=_common(arrays)), name)
 
 
 def _is_list(entry: Any) -> bool:
@@ -328,9 +347,52 @@ def _array(entry: Any, name: str, n: int) -> NDArray[Any]:
 
 def _converted(entry: Any, name: str, n: int) -> NDArray[Any]:
     try:
-        return np.asarray(entry.cpu() if hasattr(entry, "cpu") else entry)
+        kind = _float_of(entry)
+        if kind is not None and str(getattr(entry, "dtype", kind)) == "torch.bfloat16":
+            entry = entry.float()
+        found = np.asarray(entry.cpu() if hasattr(entry, "cpu") else entry)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:  # NotImplementedError of meta tensors too
         raise BatchError(f"{name} of sequence {n} is no list of numbers ({error})") from error
+    narrow = (
+        found.dtype == np.float64 and kind == np.float32 and name not in (LENGTHS, "input_ids")
+    )  # these are refused
+    return _narrowed(found, name) if narrow else found
+
+
+def _float_of(entry: Any) -> np.dtype[Any] | None:
+    """Return the dtype that the floats of an entry get: its own, or float32 for Python floats; None: no floats."""
+    while isinstance(entry, list | tuple) and entry:
+        entry = entry[0]
+    if not hasattr(entry, "dtype"):
+        return np.dtype(np.float32) if isinstance(entry, int | float) else None
+    name = str(entry.dtype).removeprefix("torch.")
+    if not name.startswith(("float", "bfloat")):
+        return None
+    return np.dtype(name if name in ("float16", "float32", "float64") else "float32")
+
+
+def _narrowed(column: NDArray[Any], name: str) -> NDArray[Any]:
+    """Return a float64 column as float32.
+
+    Raises:
+        BatchError: a finite number is beyond float32.
+    """
+    with np.errstate(over="ignore"):
+        found = column.astype(np.float32)
+    if not np.array_equal(np.isfinite(found), np.isfinite(column)):
+        odd = column[np.isfinite(found) != np.isfinite(column)][0]
+        raise BatchError(f"column {name!r} holds {odd}, which is beyond float32; give it as a float64 array or tensor")
+    return found
+
+
+def _common(arrays: Sequence[NDArray[Any]]) -> np.dtype[Any] | None:
+    """Return the widest float dtype of the arrays; None if none holds floats: integers do not widen floats."""
+    floats = {array.dtype for array in arrays if array.dtype.kind == "f" and array.size}
+    return np.result_type(*floats) if floats and all(array.dtype.kind in "biuf" for array in arrays) else None
+
+
+def _joined(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    return np.concatenate(arrays, dtype=_common(arrays))
 
 
 def _signed(array: NDArray[Any], name: str, n: int) -> NDArray[np.int64]:
@@ -375,7 +437,7 @@ def _flat(given: Sequence[Any], name: str) -> tuple[NDArray[Any], NDArray[np.int
         except (TypeError, OverflowError, RuntimeError):
             pass  # the slow way finds the list at fault
     arrays = [_array(entry, name, n) for n, entry in enumerate(given)]
-    return np.concatenate(arrays), np.fromiter(map(len, arrays), np.int64, len(arrays))
+    return _joined(arrays), np.fromiter(map(len, arrays), np.int64, len(arrays))
 
 
 def _values(given: Sequence[Any], name: str) -> NDArray[Any]:
@@ -392,6 +454,10 @@ def _values(given: Sequence[Any], name: str) -> NDArray[Any]:
     whole = isinstance(entries[0], int) and not any(isinstance(entry, float) for entry in entries)
     if isinstance(entries[0], int | float) and (found.dtype == object or (whole and found.dtype.kind == "f")):
         raise BatchError(f"column {name!r} mixes numbers with other things, or has some beyond 64 bits")
+    if found.dtype.kind == "f":
+        kinds = {_float_of(entry) for entry, one in zip(given, entries, strict=True) if isinstance(one, float)}
+        kind = np.result_type(*(one for one in kinds if one is not None)) if kinds - {None} else found.dtype
+        return found.astype(kind) if kind != np.float32 else _narrowed(found, name)
     return _signed(found, name, int(found.argmax())) if found.dtype == np.uint64 else _wide(found, name)
 
 

@@ -143,8 +143,8 @@ class Rows:
         if int(seq_lengths.max(initial=0)) > self.capacity:
             at = int(seq_lengths.argmax())
             raise LengthError(
-                f"sequence {at} has {seq_lengths[at]} tokens, above the capacity of {self.capacity}; truncate it, or "
-                "give wider rows"
+                f"sequence {at} has {seq_lengths[at]:,} tokens, above the capacity of {self.capacity:,}; truncate it, "
+                "or give wider rows"
             )
         if seq_lengths.size <= FEW and self.align == 1:
             found = pack_few(seq_lengths.tolist(), self.capacity, self.depth)

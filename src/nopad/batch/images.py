@@ -197,6 +197,8 @@ def _array(value: Any, name: str, n: int) -> Any:
         raise BatchError(f"{name} of feature {n} are no array of numbers ({error}); images are of one size") from error
     if found.dtype.kind not in "biuf":
         raise BatchError(f"{name} of feature {n} are of {found.dtype}; expected numbers")
+    if found.dtype == np.float64 and not hasattr(value, "dtype"):
+        found = found.astype(np.float32)  # Python floats, as in `nopad.batch.columns`
     return found if found.size else None
 
 

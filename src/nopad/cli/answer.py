@@ -144,8 +144,8 @@ def became(given: Given) -> list[str]:
 def _from_least(given: Given, rows: Sequence[Mapping[str, Any]]) -> str:
     """Return, as text, by how many packs the best plan is above a proven minimum.
 
-    This is the minimum without a depth limit if that plan has none, or reaches it; else the minimum at the plan's
-    depth.
+    If the best plan has no depth limit, or as few packs as any plan can have, the minimum is that without a depth
+    limit. Otherwise it is the minimum at the plan's depth.
     """
     best, least = best_of(rows), least_packs(given, rows)
     if best["depth"] is None or best["packs"] == least:

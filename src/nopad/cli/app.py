@@ -136,13 +136,16 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _ended(stop: SystemExit, debug: bool) -> int:
-    """Print that code which is not nopad's ended the program, so that there is no result; return the exit code."""
+    """Print that other code than nopad's tried to end the program, so there is no result; return the exit code."""
     said = f"SystemExit: {stop.code}; there is no result, for code that is not nopad's ended the program"
     return _failed(said, WRONG_USE, debug)
 
 
 def _leave_threads(code: int) -> None:
-    """Exit at once if a thread is still tokenising, which cannot be stopped and may take seconds."""
+    """End the process at once with `code` if a thread is still tokenising.
+
+    Such a thread cannot be stopped, and may take seconds.
+    """
     if any(thread.name.startswith(THREADS) for thread in threading.enumerate()):
         remove_spooled()
         sys.stdout.flush()
@@ -164,7 +167,10 @@ def _warned(verb: str, message: Warning | str, category: type[Warning], filename
 
 
 def _failed(message: str, code: int, debug: bool) -> int:
-    """Print the message as one line to stderr, or with `debug` the error's traceback; return the exit code."""
+    """Print the message as one line to stderr, or with `debug` the error's traceback; return `code`, the exit code.
+
+    Nothing is printed if the message is empty.
+    """
     if debug:
         traceback.print_exc()
     elif message:

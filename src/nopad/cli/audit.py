@@ -113,7 +113,11 @@ def audit(
 
 
 def _step(file: str, more: More, as_json: bool, **options: Any) -> None:
-    """Audit the training step that a file defines, and print the verdict."""
+    """Audit the training step that a file defines, and print the verdict.
+
+    Raises:
+        typer.Exit: the step did not pass; the exit code is 1.
+    """
     with Bars() as monitor, more.written(f"a step of {file}"):
         monitor.stage("auditing", None, "")
         found, mended = audited(file, more, monitor, **options)
@@ -121,7 +125,11 @@ def _step(file: str, more: More, as_json: bool, **options: Any) -> None:
 
 
 def _derive(model: str | None, as_json: bool) -> None:
-    """Find out how a model's sequences can be kept apart, and print the result: ``--derive``."""
+    """Find out how a model's sequences can be kept apart, and print the result: ``--derive``.
+
+    Raises:
+        typer.Exit: the model is not admitted; the exit code is 1.
+    """
     with Bars() as monitor:
         monitor.stage("deriving and proving", None, "")
         finding = derived(model)
@@ -157,7 +165,13 @@ def _audited(
 
 
 def _refuse(given: dict[str, Any], why: str) -> None:
-    """Raise an error if one of these options, by name, was given; `why` is the second half of the message."""
+    """Refuse options that do not go with another one; `given` has their values by name.
+
+    `why` is the second half of the message.
+
+    Raises:
+        OptionError: one of the options was given (its value is true).
+    """
     odd = [name for name, value in given.items() if value]
     if odd:
         raise OptionError(f"{odd[0]} {why}; leave it out")
@@ -183,7 +197,10 @@ def _say(verdict: Any, as_json: bool, passed: bool, extras: Extras | None = None
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Turn garbage collection off during imports, which create only lasting objects; this saves a fifth of the time."""
+    """Turn garbage collection off in a ``with`` block that imports libraries.
+
+    Imports create only objects that last, so there is nothing to collect; this saves a fifth of the time.
+    """
     before = gc.isenabled()
     gc.disable()
     try:
@@ -194,7 +211,7 @@ def _uncollected() -> Iterator[None]:
 
 
 def _few_threads(model: Any) -> None:
-    """Run small models on one thread, since several threads would mostly wait for each other."""
+    """Let torch use one thread if the model is small: several threads would mostly wait for each other."""
     import torch
 
     if model.num_parameters() < LARGE:
@@ -265,7 +282,7 @@ def _imported(name: str) -> Any:
 
 
 def load_model(spec: str, attention: str | None = None) -> Any:
-    """Load a transformers model in its own dtype, with the head that its configuration names, or without one.
+    """Return a transformers model in its own dtype, with the head that its configuration names, or without one.
 
     `spec` is a folder or a name on the hub. `attention` is passed as transformers' `attn_implementation`; None:
     transformers chooses.

@@ -50,7 +50,10 @@ _PLACE = re.compile(r"(\d+):(\d+)")
 
 @dataclass(frozen=True)
 class More:
-    """What the user asks for besides the verdict; each attribute is the value of that option of `nopad audit`."""
+    """What the user asks for besides the verdict.
+
+    Each attribute is the value of the option of `nopad audit` with the same name.
+    """
 
     trace: bool
     poisoned: str

@@ -26,7 +26,7 @@ _OF_ALL = ("batch_size", "capacity_chosen", "text_unit", "advice", "plans")  # t
 
 
 def refuse_with_several(given: Mapping[str, Any], single: Mapping[str, Sequence[str] | None]) -> None:
-    """Check that no option is given that does not go with several capacities.
+    """Refuse options that cannot be combined with several capacities.
 
     `given` has the values of options that must not be set, by name; `single` the values of options that may have one
     value only.
@@ -45,7 +45,9 @@ def refuse_with_several(given: Mapping[str, Any], single: Mapping[str, Sequence[
 def planner_of(
     algorithm: str, depth: int | None, options: Mapping[str, Any], seed: int
 ) -> Callable[[Given], list[dict[str, Any]]]:
-    """Return a function that plans for the capacity of a `Given`, and returns a list of one row of `compare`.
+    """Return a function that plans for the capacity of a `Given`.
+
+    The function returns a list with one row of `nopad.planning.comparison.compare`.
 
     Raises:
         OptionError: there is no such algorithm, or it does not have one of the `options`.
@@ -80,6 +82,7 @@ def show_capacities(
 
     Raises:
         SourceError: the input cannot be read, or every sequence is above all capacities.
+        OptionError, RecordError: as for `read_given`.
     """
     with Bars() as monitor:
         whole = read(MAX_LENGTH, monitor, apart=True)
@@ -104,7 +107,7 @@ def show_capacities(
         ways = (
             f"nopad pack needs --over-long {whole.policies} for them"
             if whole.policies
-            else "truncate, split or drop them"
+            else "cut or remove them in the file"
         )
         said = f"above: sequences longer than the capacity, which no other number of the line counts; {ways}"
         out.print(said, style="yellow", markup=False, soft_wrap=wrapped)
@@ -128,7 +131,8 @@ def _facts(
 ) -> dict[str, Any]:
     """Return the facts that `nopad plan` states for one capacity, as JSON values by name.
 
-    If no sequence fits into the capacity, those of the plan are None.
+    `whole` is the input with no sequence left out, and `planner` a function that `planner_of` returned. If no sequence
+    fits into the capacity, the facts about packs, padding and lengths are None.
     """
     found, all_tokens = whole.histogram, whole.histogram.tokens
     if capacity < found.lengths[0]:

@@ -76,8 +76,10 @@ def _of_command(table: Mapping[str, Any], command: Any, place: str) -> _Values:
 def _checked(value: Any, param: Any, place: str) -> Any:
     """Return a value as a command line would give it: text, or a list of texts; a flag is true or false.
 
+    `param` is the option, and `place` begins the message of an error.
+
     Raises:
-        OptionError: the value has a wrong type, or is empty.
+        OptionError: the value has a wrong type, or is an empty text.
     """
     if param.is_flag:
         if not isinstance(value, bool):

@@ -165,7 +165,7 @@ def _without_old_result(folder: Path) -> str:
 
 
 def _write_texts(folder: Path) -> Path:
-    """Write the texts as JSONL, unless the file for this version of Python exists."""
+    """Write the texts as JSONL, unless the file for this version of Python exists; return the path of the file."""
     path = folder / f"stdlib-{platform.python_version()}.jsonl"
     if path.exists():
         return path

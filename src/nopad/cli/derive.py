@@ -40,7 +40,8 @@ class Finding:
 def derived(spec: str | None) -> Finding:
     """Derive how the sequences of a model can be kept apart, and prove it on a small copy with random weights.
 
-    `spec` is a folder or a name on the hub. Only the configuration is read, and only code of transformers runs.
+    Returns what was found. `spec` is a folder or a name on the hub. Only the configuration is read, and only code of
+    transformers runs. torch is set to use one thread.
 
     Raises:
         OptionError: `spec` is None.

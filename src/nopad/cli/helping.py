@@ -95,7 +95,7 @@ def _names(param: Any, command: Any) -> str:
 
 
 def _choices(command: Any, name: str) -> str:
-    """Return the words that an option takes, ``skip|error``."""
+    """Return the words that an option takes, such as ``skip|error``; "VALUE" if it takes any value."""
     hint = get_type_hints(command.callback).get(name)
     for one in (hint, *get_args(hint)):
         if get_origin(one) is Literal:
@@ -118,7 +118,10 @@ def _said(param: Any, is_option: bool) -> str:
 
 
 def _table(rows: Iterable[tuple[str, str]], width: int) -> Iterator[str]:
-    """Yield two columns; a name that is too long for its column has a line of its own."""
+    """Yield the lines of a table with two columns; `width` is the width of a line.
+
+    `rows` are the pairs (name, text). A name that is too long for its column has a line of its own.
+    """
     rows = list(rows)
     column = min(max(len(names) for names, _ in rows), NAMES) + 2
     for names, text in rows:

@@ -23,6 +23,7 @@ from nopad.corpus.options import WAYS, TextUnit
 from nopad.corpus.pipeline import listed
 from nopad.corpus.remote import is_url
 from nopad.errors import FormatError, OptionError, SourceError
+from nopad.files import replacing
 from nopad.histogram import Histogram, as_lengths, exact_dot, exact_sum, read_histogram
 from nopad.options import MAX_LENGTH, check_sizes
 from nopad.store import Monitor
@@ -68,6 +69,8 @@ class Given:
     def apart(self, file: str) -> Given:
         """Return a copy that leaves out the sequences above the capacity and counts them in `over_long`.
 
+        If there are none, the object itself is returned.
+
         Raises:
             SourceError: no sequence is left; `file` names the input in the message.
         """
@@ -103,19 +106,23 @@ def read_given(
     as_pairs: Wrap | None = None,
     content: Content | None = None,
     apart: bool = False,
+    keep: Path | None = None,
 ) -> Given:
-    """Read histograms (.json), lengths (.npy) or a corpus; `policies` and `reader` apply only to a corpus.
+    """Read histograms (.json), lengths (.npy) or a corpus, and return them as a `Given`.
 
-    `inputs` are the inputs as given on the command line. `validation` is the share of records to hold out, drawn with
-    `seed`; the lengths are those of the other records. `as_pairs` turns the source of a corpus into the source of pairs
-    that is packed instead; None: the corpus itself is packed. `content` says what the records hold; None: a text, or
-    ids.
+    `inputs` are the inputs as given on the command line; `policies` and `reader` apply only to a corpus. `validation`
+    is the share of records to hold out, drawn with `seed`; the lengths are those of the other records. `as_pairs` turns
+    the source of a corpus into the source of pairs that is packed instead; None: the corpus itself is packed. `content`
+    says what the records hold; None: a text, or ids.
 
     If `apart` is True, sequences above the capacity are counted and left out; otherwise they are handled as `policies`
     say, or are an error. If `apart` is True and neither `capacity` nor the input gives a capacity, it is the smallest
     power of two that holds the longest sequence.
 
+    If `keep` is given, the lengths are saved in this ``.npy`` file, those above the capacity included if `apart`.
+
     Raises:
+        StorageError: the lengths cannot be saved.
         OptionError: neither the files nor `capacity` state one capacity, and `apart` is False; histograms or files of
             lengths are given with another kind of input or with corpus options; a histogram is given with `as_pairs` or
             a `validation` above 0; or `validation` is not from 0 to below 1.
@@ -130,6 +137,8 @@ def read_given(
     if any(map(_is_histogram, inputs)):
         if as_pairs is not None:
             raise OptionError(f"--pretrain makes pairs of documents, and {file} is a histogram; give the texts")
+        if keep is not None:
+            raise OptionError(f"--save-lengths is for corpora, and {file} is a histogram, which holds its lengths")
         found = _read_histogram(inputs, capacity, policies, reader, validation, apart)
         return found.apart(file) if apart else found
     source = open_inputs(inputs, reader, policies) if any(given.endswith(".npy") for given in inputs) else None
@@ -164,6 +173,9 @@ def read_given(
     histogram = Histogram.from_lengths(lengths)
     if not histogram.sequences:
         raise SourceError(f"{file} holds no sequences")
+    if keep is not None:
+        with replacing(keep) as partial, open(partial, "wb") as out:
+            np.save(out, lengths)
     ways = listed(encoder.ways if encoder else WAYS).replace('"', "")
     ways = "" if isinstance(source, LengthsFile) else ways
     read = _given(capacity, histogram=histogram, lengths=lengths, policies=ways)
@@ -172,17 +184,25 @@ def read_given(
 
 
 def read_pairs(
-    inputs: Sequence[str], *, policies: Mapping[str, Any], reader: ReaderOptions, validation: float, **_: Any
+    inputs: Sequence[str],
+    *,
+    policies: Mapping[str, Any],
+    reader: ReaderOptions,
+    validation: float,
+    keep: Path | None,
+    **_: Any,
 ) -> NDArray[Any]:
-    """Read two sizes for each sequence, ``[n, 2]`` of any int dtype, from ``.npy`` files.
+    """Return two sizes for each sequence, ``[n, 2]`` of any int dtype, read from ``.npy`` files.
 
     The other arguments are those of `read_given`.
 
     Raises:
-        OptionError: an input is no ``.npy`` file, corpus options are given, or `validation` is not 0.
+        OptionError: an input is no ``.npy`` file, corpus options or `keep` are given, or `validation` is not 0.
         FormatError: a file holds an array of another shape.
         SourceError: there is no such file, or the files hold no sequences.
     """
+    if keep is not None:
+        raise OptionError(f"--save-lengths saves one length per sequence, and {inputs[0]} has two kinds of size")
     arrays = []
     for file in inputs:
         if not file.endswith(".npy") or _elsewhere(file) or _named(file):
@@ -201,7 +221,7 @@ def read_pairs(
 
 
 def _is_histogram(given: str) -> bool:
-    """Whether an input is a histogram: a ``.json`` file that is no array of objects."""
+    """Return whether an input is a histogram: a local ``.json`` file that is no array of objects."""
     if Path(given).suffix != ".json" or _elsewhere(given) or _named(given):
         return False
     with reading(Path(given)), open(given, "rb") as file:
@@ -225,7 +245,9 @@ def _read_histogram(
     validation: float,
     apart: bool,
 ) -> Given:
-    """Read histograms and add them up; if `apart` is True and no capacity is given, one is chosen as in `read_given`.
+    """Read histograms, add them up, and return the sum as a `Given`.
+
+    If `apart` is True and no capacity is given, one is chosen as in `read_given`.
 
     Raises:
         OptionError: another kind of input or options of a corpus are given with them, or they and `capacity` do not

@@ -1,7 +1,9 @@
-"""Progress bars on stderr, one per stage, with tokens per second and time left; hidden if stderr is no terminal."""
+"""Progress on stderr: a bar per stage with tokens per second and time left; without a terminal, lines at times."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -12,11 +14,14 @@ from rich.text import Text
 __all__ = ["Bars", "Drawn"]
 
 
+_FIRST = 10.0  # seconds until the first line where no bar can be drawn; each further one takes twice as long
+
+
 class _Rate(ProgressColumn):
     """Tokens per second, in stages that count tokens."""
 
     def render(self, task: Task) -> Text:
-        """Show millions or thousands of tokens per second."""
+        """Return millions or thousands of tokens per second as text; empty if no tokens are counted."""
         tokens, elapsed = task.fields.get("tokens", 0), task.elapsed or 0.0
         if not tokens or elapsed <= 0:
             return Text("")
@@ -28,7 +33,7 @@ class _Share(ProgressColumn):
     """Percentage done, if the total is known."""
 
     def render(self, task: Task) -> Text:
-        """Show the percentage, or nothing."""
+        """Return the percentage as text; empty if the total is not known."""
         return Text(f"{task.percentage:3.0f} %" if task.total else "")
 
 
@@ -38,7 +43,7 @@ class Drawn:
     _progress: Progress
 
     def __enter__(self) -> Self:
-        """Start drawing."""
+        """Start drawing, and return this object."""
         self._progress.start()
         return self
 
@@ -50,11 +55,17 @@ class Drawn:
 
 
 class Bars(Drawn):
-    """A `nopad.store.Monitor` that draws progress bars; use it as a context manager."""
+    """A `nopad.store.Monitor` that draws progress bars; use it as a context manager.
 
-    def __init__(self) -> None:
-        """Prepare the bars; nothing is drawn until the ``with`` block begins."""
-        console = Console(stderr=True)
+    If stderr is not a terminal, it prints a line after 10, 20, 40, ... seconds instead.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """Prepare the bars; nothing is drawn until the ``with`` block begins. `clock` gives seconds."""
+        console = self._console = Console(stderr=True, soft_wrap=True, highlight=False)
+        self._clock, self._begun, self._wait = clock, clock(), _FIRST
+        self._stage, self._done, self._tokens = "", 0, 0
+        self._total: int | None = None
         self._progress = Progress(
             TextColumn("{task.description:<26}"),
             BarColumn(bar_width=30),
@@ -75,9 +86,19 @@ class Bars(Drawn):
         if self._task is not None:
             self._progress.remove_task(self._task)
         self._task = self._progress.add_task(name, total=total, tokens=0)
+        self._stage, self._total, self._done, self._tokens = name, total, 0, 0
 
     def advance(self, units: int, tokens: int = 0) -> None:
         """Advance the bar by `units`, and count `tokens` more tokens towards the tokens per second that it shows."""
         if self._task is not None:
             task = self._progress.tasks[-1]
             self._progress.update(self._task, advance=units, tokens=task.fields["tokens"] + tokens)
+        self._done, self._tokens = self._done + units, self._tokens + tokens
+        seconds = self._clock() - self._begun
+        if self._console.is_terminal or seconds < self._wait:
+            return
+        while self._wait <= seconds:
+            self._wait *= 2
+        share = f" {self._done / self._total:.0%}" if self._total else ""
+        tokens_so_far = f", {self._tokens:,} tokens" if self._tokens else ""
+        self._console.print(f"nopad: {self._stage}{share}{tokens_so_far} after {seconds:,.0f} s", markup=False)

@@ -181,7 +181,7 @@ def parse_pairs(option: str, example: str, given: list[str] | None) -> dict[str,
     `option` (the flag) and `example` (a pair such as ``scale=20``) are for error messages.
 
     Raises:
-        OptionError: a pair has no name or no value, or a name occurs twice.
+        OptionError: a pair has no name or no ``=``, or a name occurs twice.
 
     >>> parse_pairs("--set", "scale=20", ["scale=20", "prompt=query: ", "skip=null"])
     {'scale': 20, 'prompt': 'query: ', 'skip': None}
@@ -211,7 +211,10 @@ def parse_reader(
     *,
     find_labels: bool = False,
 ) -> corpus.ReaderOptions:
-    """Return the `ReaderOptions` of a command line; "none" as a name in `carry` or as `mask_field` means no column.
+    """Return the `ReaderOptions` of a command line.
+
+    The arguments are its fields. For `carry` and `mask_field`, None means "auto", and the name "none" means no column.
+    A suffix gets a dot in front if it has none.
 
     Raises:
         OptionError: `carry` has "none" together with other names; or as for `ReaderOptions`.

@@ -52,6 +52,7 @@ from nopad.cli.plan_options import (
     Inputs,
     Ladder,
     Output,
+    SaveLengths,
 )
 from nopad.cli.pretrain import Pretrain, PretrainOptions, parse_pretrain
 from nopad.cli.render import console, describe_bound, plan_table
@@ -88,6 +89,7 @@ def plan(
     everything: Everything = False,
     as_json: AsJson = False,
     output: Output = None,
+    save_lengths: SaveLengths = None,
     tokenizer: TokenizerSpec = None,
     over_long: PlannedOverLong = None,
     empty: EmptyPolicy = "skip",
@@ -118,6 +120,8 @@ def plan(
       nopad plan chats.jsonl -c 4096 --tokenizer path/to/model
 
       nopad plan monday.npy tuesday.npy -c 512
+
+      nopad plan chats.jsonl -c 4096 --tokenizer path/to/model --save-lengths lengths.npy
 
       nopad plan chats.jsonl -c 2048 -c 4096 -c 8192 --tokenizer path/to/model
 
@@ -151,6 +155,7 @@ def plan(
         ),
         validation=parse_share(validation),
         seed=seed,
+        keep=_npy(save_lengths),
     )
     capacities = list(dict.fromkeys(capacity or ()))
     for size in capacities or [1]:
@@ -187,10 +192,13 @@ def _one(read: Callable[..., Given], capacity: int | None, wanted: Wanted, seed:
 
 @contextmanager
 def _way_out() -> Iterator[None]:
-    """In a ``with`` block, add to errors about over-long sequences that a saved plan leaves no sequence out by itself.
+    """In a ``with`` block, complete errors about sequences above the capacity.
+
+    The added words say why these are errors here: a plan that is saved leaves no sequence out, unless the user asks for
+    it.
 
     Raises:
-        RecordError, LengthError: with the longer message; others are raised unchanged.
+        RecordError, LengthError: the same error with a longer message; other errors are raised unchanged.
     """
     try:
         yield
@@ -282,7 +290,7 @@ def _compare(
 
 
 def _as_saved(given: Given, made: Plan) -> Plan:
-    """Return the plan with what is saved besides: a note on changed or skipped records, and how the corpus was read."""
+    """Return the plan as it is saved: with a note on changed or skipped records, and with how the corpus was read."""
     notes = (*made.notes, f"records: {'; '.join(became(given))}") if became(given) else made.notes
     how = {name: value for name, value in given.corpus.items() if value}
     return replace(made, notes=notes, facts={**made.facts, "corpus": given.corpus} if how else made.facts)
@@ -335,13 +343,25 @@ def _ways(given: Given) -> str:
     """Return as text what can be done with sequences above the capacity; ``{it}`` in it stands for "it" or "them"."""
     if given.policies:
         return f"nopad pack needs --over-long {given.policies} for {{it}}"
-    return "truncate, split or drop {it}"
+    return "cut or remove {it} in the file"
+
+
+def _npy(path: Path | None) -> Path | None:
+    """Check the value of ``--save-lengths``, and return it."""
+    if path is not None and path.suffix != ".npy":
+        raise OptionError(f"--save-lengths {path}: lengths are read from files that end with .npy; name it so")
+    if path is not None and not path.parent.is_dir():
+        raise OptionError(f"{path}: there is no folder {path.parent}; make it, or choose another --save-lengths")
+    return path
 
 
 def _check_output(output: Path | None, algorithms: int, depths: int) -> None:
-    """Refuse --output unless one algorithm and one depth are planned, and there is a folder to save the plan in.
+    """Refuse ``--output`` unless one algorithm and one depth are planned, and there is a folder to save the plan in.
 
     `algorithms` and `depths` are the numbers of both.
+
+    Raises:
+        OptionError: one of these does not hold.
     """
     if output is None:
         return

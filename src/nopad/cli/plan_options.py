@@ -21,6 +21,7 @@ __all__ = [
     "Inputs",
     "Ladder",
     "Output",
+    "SaveLengths",
 ]
 
 Inputs = Annotated[
@@ -82,6 +83,14 @@ Everything = Annotated[
     bool, typer.Option("--all", help="The table of five algorithms at seven depths.", show_default=False)
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the same facts as one JSON object.")]
+SaveLengths = Annotated[
+    Path | None,
+    typer.Option(
+        "--save-lengths",
+        metavar="FILE",
+        help="Save the lengths of the sequences as FILE.npy, to plan for them again without tokenising.",
+    ),
+]
 Output = Annotated[
     Path | None,
     typer.Option(

@@ -45,6 +45,8 @@ def parse_pretrain(
 ) -> Wrap | None:
     """Return a function ``(source, capacity)`` that returns a source of pairs; None without ``--pretrain``.
 
+    The function raises `OptionError` if the source holds lengths, or if pairs may be longer than the capacity.
+
     Args:
         pretrain: the value of ``--pretrain``; None: not given.
         given: the ``NAME=VALUE`` pairs of ``--pretrain-option``.

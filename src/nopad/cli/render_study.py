@@ -172,7 +172,7 @@ def pairs_table(found: Sequence[PairsAt], width: int) -> Group:
 
 
 def sparkline(one: Distribution) -> str:
-    """Draw the histogram in one line of text; the fullest bin has full height."""
+    """Return the histogram drawn in one line of text; the fullest bin has full height."""
     bars = one.bars(min(_SPARK, one.capacity))
     top = bars.max()
     return "".join(_BLOCKS[max(round(8 * share / top), 1) if share else 0] for share in bars)
@@ -201,7 +201,10 @@ def _style(label: str, row: Redone) -> str:
 
 
 def _grouped(figure: str) -> str:
-    """Put thousands separators into a number, given as text, if it has digits only."""
+    """Return a number, given as text, with thousands separators.
+
+    Other texts, and numbers with a sign, stay as they are.
+    """
     return f"{int(figure):,}" if figure.lstrip("+-").isdecimal() and figure[0] not in "+-" else figure
 
 

@@ -126,10 +126,10 @@ def _is_one(begin: bytes) -> bool:
 
 
 def _is_table(text: str, sign: str, *, whole: bool) -> bool:
-    """Return whether a text may be a table: its first line has column names, and all rows have as many cells.
+    """Return whether a text may be a table: its first line has column names, and the next rows have as many cells.
 
-    Cells are separated by `sign`. With `whole`, the last line of `text` is complete. A table of one column counts only
-    if the column is called "text".
+    Only the first rows are looked at. Cells are separated by `sign`. With `whole`, the last line of `text` is complete.
+    A table of one column counts only if the column is called "text".
     """
     try:
         rows = list(islice(csv.reader(io.StringIO(text), delimiter=sign), _ROWS + 1))

@@ -58,7 +58,12 @@ class StrictCommand(HelpedCommand):
 
 
 def _check_output(path: str, *, is_file: bool) -> None:
-    """Refuse an output path that cannot be written to."""
+    """Refuse an output path that cannot be written to.
+
+    Raises:
+        OptionError: the path is a URL; or a file is to be written (`is_file`), and the path is a folder or no regular
+            file.
+    """
     local_path(path)
     if is_file and os.path.isdir(path):
         raise OptionError(f"{path} is a folder; give the name of a file, such as {os.path.join(path, 'out')}")

@@ -224,7 +224,11 @@ study.command(name="serving")(serving)
 
 
 def _histogram(file: Path) -> tuple[Histogram, int]:
-    """Read a histogram and its capacity; raise OptionError if the file states no capacity or holds no sequences."""
+    """Read a histogram file; return the histogram and its capacity.
+
+    Raises:
+        OptionError: the file states no capacity, or holds no sequences.
+    """
     histogram, capacity = read_histogram(file)
     if capacity is None:
         raise OptionError(f'{file} does not say for which capacity; add "max_sequence_length": N to it')

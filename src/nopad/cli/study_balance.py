@@ -247,7 +247,7 @@ def _read(file: Path) -> Histogram:
 
 
 def _counts(texts: Sequence[str]) -> list[int]:
-    """Return numbers of GPUs: each text is a number, or several with commas.
+    """Return numbers of GPUs, each once: each text is a number, or several with commas.
 
     Raises:
         OptionError: a part is not a number from 1 to 1,048,576.

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
 from nopad.cli.render import console
 from nopad.cli.train_progress import Bar
@@ -75,6 +76,7 @@ def train(
             from nopad.training.progress import is_metric
             from nopad.training.run import cache_of, prepare
             from nopad.training.run import train as run
+            from nopad.training.saving import way_on
         except ModuleNotFoundError as error:
             raise MissingExtraError(f"training needs {error.name}: {install('train')}") from error
         found = read_config(config, changes or (), init_from=init_from)
@@ -95,18 +97,24 @@ def train(
             prepared = prepare(found, cache_of(folder.path))
             per_step = _per_step(prepared.config)
             if first and resume:
-                folder.check_step(per_step)
+                folder.check_run(per_step, prepared.data)
         _say(screen, str(prepared))
         with Bar(shown=first) as bar:
             metrics = run(
                 prepared,
                 folder,
                 resume=resume,
-                begin=None if resume and not longer else lambda: folder.begin(found, per_step=per_step),
+                begin=None
+                if resume and not longer
+                else lambda: folder.begin(found, per_step=per_step, data=prepared.data),
                 say=lambda line: _say(screen, line),
                 tell=lambda logged: _say(screen, str(logged)),
                 step=bar.step,
             )
+    except KeyboardInterrupt:
+        if first and folder.facts():
+            _say(Console(stderr=True), f"nopad: {way_on(folder.path)}")
+        raise
     finally:
         folder.leave()
     if metrics:

@@ -81,7 +81,11 @@ def verify(
 
 
 def _problems(path: Path, inputs: list[str], tokenizer: str | None) -> list[str]:
-    """Return the problems of `path`; a source or tokenizer that cannot be opened raises an error."""
+    """Return the problems of `path`, as messages; an empty list if there are none.
+
+    A dataset is compared with `inputs`, from which it was packed, if there are any. An input or tokenizer that cannot
+    be opened raises an error.
+    """
     against: dict[str, Any] = {}
     try:
         manifest = Manifest.load((split_folders(path) or [path])[0]) if inputs else None

@@ -1,4 +1,4 @@
-"""The compiled loop that draws masks. Conventions as in `nopad._kernels`."""
+"""The compiled loops that draw masks. Conventions as in `nopad._kernels`."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ def choose(kinds: NDArray[Any], key: np.uint64, below: np.uint64, count: int, ch
     """Choose which tokens of one sequence are predicted, and set `chosen`, bool ``[T]``.
 
     `kinds` says of each token whether it is never predicted (`NEVER`), continues a word (`GOES_ON`) or begins a word
-    (`BEGINS`); int8 ``[T]``. A word is chosen as a whole. The random draw of a word whose first token is token t is
-    draw 3 t of `key`. If `count` is -1, each word whose draw is less than `below` is chosen. Otherwise words are chosen
-    in ascending order of their draws, except words that would make the number of chosen tokens exceed `count`.
+    (`BEGINS`); int8 ``[T]``. A word is chosen as a whole. Each word has one random number: number ``3 * t`` of `key`,
+    where t is the index of its first token. If `count` is -1, each word with a random number below `below` is chosen.
+    Otherwise words are chosen in ascending order of their random numbers; a word is passed over if, with it, more than
+    `count` tokens would be chosen.
     """
     words = 0
     for t in range(kinds.shape[0]):
@@ -102,8 +103,9 @@ def mask(
 
     The sequences lie one after the other in `ids`, `labels` and `kinds`; sequence i has ``lengths[i]`` tokens. Its
     random key is made from `key` and ``names[i]``, the integers that name the sequence. `choose` chooses its tokens,
-    with this random key, `below` and ``counts[i]``. Draw 3 t + 1 of the random key decides whether the chosen token t
-    becomes `mask_id`, is replaced, or is kept; draw 3 t + 2 picks the replacement from the `ordinary` ids.
+    with this random key, `below` and ``counts[i]``. Random number ``3 * t + 1`` of the sequence's key decides whether
+    the chosen token t becomes `mask_id` (80 %), is replaced (10 %), or is kept (10 %). Random number ``3 * t + 2``
+    picks the replacement from the `ordinary` ids.
     """
     at = 0
     for i in range(lengths.shape[0]):

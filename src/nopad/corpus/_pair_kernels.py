@@ -19,14 +19,17 @@ _1 = np.uint64(1)
 
 @njit(cache=True, nogil=True, inline="always")
 def drawn(key: np.uint64, at: int, low: int, high: int) -> Any:
-    """Return random draw number `at` of `key` as an integer from `low` to `high` (inclusive)."""
+    """Return random number `at` of the sequence of random numbers of `key`, as an integer from `low` to `high`.
+
+    Both bounds are included.
+    """
     word = mix(key + (np.uint64(at) + _1) * GOLDEN)
     return low + np.int64(bounded(word, np.uint64(high - low + 1)))
 
 
 @njit(cache=True, nogil=True, inline="always")
 def happens(key: np.uint64, at: int, below: np.uint64) -> bool:
-    """Return whether random draw number `at` of `key` is less than `below`."""
+    """Return whether random number `at` of the sequence of random numbers of `key` is less than `below`."""
     return bool(mix(key + (np.uint64(at) + _1) * GOLDEN) < below)
 
 
@@ -45,14 +48,16 @@ def pairs(
 
     Document d has sentences ``first[d]`` to ``first[d + 1]`` (exclusive), and sentence s has tokens ``ends[s]`` to
     ``ends[s + 1]`` (exclusive); no document and no sentence is empty, and there are at least two documents. All pairs
-    of the document have the same target number of tokens: a random number from 2 to `room` if a draw is less than
-    `short_below`, else `room`. A pair is made in these steps, which use the draws of `key` in this order:
+    of the document have the same target number of tokens: `room`, or a random number from 2 to `room` if the first
+    random number of `key` is less than `short_below`. A pair is made in these steps, which use the next random numbers
+    of `key` in this order:
 
     1. The next sentences of the document are taken, until they have the target number of tokens or the document ends.
     2. A random number of them, from the first on, becomes side A (all of them if only one sentence was taken).
-    3. The others become side B. But if a draw is less than `random_below`, or only one sentence was taken, side B comes
-       from a random other document: its sentences from a random one on, until the pair has the target number of tokens
-       or that document ends. The others are then taken again for the next pair.
+    3. The others become side B. But if only one sentence was taken, or the next random number is less than
+       `random_below`, side B comes from a random other document: its sentences from a random one on, until the pair has
+       the target number of tokens or that document ends. The sentences that were taken in step 1 and are not in side A
+       then go to the next pair.
     4. While the pair has more than `room` tokens, the longer side (B if both are equal) loses its first or its last
        token, at random.
     """
@@ -130,8 +135,8 @@ def write(
 ) -> None:
     """Write the tokens of the pairs in `made` to `ids`, pair after pair: `start`, side A, `middle`, side B, `middle`.
 
-    The token types, 0 up to the first `middle` of a pair and 1 after it, are written to `types`. `made` has rows of
-    `pairs`; `tokens` are the tokens of all documents.
+    The token types are written to `types`: 0 up to the first `middle` of a pair, 1 after it. `made` has the rows that
+    `pairs` fills; `tokens` are the tokens of all documents.
     """
     at = 0
     for i in range(made.shape[0]):

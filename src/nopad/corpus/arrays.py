@@ -41,7 +41,7 @@ class ArrayLayout:
 
     @classmethod
     def of(cls, folder: Path) -> ArrayLayout:
-        """Read the headers of all arrays, and the first and last offset.
+        """Return the layout of a folder; only the arrays' headers, and the first and last offset, are read.
 
         Raises:
             SourceError: an array is missing or has a wrong shape or type; the offsets do not go from 0 to the number of
@@ -107,6 +107,11 @@ class ArrayFolder(TableSource):
     Sequence i is ``ids[offsets[i]:offsets[i + 1]]``. Any other ``NAME.npy`` is a column of numbers or booleans: it has
     one value per token if it is as long as ``ids.npy``, else one per sequence, ``[n]``.
 
+    Args:
+        folder: the folder.
+        options: which columns are read and carried; without a field of ids or text, ``ids`` is read.
+        block_bytes: a block has about ``block_bytes / 8`` tokens.
+
     Raises:
         SourceError: an array is missing or has a wrong shape or type; the offsets do not go from 0 to the number of
             ids; or a column has neither one value per token nor one per sequence. While reading: the offsets fall;
@@ -150,7 +155,8 @@ class ArrayFolder(TableSource):
     def _cuts(self, read: Read) -> Iterator[tuple[int, NDArray[np.int64]]]:
         """Yield (number of the first sequence, offsets) for each batch; offsets are read a million at a time.
 
-        The offsets are int64 ``[n + 1]`` for a batch of n sequences, and count from the start of ``ids.npy``.
+        The offsets are int64 ``[n + 1]`` for a batch of n sequences, and count from the start of ``ids.npy``. `read`
+        reads the file of offsets (`NpyFile.opened`).
 
         Raises:
             SourceError: the offsets fall, or a sequence is too long; or it is unclear which columns are per token.

@@ -3,8 +3,9 @@
 Each batch is compared with the schema from which columns were chosen: every chosen column must occur once, with a type
 that can be read as the one in the schema. Then Arrow validates these columns in full, so that a damaged file raises an
 error that names the rows, instead of making later code read beyond a buffer and crash the process. Text that is not
-UTF-8 passes, since it affects single records, which `rows` marks as bad. Dictionary columns are decoded, so a null
-among the dictionary's values becomes a null in each row that refers to it. O(values), about 0.1 ns per byte.
+UTF-8 passes, since it affects single records only; `nopad.corpus.rows` marks these as bad. Dictionary columns are
+decoded, so a null among the dictionary's values becomes a null in each row that refers to it. O(values), about 0.1 ns
+per byte.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ BATCH_ROWS = 1 << 16  # at most; fewer where rows are long
 
 
 def checked(batch: pa.RecordBatch, schema: pa.Schema, place: str, row: int) -> pa.RecordBatch:
-    """Return the columns of `schema` from a batch, validated, without dictionaries and string views.
+    """Return a batch with the columns of `schema` only, validated; dictionaries and string views are decoded.
 
     Args:
         batch: the batch that was read; it may have other columns too.
@@ -69,7 +70,10 @@ def rows_of(block_bytes: int, size: int, rows: int) -> int:
 
 
 def _prove(column: pa.Array, place: str) -> None:
-    """Raise SourceError for a damaged column, which `place` names; text that is not UTF-8 is allowed."""
+    """Raise SourceError if a column is damaged; text that is not UTF-8 is allowed.
+
+    `place` names the rows and the column in the message.
+    """
     try:
         column.validate(full=True)
     except pa.ArrowInvalid as error:
@@ -95,17 +99,20 @@ def _as_bytes(column: pa.Array) -> pa.Array:
 
 
 def _alike(found: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether `found` can be read as `wanted`: equal types, null, two types of text, or lists of such types."""
+    """Whether a column of type `found` can be read as type `wanted`.
+
+    It can if the types are equal, `found` is null, or both are types of text. Lists can if their values can.
+    """
     if found == wanted or pa.types.is_null(found) or (is_string(found) and is_string(wanted)):
         return True
     return is_list(found) and is_list(wanted) and _alike(found.value_type, wanted.value_type)
 
 
 def _plain(column: pa.Array, wanted: pa.DataType) -> pa.Array:
-    """Return a validated column whose Arrow type is neither dictionary nor string view, which later code cannot read.
+    """Return a validated column with dictionaries and string views decoded, since later code cannot read these types.
 
-    Texts become string or large_string. Any other column is cast to `wanted`, or to the type of its values if `wanted`
-    is a dictionary. An entry whose value in the dictionary is null becomes null.
+    A column of text is string or large_string then. Any other column is cast to `wanted`, or, if `wanted` is a
+    dictionary, to the type of the dictionary's values. An entry that refers to a null in the dictionary becomes null.
     """
     if pa.types.is_dictionary(wanted):
         wanted = wanted.value_type

@@ -1,16 +1,16 @@
 """Turn chats into token ids, and mark the tokens that a model learns: those of the assistant's messages.
 
-A message of the assistant that its record excludes (``weight`` 0, or ``train`` false) is not learned.
+Each message of the assistant is a learned turn, unless the record excludes it (``weight`` 0, or ``train`` false).
 
 If the chat template has ``{% generation %}`` and the tokenizer is a fast one, the learned tokens are those that the
 template marks in the learned turns. Each learned turn must have a marked token; if the message before it is not the
 assistant's, the last token of that message must not be marked.
 
-For other templates and tokenizers, the learned tokens of the assistant's turn i are those that the turn adds to the
-prompt that asks for it: from the end of ``template(messages[:i], add_generation_prompt=True)`` to the end of the turn
-in ``template(messages[:i + 1])``, without white space after the turn's last special token. For this, the second text
-must begin with the first, and the text of the whole chat must begin with the second; the same must be true of their
-ids. So a model learns to write the very tokens that follow the prompt when it is used.
+For other templates and tokenizers, the learned tokens of message i are those that it adds to its prompt. The prompt is
+``template(messages[:i], add_generation_prompt=True)``, and the text with the answer is ``template(messages[:i + 1])``.
+White space after the turn's last special token is not learned. The second text must begin with the first, and the text
+of the whole chat must begin with the second; the same must be true of their ids. So a model learns to write the very
+tokens that follow the prompt when it is used.
 
 A template that rewrites earlier turns (Qwen3 drops their reasoning) breaks this: the chat is refused, or becomes one
 example for each of the learned turns (`rewriting`). The template must write everything that the assistant says in a
@@ -73,8 +73,8 @@ class ChatEncoder:
     Args:
         tokenizer: a tokenizer from transformers; it needs a chat template if there are chats.
         last_only: whether only the last of the assistant's turns is learned.
-        rewriting: what to do with a chat whose earlier turns the template rewrites once later ones follow: "error"
-            raises, "expand" makes one example for each learned turn of the assistant, which ends with that turn.
+        rewriting: what to do if the template writes a turn differently once other turns follow. "error" raises;
+            "expand" makes one example for each learned turn of the assistant, and the example ends with that turn.
         end_of_turn: "require" refuses a learned turn that does not end with a special token; "any" allows any end.
         options: further arguments of the template, such as ``{"enable_thinking": False}``.
 
@@ -182,7 +182,7 @@ class ChatEncoder:
         return Answered(ids=ids, learned=[False] * given_tokens + [True] * (len(ids) - given_tokens))
 
     def _until(self, chat: Conversation, turn: int, number: int) -> Answered:
-        """Return the chat up to one of the assistant's turns; only the tokens of that turn are learned.
+        """Return the ids of a chat up to message `turn` (inclusive); only the tokens of that message are learned.
 
         Raises:
             RecordError: as for `_chat`, or the template rewrites the turn or a message before it.
@@ -295,6 +295,7 @@ class ChatEncoder:
         Raises:
             RecordError: marks reach into the message before a turn, or no token of a turn is marked; or a turn is not
                 written completely, or does not end as `end_of_turn` says.
+            _RewrittenError: the template writes a message before a turn differently once the turn follows.
         """
         ids, mask, places = self.template.marks(chat, number)
         learned = [False] * len(ids)
@@ -322,7 +323,13 @@ class ChatEncoder:
         return Answered(ids=ids, learned=learned)
 
     def _check_turn(self, chat: Conversation, turn: int, written: str, number: int) -> None:
-        """Refuse a turn whose content is not in `written`, what the template wrote for it; white space is ignored."""
+        """Refuse a turn if `written`, the text that the template writes for it, lacks its content.
+
+        White space is ignored. `number` is the record's number, for messages.
+
+        Raises:
+            RecordError: the content is not in `written`.
+        """
         said = "".join((chat.messages[turn].get("content") or "").split())
         if said not in "".join(written.split()):
             raise RecordError(

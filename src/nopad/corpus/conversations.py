@@ -236,7 +236,8 @@ def _answered(record: Mapping[str, Any], name: str, number: int, roles: Mapping[
     """Return the prompt of a record with the answer in column `name`: both strings, or both lists of messages.
 
     Raises:
-        RecordError: one is a string and the other is not, a message is malformed, or the answer is "".
+        RecordError: one is a string and the other is not; the answer is ""; or a message, ``tools`` or
+            ``chat_template_kwargs`` is malformed.
     """
     prompt, answer = record["prompt"], record[name]
     if isinstance(prompt, str) != isinstance(answer, str):

@@ -1,4 +1,4 @@
-"""Read CSV and TSV files as runs (groups) of records. The first line names the columns, of numbers or of text.
+"""Read CSV and TSV files as runs (groups) of records. The first line names the columns; each holds numbers or text.
 
 A column holds numbers if each of its cells in the first thousand rows is empty or a number as a program writes it
 (``12``, ``-0.5``, ``1e-3``; not ``007``, ``+1``, ``nan``, nor an integer of more than 18 digits), and not all are
@@ -37,8 +37,8 @@ def delimited_runs(file: InputFile, strings: Collection[str] = ()) -> Iterator[R
 
     Raises:
         SourceError: two columns have the same name, or the file cannot be read.
-        RecordError: a name of a column is not UTF-8, or the first line cannot be read on from. For any other row that
-            cannot be read on from, the error is raised when the last run is decoded.
+        RecordError: a name of a column is not UTF-8; or a row has a broken quote, or a cell that is too long. Such a
+            fault in the first line is raised at once, in any other row when the last run is decoded.
     """
     rows = _rows(file)
     _, names = next(rows, (1, []))
@@ -147,6 +147,9 @@ def _float(cell: str) -> float | None:
 def _rows(file: InputFile) -> Iterator[tuple[int, _Cells]]:
     """Yield (line, cells) of every row that is not empty; the first of them has the names of the columns.
 
+    If the limit of the module `csv` for the length of a cell is lower than `DOCUMENT_BYTES`, it is raised to that, for
+    the whole process.
+
     Raises:
         RecordError: a row has a broken quote, or a cell of more than `DOCUMENT_BYTES` characters.
     """
@@ -179,7 +182,7 @@ def _lines(file: InputFile) -> Iterator[str]:
 
 
 def _split(data: bytes) -> list[bytes]:
-    """Split at line feeds only: a carriage return alone ends no line."""
+    """Return the lines of `data` with their line ends; a carriage return alone ends no line."""
     parts = [part + b"\n" for part in data.split(b"\n")]
     parts[-1] = parts[-1][:-1]
     return parts if parts[-1] else parts[:-1]

@@ -52,7 +52,14 @@ COLUMNS = (
 
 
 class FileSource(Source):
-    """Several files, one after the other, all text or all ready-made ids."""
+    """The source of several files (or other sources), read one after the other; all hold text, or all ready-made ids.
+
+    Args:
+        files: the source of each file, in reading order.
+        ignored: names of files that were found but are not read.
+        folders: the folders in which files were looked for.
+        settings: what `FileSource.settings` returns.
+    """
 
     def __init__(
         self,
@@ -124,7 +131,8 @@ def open_source(
         block_bytes: about how many bytes a block has.
 
     Raises:
-        SourceError: a path is missing, unreadable, given twice or has nothing to read; `inputs` is of another type; or
+        SourceError: a path is missing, unreadable, given twice or has nothing to read; `inputs` is of another type; a
+            column that `options` name is missing or cannot be read, or an option is for ids and the input is text; or
             some files hold text and others ready-made ids, or their columns differ. The message says what to do.
         RecordError: a CSV, TSV or JSON file is broken in its first records, which are read to find the columns.
         OptionError: an option has no effect beside `encoder`, or a column to carry is one that the encoder makes.
@@ -159,7 +167,7 @@ def open_source(
 
 
 def _from_paths(inputs: Any, options: ReaderOptions, encoder: Encoder | None, block_bytes: int) -> Source:
-    """Return the source of files, folders and URLs."""
+    """Return the source of files, folders, URLs and datasets of the hub (``hf:NAME``)."""
     finder = Finder(suffixes=CORPORA.only(options.suffixes))
     finder.find_all([inputs] if isinstance(inputs, str | os.PathLike) else inputs)
     files: list[Source] = []
@@ -258,7 +266,11 @@ def _from_python(inputs: Any, options: ReaderOptions) -> Source | None:
 
 
 def _check_used(source: Source, options: ReaderOptions) -> None:
-    """Refuse options that a text source would ignore: options for ready-made ids, and carried columns that it lacks."""
+    """Refuse options that a text source would ignore: options for ready-made ids, and carried columns that it lacks.
+
+    Raises:
+        SourceError: the source holds text, and such an option is given.
+    """
     if source.kind != "text":
         return
     for name in ("ids_field", "mask_field", "pad_id"):
@@ -275,6 +287,9 @@ def _refuse_columns(inputs: Mapping[Any, Any], options: ReaderOptions) -> None:
     """Refuse a mapping from names of columns to their values: each column would be read as a source of its own.
 
     A name such as "text" is allowed for a path.
+
+    Raises:
+        SourceError: a name is that of a column, and its value is no path.
     """
     columns = (*COLUMNS, options.ids_field, options.text_field, options.mask_field)
     for name, given in inputs.items():
@@ -288,7 +303,11 @@ def _refuse_columns(inputs: Mapping[Any, Any], options: ReaderOptions) -> None:
 def _check_alike(files: Sequence[Source], paths: Sequence[str]) -> None:
     """Refuse the last file if it differs from the first: text instead of ids, or other carried columns or mask.
 
-    Files without content are passed over. `paths` are the names of the files in messages.
+    The first file is the first with content. If the last has no content, nothing is refused. `paths` are the names of
+    the files in messages.
+
+    Raises:
+        SourceError: the last file differs.
     """
     known = next((at for at, file in enumerate(files) if file.kind), None)
     if known is None or files[-1].kind is None:

@@ -164,8 +164,8 @@ class Chats(Encoder):
     Args:
         tokenizer: a tokenizer from transformers, with a chat template if there are chats.
         capacity: number of tokens above which a chat is over-long.
-        over_long: what to do with over-long chats; the packing job does it later. But with "truncate", a sequence that
-            would have no token to learn after its end is cut off is made empty here.
+        over_long: what to do with over-long chats; the packing job does it later. But with "truncate", a sequence is
+            made empty here if cutting off its end would leave no token to learn.
         options: options of `nopad.tasks.Chat` by name; `CHAT_OPTIONS` lists those allowed. None: their defaults.
 
     Raises:
@@ -199,12 +199,12 @@ class Chats(Encoder):
         """Return, for each record, a list of dicts, or the reason why it is bad; and no counts.
 
         A dict has ``input_ids`` and ``labels``, int32 ``[length]`` each. A list has several dicts if the option
-        `rewriting` is "expand" and the chat template needs several sequences for the chat.
+        `rewriting` is "expand" and the chat template rewrites earlier turns of the chat.
         """
         return [self._one(record) for record in records], {}
 
     def missing(self, columns: Collection[str]) -> str:
-        """Return a text that says that an input with these columns has no chats; "" if it may have some."""
+        """Return why an input with these columns cannot hold chats; "" if it may hold some."""
         if not {*CHATS}.isdisjoint(columns) or {"prompt", "completion"} <= {*columns}:
             return ""
         return (

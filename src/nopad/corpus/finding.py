@@ -1,4 +1,4 @@
-"""Find the files that a user's paths and URLs name, in reading order, without opening them (but ``state.json``).
+"""Find the files that a user's paths and URLs name, in reading order. Of their content, only ``state.json`` is read.
 
 A folder is walked recursively, including links to folders, in the byte order of relative paths; hidden files and
 folders are skipped. `Finder.ignored` lists what was found and is not read: files of kinds that are not read, datasets
@@ -64,7 +64,7 @@ class Suffixes:
     named_only: tuple[str, ...] = ()
 
     def only(self, suffixes: Sequence[str]) -> Suffixes:
-        """Return a copy that reads only files with these suffixes from folders; (): all files that were read before.
+        """Return a copy that reads only files with these suffixes from folders; with (), the object itself.
 
         Raises:
             SourceError: a suffix is that of a compression, or of a format that nopad does not read.
@@ -75,7 +75,7 @@ class Suffixes:
         return replace(self, read=tuple(suffixes)) if suffixes else self
 
     def __str__(self) -> str:
-        """Return the suffixes that are read in words, for messages."""
+        """Return a text for messages that lists the suffixes of the files that are read."""
         lines = [suffix for suffix in self.read if suffix not in TABLE_SUFFIXES]
         also = f"; files of lines also with {' or '.join(COMPRESSIONS)}" if lines else ""
         return f"{', '.join((*self.read, *self.named_only))}{also}"
@@ -152,7 +152,7 @@ class Found:
 
 @dataclass(kw_only=True)
 class Finder:
-    """Finds the inputs in reading order, without opening them (but ``state.json``).
+    """Finds the inputs in reading order. Of their content, only ``state.json`` is read.
 
     Attributes:
         suffixes: which files are read.
@@ -167,11 +167,12 @@ class Finder:
     folders: list[Path] = field(default_factory=list)
 
     def find_all(self, inputs: Sequence[str | os.PathLike[str]]) -> None:
-        """Find all inputs, and add them to `found`.
+        """Find all inputs, and add them to `found`; also add to `ignored` and `folders`.
 
         Raises:
-            SourceError: a path is missing, unreadable, given twice, of a format that is not read, or has nothing to
-                read; or no path is given.
+            SourceError: no path is given; a path is missing, unreadable, given twice, of a format that is not read, a
+                packed dataset or a saved DatasetDict; a folder or URL has nothing to read, or lacks a file of a saved
+                dataset; or an item is not a path.
             MissingExtraError: a URL needs a package that is not installed.
         """
         if not inputs:

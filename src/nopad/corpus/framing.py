@@ -59,7 +59,7 @@ def tokenised(
 
     Raises:
         LengthError: a sequence has more than `max_length` tokens, and `over_long` is "error"; a text has no ids, and
-            `empty` is "error"; or a text cannot be truncated to `max_length`, since there are more special tokens.
+            `empty` is "error"; or a text cannot be truncated to `max_length`, since its special tokens alone are more.
     """
     found = Tokenised()
     for first in range(0, len(texts), _AT_ONCE):

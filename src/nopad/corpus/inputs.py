@@ -156,7 +156,7 @@ class InputFile:
 
     @contextmanager
     def _stream(self) -> Iterator[_Proven]:
-        """Open the content as a binary stream, decompressed."""
+        """Give a ``with`` block the decompressed content as a stream."""
         if self.compression is None:
             with reading(self.path):
                 opened = open(self.path, "rb") if self.remote is None else _Counted(self.remote.stream())  # noqa: SIM115
@@ -173,7 +173,10 @@ class InputFile:
 
     @contextmanager
     def _unchanged(self, opened: Any) -> Iterator[Any]:
-        """Use an opened file, and check that it is unchanged (before and after; if it is remote, only after)."""
+        """Give a ``with`` block the opened file, and close it at the end.
+
+        Before and after the block, it is checked that the file is unchanged (`prove`); if it is remote, only after.
+        """
         with reading(self.path), opened:
             self.prove(opened)
             try:

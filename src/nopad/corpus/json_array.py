@@ -1,7 +1,7 @@
 """Read a JSON file with one array of objects as runs of records, without holding all objects in memory.
 
-The standard library parses objects one by one from a window of the text, at 50 MB/s. Memory: a few MiB, or one larger
-object. A file that holds one object per line is read by `nopad.corpus.runs.jsonl_runs` instead.
+The standard library parses objects one by one from a window of the text, at 50 MB/s. Memory: a few MiB, or more if one
+object needs more. A file that holds one object per line is read by `nopad.corpus.runs.jsonl_runs` instead.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ def array_runs(file: InputFile) -> Iterator[Run]:
     """Yield the objects of a JSON array as runs of records; a value that is not an object is a `Bad` record of its run.
 
     Raises:
-        RecordError: raised when the last run is decoded: the file is not a JSON array, or is broken or cut short, so
-            nothing after that point can be read. The message names the line, or the offset of bytes that are not UTF-8.
+        RecordError: the file is not a JSON array, is broken or cut short, or has an object of more than about 2^26
+            characters; nothing after that point can be read. The error is raised when the last run is decoded. Its
+            message names the line, or the offset of bytes that are not UTF-8.
         SourceError: the file cannot be read, or changed since it was found.
     """
     part: list[dict[str, Any] | Bad] = []

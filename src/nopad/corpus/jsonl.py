@@ -1,10 +1,10 @@
 """JSON Lines: one object per line, with text or a list of ready-made token ids in one of its fields.
 
-If no field is named, the first object of each file decides: `input_ids` if the object has it (but a string `text`
-counts before an `input_ids` that is not a list), else `text`. The first thousand objects with content decide the types
-of carried columns. Empty lines are skipped (they count as lines, not as records); any other line that holds no object
-with such content becomes a `BadRecord`. Lines are parsed by orjson on one core, many times faster than any tokenizer
-tokenises; lines that orjson refuses are parsed by the standard library.
+If no field is named, the first object of each file decides: ``input_ids`` is read if the object has it, else ``text``.
+But if ``input_ids`` is not a list and ``text`` is a string, ``text`` is read. The first thousand objects with content
+decide the types of carried columns. Empty lines are skipped: they count as lines, not as records. Any other line
+without an object with such content becomes a `BadRecord`. Lines are parsed by orjson on one core, many times faster
+than any tokenizer works. Lines that orjson refuses are parsed by the standard library.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from nopad.errors import SourceError
 
 BYTE_ORDER_MARK = "\ufeff"
 TYPICAL = 1000  # objects that show what types the fields have
+_ROUNDED = 2.0**63  # and above, orjson gives a float for an integer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,8 +204,8 @@ def decode_objects(
     """Decode lines to records of one field, without carried columns; empty lines are skipped.
 
     The texts of adjacent good lines become one `Records`. `first_line` is the 1-based number of the first line, and
-    `field` the field that is read. With `selection`, an object that is not read as a text, and that has a column which
-    `Selection.unforeseen` refuses, is a `BadRecord`.
+    `field` the field that is read. With `selection`, an object is a `BadRecord` if it is not read as a text, and has a
+    column that `Selection.unforeseen` refuses.
     """
     texts: list[str] = []
     lines: list[int] = []
@@ -250,9 +251,27 @@ def no_object(value: Any, line: int) -> BadRecord:
 def _parse(raw: bytes, line: int) -> Any:
     """Return the JSON value of one line, or a BadRecord."""
     try:
-        return orjson.loads(raw)
+        value = orjson.loads(raw)
     except orjson.JSONDecodeError:
         return _parse_slowly(raw, line)
+    return _parse_slowly(raw, line) if _may_be_rounded(value) else value
+
+
+def _may_be_rounded(value: Any) -> bool:
+    """Whether a number in a JSON value may be an integer beyond 64 bits, which orjson rounds to a float.
+
+    Two such integers, say numbers of records, could then be one number.
+    """
+    left = [value]
+    while left:
+        one = left.pop()
+        inner = one.values() if type(one) is dict else one if type(one) is list else (one,)
+        types = set(map(type, inner))
+        if float in types and any(type(number) is float and abs(number) >= _ROUNDED for number in inner):
+            return True
+        if types & {dict, list}:
+            left += [part for part in inner if type(part) in (dict, list)]
+    return False
 
 
 def _parse_slowly(raw: bytes, line: int) -> Any:
@@ -272,14 +291,14 @@ def _parse_slowly(raw: bytes, line: int) -> Any:
 
 
 def described(value: object) -> str:
-    """Describe a JSON value of the wrong type in words."""
+    """Return words for a JSON value of the wrong type, for a message."""
     if isinstance(value, dict | list):
         return "an object" if isinstance(value, dict) else "a list"
     return f"the string {shown(value)}" if isinstance(value, str) else shown(value)
 
 
 def _keys(value: dict[str, Any], limit: int = 8) -> str:
-    """List the keys of an object, for a message."""
+    """Return a text that lists the keys of an object, for a message; of more than `limit`, the first ones."""
     names = ", ".join(shown(key) for key in list(value)[:limit])
     more = f" and {len(value) - limit} more" if len(value) > limit else ""
     return f"its keys are {names}{more}" if value else "it has no keys"

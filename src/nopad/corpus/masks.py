@@ -83,9 +83,8 @@ class Masks:
         """Return for each id whether it is never masked, continues a word or begins a word; int8 ``[T]``.
 
         The values are `NEVER` (special tokens), `GOES_ON` and `BEGINS`. `begins` are the indices in `ids` at which
-        sequences begin.
-        ``goes_on[id]`` says whether a token continues the word of the token before it, as WordPiece's ``##s`` does.
-        After a special token, and at the beginning of a sequence, such a token begins a word.
+        sequences begin. ``goes_on[id]`` says whether a token continues the word of the token before it, as WordPiece's
+        ``##s`` does. After a special token, and at the beginning of a sequence, such a token begins a word.
         """
         kinds = self.maskable(ids)
         before = np.empty_like(kinds)

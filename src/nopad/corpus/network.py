@@ -49,10 +49,10 @@ def reachable(url: str) -> bool:
 
 @contextmanager
 def hub_in_reach() -> Iterator[bool]:
-    """For a ``with`` block, silence the loggers of the Hugging Face libraries; if there is no hub, set them offline.
+    """For a ``with`` block, silence the Hugging Face libraries, and set them to offline if the hub cannot be reached.
 
-    Yields whether the hub can be reached. If not, the libraries use only their caches inside the block. Both changes
-    are undone at the end of the block.
+    Yields whether the hub can be reached. Libraries that are offline use only their caches. At the end of the block,
+    the levels of the loggers and the offline settings are as before.
     """
     online = reachable(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
     with ExitStack() as stack:
@@ -68,7 +68,7 @@ def hub_in_reach() -> Iterator[bool]:
 
 
 def _offline_switches() -> list[tuple[Any, str]]:
-    """Return where the installed libraries store the value of HF_HUB_OFFLINE, as (module, attribute name)."""
+    """Return where the installed libraries store whether they are offline, as pairs (module, attribute name)."""
     found: list[tuple[Any, str]] = []
     try:
         from huggingface_hub import constants

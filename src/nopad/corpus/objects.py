@@ -39,6 +39,7 @@ class DatasetSource(TableSource):
     Raises:
         SourceError: the dataset is a dict of splits, or has a transform, which would not be applied; or a wanted column
             is missing or cannot be read.
+        OptionError: `rows` is not an integer of at least 1.
 
     >>> import datasets
     >>> from nopad.corpus import DatasetSource
@@ -137,6 +138,7 @@ class DictSource(TableSource):
     Raises:
         SourceError: there is no item, an item is not a dict, an iterator is read a second time, the user's function or
             iterator fails, or a wanted column is missing or cannot be read.
+        OptionError: `rows` is not an integer of at least 1.
 
     >>> from nopad.corpus import DictSource
     >>> source = DictSource([{"input_ids": [7, 8, 9], "label": 0}, {"input_ids": [5], "label": 1}])
@@ -178,7 +180,7 @@ class DictSource(TableSource):
             yield chunk
 
     def _iterated(self, name: str) -> Iterator[Any]:
-        """Yield the items; any error of the user's function or iterator, but those of nopad, becomes a SourceError."""
+        """Yield the items; an error of the user's function or iterator becomes a SourceError, unless it is nopad's."""
         row = 1
         try:
             for item in self._items() if callable(self._items) else self._items:
@@ -219,9 +221,10 @@ def _again(first: list[Any], rest: Iterator[list[Any]]) -> Iterator[list[Any]]:
 
 
 def schema_of(items: Sequence[Mapping[str, Any]]) -> pa.Schema:
-    """Return a schema with one type per key: float if integers and floats are mixed, null if no value has a type.
+    """Return a schema with one column per key, whose type is the common Arrow type of the key's values.
 
-    If the values of a key have no common type, the key gets the type of the first value that has one.
+    The type is float if integers and floats are mixed. If there is no common type, it is that of the first value for
+    which Arrow has a type; if there is no such value, it is null. If all values are empty lists, it is a list of int64.
 
     >>> [str(field.type) for field in schema_of([{"a": 1, "b": [2]}, {"a": 0.5, "b": []}])]
     ['double', 'list<item: int64>']
@@ -232,9 +235,10 @@ def schema_of(items: Sequence[Mapping[str, Any]]) -> pa.Schema:
 
 
 def _plain(value: Any) -> Any:
-    """Return a tensor or array as a NumPy array, as a number if it has no dimension, or as [] if it is empty and 1-D.
+    """Return a tensor or array as a NumPy array.
 
-    All other values, and tensors that NumPy cannot convert, are returned unchanged.
+    Without a dimension, it becomes a number; if it is 1-D and empty, it becomes []. All other values, and tensors that
+    NumPy cannot convert, are returned unchanged.
     """
     if not hasattr(value, "__array__") or isinstance(value, np.generic):
         return value

@@ -59,8 +59,8 @@ class ReaderOptions:
             of lines between blank lines is one.
         text_field: name of the column or object field with text.
         ids_field: name of the column or object field with ready-made ids; it excludes `text_field`. If both are None,
-            ``input_ids`` is read if it exists, else ``text`` (in JSON Lines, a string ``text`` counts before an
-            ``input_ids`` that is not a list).
+            ``input_ids`` is read if it exists, else ``text``; from a folder of arrays, ``ids``. In JSON Lines, ``text``
+            is read if it is a string and ``input_ids`` is not a list.
         carry: names of columns that are packed along with the content; "auto": all columns of a supported type if the
             content is ready-made ids, no column if it is text (but see `find_labels`).
         mask_field: name of the column that marks padding of ready-made ids with 0; "auto": ``attention_mask`` if it
@@ -69,10 +69,10 @@ class ReaderOptions:
             padding.
         suffixes: suffixes of the files to read from folders; a file with a suffix that nopad does not know is read as
             text. (): all files of known kinds are read.
-        find_labels: whether labels are found where `carry` is "auto". With text, the column ``labels``, ``label`` or
-            ``label_ids`` is packed along if it holds numbers. With ids, ``assistant_masks`` (as transformers and TRL
-            name it) becomes ``labels``: the ids where it is 1, and -100 elsewhere. `nopad pack` and
-            `nopad.pack_dataset` set this to True, except for pre-training pairs.
+        find_labels: whether a column of labels is looked for; only if `carry` is "auto". With text, the column
+            ``labels``, ``label`` or ``label_ids`` is packed along if it holds numbers. With ids, ``assistant_masks``
+            (as transformers and TRL name it) becomes ``labels``: the ids where it is 1, and -100 elsewhere. `nopad
+            pack` and `nopad.pack_dataset` set this to True, except for pre-training pairs.
 
     Raises:
         OptionError: an option has an invalid value, or two options contradict each other.

@@ -56,11 +56,11 @@ class PairOptions:
         max_length: maximum number of tokens in a pair, ``[CLS]`` and two ``[SEP]`` included.
         copies: how many times pairs are made from every document, different ones each time (BERT's ``dupe_factor``).
         short: the share of documents, from 0 to 1, for which a smaller target number of tokens per pair is drawn.
-        random_next: the share, from 0 to 1, of pairs of several sentences whose side B comes from another document. In
-            a pair for which only one sentence was taken, side B always does.
+        random_next: the share of pairs, from 0 to 1, that get side B from another document. It does not count for a
+            pair for which only one sentence was taken: its side B always comes from another document.
         sentences: how documents are divided: "rules" (`nopad.corpus.sentences`), or "line" if each line is a sentence.
-        over_long: what to do with a sentence too long to fit beside one token of another: "error" raises, "truncate"
-            keeps its beginning, "split" cuts it into pieces, "drop" leaves it out.
+        over_long: what to do with a sentence too long to share a pair with one more token: "error" raises RecordError,
+            "truncate" keeps its beginning, "split" cuts it into pieces, "drop" leaves it out.
         empty: what to do with a document without a sentence: "skip" leaves it out, "error" raises RecordError.
         static: whether masks are drawn now and stored in a column ``labels``; otherwise they are drawn for each batch.
         rate, max_predictions: only for static masks: the share of tokens to predict, and the maximum number of
@@ -253,7 +253,7 @@ def pairs_of(
     options: PairOptions,
     where: str = "the documents",
 ) -> Pairs:
-    """Make pairs from tokenised documents.
+    """Make pairs from tokenised documents, and return them.
 
     Args:
         given: the documents' sentences. Those that are too long are handled as `options.over_long` says; if that is
@@ -282,7 +282,11 @@ def pairs_of(
 
 
 def _check_plain(given: Sentences, words: Vocabulary, where: str) -> None:
-    """Refuse texts of which the tokenizer makes ``[CLS]``, ``[SEP]`` or ``[MASK]``, since pairs are made with them."""
+    """Refuse texts of which the tokenizer makes ``[CLS]``, ``[SEP]`` or ``[MASK]``, since pairs are made with them.
+
+    Raises:
+        RecordError: a text has one of these tokens; the message names it, with `where` for the documents.
+    """
     for name, number in (("[CLS]", words.start), ("[SEP]", words.middle), ("[MASK]", words.masks.mask_id)):
         at = np.flatnonzero(given.tokens == number)
         if at.size:
@@ -294,7 +298,13 @@ def _check_plain(given: Sentences, words: Vocabulary, where: str) -> None:
 
 
 def _check_next(sizes: NDArray[np.int64], where: str) -> None:
-    """Refuse documents from which no next sentence can be learned; `sizes` is the number of sentences in each."""
+    """Refuse documents from which no next sentence can be learned.
+
+    `sizes` is the number of sentences in each document that has any; `where` names the documents in messages.
+
+    Raises:
+        RecordError: there are fewer than two such documents, or none has two sentences.
+    """
     if sizes.size < 2:
         raise RecordError(
             f"{where}: {sizes.size or 'none'} with a sentence that fits, and a next sentence at random is drawn from "
@@ -337,9 +347,9 @@ def _made(
 ) -> NDArray[np.int64]:
     """Return the pairs as rows with the columns of `_pair_kernels`; int64 ``[n, COLUMNS]``.
 
-    Column `NUMBER` has the number of each pair in its document, from 0; pairs of further copies of the document go on
-    with that number. `first` has the index of the first sentence of each document that has sentences, then the number
-    of all sentences; `numbers` are these documents' numbers.
+    Column `NUMBER` counts the pairs of each document from 0, through all copies of the document. `first` has the index
+    of the first sentence of each document that has sentences, then the number of all sentences. `numbers` are these
+    documents' numbers.
     """
     from nopad.corpus import _pair_kernels
 

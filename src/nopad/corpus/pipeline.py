@@ -194,7 +194,7 @@ def _groups(
 
 
 def _runs(blocks: Iterable[Block], group_bytes: int) -> Iterator[list[Block]]:
-    """Divide the blocks into runs of at least `group_bytes`; a run also ends where a named source ends."""
+    """Yield the blocks in runs of at least `group_bytes`; a run also ends where a named source ends."""
     group: list[Block] = []
     size = 0
     for block in blocks:
@@ -229,9 +229,9 @@ def _gather(blocks: list[Block], first_record: int, options: CorpusOptions) -> G
 
 
 def in_columns(found: Iterable[Record | Records | BadRecord], options: CorpusOptions) -> Iterator[Records | BadRecord]:
-    """Combine single records into columns.
+    """Yield decoded records in columns, in order; single records are combined.
 
-    Turn texts that are too long, and ids beyond the vocabulary, into bad records.
+    Texts that are too long, and records with ids beyond the vocabulary, are yielded as bad records.
     """
     for one in _runs_of(found):
         if isinstance(one, BadRecord):
@@ -293,7 +293,10 @@ def start_tokenising(gathered: Gathered, tokenizer: Tokenizer | None, pool: Exec
 
 
 def _end_to_end(parts: Sequence[Sequences]) -> Sequences:
-    """Concatenate the per-token columns, which must have the same names."""
+    """Return the per-token columns of all parts, concatenated; the parts must have the same columns.
+
+    Per-sequence columns are left out.
+    """
     names = parts[0].tokens if parts else ["input_ids"]
     return Sequences(
         seq_lengths=np.concatenate([_NONE, *(part.seq_lengths for part in parts)]),

@@ -54,7 +54,10 @@ def prefix_lengths(
 
 
 def _is_whole(tokenizer: Any, text: str, one: int, place: tuple[int, int]) -> bool:
-    """Whether the token `one` is exactly the characters at `place`; some special tokens take white space too."""
+    """Whether the token with id `one` is exactly the characters at `place`; some special tokens take white space too.
+
+    `place` is (begin, end) in characters of `text`.
+    """
     return bool(text[place[0] : place[1]] == tokenizer.convert_ids_to_tokens(one))
 
 

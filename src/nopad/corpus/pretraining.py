@@ -131,7 +131,7 @@ class PretrainingSource(Source):
         self.names = source.names
 
     def blocks(self) -> Iterator[Block]:
-        """Yield a block for each pool, the documents that are read together.
+        """Yield a block for each pool (documents that are read together); a small last pool is part of the one before.
 
         Raises:
             SourceError: a source has fewer than two documents that are not empty, so side B of a pair cannot come from
@@ -275,7 +275,10 @@ class TokenisedPool(NamedTuple):
 
 
 def tokenised_pool(data: bytes, first_line: int, tokenizer: Tokenizer, options: PairOptions) -> TokenisedPool:
-    """Tokenise the documents in `data`, which is a block of a `PretrainingSource` whose first line is `first_line`."""
+    """Tokenise the documents of one block of a `PretrainingSource`, and return them.
+
+    `data` and `first_line` are those of the block.
+    """
     documents = list(enumerate(orjson.loads(data), first_line))
     good = [(line, document) for line, document in documents if isinstance(document, str)]
     given = sentences_in([document for _, document in good], tokenizer, options.sentences)

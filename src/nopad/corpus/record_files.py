@@ -145,7 +145,7 @@ class RecordFile(Source):
 def _check_columns(
     encoder: Encoder, first: Sequence[Mapping[str, Any]], rest: Iterator[Mapping[str, Any]], place: str
 ) -> None:
-    """Check that the columns that the encoder needs are in the records, if only in some of them.
+    """Check that each column that the encoder needs is in at least one record.
 
     `first` are the first records; `rest`, the others, are read only as far as needed. `place` names the input.
 
@@ -228,7 +228,7 @@ def _made(
 ) -> Iterator[Records | BadRecord]:
     """Encode dicts, and yield runs of good records with single bad ones between them, in order.
 
-    `at` are the lines or numbers of the dicts.
+    `at` are the lines or numbers of the dicts. If `encoder` is None, the dicts are taken as they are.
     """
     if encoder is None:
         yield from _in_columns(items, at, schema, chosen)

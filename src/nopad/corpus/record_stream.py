@@ -15,6 +15,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from nopad.corpus.delimited import delimited_runs
 from nopad.corpus.finding import (
     DELIMITED,
@@ -34,6 +36,7 @@ from nopad.corpus.options import OnBadRecord, TextUnit
 from nopad.corpus.runs import ROWS, Bad, Run, arrow_runs, dataset_runs, jsonl_runs, object_runs, parquet_runs, text_runs
 from nopad.corpus.source import BLOCK_BYTES, CHAIN_START, Block, chain
 from nopad.corpus.squad import is_squad, squad_runs
+from nopad.corpus.tables import arrow_schema, parquet_footer
 from nopad.errors import OptionError, SourceError
 from nopad.options import check_choice
 
@@ -169,7 +172,11 @@ class RecordStream:
         return [(file.name, file.size) for file, _ in self.parts if file is not None]
 
     def settings(self) -> dict[str, Any]:
-        """Return how the input is read (format, columns read as text, text unit), by name, for a manifest."""
+        """Return how the input is read, by name, for a manifest.
+
+        ``kind`` and ``strings`` (the columns that are read as text) are always there, ``text_unit`` and
+        ``on_bad_record`` only if they are not the defaults.
+        """
         further: dict[str, str] = {} if self._text_unit == "line" else {"text_unit": self._text_unit}
         further |= {} if self.on_bad_record == "error" else {"on_bad_record": self.on_bad_record}
         return {"kind": self.kind, "strings": list(self._strings), **further}
@@ -185,6 +192,25 @@ class RecordStream:
         parts = [(file, partial(delimited_runs, file, strings)) for file, _ in self.parts if file is not None]
         told: Any = {"folders": self.folders, "ignored": self.ignored, "on_bad_record": self.on_bad_record}
         return RecordStream(parts, self.kind, strings=strings, **told)
+
+    def types(self) -> dict[str, pa.DataType]:
+        """Return the types of the columns of Parquet and Arrow files, by name; of other inputs, {}.
+
+        A column of which files have different types is left out. That a value has such a type may not be seen in
+        Python: the units of times, the digits of decimals, the bits of numbers.
+        """
+        if self.kind not in ("parquet", "arrow"):
+            return {}
+        schemas = [
+            parquet_footer(file)[1] if self.kind == "parquet" else arrow_schema(file)
+            for file, _ in self.parts
+            if file is not None
+        ]
+        found: dict[str, set[pa.DataType]] = {}
+        for field in (field for schema in schemas for field in schema):
+            plain = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+            found.setdefault(field.name, set()).add(plain)
+        return {name: one for name, (one, *more) in ((name, [*types]) for name, types in found.items()) if not more}
 
     def read_again(self) -> bool:
         """Return whether the records can be read more than once, which is so unless the input is an iterator."""
@@ -234,7 +260,8 @@ def open_records(
         SourceError: a path is missing, unreadable, given twice, or has a format that is not read; the files have
             different formats; or `inputs` is of a type that holds no records.
         OptionError: `strings` is given for input other than CSV and TSV files, or is a single string;
-            `on_bad_record` has an unknown value; or `inputs` is a `RecordStream`, and another argument is given.
+            `on_bad_record` or `text_unit` has an unknown value; or `inputs` is a `RecordStream`, and another argument
+            is given.
         MissingExtraError: an ``hf:NAME`` or a URL needs a package that is not installed.
 
     >>> import pathlib, tempfile
@@ -259,6 +286,7 @@ def open_records(
     if isinstance(strings, str):
         raise OptionError(f"strings is {strings!r}; give a list of columns")
     check_choice("on_bad_record", on_bad_record, OnBadRecord)
+    check_choice("text_unit", text_unit, TextUnit)
     made = records_from_python(inputs)
     if made is None:
         made = _from_paths([inputs] if isinstance(inputs, str | os.PathLike) else inputs, strings, text_unit, paths)
@@ -325,8 +353,12 @@ def opened_runs(
 ) -> tuple[str, _Runs]:
     """Return a file's format (as `RecordStream.kind`), and a function that yields its runs from the start.
 
-    The other arguments are those of `open_records`.
-    Parquet and Arrow files are opened here, so that a file with a damaged footer or schema raises SourceError now.
+    The other arguments are those of `open_records`. Enough of the file is read to tell its format. Parquet and Arrow
+    files are opened here, so that a damaged footer or schema is found now.
+
+    Raises:
+        SourceError: the file cannot be read, or a Parquet or Arrow file is damaged; or a file of unknown suffix, which
+            would be read as text, begins like a Parquet, Arrow or compressed file.
     """
     suffix = file.suffix
     if suffix in TABLE_SUFFIXES:

@@ -37,7 +37,7 @@ class Remote:
         return self.filesystem.open_input_stream(self.path, compression=None)
 
     def now(self) -> tuple[int, tuple[int, int] | None]:
-        """Ask the store for the file's size in bytes and its stamp (see `stamp_of`; may be None), as they are now."""
+        """Ask the store for the file's present size in bytes, and its present stamp as `stamp_of` returns it."""
         info = self.filesystem.get_file_info(self.path)
         return int(info.size or 0), stamp_of(info)
 

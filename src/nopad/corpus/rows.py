@@ -167,10 +167,10 @@ def numbers(flat: pa.Array) -> NDArray[Any]:
 
 
 def _mark_first(bad: dict[int, str], ragged: _Ragged, places: NDArray[np.int64], reason: Any) -> None:
-    """Add to `bad`, with a reason, each row that contains one of `places`, which are ascending indices of the values.
+    """Add to `bad`, with a reason, each row of `ragged` that contains one of `places`.
 
-    ``reason(index in the row, value)`` returns the reason. Only that of the first of `places` in a row is kept, and a
-    row that is in `bad` already keeps its reason.
+    `places` are indices of ``ragged.values``, ascending. ``reason(index in the row, value)`` returns the reason. If a
+    row contains several places, the first one gives the reason. A row that is in `bad` already keeps its reason.
     """
     held = np.flatnonzero(ragged.lengths)
     if not places.size or not held.size:

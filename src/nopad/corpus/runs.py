@@ -147,9 +147,26 @@ def _rows(batches: Iterator[pa.RecordBatch], schema: pa.Schema, place: str) -> I
 
 def _decoded(batch: pa.RecordBatch, first_row: int, place: str) -> Iterator[dict[str, Any] | Bad]:
     bad: dict[int, str] = {}
-    rows = without_broken_text(batch, bad).to_pylist()
-    for at, row in enumerate(rows):
-        yield Bad(f"{place}, row {first_row + at}", bad[at]) if at in bad else row
+    whole = without_broken_text(batch, bad)
+    columns = [_values(column) for column in whole.columns]
+    for at in range(whole.num_rows):
+        if at in bad:
+            yield Bad(f"{place}, row {first_row + at}", bad[at])
+        else:
+            yield {name: column[at] for name, column in zip(whole.schema.names, columns, strict=True)}
+
+
+def _values(column: pa.Array) -> list[Any]:
+    """Return the values of a column; Arrow's own scalars where Python has none, as for nanoseconds and the year 12000.
+
+    From both kinds, `pyarrow.array` makes the same column again.
+    """
+    if not (pa.types.is_time64(column.type) and column.type.unit == "ns"):  # Python would cut the nanoseconds off
+        try:
+            return [*column.to_pylist()]
+        except (OverflowError, ValueError):
+            pass
+    return [one if one.is_valid else None for one in column]
 
 
 def _row_places(count: int, first_row: int, place: str) -> Iterator[str]:
@@ -169,7 +186,7 @@ def object_runs(items: Iterable[Any], name: str) -> Iterator[Run]:
 
 
 def _guarded(items: Iterable[Any], name: str) -> Iterator[Any]:
-    """Yield the items; any error of the user's iterator, but those of nopad, becomes a SourceError."""
+    """Yield the items; an error of the user's iterator becomes a SourceError, unless it is nopad's."""
     row = 1
     try:
         for item in items:

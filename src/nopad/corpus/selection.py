@@ -42,8 +42,8 @@ class Selection:
         carried: further columns that are packed along with the content.
         left_out: names of columns that are not read.
         known: names of all columns of the table from which these were chosen.
-        new: which columns make a later record bad if they are not among the `known` ones: "all": every column that
-            could be carried; "mask": only ``attention_mask``; "none": no column.
+        new: a later record is bad if it has one of certain columns, and this is not among the `known` ones. "all":
+            every column that could be carried; "mask": only ``attention_mask``; "none": no column.
     """
 
     content: str
@@ -141,7 +141,8 @@ def _learned(schema: pa.Schema, place: str) -> str | None:
     """Return the name of the column that marks the tokens to learn; None: there is none.
 
     Raises:
-        SourceError: there is a column of labels too, or that column does not hold lists of integers or booleans.
+        SourceError: the column of marks does not hold lists of integers or booleans, or there is a column of labels
+            too.
     """
     if ASSISTANT not in schema.names:
         return None
@@ -171,7 +172,10 @@ def label_column(schema: pa.Schema) -> list[str]:
 def refuse_empty_labels(schema: pa.Schema, names: Sequence[str], wanted: bool, place: str) -> None:
     """Refuse a column of labels among `names` that holds nothing but null, and would otherwise be left out.
 
-    Nothing is refused if `wanted` is False.
+    Nothing is refused if `wanted` is False. `place` names the table in messages.
+
+    Raises:
+        SourceError: there is such a column.
     """
     empty = [name for name in names if wanted and name in LABELS and pa.types.is_null(schema.field(name).type)]
     if empty:
@@ -182,7 +186,11 @@ def refuse_empty_labels(schema: pa.Schema, names: Sequence[str], wanted: bool, p
 
 
 def _check_distinct(content: str, mask: str | None, carried: Sequence[str], place: str) -> None:
-    """Refuse a column that is used in two roles, or carried twice."""
+    """Refuse a column that is used in two roles, or carried twice.
+
+    Raises:
+        SourceError: the mask is also the content or a carried column, or a column is carried twice.
+    """
     if mask == content:
         raise SourceError(f"{place}: the column {mask!r} cannot be its own mask; name another one with mask_field=")
     for at, name in enumerate(carried):
@@ -224,7 +232,9 @@ def _content(schema: pa.Schema, options: ReaderOptions, place: str) -> tuple[str
 
 
 def _mask(schema: pa.Schema, field: str, place: str) -> str | None:
-    """Return the name of the column that marks padding; "auto": ``attention_mask``, or None if it holds no lists.
+    """Return the name of the column that marks padding; `field` is `ReaderOptions.mask_field`.
+
+    For "auto", it is ``attention_mask``, or None if there is no such column of lists.
 
     Raises:
         SourceError: the named column is missing, occurs twice, or does not hold lists of integers or booleans.
@@ -276,7 +286,10 @@ def _found(schema: pa.Schema, name: str, place: str) -> Carried | None:
 
 
 def _carried(schema: pa.Schema, name: str, kind: Kind) -> Carried | None:
-    """Return how a column is carried beside content of this `kind` (text or ids); None if its type cannot be."""
+    """Return how a column is carried beside content of this `kind` (text or ids).
+
+    The result is None if a column of this type cannot be carried.
+    """
     found = schema.field(name).type
     found = found.value_type if pa.types.is_dictionary(found) else found
     if is_list(found):

@@ -84,7 +84,7 @@ class SlowBackend:
         return json.dumps(what, sort_keys=True)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> SlowEncoding:
-        """Encode one text, with a mask of its special tokens."""
+        """Encode one text; the mask is 1 for the special tokens that the tokenizer adds before and after the text."""
         ids = self._call(text, add_special_tokens)
         bare = ids if not add_special_tokens else self._call(text, False)
         inside = len(ids) - len(bare)

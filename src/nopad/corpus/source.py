@@ -224,8 +224,14 @@ class IterableSource(Source):
 
     Messages count the items from 1.
 
+    Args:
+        items: the texts, or the lists of ids.
+        name: name of the input, in fingerprints and messages.
+        block_records: number of items in a block.
+
     Raises:
         SourceError: texts and ids are mixed, or an item is neither.
+        OptionError: `block_records` is not an integer of at least 1.
 
     >>> from nopad.corpus import IterableSource
     >>> source = IterableSource(["one text", "another"])

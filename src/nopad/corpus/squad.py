@@ -1,4 +1,4 @@
-"""SQuAD's own files, 1.1 and 2.0, as records: one per question. A file, of 40 MB at most, is read as a whole."""
+"""SQuAD's own files, 1.1 and 2.0, as records: one per question. A file is read as a whole; the largest has 40 MB."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def read_squad(source: str | os.PathLike[str] | Mapping[str, Any]) -> list[dict[
 
     Raises:
         SourceError: the file cannot be read.
-        FormatError: the content is not that of a SQuAD file; the message says where.
+        FormatError: the content is not that of a SQuAD file, or an impossible question has answers; the message says
+            where. Or `source` is of another type.
 
     >>> from nopad.tasks import read_squad
     >>> asked = {"id": "7", "question": "Where?", "answers": [{"text": "Rome", "answer_start": 3}]}
@@ -102,7 +103,8 @@ def squad_runs(file: InputFile) -> Iterator[Run]:
 
     Raises:
         SourceError: the file cannot be read, or changed since it was found.
-        FormatError: its content is not that of a SQuAD file; the message says where.
+        FormatError: its content is not that of a SQuAD file, or an impossible question has answers; the message says
+            where.
     """
     try:
         records = read_squad(json.loads(b"".join(file.chunks(1 << 20))))

@@ -1,7 +1,7 @@
 """Tables as sources: the base class, and Parquet and Arrow files.
 
-A table source yields record batches; the module `selection` chooses their columns, and the module `rows` decodes them.
-A block is one batch or a part of a batch, cut at the same rows in every pass, and validated before it is used
+A table source yields record batches; `nopad.corpus.selection` chooses their columns, and `nopad.corpus.rows` decodes
+them. A block is one batch or a part of a batch, cut at the same rows in every pass, and validated before it is used
 (`nopad.corpus.batches`). Reading is as fast as Arrow decodes. Batches of an Arrow file are copied once, and each must
 fit in memory.
 """

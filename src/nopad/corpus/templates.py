@@ -141,7 +141,7 @@ class Template:
         The place is (begin, end) in characters of the text.
 
         Raises:
-            RecordError: the template refuses these messages.
+            RecordError, OptionError: as for `text`.
         """
         found = self._applied(
             chat,

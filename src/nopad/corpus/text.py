@@ -78,9 +78,9 @@ class TextFile(Source):
 
 
 def _whole_paragraphs(blocks: Iterator[tuple[bytes, int, int]]) -> Iterator[tuple[bytes, int, int]]:
-    """Move the cuts between blocks of whole lines to blank lines, so that no block ends inside a paragraph.
+    """Yield the same bytes as the given blocks of whole lines, cut only at blank lines: no block ends in a paragraph.
 
-    A block is (data, offset in bytes, number of the first line), in the input and in the result.
+    A given or yielded block is (data, offset in bytes, number of the first line).
     """
     rest, begin, first = b"", 0, 1
     for data, offset, line in blocks:

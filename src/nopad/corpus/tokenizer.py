@@ -38,7 +38,7 @@ PROBES = ("a", "hello", "0", "the")
 
 
 class Tokenizer:
-    """Wraps a `tokenizers.Tokenizer` or a `SlowBackend`, and turns off its truncation and padding.
+    """Wraps a `tokenizers.Tokenizer` or a `SlowBackend`, and turns off its truncation and padding, in place.
 
     Attributes:
         name: what messages call the tokenizer.
@@ -81,7 +81,11 @@ class Tokenizer:
         return hashlib.sha256(canonical.encode()).hexdigest()
 
     def encode(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
-        """Return the token ids of each text, int32 ``[length]``, without special tokens."""
+        """Return the token ids of each text, int32 ``[length]``, without special tokens.
+
+        Raises:
+            FormatError: as for `encodings`.
+        """
         tokens, lengths = self.flatten(self.encodings(texts))
         return np.split(tokens, np.cumsum(lengths)[:-1]) if len(texts) else []
 
@@ -98,7 +102,11 @@ class Tokenizer:
         return self._encoded(self._inner, texts)
 
     def plain_encodings(self, texts: Sequence[str]) -> list[Any]:
-        """Encode texts as `encodings` does, but treat names of special tokens in them ("[SEP]") as plain text."""
+        """Encode texts as `encodings` does, but treat names of special tokens in them ("[SEP]") as plain text.
+
+        Raises:
+            FormatError: as for `encodings`.
+        """
         self._plain.encode_special_tokens = True  # each time, since it is lost when the copy is pickled
         return self._encoded(self._plain, texts)
 

@@ -23,7 +23,7 @@ def load_transformers_tokenizer(spec: str | Path | None = None) -> Any:
 
     Raises:
         MissingExtraError: transformers is not installed, or no tokenizer is chosen and the default one is not there.
-        FormatError: there is no such tokenizer, or transformers cannot read it.
+        FormatError: there is no such tokenizer, transformers cannot read it, or it has only special tokens.
     """
     try:
         import transformers

@@ -36,7 +36,7 @@ def sizes_of(indptr: NDArray[Any], chosen: NDArray[Any], sizes: NDArray[Any]) ->
 
 @njit(cache=True, nogil=True)
 def members_of(indptr: NDArray[Any], values: NDArray[Any], chosen: NDArray[Any], members: NDArray[Any]) -> None:
-    """Write the values of the chosen lists to `members`, list after list.
+    """Write the values of the lists with the numbers `chosen` to `members`, list after list.
 
     List p is ``values[indptr[p]:indptr[p + 1]]``. If `values` is empty, list p has the integers from ``indptr[p]`` to
     ``indptr[p + 1]`` (exclusive).
@@ -127,12 +127,14 @@ def lists_in_chunks(
     begins: NDArray[Any],
     lengths: NDArray[Any],
 ) -> bool:
-    """Set ``begins[i]`` and ``lengths[i]`` for the list of row ``rows[i]``; return whether all lie in their chunks.
+    """Set ``begins[i]`` and ``lengths[i]`` to where the list of row ``rows[i]`` begins, and to its length.
 
     Begins are indices in a flat view over all chunks of an Arrow column. Chunk c holds the rows from ``bounds[c]`` up
     to ``bounds[c + 1]`` (exclusive), and has ``sizes[c]`` values, which begin at ``at[c]`` in the view. The offsets of
-    its lists begin at ``offsets_at[c]`` of `offsets`. With a `width` above 0 there are no offsets: every list has
-    `width` values, and the first list of chunk c is list number ``offsets_at[c]`` of the chunk's values.
+    its lists begin at ``offsets_at[c]`` of `offsets`. If `width` is above 0, `offsets` is not used: every list has
+    `width` values, and the first list of chunk c begins ``offsets_at[c] * width`` values after ``at[c]``.
+
+    Return whether all these lists lie within the values of their chunks.
     """
     outside = 0
     for i in range(rows.shape[0]):

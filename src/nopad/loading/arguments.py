@@ -48,6 +48,8 @@ def refuse_torchs(options: Mapping[str, Any]) -> None:
 def refuse_dealing(**given: Any) -> None:
     """Refuse, for a stream, the arguments that only an epoch of known size can honour, such as `balance` and `groups`.
 
+    `given` are the values of such arguments of `PackedLoader`, by name.
+
     Raises:
         OptionError: one of these arguments is not at its default.
     """
@@ -110,9 +112,15 @@ def fitting(form: Form, align: int, *, packed: bool) -> Form:
 def capped(token_cap: int | None, form: Form | None, *, unpacked: bool, stream: bool) -> int | None:
     """Return `token_cap`, the most tokens per rank and micro-step, after checking that it can be used; None: no limit.
 
+    Args:
+        token_cap: the limit, as in `PackedLoader`.
+        form: the form of the batches; None: the default form.
+        unpacked: whether the step is given by ``sequences=``, so that sequences are not packed.
+        stream: whether the data are a stream.
+
     Raises:
-        OptionError: the cap is out of range; or a cap is given for packs, for a stream, or with a form other than
-            `Flat`.
+        OptionError: `token_cap` is out of range; or it is given although `unpacked` is False, `stream` is True, or
+            `form` is neither None nor `Flat`.
     """
     cap = TOKEN_CAP.check("token_cap", token_cap)
     if cap is None:

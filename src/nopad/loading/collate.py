@@ -16,13 +16,20 @@ __all__ = ["causal"]
 
 
 def causal(sequences: Sequences, form: Form, per_row: NDArray[np.int64]) -> PackedBatch:
-    """Make a batch for a causal language model, as the `collate` of a `PackedLoader`.
+    """Return a batch for a causal language model; pass this function to a `PackedLoader` as `collate`.
 
     If there is no column of labels (``labels``, ``label`` or ``label_ids``), the labels are a copy of ``input_ids``.
     The first label of each sequence becomes -100: no token predicts it, and training loops must not count it.
 
+    Args:
+        sequences: the sequences of the batch, in columns; they are not changed.
+        form: how the batch lies in memory: `nopad.Flat()` or `nopad.Rows(capacity)`.
+        per_row: how many of the sequences lie in each row; int64 ``[rows]``.
+
     Raises:
-        BatchError: a column of labels has one value per sequence instead of one per token.
+        BatchError: a column of labels has one value per sequence instead of one per token; or there is another reason,
+            as in `PackedBatch.from_columns`.
+        LengthError, OptionError: as in `PackedBatch.from_columns`.
 
     >>> import nopad
     >>> loader = nopad.PackedLoader([[7, 8, 9], [5, 6]], 5, rows=1, collate=nopad.loading.causal)

@@ -104,6 +104,9 @@ class PackCollator:
         """Return the sequences of the rows, and the number of sequences in each row, int64 ``[rows]``.
 
         The sequences include record columns, such as ``seq_index``.
+
+        Raises:
+            BatchError: as in `__call__`.
         """
         if len(features) and all(isinstance(one, PackedRow) for one in features):
             sequences, records, per_row = from_rows(features)

@@ -128,10 +128,10 @@ class Epochs:
         return Course(units, order, at.leg, cost=self.cost, last=self.last, resumed=bool(at.past))
 
     def _begun(self, at: Position) -> _Begun:
-        """Return the units of the epoch that begins at `at`, and its first leg as a pair (key from `_which`, `Course`).
+        """Return the units of the epoch that begins at `at`, and its first leg: a pair of its key and its `Course`.
 
-        A leg is a part of an epoch in which ranks, step and balance stay the same. Without a token cap, the second
-        result is None: no steps have to be fitted to a cap, so the leg is dealt later.
+        A leg is a part of an epoch in which ranks, step and balance stay the same; its key is the result of `_which`.
+        Without a token cap, the second result is None: no steps have to be fitted to a cap, so the leg is dealt later.
         """
         units = self._made(at.epoch)
         return units, None if at.leg.token_cap is None else (_which(at), self._dealt(units, at))
@@ -160,7 +160,8 @@ class Epochs:
         """Refuse a position that lies beyond the end of its epoch.
 
         Raises:
-            FormatError: the position counts more units (packs, rows, sequences or groups) or steps than the epoch has.
+            FormatError: the position counts more units (packs, rows, sequences or groups) or steps than the epoch has;
+                or there is another reason, as in `course`.
             OptionError, BalanceError: as in `course`.
         """
         taken = sum(leg.steps * leg.shape.per_step for leg in at.past if leg.token_cap is None)
@@ -185,8 +186,8 @@ class Epochs:
     def deal_ahead(self, at: Position) -> None:
         """Start dealing the next epoch in the background if nine tenths of this one's steps were taken.
 
-        Nothing happens if an epoch that was dealt ahead is still kept. An error in the background is raised when
-        `units` is called for the next epoch.
+        Nothing happens if an epoch was dealt ahead already, and `units` was not yet called for it. An error in the
+        background is raised when `units` is called for the next epoch.
         """
         if self._ahead is None and at.leg.steps >= int(_NEARLY * self.course(at).steps):
             pool = ThreadPoolExecutor(1, thread_name_prefix="nopad-deal")

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from nopad import _kernels, random
 from nopad.assignment import assign, check_cover
 from nopad.balance import round_up
+from nopad.batch.columns import narrowed
 from nopad.errors import CorruptError, LengthError, OptionError, PlanMismatchError
 from nopad.histogram import as_lengths
 from nopad.loading.groups import Groups, Together
@@ -219,7 +220,7 @@ def planned(
             f"a plan is given, and {', '.join(options)} as well, which are for a new one; give one of both"
         )
     if plan.capacity != capacity:
-        raise PlanMismatchError(f"the plan is for a capacity of {plan.capacity}, and {capacity} is given")
+        raise PlanMismatchError(f"the plan is for a capacity of {plan.capacity:,}, and {capacity:,} is given")
     check_cover(plan, as_lengths(lengths))
     if align > 1 and int(np.add.reduceat(round_up(plan.lengths, align), plan.indptr[:-1]).max()) > capacity:
         raise PlanMismatchError(
@@ -286,7 +287,7 @@ class StoredRows(Feed):
         sequences, sizes = self._dataset.gather(taken.units)
         if not np.array_equal(sizes, taken.sizes):
             raise CorruptError(f"{self._dataset.path}: rows hold other sequences than were dealt; open it again")
-        return sequences
+        return narrowed(sequences)
 
     def check_unchanged(self) -> None:
         """Refuse a dataset that was replaced by another one since it was opened.

@@ -41,7 +41,7 @@ class EpochSupply(Supply):
 
         Raises:
             OptionError: the units (packs, rows, single sequences or groups) do not make a single step, or do not make
-                whole steps and `last` is "refuse".
+                whole steps and `last` is "refuse"; or the balance would reorder units whose order must stay.
             BalanceError: the balance cannot draw these units, or the cost model gives an invalid cost.
             LengthError: a unit does not fit under the token cap.
         """
@@ -139,6 +139,7 @@ class EpochSupply(Supply):
             FormatError: this is not a state of such a loader, or it does not fit the data.
             PlanMismatchError: the state is for other data or other options.
             OptionError: the units left do not make whole steps, and `last` is "refuse".
+            BalanceError: as in `Epochs.course`.
         """
         position, facts = read_state(state)
         check_same(facts, self.facts())
@@ -191,7 +192,7 @@ class EpochSupply(Supply):
             at = after
 
     def _built(self, at: Position) -> PackedBatch:
-        """Build this rank's batch at a position."""
+        """Return this rank's batch at a position; a rank without a unit gets a stand-in (`PackedBatch.as_stand_in`)."""
         units, course, serving = self._epochs.units(at.epoch), self._epochs.course(at), self._serving
         taken = course.part(at.leg.steps, serving.ranks.rank, at.batches)
         idle = not taken.units.size  # in the last step, where there are fewer units than micro-steps of all ranks

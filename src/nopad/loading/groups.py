@@ -45,10 +45,13 @@ class Groups:
         Args:
             given: the number of each sequence's group, integers ``[n]``; or one integer k: every k consecutive
                 sequences are a group.
-            sequences: number of sequences.
+            sequences: number of sequences, n.
+
+        Groups are in ascending order of the numbers in `given`.
 
         Raises:
-            OptionError: `given` does not have one integer per sequence, or k does not divide the number of sequences.
+            OptionError: `given` does not have one integer per sequence; or k is below 1, or does not divide the number
+                of sequences.
         """
         dtype = index_dtype(sequences)
         if isinstance(given, int | np.integer) and not isinstance(given, bool):

@@ -84,6 +84,7 @@ class Course:
         Raises:
             OptionError: the units do not make whole steps and `last` is "refuse"; or not a single step can be made, and
                 `resumed` is False.
+            BalanceError: a unit does not fit under the token cap of `leg`, even in a step of its own.
         """
         self._units, self._order, self._cost, self.last = units, order, cost, last
         self.shape, self.balance, self.token_cap = leg.shape, leg.balance, leg.token_cap
@@ -107,8 +108,8 @@ class Course:
     def bounds(self, step: int) -> tuple[int, int]:
         """Return where the units of a step begin and end (exclusive) in the order in which this leg takes units.
 
-        With `step` equal to the number of steps, "begin" is where the last step ends. If the last step is filled with
-        empty places, its end lies beyond the last unit.
+        If `step` is the number of steps, the first value is where the last step ends. Without a token cap, the end of a
+        last step with empty places lies beyond the last unit; `units_at` allows for this.
         """
         if self._cuts is None:
             return step * self.shape.per_step, (step + 1) * self.shape.per_step
@@ -235,7 +236,7 @@ def ordered(
 
 
 def check_cap(units: Units, leg: Leg, unit: str) -> None:
-    """Refuse a token cap under which a unit could never be dealt, even if this epoch leaves that unit out.
+    """Refuse a token cap that is too small for a unit; units that this epoch leaves out are checked too.
 
     Units are packs, rows, single sequences or groups; `unit`, such as "sequence", is the word for one in the message.
 
@@ -304,8 +305,8 @@ def _taken_by(units: Units, left: NDArray[Any], leg: Leg) -> int:
 def _drawn(costs: NDArray[np.int64], leg: Leg, key: int, *, resumed: bool) -> NDArray[Any]:
     """Return the order in which a leg (a part of an epoch) takes its units, as indices into `costs`.
 
-    If `resumed` is True and draw "stratified" fails, as it does when earlier legs used up a stratum (a range of costs),
-    the order stays as it was given.
+    `key` is the seed of the draw. If `resumed` is True and draw "stratified" fails, as it does when earlier legs used
+    up a stratum (a range of costs), the order stays as it was given.
 
     Raises:
         BalanceError: the balance cannot draw these units.

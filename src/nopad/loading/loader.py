@@ -1,13 +1,14 @@
 """`PackedLoader`: from stored tokens, or a stream, to the batches of one rank.
 
 For stored tokens, every rank computes which units (packs or sequences) each step takes, and which rank gets which unit,
-from lengths, seed and epoch alone: every rank takes the same number of steps, and nothing is communicated, except a
-check at the beginning that all ranks have the same data and options. A state is a few integers. After a state is
+from lengths, seed and epoch alone. So every rank takes the same number of steps, and ranks do not communicate. Only at
+the beginning, they check that all have the same data and options. A state is a few integers. After a state is
 loaded, the loader gives the batches that were still to come; if the number of ranks has changed, it gives new batches
 of the sequences that were still to come. `nopad.loading.streams` says how streams are read.
 
-Cost: O(sequences) per epoch, after the first epoch in the background while the previous epoch ends; O(units of a step)
-per step, on every rank; O(tokens) per batch. Batches are built ahead in a thread (`prefetch`) or in worker processes.
+Cost: O(sequences) per epoch; O(units of a step) per step, on every rank; O(tokens) per batch. From the second epoch on,
+the work per epoch is done in the background, while the previous epoch ends. Batches are built ahead in a thread
+(`prefetch`) or in worker processes.
 """
 
 from __future__ import annotations
@@ -115,7 +116,8 @@ class PackedLoader:
 
     Raises:
         OptionError: an argument is invalid, two contradict each other, or the units do not make a single step.
-        LengthError: a sequence (or group) is longer than the capacity, or than `token_cap`.
+        LengthError: a sequence (or group) is longer than the capacity, or than `token_cap`; or a stored sequence has no
+            token.
         PlanMismatchError: `plan` is for other lengths or another capacity.
         BalanceError: the balance cannot draw or deal these units, or `cost` gives an invalid cost.
         SourceError, FormatError, CorruptError, RecordError: the data cannot be read, as for `open_tokens`.
@@ -305,6 +307,7 @@ class PackedLoader:
         to count its steps, which takes O(sequences).
 
         Raises:
+            OptionError: `epoch` is not an integer of at least 0.
             TypeError: the data are a stream, whose length is not known.
         """
         return self._supply.steps_in(self._at, _NUMBER.check("epoch", epoch))
@@ -317,7 +320,7 @@ class PackedLoader:
         >>> import nopad
         >>> data = [[1, 2, 3], [4], [5, 6], [7, 8]]
         >>> print(nopad.PackedLoader(data, capacity=4, rows=1, rank=0, world_size=2).summary())
-        step     2 ranks x 1 micro-step x 1 pack: 4 sequences, 8 tokens
+        step     2 ranks x 1 micro-step x 1 pack: 4 sequences, 8 tokens on average
         epoch    1 step: 4 sequences, 8 tokens (100.00% of the slots)
                  one sequence per row would take 2 steps: a schedule in steps sees 2.00 times as many ...
         balance  the slowest rank of a step costs 0.00% more than the mean (floor 0.00%), by Tokens()
@@ -352,8 +355,8 @@ class PackedLoader:
         an epoch, the loader stands at the beginning of the next epoch.
 
         Raises:
-            OptionError: this epoch has fewer than `batches` batches left; or the data are a stream, and `batches` is
-                not 0.
+            OptionError: `batches` is not an integer of at least 0; this epoch has fewer batches left; or the data are a
+                stream, and `batches` is not 0.
         """
         return self._supply.state(self._at, _NUMBER.check("batches", batches))
 
@@ -373,6 +376,7 @@ class PackedLoader:
             PlanMismatchError: the state is for other data, or another plan, cost model, seed or option; the message
                 names what differs.
             OptionError: `last` is "refuse", and the sequences left do not make whole steps for the new ranks.
+            BalanceError: the balance cannot deal the sequences left.
         """
         self._at = self._supply.placed(state)
         self._begin_again()
@@ -422,7 +426,8 @@ class PackedLoader:
         once.
 
         Raises:
-            OptionError: the other processes gave too few batches, or another iteration of this loader began meanwhile.
+            OptionError: the other processes gave too few batches; another iteration of this loader began meanwhile, or
+                the loader was set to another place; or the ranks have different data or options.
         """
         return self._moved_on(lambda: self._paired(batches()))
 
@@ -470,7 +475,11 @@ def _collated(sequences: Sequences, form: Form, per_row: NDArray[np.int64]) -> P
 
 
 def _shared(ranks: Ranks, feed: Feed, host_dir: str | os.PathLike[str] | None) -> HostArrays | None:
-    """Return this host's shared arrays; None if `host_dir` is None, and a node has one rank or the data are small."""
+    """Return this host's shared arrays; None: nothing is shared.
+
+    Nothing is shared if `host_dir` is None and sharing is not worth it: a node has one rank, or the data have fewer
+    than 2**20 sequences.
+    """
     if host_dir is None and (ranks.node_size == 1 or feed.sequences < _SHARED_FROM):
         return None
     return HostArrays(feed.facts(), None if host_dir is None else Path(host_dir))

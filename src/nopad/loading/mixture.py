@@ -65,6 +65,8 @@ class Mixture:
         OptionError: `sources` is not a dict or is empty; a weight names no source, is missing, or is not a finite
             number above 0; `exhausted` has another value; the sources do not have the same columns; or an epoch would
             take more than 2^31 - 1 sequences from one source.
+        SourceError, FormatError, CorruptError, RecordError, LengthError, StorageError: a source cannot be opened, as
+            for `open_tokens`.
 
     >>> import nopad
     >>> from nopad.loading import Mixture
@@ -161,7 +163,11 @@ class Mixture:
         return np.concatenate(parts)
 
     def _pass(self, place: int, seed: int, number: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the order of a pass over a source, and at which token each sequence begins; int64 ``[n]`` each."""
+        """Return the order of a pass over a source, and at which token each sequence begins; int64 ``[n]`` each.
+
+        `place` is the number of the source, and `number` that of the pass, both from 0. The second array is in the
+        order of the pass too.
+        """
         order = np.arange(len(self._sources[place]))
         _kernels.shuffle(order, np.uint64(random.key(seed, random.STREAM_PASS, place, number)))
         lengths = self._sources[place].seq_lengths[order]
@@ -169,7 +175,10 @@ class Mixture:
         return order, ends - lengths
 
     def _each_once(self, seed: int, epoch: int) -> Chosen:
-        """Return every sequence once, for "drop"; a phase ends where a source runs out, and the other sources go on."""
+        """Return a `Chosen` that has every sequence once, for `exhausted` "drop".
+
+        A phase ends where a source runs out; the other sources go on in the next phase.
+        """
         passes = [self._pass(place, seed, epoch) for place in range(len(self.names))]
         read, parts, phases = [Fraction(0)] * len(passes), [], [0]
         left = [Fraction(tokens) for tokens in self._tokens]

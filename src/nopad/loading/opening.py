@@ -36,10 +36,11 @@ def open_feed(
     `groups`, `together` and `options` are as in `PackedLoader`.
 
     Raises:
-        OptionError: `data` is not a packed dataset, `capacity` is None, and `unpacked` is False; options of a plan are
-            given where nothing is planned; groups cannot stay together in this way; or groups or a plan are given for a
-            mixture.
-        LengthError, PlanMismatchError: as for `nopad.loading.feeds.planned`.
+        OptionError: `capacity` is None, `unpacked` is False, and `data` is not a packed dataset; options of a plan are
+            given where nothing is planned; `together` is "pack", or groups differ in size, where nothing is packed;
+            groups are given for stored rows; groups or a plan are given for a mixture; or an option is invalid.
+        LengthError: a sequence or group is longer than `capacity`, or a sequence has no token.
+        PlanMismatchError: as for `nopad.loading.feeds.planned`.
         SourceError, FormatError, CorruptError, RecordError, StorageError: as for `open_tokens` and `open_packed`.
     """
     checked, _ = check_sizes(1 if capacity is None else capacity, None, seed)

@@ -136,7 +136,7 @@ def _free(users: int) -> bool:
 
 
 def _remove_left_behind(root: Path) -> None:
-    """Remove the folders that no process uses any more."""
+    """Remove the folders below `root` that no process uses any more."""
     for folder in root.iterdir():
         if not (folder / _USERS).is_file():
             continue

@@ -79,7 +79,7 @@ class Summary:
         s, units = self.shape, f"{self.unit}s"
         lines = [
             f"step     {counted(s.world_size, 'rank')} x {counted(s.accumulation, 'micro-step')} x {self.takes}: "
-            f"{self.sequences / self.steps:,.0f} sequences, {self.tokens / self.steps:,.0f} tokens",
+            f"{self.sequences / self.steps:,.0f} sequences, {self.tokens / self.steps:,.0f} tokens on average",
             f"epoch    {counted(self.steps, 'step')}: {self.sequences:,} sequences, {self.tokens:,} tokens"
             + self._share(),
         ]
@@ -126,7 +126,9 @@ def summarise(
     capacity: int | None,
     notes: tuple[str, ...] = (),
 ) -> Summary:
-    """Summarise the remainder of an epoch, of at least one step; takes O(units), and deals up to 32 steps.
+    """Return the summary of what `course`, which has at least one step, takes of an epoch.
+
+    This takes O(units), and deals up to 32 steps to measure how even the ranks' costs are.
 
     Args:
         course: how the units are dealt.
@@ -169,7 +171,10 @@ def summarise(
 
 
 def _rows(course: Course, deals: dict[int, NDArray[np.int64]]) -> int:
-    """Return the number of rows of all steps together; `deals` holds `Course.dealt` of the last step, by its number."""
+    """Return the number of rows of all steps together.
+
+    `deals` holds the result of `Course.dealt` for some steps, by the step's number; the last step must be among them.
+    """
     rows = course.steps * course.shape.per_step
     if course.last != "short" or not course.empty:
         return rows
@@ -195,7 +200,8 @@ class _Wait(NamedTuple):
 
     Attributes:
         ranks: cost of each rank; int64 ``[ranks]``.
-        floor: a lower bound on the waste, however the units are dealt (`nopad.balance.floor`).
+        floor: a lower bound on the waste, however the units are dealt (`nopad.balance.floor`). Waste is by how much the
+            slowest rank costs more than the mean, as a fraction of the mean.
         too_long: numbers of the sequences that alone cost over 10 % more than the mean cost of a rank; int64 ``[k]``.
     """
 

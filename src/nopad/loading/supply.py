@@ -30,8 +30,9 @@ Collate = Callable[[Sequences, Form, NDArray[np.int64]], PackedBatch]
 class EpochCollate(ABC):
     """A `Collate` that makes different batches from the same sequences in every epoch, such as with masks drawn anew.
 
-    A subclass defines `at` and `facts`. Random draws must depend only on the epoch and on the numbers of the sequences
-    (``seq_index`` in their values). Then ranks, worker processes and resuming do not change them.
+    A subclass defines `at`, and also `facts` if its batches depend on settings. Random draws must depend only on the
+    epoch and on the numbers of the sequences (``seq_index`` in their values). Then ranks, worker processes and resuming
+    do not change them.
 
     >>> from nopad.loading import EpochCollate, causal
     >>> class Same(EpochCollate):
@@ -186,11 +187,16 @@ class Supply(ABC):
         Raises:
             FormatError: this is not a state of such a loader.
             PlanMismatchError: the state is for other data or other options.
+            OptionError: stored units that are left do not make whole steps, and `last` is "refuse".
         """
 
     @abstractmethod
     def epoch_begin(self, at: Any, epoch: int) -> Any:
-        """Return the place where epoch number `epoch` begins, for a loader that stands at `at`."""
+        """Return the place where epoch number `epoch` begins, for a loader that stands at `at`.
+
+        Raises:
+            OptionError: the data are a stream that never stops.
+        """
 
     def settled(self, at: Any) -> Any:
         """Return `at`; or the beginning of the next epoch, if this one has no batch after `at`."""

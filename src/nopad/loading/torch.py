@@ -85,7 +85,8 @@ class TorchLoader(DataLoader[PackedBatch]):
         """Build batches in `num_workers` processes; `options` are the DataLoader's: pin_memory, prefetch_factor, ...
 
         Raises:
-            OptionError: an option would change the batches or their order.
+            OptionError: an option would change the batches or their order, or `num_workers` is not an integer of at
+                least 0.
         """
         for name in (
             "batch_size",

@@ -1,4 +1,8 @@
-"""Compiled loops of int8 linear layers: activations to 8 bits, with one scale per token, and products to float32."""
+"""Compiled loops for int8 linear layers.
+
+`quantise` turns activations into int8, with one scale per token. `dequantise` turns the products of int8 matrices into
+float32.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +27,9 @@ def quantise(
 ) -> Any:
     """Write `values` ``[T, K]`` as int8 to `out`, and the scale of each row to `scales` ``[T]``.
 
-    A value is about its int8 number times the scale of its row; the largest magnitude of a row becomes 127. `bits` is
-    the memory of `values`, read as uint32. A row with NaN or infinity gets the scale NaN, so that all products of the
-    row are NaN.
+    A value is about its int8 number times the scale of its row. The value of largest magnitude in a row becomes 127 or
+    -127; it may become less if the scale is below the normal float32 numbers. `bits` is the memory of `values`, read as
+    uint32. A row with NaN or infinity gets zeros and the scale NaN, so all products of the row are NaN.
     """
     for row in range(values.shape[0]):
         largest = np.uint32(0)
@@ -48,10 +52,11 @@ def quantise(
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _quantise_tiny(values: NDArray[np.float32], most: Any, out: NDArray[np.int8], scale: NDArray[np.float32]) -> Any:
-    """Quantise a row whose scale is too small for a normal float32 number.
+    """Quantise a row whose `scale` is below the normal float32 numbers; write to `out`, and perhaps to `scale`.
 
-    The scale, which has lost bits, is raised by one step if it would make a value larger than 127. Values are divided
-    by it in float64, since 1 / scale may be infinite in float32.
+    Such a scale has few significant bits. If the value of largest magnitude, `most`, would become an integer above 127,
+    the scale is raised to the next float32 number. Values are divided by the scale in float64, since 1 / scale may be
+    infinite in float32.
     """
     if np.float64(scale[0]) * 127 < np.float64(most):
         scale[0] += _SMALLEST

@@ -1,11 +1,16 @@
-"""Check whether a batch fits a model; a batch that does not is refused before the model runs, with advice."""
+"""Check that a batch fits a model before the model runs.
+
+A batch that does not fit is refused; the message says what to do.
+"""
 
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from functools import lru_cache
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -39,14 +44,14 @@ def check_call(
     """Check the arguments of a packed call against the batch's layout and the model.
 
     `named` holds the arguments by name. `most` is the largest number of sequences that a batch may have (None:
-    unlimited), `takes` has the names of the model's arguments, and `stock` says whether the model is one of
-    transformers' own classes.
+    unlimited), `takes` has the names of the model's arguments, `family` has the facts about its type, and `stock` says
+    whether the model is one of transformers' own classes.
 
     Raises:
         BatchError: the batch does not pass `check_inputs` or `check_layout`; attention weights are asked for; a cache
             of earlier tokens is given; `inputs_embeds` have another dtype than the model; the weights are on no device;
-            mask tokens are given to a model that scales embeddings by their share of a row (`token_dropout`); or the
-            batch has images and the model takes none.
+            mask tokens are given to a model that rescales embeddings by the share of mask tokens in a row
+            (`token_dropout`); or the batch has images and the model takes none.
         UnsupportedModelError: the model does not pass `check_layers` or `check_embeddings`.
     """
     check_layers(model)  # first: it removes hooks that PEFT leaves behind in a call with any error
@@ -96,7 +101,8 @@ def refuse_attentions(model: Any, named: Mapping[str, Any]) -> None:
 def leave_columns(model: Any, takes: Sequence[str], named: dict[str, Any]) -> None:
     """Remove from `named` the columns of the batch that the model does not accept, and log one warning about them.
 
-    `takes` has the names of the arguments that the model accepts.
+    Columns are tensors with dimensions, and NumPy arrays. A scalar, such as a loss's denominator, stays. `takes` has
+    the names of the arguments that the model accepts.
 
     Raises:
         BatchError: a column's name is very similar to that of an argument that was not given; an argument of the model
@@ -122,8 +128,22 @@ def leave_columns(model: Any, takes: Sequence[str], named: dict[str, Any]) -> No
             raise BatchError(
                 f"column {name!r} holds no numbers, and {type(model).__name__} takes a tensor; leave it out"
             )
-    if left:
+    if left and not _inside_own_code(model):
         _say_left(type(model).__name__, tuple(left))
+
+
+def _inside_own_code(model: Any) -> bool:
+    """Whether a user's own module calls the model in its ``forward``: it has the whole batch and may read the rest."""
+    from nopad.admitting.marks import is_library  # which imports this package
+
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "forward":
+            caller = next(iter(frame.f_locals.values()), None)  # self
+            if isinstance(caller, nn.Module) and caller is not model and not is_library(type(caller).__module__):
+                return True
+        frame = frame.f_back
+    return False
 
 
 @lru_cache(maxsize=64)
@@ -167,10 +187,10 @@ def check_layout(model: Any, family: Family, most: int | None, layout: Layout, w
 
 
 def positions_of(model: Any, family: Family) -> int | None:
-    """Return the largest number of tokens that a sequence may have by the model's positions; None: unlimited.
+    """Return the largest number of tokens for which the model has positions; None: unlimited.
 
-    None also for positions with three axes (`nopad.model.images`): there, an image takes fewer positions than tokens,
-    so `check_images` checks the positions themselves.
+    The result is also None for models with three axes of positions (`nopad.model.images`). There, an image takes fewer
+    positions than tokens, and `check_images` checks the positions themselves.
     """
     config = model.config
     if family.images is not None:

@@ -84,6 +84,9 @@ def _check_known(model: Any, stock: bool, name: str, value: Tensor, at: Layout |
     `at` is the layout that the argument must have; None: nothing is checked. `source` is the layout of the batch.
     Scalars and the arguments in `OTHERS` are not checked. A class that is not transformers' own (`stock` is False) may
     also get a tensor with a single value, or one value per sequence unless there are as many rows as sequences.
+
+    Raises:
+        BatchError: the argument has another shape.
     """
     if not value.dim() or name in OTHERS or at is None or tuple(value.shape[:2]) == at.shape:
         return
@@ -110,7 +113,11 @@ def _check_positions(value: Tensor, layout: Layout) -> None:
 
 
 def _check_states(given: Any, layout: Layout) -> None:
-    """Refuse an encoder's states ``[R, L, H]`` (`encoder_outputs`) in which R and L are not those of the batch."""
+    """Refuse an encoder's states ``[R, L, H]`` (`encoder_outputs`) in which R and L are not those of the batch.
+
+    Raises:
+        BatchError: the states have another shape.
+    """
     found = given[0] if isinstance(given, tuple) and given else getattr(given, "last_hidden_state", None)
     if isinstance(found, Tensor) and tuple(found.shape[:2]) != layout.shape:
         raise BatchError(f"encoder_outputs are {_told(found)}; expected {[*layout.shape, 'H']}, one per slot")
@@ -156,7 +163,7 @@ def _check_per_token(name: str, value: Any, layout: Layout) -> None:
 def check_range(name: str, value: Tensor, most: int, what: str, layout: Layout) -> None:
     """Check that values ``[R, L]`` are from 0 to `most` - 1; values on another device than a CPU are not checked.
 
-    In the message, `name` is the argument, and `what` a word for what the model has `most` of, such as "tokens".
+    `name` (the argument) and `what` (a word for the numbers, such as "tokens") are for the message.
 
     Raises:
         BatchError: a value is out of range; the message names the first such value, and its sequence or the padding.

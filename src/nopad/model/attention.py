@@ -63,7 +63,7 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """Compute the attention of one layer, from queries, keys and values ``[R, H, L, D]``.
 
-    The result is ``(attention output [R, L, H, D], None)``.
+    Return ``(attention output [R, L, H, D], None)``, as transformers expects it.
 
     transformers calls this function with these arguments; `module` is the layer. `attention_mask` is one of nopad's
     masks, which carry the batch's layout, or the mask of an ordinary call. `others` may hold attention sinks as
@@ -170,7 +170,7 @@ def _eager(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, heads
 
 
 def register() -> None:
-    """Register nopad's attention with transformers, under one name."""
+    """Register nopad's attention with transformers under `NAME`; the masks of ordinary calls are made as for SDPA."""
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
@@ -200,7 +200,10 @@ def check_replaceable(model: Any) -> None:
 
 
 def tell(module: nn.Module) -> None:
-    """Report to the current packed call, and to the function of `watched`, that this layer attends."""
+    """Report that a layer, `module`, computes attention.
+
+    The report goes to the current packed call, and to the function of `watched`.
+    """
     call, watch = _inside.get(), _watch.get()
     if call is not None:
         call.attended[id(module)] += 1
@@ -210,9 +213,9 @@ def tell(module: nn.Module) -> None:
 
 
 def inside() -> Call | None:
-    """Return the current packed call, whose layout attention modules must get.
+    """Return the current packed call; attention modules that run in it must get its layout.
 
-    The result is None outside of a packed call, and while compiling.
+    Calls that were interrupted (Ctrl-C) are left out. The result is None outside of a packed call, and while compiling.
     """
     if torch.compiler.is_compiling():
         return None

@@ -87,8 +87,8 @@ def check_rope(model: Any, layout: Layout) -> None:
     """Check that no sequence changes the rotary frequencies of the others.
 
     Longrope has two sets of frequencies; the long one applies to the whole batch when its longest sequence exceeds
-    `original_max_position_embeddings`. Dynamic rope stretches the frequencies by the longest sequence beyond
-    `max_position_embeddings` and keeps the stretched frequencies for later calls; this function resets them.
+    `original_max_position_embeddings`. With dynamic rope, a sequence longer than `max_position_embeddings` changes the
+    frequencies of the whole batch, and of later calls. If an earlier call has changed them, they are reset here.
 
     Raises:
         BatchError: some sequences are longer than `original_max_position_embeddings` and others are not (longrope), or
@@ -200,7 +200,10 @@ def _modules(model: nn.Module) -> Iterator[nn.Module]:
 
 @lru_cache(maxsize=1024)
 def _library(where: str, name: str) -> str:
-    """Return the name of the library of a layer that may quantise a whole batch together; "" for any other layer."""
+    """Return the library of a layer that may quantise the activations of a whole batch together; "": any other layer.
+
+    `where` and `name` are the module and the name of the layer's class.
+    """
     if where.startswith(("torch.ao.nn.quantized.dynamic", "torch.ao.nn.intrinsic.quantized.dynamic")):
         return "torch.ao"
     return {"Linear8bitLt": "bitsandbytes", "Float8Linear": "torchao float8"}.get(name, "")

@@ -1,9 +1,9 @@
 """`Bfloat16Linear`: a linear layer in bfloat16 for inference on CPUs, with its activation in the same pass.
 
-In eager PyTorch, a linear layer in bfloat16 copies its bias to the result, brings its weights into oneDNN's order, and
-multiplies, in each call; the activation behind it reads and writes the largest tensor of the model once more. On CPUs
-that multiply bfloat16 fast (AMX), those take as long as the multiplication. Here, weights are brought into order once,
-and oneDNN adds the bias and computes the activation on the sums, in float32, before they are rounded.
+In eager PyTorch, each call of a linear layer in bfloat16 copies the bias to the result, brings the weights into
+oneDNN's order, and multiplies. The activation after the layer reads and writes the result once more. On CPUs with fast
+multiplication of bfloat16 (AMX), all this takes as long as the multiplication. Here, weights are brought into order
+once. oneDNN adds the bias and computes the activation on the float32 sums, before it rounds them to bfloat16.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ FORMULAS: dict[tuple[str, str], Callable[[Tensor], Tensor]] = {
 class Bfloat16Linear(nn.Linear):
     """A linear layer in bfloat16, and the activation after it, if any.
 
-    On a CPU, without gradients, it runs on weights in oneDNN's order, which are a copy; a weight that was changed in
-    place or replaced is copied again (a change through ``.data`` cannot be noticed). With gradients, under autocast, in
-    compiled code, and on other devices, it runs as `torch.nn.Linear` and the activation would.
+    On a CPU with oneDNN's bfloat16, and with gradients switched off, it runs on a copy of the weights in oneDNN's
+    order. A weight that was changed in place or replaced is copied again; a change through ``.data`` cannot be noticed.
+    In all other cases it runs as `torch.nn.Linear` and the activation would: with gradients, under autocast, in
+    compiled code, on other devices, and on states of another dtype.
 
     >>> import torch
     >>> from nopad.model.bfloat16 import Bfloat16Linear
@@ -45,17 +46,17 @@ class Bfloat16Linear(nn.Linear):
     """
 
     def __init__(self, plain: nn.Linear, activation: nn.Module | None = None) -> None:
-        """Share the parameters of `plain`; `activation` is a module for which `formula_of` has an answer."""
+        """Share the parameters of `plain`; `activation` is a module for which `formula_of` returns a formula."""
         nn.Module.__init__(self)
         self.in_features, self.out_features = plain.in_features, plain.out_features
         self.weight, self.bias = plain.weight, plain.bias
         self.training = plain.training
         self.activation = activation
         self._formula = (None if activation is None else formula_of(activation)) or ("none", "")
-        self._laid_out: tuple[tuple[int, int, int], Tensor] | None = None
+        self._laid_out: tuple[Tensor, Tensor, int, Tensor] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out the copied weights, which can be neither copied nor stored."""
+        """Return the attributes without the copied weights, which can be neither copied nor stored."""
         return {**self.__dict__, "_laid_out": None}
 
     def forward(self, states: Tensor) -> Tensor:
@@ -72,6 +73,8 @@ class Bfloat16Linear(nn.Linear):
             states.device.type == self.weight.device.type == "cpu"
             and states.dtype == self.weight.dtype == torch.bfloat16
             and states.numel() > 0
+            and self.out_features > 0
+            and not self.weight.is_inference()  # which has no number of its version
             and not torch.is_grad_enabled()
             and not torch.is_autocast_enabled("cpu")
             and not torch.compiler.is_compiling()
@@ -80,18 +83,26 @@ class Bfloat16Linear(nn.Linear):
 
     def _packed(self) -> Tensor:
         """Return the weight in oneDNN's order."""
-        weight = self.weight
-        state = (id(weight), 0 if weight.is_inference() else weight._version, weight.data_ptr())
-        if self._laid_out is None or self._laid_out[0] != state:
-            self._laid_out = (state, torch.ops.mkldnn._reorder_linear_weight(weight.detach()))
-        return self._laid_out[1]
+        weight, known = self.weight, self._laid_out
+        if (
+            known is None
+            or known[0] is not weight
+            or known[1].data_ptr() != weight.data_ptr()
+            or known[2] != weight._version
+        ):
+            # The weight and its memory are held, so that no other gets their places while they are compared with
+            known = weight, weight.detach(), weight._version, torch.ops.mkldnn._reorder_linear_weight(weight.detach())
+            self._laid_out = known
+        return known[3]
 
 
 def fused(model: Any) -> Any:
-    """Replace a bfloat16 model's linear layers by `Bfloat16Linear`, in place, and return the model.
+    """Replace plain bfloat16 linear layers of a model by `Bfloat16Linear`, in place, and return the model.
 
-    A module of transformers that holds nothing but linear layers, one activation and dropout is tried with the
-    activation fused into each of its layers, and takes the first with which its results are the same up to rounding.
+    An activation is fused into a linear layer where that is possible. This is tried in each module of transformers that
+    holds nothing but linear layers, one activation and dropout: with its first linear layer, then with the next. The
+    first layer is taken with which the module's result is the same up to rounding; if there is none, the module stays
+    as it was.
     """
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
@@ -105,14 +116,16 @@ def fused(model: Any) -> Any:
 
 @cache
 def _is_supported() -> bool:
-    """Return whether oneDNN multiplies bfloat16 matrices on this CPU at all; a model may come from another machine."""
+    """Return whether oneDNN can multiply bfloat16 matrices on the CPU of this machine."""
     available: Any = torch.backends.mkldnn.is_available
     supported: Any = torch.ops.mkldnn._is_mkldnn_bf16_supported
     return bool(available() and supported())
 
 
 def formula_of(activation: nn.Module) -> tuple[str, str] | None:
-    """Return oneDNN's name of an activation and of its approximation; None if it has none.
+    """Return oneDNN's names of an activation and of its approximation; None if the activation cannot be fused.
+
+    The activation is recognised by its values. Only modules of torch and transformers without submodules are tried.
 
     >>> from nopad.model.bfloat16 import formula_of
     >>> formula_of(torch.nn.GELU(approximate="tanh")), formula_of(torch.nn.Tanh())
@@ -130,7 +143,10 @@ def formula_of(activation: nn.Module) -> tuple[str, str] | None:
 
 
 def _fuse_activation(module: nn.Module) -> None:
-    """Fuse a module's activation into the linear layer before it, if a probe shows which one that is."""
+    """Fuse a module's activation into the linear layer before it, in place; a probe finds which layer that is.
+
+    The module stays as it was if it has other submodules, or no layer gives the same results.
+    """
     layers = {name: child for name, child in module.named_children() if type(child) is Bfloat16Linear}
     others = {n: c for n, c in module.named_children() if n not in layers and type(c) is not nn.Dropout}
     if not layers or len(others) != 1:
@@ -159,7 +175,11 @@ def _is_near(found: Tensor | None, before: Tensor | None) -> bool:
 
 
 def _probed(module: nn.Module, states: Tensor) -> Tensor | None:
-    """Return a module's result on `states`, in float32; None if it takes other arguments, or returns no tensor."""
+    """Return a module's result on `states` in evaluation mode, as float32.
+
+    The result is None if the module raises an error (it may take other arguments), returns something else than a
+    tensor, or returns NaN or infinity.
+    """
     was = {one: one.training for one in module.modules()}
     module.eval()
     try:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from nopad.batch.device import Placement
 from nopad.errors import UnsupportedModelError
+from nopad.model.nested import kept
 
 if TYPE_CHECKING:
     from nopad.model.heads import Head
@@ -38,7 +39,7 @@ class Call:
         positions: position of each token, as the model counts positions; int64 ``[R, L]``, or ``[3, R, L]`` with three
             axes (M-RoPE).
         inside: the part that runs now: "encoder" or "decoder".
-        as_tuple: whether the caller wants a tuple.
+        as_tuple: whether the caller wants the output as a tuple (``return_dict=False``).
         labels: by name, the labels from which the head computes the loss after the model ran.
         seen: tensors that hooks and the head store during the call, by name.
         ran: how often each hook ran, by the hook's name (`Hook.role`).
@@ -47,6 +48,7 @@ class Call:
         frame: the Python stack frame that calls the module, until the call ends.
         outer: the packed call inside which this one runs, or None.
         token: what `nopad.model.attention.begin` returned.
+        given: the model and a copy of its arguments, if a hook that was added later may change them; else None.
     """
 
     head: Head
@@ -66,6 +68,12 @@ class Call:
     frame: FrameType | None = None
     outer: Call | None = None
     token: Any = None
+    given: Any = None
+
+    def note(self, module: nn.Module, named: Mapping[str, Any]) -> None:
+        """If `given` is about `module`, store a copy of `named` in it: they are what nopad's hook returned."""
+        if self.given is not None and self.given[0] is module:
+            self.given = module, kept(named)
 
     @property
     def side(self) -> Placement:
@@ -82,7 +90,7 @@ class Static:
             static shapes runs now.
         kept: output of a module, stored for the head by `Keep`.
         tokens: token ids ``[R, L]``, or None.
-        frame: the frame that calls the module, until the call ends; None while compiling.
+        frame: the Python frame that calls the module, until the call ends; None while compiling.
     """
 
     ids: Tensor | None = None
@@ -91,17 +99,36 @@ class Static:
     frame: FrameType | None = None
 
     def clear(self) -> None:
-        """Reset all attributes at the end of the call."""
+        """Set all attributes to None, at the end of the call."""
         self.ids = self.kept = self.tokens = self.frame = None
 
 
 class Calls(local):
-    """The state of each thread: `stack` has the calls that run now, the innermost last; None is an ordinary call."""
+    """What belongs to one thread, since threads may run the same model at once.
+
+    Attributes:
+        stack: the calls of the model that run now, the innermost last; None stands for an ordinary call.
+        static: the call with static shapes that runs now.
+        again: the layout of the checkpointed layer that runs now, perhaps for the second time (gradient checkpointing).
+    """
 
     def __init__(self) -> None:
         self.stack: list[Call | None] = []
         self.static = Static()
         self.again: Placement | None = None  # the layout of the checkpointed layer that runs now, perhaps again
+        self.ended = False  # whether the call that ended last was a packed one, and none began since
+
+    def begin(self) -> list[Call | None]:
+        """Begin a call, which is an ordinary one so far; return the stack. `end` ends it, even after an exception."""
+        self.ended = False
+        self.stack.append(None)
+        return self.stack
+
+    def end(self) -> Call | None:
+        """End the innermost call, and return it; None: it was an ordinary one."""
+        call = self.stack.pop() if self.stack else None
+        self.ended = call is not None
+        return call
 
 
 class Cell:
@@ -149,7 +176,7 @@ class Cell:
             self.opened += more
 
     def settle(self) -> None:
-        """End the innermost calls of this thread that Ctrl-C interrupted; PyTorch runs no ending hook for them."""
+        """End the innermost calls of this thread that were interrupted (Ctrl-C); PyTorch ran no hook at their end."""
         stack = self.calls.stack
         while stack:
             call = stack[-1]

@@ -47,9 +47,10 @@ def static_inputs(model: Any, batch: PackedBatch) -> dict[str, Any]:
         BatchError: the batch is flat, a sequence may go on in the next row (rows filled end to end), there are too many
             or too long sequences, or the items do not fit the model.
         OptionError: the model is not pack-safe, or it gives results per sequence and has no `max_sequences`.
-        UnsupportedModelError: the model is a class of your own, is an encoder–decoder, has a front end for images,
-            gets its mask inside the base model (DeBERTa, MPNet, ESM), or its head averages states under the mask
-            (ModernBERT, if so configured).
+        UnsupportedModelError: the model is a class of your own, is an encoder–decoder, takes images, has mixing modules
+            (state-space models, linear attention) or counts positions along the row, gets its mask inside the base
+            model (DeBERTa, MPNet, ESM), or has a head that averages states under the mask (ModernBERT, if so
+            configured).
 
     >>> import nopad, torch
     >>> from transformers import BertConfig, BertModel
@@ -182,7 +183,10 @@ class CompiledRows(nn.Module):
         return found if not self._types else {TYPES: torch.zeros_like(batch["position_ids"]), **found}
 
     def _of_sequences(self, batch: PackedBatch, output: Any) -> Any:
-        """Return the output with its results per sequence cut to the batch's own sequences, as views."""
+        """Return the output with its results per sequence cut to the batch's own sequences, as views.
+
+        The logits of a question-answering head are also cut to the longest sequence. Values that are None are left out.
+        """
         head, layout = state_of(self._orig_mod).head, batch.layout
         found = type(output)()
         for name, value in output.items():

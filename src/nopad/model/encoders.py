@@ -38,10 +38,11 @@ class _Around:
 
 
 def encoder_mask(placed: Placement, family: Family, dtype: torch.dtype, encoder: nn.Module, compiled: bool) -> Any:
-    """Return the attention mask for the encoder of a model with its own attention, with `placed` attached to it.
+    """Return the attention mask for the encoder of a model with its own attention.
 
-    `family` says whether the mask is bool or additive; `dtype` is the dtype of an additive mask. `compiled` says
-    whether layers are compiled.
+    `placed`, `encoder` and `family` are attached to the mask, for the hooks around attention modules. `family` says
+    whether the mask is bool or additive; `dtype` is the dtype of an additive mask. `compiled` says whether layers are
+    compiled.
 
     Raises:
         BatchError: the backend cannot run this model's attention, its compiled layers, or rows filled end to end.

@@ -74,25 +74,25 @@ class Family:
         mixers: class names of the modules that move information between tokens and do not use the registered attention
             (convolutions, state-space scans, linear attention): each is run on every sequence by itself
             (`nopad.model.mixers`).
-        alone: of the `mixers`, class names of those whose code may decide by what else is in a batch: each sequence
-            gets a call of its own.
+        alone: class names of those `mixers` that are called with one sequence at a time, since the rest of a batch may
+            change what they compute.
         mixes: function of the configuration that returns how often tokens are mixed in one call, by registered
             attention and by mixing modules; None: `attends` times in each layer.
         places: names of a mixing module's arguments that have one entry per position in a row (ALiBi, rotary angles),
             each with the dimension of these entries; a name comes twice if two of its dimensions do (a table of
             pairs). A sequence of l tokens gets the first l entries; if the dimension is None, it gets the whole
             argument, from which the module itself takes what it needs.
-        tables: names of the modules that look up a position embedding by a position that the model counts along the
-            row (a learned table and ``torch.arange``), each with the position of a sequence's first token.
-        readers: names of classes, besides transformers' own, that read one token of the states that they are given as
-            a `pooler` or `head` of 3 dimensions.
+        tables: names of the learned tables of position embeddings for which the model counts positions along the row
+            (``torch.arange``), each with the position of a sequence's first token.
+        readers: names of further classes, not transformers' own, whose `pooler` or `head` is given all states
+            ``[R, L, H]`` and reads those of one token.
         masked: whether the base model gets nopad's mask; False: it gets no mask, since it would compute ALiBi from it.
         narrow: whether a row may have at most as many slots as the model has positions.
         front: name of the base model's part that turns raw data (images) into states, and the name of its argument for
             the raw data; a packed call begins with these states (`nopad.model.fronts`). None: tokens are ids.
         images: how the model takes images beside its tokens; None: it takes none.
-        since: oldest version of transformers with which this model type is accepted: in older ones, a sequence's
-            results depend on the rest of its batch, or the model cannot be built; "": any version.
+        since: oldest version of transformers with which this model type is accepted; "": any version. In older ones,
+            a sequence's results depend on the rest of its batch, or the model cannot be built.
         refuse: function that returns why a model with this configuration is refused, or None if it is not.
         notes: remarks for the documentation.
     """

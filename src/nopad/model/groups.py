@@ -1,7 +1,8 @@
 """Divide the sequences of a batch into groups; a module runs on one group at a time, ``[n, l, ...]``.
 
-The n sequences of a group have one length l; or shorter ones are padded on the right, where their own tokens do not see
-the padding. `grouped` weighs this padding against the cost of one more call of the module.
+The n sequences of a group have one length l, or the shorter ones are padded on the right. No real token sees this
+padding: a mask hides it, or the module is causal. `grouped` weighs the padding against the cost of one more call of the
+module.
 """
 
 from __future__ import annotations
@@ -126,6 +127,6 @@ def groups_of(placed: Placement, how: How) -> Groups:
 def runs_once(module: nn.Module) -> bool:
     """Return whether a module can run only one group in a call.
 
-    FSDP's `fully_shard` sharded such a module by itself, so it has no weights any more after its first run.
+    This is so if FSDP's `fully_shard` was applied to the module itself: its weights are gone after the first run.
     """
     return type(module) is not class_of(module)

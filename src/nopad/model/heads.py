@@ -118,7 +118,11 @@ class Head:
         return labels
 
     def leave_static(self, cell: Cell, output: Any) -> Any:
-        """Return the output of a call with static shapes; a result that exists only per row becomes None."""
+        """Return the output of a call with static shapes, in which results that would be wrong are set to None.
+
+        Without a limit (`cell.most` None), these are `pooler_output`, `seq_relationship_logits` and `sop_logits`: they
+        were computed per row. With a limit, it is CLIP's `pooler_output` only.
+        """
         for name in ("pooler_output", "seq_relationship_logits", "sop_logits"):
             unread = cell.most is None or (name == "pooler_output" and self.family.pooled == "eos")
             if name in (output or ()) and unread:
@@ -130,8 +134,12 @@ class Head:
     ) -> Iterator[tuple[nn.Module, Hook]]:
         """Yield (module, hook) pairs that give `module`, called `role` in errors, one pooled state per sequence.
 
-        With `dims` 3, it gets ``[S, 1, H]``, pooled from its own input; `UnsupportedModelError` is raised unless its
-        class is transformers' own. With `dims` 2, it gets ``[S, H]``, pooled from the output of `inner`.
+        With `dims` 3, it gets ``[S, 1, H]``, pooled from its own input. With `dims` 2, it gets ``[S, H]``, pooled from
+        the output of `inner`.
+
+        Raises:
+            UnsupportedModelError: `dims` is 3, and the module's class is neither one of transformers' own nor one of
+                `Family.readers`.
         """
         reader = class_of(unwrapped(module))
         ours = reader.__module__.startswith("transformers.") or reader.__name__ in self.family.readers
@@ -214,7 +222,10 @@ class _LastToken(Head):
 
     @property
     def one_row(self) -> bool:
-        """Whether transformers refuses several rows, since it could not tell where padding begins in a row."""
+        """Whether the model accepts only one row.
+
+        Without a pad id, transformers cannot tell where padding begins in a row, and refuses several rows.
+        """
         return self.pooling() == "last" and self.model.config.get_text_config().pad_token_id is None
 
     def leave(self, call: Call, output: Any) -> Any:
@@ -404,7 +415,7 @@ def _settle_problem(model: Any, labels: Tensor) -> None:
 
 
 def _in_order(output: Any) -> Any:
-    """Return the output with its loss, if it has one, as the first entry, as in the tuples of transformers."""
+    """Return the output with its loss, if there is one, moved to the front, where transformers' tuples have it."""
     if "loss" not in output or output["loss"] is None:
         return output
     return type(output)(**{"loss": output["loss"], **{k: v for k, v in output.items() if k != "loss"}})

@@ -34,9 +34,10 @@ from nopad.model.hooks import (
 )
 from nopad.model.images import TOWER, Ran, attending_part, image_parts
 from nopad.model.known import class_of
-from nopad.model.later import take_off_judges
+from nopad.model.later import Watch, take_off_judges
 from nopad.model.mixers import Cut, Join, mixing_hooks, release
-from nopad.model.own import changes, foreign
+from nopad.model.own import changes, foreign, own_modules
+from nopad.model.proven import Proven
 from nopad.model.unguarded import check_rows
 
 __all__ = ["HookedModel", "part_of"]
@@ -59,7 +60,8 @@ class HookedModel:
             attached again.
         kinds: classes of these modules.
         own: the user's own classes among its modules when it was made pack-safe, by qualified name.
-        changed: the user's own code that changed its modules then (`nopad.model.own.changes`).
+        watch: looks for code of the user's own that changes its modules later.
+        proven: the code of the classes in `own`, and what it reads, as they were then; None: there are none.
         roles: roles of the hooks that must run once in a call.
         lock: held while hooks are attached anew.
     """
@@ -75,7 +77,8 @@ class HookedModel:
     modules: tuple[nn.Module, ...] = ()
     kinds: frozenset[type] = frozenset()
     own: dict[str, type] = field(default_factory=dict)
-    changed: list[Any] = field(default_factory=list)
+    watch: Watch = field(default_factory=Watch)
+    proven: Proven | None = None
     roles: tuple[str, ...] = ()
     lock: Any = field(default_factory=Lock)
 
@@ -92,14 +95,17 @@ class HookedModel:
         return attending_part(self.model, self.head.base, self.family)
 
     def install(self) -> None:
-        """Register nopad's attention, and attach all hooks.
+        """Make the model pack-safe: register nopad's attention, make the model use it, and attach all hooks.
+
+        The model's attention is changed only with the route "interface".
 
         Raises:
             UnsupportedModelError: the model cannot be hooked, or does not take nopad's attention.
         """
         attention.register()
         model = self.model
-        self.own, self.changed = foreign(model), [call for _, call in changes(model)]
+        self.own, self.watch = foreign(model), Watch([call for _, call in changes(model)])
+        self.proven = Proven.of([one for _, one in own_modules(model)], model.config) if self.own else None
         self.cell.owned = True
         self.takes = parameters(type(model).forward)
         if not self.head.stock and takes_more(type(model).forward):
@@ -203,7 +209,12 @@ class HookedModel:
         self.cell.most, self.cell.how = self.most, self.head.pooling()
 
     def _hooks(self) -> Iterator[tuple[nn.Module, Hook]]:
-        """Yield (module, hook) pairs for the modules that the model uses now, also several pairs for one module."""
+        """Yield (module, hook) pairs for the modules that the model uses now; one module may have several hooks.
+
+        Raises:
+            UnsupportedModelError: a module cannot be hooked, mixes the tokens of a row, or has experts of limited
+                capacity.
+        """
         cell, model, family = self.cell, self.model, self.family
         check_rows(model, self.head.base, family.mixers)
         check_experts(model)

@@ -41,7 +41,7 @@ __all__ = [
 
 @dataclass(eq=False)
 class Hook:
-    """Base class of all hooks of nopad, by which it recognises its own hooks when it removes them.
+    """Base class of all hooks of nopad. nopad recognises its own hooks by this class when it removes them.
 
     PyTorch calls a hook with the positional and keyword arguments of the forward call.
 
@@ -57,7 +57,10 @@ class Hook:
 
 
 def attach(module: nn.Module, hook: Any) -> None:
-    """Register a hook on a module."""
+    """Register a hook on a module, before or after its forward method, as `hook.moment` says.
+
+    A hook with the role "leave" also runs after an exception.
+    """
     if hook.moment == "before":
         module.register_forward_pre_hook(hook, with_kwargs=True)
     else:
@@ -111,6 +114,7 @@ class Swap(Hook):
             named["encoder_attention_mask"] = dense_cross(cross) if call.compiled else cross.mask()
         elif takes(module, "attention_mask"):
             named["attention_mask"] = call.placed.mask() if family.masked else None
+        call.note(module, named)
         return (), named
 
 
@@ -140,7 +144,9 @@ class Count(Hook):
             )
         if named.get("use_cache") is None and "use_cache" in parameters(type(module).forward):
             named["use_cache"] = False
-        return (), {**named, "position_ids": call.positions}
+        named["position_ids"] = call.positions
+        call.note(module, named)
+        return (), named
 
 
 @dataclass(eq=False)
@@ -258,11 +264,12 @@ class Feed(Hook):
         return (found if self.dims == 2 else found[:, None], *args[1:]), kwargs
 
     def _states(self, call: Call, module: nn.Module, args: Any) -> Tensor:
-        """Return the states to pool, ``[R, L, H]``.
+        """Return the states to pool, ``[R, L, H]``: the module's input if `dims` is 3, else what `Keep` stored.
 
         Raises:
-            UnsupportedModelError: there are no such states; or, in a class that is not transformers' own, a module with
-                the input ``[S, H]`` (`dims` 2) gets anything but each row's states, pooled as the head pools.
+            UnsupportedModelError: the states cannot be found or have another shape; or the model's class is not one of
+                transformers' own, and gives a module with pooled input (`dims` 2) something else than what
+                `Head.pooling` makes of each row.
         """
         given: Tensor | None = args[0] if args and isinstance(args[0], Tensor) else None
         states: Tensor | None = given if self.dims == 3 else call.seen.get("hidden")
@@ -283,11 +290,11 @@ class Feed(Hook):
 
 
 def _pooled_so(given: Tensor, states: Tensor, real: Tensor, how: str) -> bool:
-    """Return whether `given` is what pooling the states of each row by `how` gives; rows without tokens do not count.
+    """Return whether `given` ``[R, H]`` is what pooling each row of `states` by `how` gives.
 
-    `how` is "first", "last" (of the real tokens, or of the row's slots) or "mean" (of the same, up to rounding); for
-    any other value, the result is True. `states` are ``[R, L, H]``, and `real` says which slots hold tokens, bool
-    ``[R, L]``.
+    Rows without tokens are not compared. `how` is "first"; "last" (the last real token, or the last slot); or "mean"
+    (over the real tokens, or over all slots, up to rounding). For any other value, the result is True. `states` are
+    ``[R, L, H]``, and `real` says which slots hold tokens, bool ``[R, L]``.
     """
     rows = torch.arange(len(states), device=states.device)[real.any(1)]
     last = states.shape[1] - 1 - real.flip(1).int().argmax(1)
@@ -310,7 +317,10 @@ def _pooled_so(given: Tensor, states: Tensor, real: Tensor, how: str) -> bool:
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
-    """Return whether two tensors are equal, where NaN is equal to NaN."""
+    """Return whether two tensors are equal, where NaN is equal to NaN.
+
+    If one of them has NaN or infinity, NaN counts as 0, and infinity as the largest finite number.
+    """
     return torch.equal(one, other) or torch.equal(one.nan_to_num(), other.nan_to_num())
 
 

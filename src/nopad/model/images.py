@@ -125,10 +125,10 @@ def check_images(model: Any, base: Any, family: Family, named: Mapping[str, Any]
 
 
 def _check_pixels(model: Any, named: Mapping[str, Any], layout: Layout) -> None:
-    """Check that a batch has both images and their sequences, or neither, and that images are on the model's device.
+    """Check that a batch has both images and the numbers of images of its sequences, or neither; and check the devices.
 
     Raises:
-        BatchError: one of these does not hold.
+        BatchError: only one of both is given; or pixel values or grids are not a tensor, or not on the model's device.
     """
     pixels, images = named.get(PIXELS), 0 if layout.images is None else int(layout.images.sum())
     if pixels is None and images:
@@ -203,7 +203,7 @@ def _check_tokens(
     an array per sequence in stream order. `counts` is the number of images of each sequence, in the order given.
 
     Raises:
-        BatchError: a sequence has more or fewer of them, or padding has one.
+        BatchError: a sequence has more or fewer image tokens than its images give, or padding has image tokens.
     """
     found = np.bincount(layout.sequence_ids[pictured], minlength=layout.sequences + 1)
     token = model.config.image_token_id
@@ -228,7 +228,7 @@ def _check_types(given: Any, pictured: NDArray[np.bool_], layout: Layout) -> Non
     """Check that ``mm_token_type_ids``, if given, are 1 at image tokens and 0 elsewhere.
 
     Raises:
-        BatchError: they are not, or are no tensor ``[R, L]``.
+        BatchError: an entry has another value, or they are not a tensor ``[R, L]``.
     """
     if given is None:
         return
@@ -253,6 +253,9 @@ def _axes(
     layout: Layout,
 ) -> Tensor:
     """Return positions with three axes, int64 ``[3, R, L]``: what `get_rope_index` gives for each sequence alone.
+
+    `ids` and `pictured` are ``[R, L]``: the token ids, and whether a token is an image token. `of_images` has, for each
+    sequence in stream order, the numbers of tokens of its images.
 
     Raises:
         BatchError: the image tokens of an image do not follow each other (`_check_runs`).
@@ -280,6 +283,8 @@ def _axes(
 
 def _check_runs(pictured: NDArray[np.bool_], sizes: NDArray[np.int64], number: int) -> None:
     """Check that in a sequence, each image is one run of image tokens, and no two images touch.
+
+    `pictured` says of each token of sequence `number` whether it is an image token.
 
     Raises:
         BatchError: the lengths of the runs are not `sizes`, the numbers of tokens of the images.

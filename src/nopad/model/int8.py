@@ -2,8 +2,8 @@
 
 Weights have one scale per output feature. Activations get one scale per token when the layer runs, so that a token's
 result depends on nothing but the token. PyTorch multiplies the 8-bit matrices (by oneDNN, with the instructions VNNI or
-AMX if the CPU has them). Rounding before it and scaling after it are one compiled pass each. In eager PyTorch they
-would be about eight passes, and take longer than the multiplication in float32.
+AMX if the CPU has them). One compiled pass rounds before the multiplication, and one scales after it. In eager PyTorch,
+these would be about eight passes, which take longer than the multiplication in float32.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def _check_products(weight: Tensor) -> None:
     In some kernels, large sums saturate.
 
     Raises:
-        UnsupportedModelError: it does not.
+        UnsupportedModelError: PyTorch does not do so on this CPU.
     """
     rows = torch.stack([torch.full_like(weight[0], 127), weight[0].sign() * 127, weight[-1]])
     exact = rows.double() @ weight.double().t()

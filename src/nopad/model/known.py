@@ -56,7 +56,7 @@ def is_stock(kind: type) -> bool:
 
 
 def head_name(model: Any, family: Family, given: str | None) -> str:
-    """Return the name of a model's head.
+    """Return the name of a model's head; `given` is the name that the user gives (None: none).
 
     Raises:
         OptionError: no head is called `given`, or the class is known to have another head.

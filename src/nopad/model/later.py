@@ -1,25 +1,26 @@
 """Watch for the user's own code that changes a model after it was made pack-safe, since nopad has not tried that code.
 
 A hook that changes nothing may be added at any time, such as one that records states. A hook that changes what its
-module gets or returns could mix tokens, so it makes a packed call raise an error. So does a replaced forward method, or
-a hook that PyTorch runs for all modules. Changes that the model had before were tried when it was made pack-safe
-(`nopad.admitting.changed`).
+module gets or returns could mix tokens, so it makes a packed call raise an error. So does a replaced method or
+library function, or a hook that PyTorch runs for all modules. Changes that the model had before were tried when it was
+made pack-safe (`nopad.admitting.changed`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from nopad.errors import UnsupportedModelError
 from nopad.model.calls import Cell
-from nopad.model.own import of_all_modules, of_module, said
+from nopad.model.hooks import Hook
+from nopad.model.nested import equal, kept
+from nopad.model.own import alike, of_all_modules, of_libraries, of_module, said
 
-__all__ = ["take_off_judges", "watch_changes"]
+__all__ = ["Watch", "came_before", "check_given", "take_off_judges"]
 
 
 @dataclass(eq=False)
@@ -27,50 +28,111 @@ class Judged:
     """Stands in for a user's hook that was added later, and raises an error if it changes something in a packed call.
 
     Attributes:
-        cell: tells whether a packed call is running.
+        cell: the state that the model's hooks share; it tells whether a packed call is running.
         judged: the user's hook.
+        whole: whether it is a hook on the whole model. Such a hook may run after nopad's last hook has ended the call.
     """
 
     cell: Cell
     judged: Any
+    whole: bool = False
 
     def __call__(self, *args: Any) -> Any:
         """Run the user's hook, and return what it returns.
 
         Raises:
-            UnsupportedModelError: in a packed call, it returns other arguments or another output than it was given.
+            UnsupportedModelError: in a packed call, the hook returns other arguments or another output than it was
+                given, or writes to them.
         """
+        self.cell.refuse_compiling()
+        if self.cell.call is None and not (self.whole and self.cell.calls.ended):
+            return self.judged(*args)
+        before = list(map(kept, args[1:]))
         found = self.judged(*args)
-        if found is not None and not _same(found, args) and self.cell.call is not None:
+        if not equal(list(args[1:]), before) or (found is not None and not _same(found, before)):
             raise _refused("the hook", self.judged, args[0])
         return found
 
 
-def watch_changes(modules: Sequence[nn.Module], kinds: Iterable[type], known: Sequence[Any], cell: Cell) -> None:
-    """Before a packed call, replace the user's hooks that were added later by `Judged`.
+@dataclass(eq=False)
+class Watch:
+    """Looks, before each packed call, for the user's own code that was added after the model was made pack-safe.
 
-    Args:
-        modules: all modules of the model, the model first.
-        kinds: their classes.
-        known: the user's code that changed the model when it was made pack-safe.
-        cell: the state that the model's hooks share.
+    Attributes:
+        known: the user's own code that changed the model when it was made pack-safe.
+        modules: the modules that were searched last.
+        held: the attributes that each of them had then; a module with the same ones and no hooks is not searched again.
+    """
+
+    known: list[Any] = field(default_factory=list)
+    modules: Sequence[nn.Module] = ()
+    held: list[list[Any]] = field(default_factory=list)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"known": self.known, "modules": (), "held": []}
+
+    def look(self, modules: Sequence[nn.Module], cell: Cell) -> None:
+        """Replace the user's hooks that were added later by `Judged`; the first of `modules` is the whole model.
+
+        Raises:
+            UnsupportedModelError: something other than a hook on a module was added later, such as a replaced method;
+                or a hook on the whole model was added that runs before nopad's.
+        """
+        kinds = frozenset(map(type, modules))
+        for found in (of_all_modules(kinds), of_libraries(kinds)):
+            for what, call in found:
+                if not self._is_known(call):
+                    raise _refused(what, call, modules[0])
+        if modules is not self.modules:
+            self.modules, self.held = modules, [[] for _ in modules]
+        for number, module in enumerate(modules):
+            values = list(module.__dict__.values())
+            same = alike(values, self.held[number])
+            if same and not module._forward_hooks and not module._forward_pre_hooks:
+                continue
+            for what, call in list(of_module(module)):
+                if isinstance(call, Judged) or self._is_known(call):
+                    continue
+                if what != "the hook" or not any(call is one for table in _tables(module) for one in table.values()):
+                    raise _refused(what, call, module)
+                judged = Judged(cell, call, whole=number == 0)
+                for table in _tables(module):
+                    table.update({place: judged for place, one in table.items() if one is call})
+            self.held[number] = values
+        self._check_first(modules[0], cell)
+
+    def _check_first(self, module: nn.Module, cell: Cell) -> None:
+        hooks: Iterable[Any] = module._forward_pre_hooks.values()
+        for hook in hooks:
+            if isinstance(hook, Hook) and hook.cell is cell:
+                return
+            if isinstance(hook, Judged):
+                raise _refused("the hook, which runs before nopad's,", hook.judged, module)
+
+    def _is_known(self, call: Any) -> bool:
+        return any(call is one or call == one for one in self.known)  # methods are made anew each time they are read
+
+
+def check_given(module: nn.Module, call: Any, given: Mapping[str, Any]) -> None:
+    """Check that hooks that were added later left a model's arguments as nopad's own hook returned them.
+
+    `call` is the packed call that ends, and `given` are the arguments by name with which the model ran.
 
     Raises:
-        UnsupportedModelError: a forward method was replaced, or a hook was added for all modules, since then.
+        UnsupportedModelError: a hook changed them.
     """
-    for what, call in of_all_modules(kinds):
-        if not _among(call, known):
-            raise _refused(what, call, modules[0])
-    for module in modules:
-        if not (module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__):
-            continue
-        for what, call in list(of_module(module)):
-            if isinstance(call, Judged) or _among(call, known):
-                continue
-            if what != "the hook":
-                raise _refused(what, call, module)
-            for table in _tables(module):
-                table.update({number: Judged(cell, call) for number, one in table.items() if one is call})
+    if call.given is not None and not equal(call.given[1], given):
+        hook = next(one for one in module._forward_pre_hooks.values() if isinstance(one, Judged))
+        raise _refused("the hook", hook.judged, module)
+
+
+def came_before(module: nn.Module) -> bool:
+    """Return whether a module has a `Judged` hook that runs before its forward method, and may change its arguments.
+
+    In the call in which `Watch` finds a new hook, PyTorch still runs the user's hook itself, so `check_given` looks at
+    the arguments.
+    """
+    return any(isinstance(hook, Judged) for hook in module._forward_pre_hooks.values())
 
 
 def take_off_judges(modules: Iterable[nn.Module]) -> None:
@@ -84,33 +146,15 @@ def _tables(module: nn.Module) -> tuple[dict[int, Any], dict[int, Any]]:
     return module._forward_pre_hooks, module._forward_hooks
 
 
-def _among(call: Any, known: Sequence[Any]) -> bool:
-    return any(call is one or call == one for one in known)  # methods are made anew each time they are read
+def _same(found: Any, given: list[Any]) -> bool:
+    """Return whether a hook returned what it was given: the output, all arguments, or the only argument.
 
-
-def _same(found: Any, args: tuple[Any, ...]) -> bool:
-    """Return whether a hook returned what it was given, or an equal copy of it.
-
-    `args` are the hook's arguments, with the module first. It may return the output, all arguments, or the only
-    argument.
+    `found` is what it returned, and `given` a copy of its arguments after the module.
     """
-    given = args[1:] if len(args) > 2 else args[1]
-    single = len(given) == 1 and _equal(found, given[0]) if isinstance(given, tuple) else False
-    return single or _equal(found, given) or _equal(found, args[-1])
-
-
-def _equal(one: Any, other: Any) -> bool:
-    """Return whether two nested values are equal; tensors are compared by value, also between devices."""
-    if one is other:
-        return True
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        alike = one.shape == other.shape and one.dtype == other.dtype
-        return alike and torch.equal(one.detach().to(other.device).nan_to_num(), other.detach().nan_to_num())
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return one.keys() == other.keys() and all(_equal(one[name], other[name]) for name in one)
-    if isinstance(one, tuple | list) and isinstance(other, tuple | list):
-        return len(one) == len(other) and all(map(_equal, one, other))
-    return not isinstance(one, Tensor) and not isinstance(other, Tensor) and bool(one == other)
+    ways = [given[-1], tuple(given)]
+    if isinstance(given[0], tuple) and len(given[0]) == 1:
+        ways.append(given[0][0])
+    return any(equal(found, one) for one in ways)
 
 
 def _refused(what: str, call: Any, module: nn.Module) -> UnsupportedModelError:

@@ -98,11 +98,11 @@ class _FastLinear(TorchFunctionMode):
 
     def __init__(self, model: nn.Module, other: _FastLinear | None = None) -> None:
         super().__init__()
-        self.model = model  # kept alive, so that no new parameter gets one of these ids
-        self._mine: set[int]
-        self._laid_out: dict[int, tuple[tuple[int, int], Tensor]]
+        self.model = model
+        self._mine: dict[int, Tensor]  # kept alive, so that no new parameter gets one of these ids
+        self._laid_out: dict[int, tuple[Tensor, int, Tensor]]
         if other is None:
-            self._mine = {id(one) for one in model.parameters() if _is_plain(one) and not one.is_inference()}
+            self._mine = {id(one): one for one in model.parameters() if _is_plain(one) and not one.is_inference()}
             self._laid_out = {}
         else:
             self._mine, self._laid_out = other._mine, other._laid_out
@@ -118,12 +118,11 @@ class _FastLinear(TorchFunctionMode):
 
     def _packed(self, weight: Tensor) -> Tensor:
         """Return a layer's weight in oneDNN's own order, from the cache unless the weight has changed."""
-        # In-place changes increase `_version`, and new memory has another address.
-        state = (weight._version, weight.data_ptr())
+        # In-place changes increase `_version`, and new memory has another address, while the old one is held.
         known = self._laid_out.get(id(weight))
-        if known is None or known[0] != state:
-            known = self._laid_out[id(weight)] = (state, _lay_out(weight))
-        return known[1]
+        if known is None or known[0].data_ptr() != weight.data_ptr() or known[1] != weight._version:
+            known = self._laid_out[id(weight)] = (weight.detach(), weight._version, _lay_out(weight))
+        return known[2]
 
 
 def is_plain_layer(module: nn.Module) -> bool:
@@ -144,7 +143,10 @@ def _is_plain(weight: Any) -> bool:
 
 @cache
 def _gain(inputs: int, outputs: int) -> float:
-    """Return how many times as fast oneDNN is as PyTorch's kernel on one linear layer; measured once per size."""
+    """Return how many times as fast oneDNN is as PyTorch's kernel on one linear layer.
+
+    `inputs` and `outputs` are the numbers of the layer's features. Each size is measured once.
+    """
     states, weight = torch.ones(TRIED_TOKENS, inputs), torch.ones(outputs, inputs)
     with torch.inference_mode():
         laid_out = _lay_out(weight)

@@ -10,8 +10,8 @@ the batch's rows again. So the module's state begins empty in each sequence, and
 run once.
 
 The n sequences of a group have the same length. In a decoder, their lengths may differ: the shorter ones are padded on
-the right, which their own tokens cannot see (`nopad.model.groups`). Modules in `Family.alone` get one sequence at a
-time.
+the right, where their real tokens cannot see the padding (`nopad.model.groups`). Modules in `Family.alone` get one
+sequence at a time.
 
 Gradient checkpointing computes a layer again after the call has ended. So `Carried` wraps the function with which
 transformers checkpoints a layer, and keeps the layout for it.
@@ -54,7 +54,11 @@ class Carried:
     checkpoint: Callable[..., Any]
 
     def __call__(self, layer: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Checkpoint a call of the layer."""
+        """Run a checkpointed call of the layer, and return its output.
+
+        In a packed call, the layer has the layout in its first run, and in the run that computes it again for the
+        backward pass.
+        """
         call = self.cell.call
         placed = self.cell.calls.again if call is None else call.placed  # checkpointed layers may be nested
         if placed is None:
@@ -160,7 +164,7 @@ def carry(cell: Cell, modules: Iterable[nn.Module]) -> None:
 
 
 def release(modules: Iterable[nn.Module]) -> None:
-    """Undo `carry`."""
+    """Undo `carry` on these modules."""
     for module in modules:
         found = module.__dict__.get(CHECKPOINT)
         if isinstance(found, Carried):
@@ -243,7 +247,7 @@ def _pieces(
 
 
 def _causal(length: int, given: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """Return a causal mask ``[1, 1, l, l]``: bool (True: hidden) if the given mask is bool, else additive."""
+    """Return a causal mask ``[1, 1, l, l]``: bool (True: hidden) if `given` is bool, else additive and in `dtype`."""
     hidden = torch.ones(length, length, dtype=torch.bool, device=given.device).triu(1)[None, None]
     if given.dtype == torch.bool:
         return hidden
@@ -259,7 +263,8 @@ def _visible(length: int, given: Tensor) -> Tensor:
 def _first(value: Tensor, dim: int | None, rows: int, size: tuple[int, int]) -> Tensor:
     """Return the first l entries of a tensor along `dim`, for a group of n sequences; `dim` None: the whole tensor.
 
-    `size` is (n, l). A tensor ``[rows * heads, 1, L]`` (ALiBi) becomes ``[n * heads, 1, l]``.
+    `size` is (n, l), and `rows` is the number of rows of the batch. A tensor ``[rows * heads, 1, L]`` (ALiBi) becomes
+    ``[n * heads, 1, l]``.
 
     Raises:
         BatchError: the tensor has fewer than l entries, since a sequence crosses rows.

@@ -1,29 +1,47 @@
 """Find the user's own code in a model: code that belongs to none of the libraries that nopad knows.
 
-nopad cannot know what it does. It may be a class, or a change to a library's module: a hook, a replaced forward method
-of one module, or a method or function put in the place of transformers' own.
+nopad cannot know what such code does. It may be a class, or a change to a library's module: a hook, a replaced forward
+method of one module, or a method or function put in the place of transformers' own.
 """
 
 from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from types import FunctionType
+from collections.abc import Iterable, Iterator
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
+from weakref import WeakKeyDictionary
 
+import torch
 from torch import nn
 from torch.nn.modules import module as of_torch
 
 from nopad.model.known import class_of
 
-__all__ = ["changes", "foreign", "is_own", "is_own_call", "of_all_modules", "of_module", "own_modules", "said"]
+__all__ = [
+    "alike",
+    "changes",
+    "foreign",
+    "is_own",
+    "is_own_call",
+    "of_all_modules",
+    "of_libraries",
+    "of_module",
+    "own_modules",
+    "said",
+]
 
 # Their layers are known to nopad's tables, or give each token what depends on that token alone.
 LIBRARIES = (
     *("torch", "transformers", "nopad", "peft", "accelerate", "trl", "optimum"),
     *("bitsandbytes", "torchao", "liger_kernel", "flash_attn", "fla", "mamba_ssm", "causal_conv1d", "kernels"),
+    "typing_extensions",  # whose decorators PyTorch uses
 )
+
+ACCELERATE = "_hf_hook"  # the attribute in which a module has its hook of Accelerate
+DEEPEST = 3  # functions inside functions that are looked at
+_OPERATIONS = {*dir(torch._C._VariableFunctions), *torch.functional.__all__}
 
 
 def is_own(kind: type) -> bool:
@@ -44,25 +62,37 @@ def foreign(model: Any) -> dict[str, type]:
 
 
 def is_own_call(call: Any, libraries: tuple[str, ...] = LIBRARIES) -> bool:
-    """Return whether a hook, method or function is the user's own: it, or one that it wraps, is in none of `libraries`.
+    """Return whether a hook, method or function is the user's own.
 
-    Python's standard library is not the user's own.
+    It is, if it or a function that it wraps is defined neither in one of `libraries` nor in Python's standard library.
     """
+    return any(not _is_of(libraries, name) for name in _names(call, DEEPEST))
+
+
+def _names(call: Any, depth: int) -> Iterator[str]:
+    """Yield the names of the Python modules that define a callable and the functions that it holds, to this depth."""
     call = getattr(call, "__func__", getattr(call, "judged", call))
-    if isinstance(call, functools.partial):
-        return is_own_call(call.func, libraries)
     if isinstance(call, FunctionType):
-        return _is_own_function(call, libraries)
-    return not _is_of(libraries, type(call).__module__)
+        yield call.__globals__.get("__name__", "")  # not `__module__`, which `functools.wraps` copies
+        held = [*map(_inside, call.__closure__ or ()), getattr(call, "__wrapped__", None)]
+    elif isinstance(call, functools.partial):
+        held = [call.func, *call.args, *call.keywords.values()]
+    else:
+        yield type(call).__module__
+        held = [getattr(call, "__wrapped__", None)]
+    if depth:
+        for one in held:
+            if isinstance(one, (FunctionType, BuiltinFunctionType, MethodType, functools.partial)):
+                yield from _names(one, depth - 1)
+            elif isinstance(call, functools.partial) and one is call.func:
+                yield type(one).__module__
 
 
-@functools.lru_cache(maxsize=4096)
-def _is_own_function(function: Any, libraries: tuple[str, ...]) -> bool:
-    # By its globals: `functools.wraps` copies `__module__`
-    names = [function.__globals__.get("__name__", "")]
-    while isinstance(function := getattr(function, "__wrapped__", None), FunctionType):
-        names.append(function.__globals__.get("__name__", ""))
-    return not all(_is_of(libraries, name) for name in names)
+def _inside(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not yet filled
+        return None
 
 
 def _is_of(libraries: tuple[str, ...], name: str) -> bool:
@@ -71,16 +101,28 @@ def _is_of(libraries: tuple[str, ...], name: str) -> bool:
 
 
 def of_module(module: nn.Module, libraries: tuple[str, ...] = LIBRARIES) -> Iterator[tuple[str, Any]]:
-    """Yield ("the hook" or "the forward method", callable) for the user's own code that was put on this module.
+    """Yield (description, callable) for the user's own hooks on this module, and what replaced its methods.
 
-    That is code in none of `libraries`.
+    The user's own code is code in none of `libraries`. In modules of the user's own classes, only a replaced forward
+    method counts.
     """
-    if "forward" in module.__dict__ and is_own_call(module.__dict__["forward"], libraries):
-        yield "the forward method", module.__dict__["forward"]
+    stock = not is_own(class_of(module))
+    for name, value in module.__dict__.items():
+        if name == ACCELERATE:
+            yield from (("the hook", one) for one in _chained(value) if not _is_of(libraries, type(one).__module__))
+            continue
+        method = name == "forward" or (stock and callable(value) and not isinstance(value, type | nn.Module))
+        if method and is_own_call(value, libraries):
+            yield f"the {name} method", value
     for table in (module._forward_pre_hooks, module._forward_hooks):
         for hook in table.values():
             if is_own_call(hook, libraries):
                 yield "the hook", hook
+
+
+def _chained(hook: Any) -> list[Any]:
+    """Return the hooks that a hook of Accelerate runs one after the other, or the hook itself if it runs no others."""
+    return [one for inner in getattr(hook, "hooks", []) for one in _chained(inner)] or [hook]
 
 
 def of_all_modules(kinds: Iterable[Any], libraries: tuple[str, ...] = LIBRARIES) -> Iterator[tuple[str, Any]]:
@@ -96,29 +138,62 @@ def of_all_modules(kinds: Iterable[Any], libraries: tuple[str, ...] = LIBRARIES)
             yield f"the forward method of {kind.__name__}", kind.forward
 
 
+def of_libraries(kinds: frozenset[type]) -> Iterator[tuple[str, Any]]:
+    """Yield (name, function) of the user's own functions that replace functions of libraries.
+
+    Only functions that modules of the classes `kinds` may call are looked for: in these classes, in the files of
+    transformers that define them, and in PyTorch. A place that has not changed since the last search is not searched
+    again, so this is fast enough for each call of a model.
+    """
+    for place in _places(kinds):
+        values = list(vars(place).values())
+        known = _searched.get(place)
+        if known is None or not alike(known[0], values):
+            known = _searched[place] = values, list(_functions(place))
+        yield from known[1]
+
+
+_searched: WeakKeyDictionary[Any, tuple[list[Any], list[tuple[str, Any]]]] = WeakKeyDictionary()
+
+
+def alike(values: list[Any], others: list[Any]) -> bool:
+    """Return whether two lists have the same objects or equal ones, place by place; False if this cannot be told."""
+    try:
+        return values == others  # compares objects by identity first, which takes 10 ns each
+    except Exception:  # tensors that are not the same
+        return False
+
+
+@functools.lru_cache(maxsize=256)
+def _places(kinds: frozenset[type]) -> list[Any]:
+    """Return the classes and Python modules of libraries that hold the functions that modules of `kinds` may call."""
+    classes = {above for kind in kinds for above in kind.__mro__ if above is not object and not is_own(above)}
+    files = {kind.__module__ for kind in classes if kind.__module__.startswith("transformers.models.")}
+    return [*classes, *(sys.modules[name] for name in sorted(files)), torch.nn.functional, torch, torch.Tensor]
+
+
 def changes(model: nn.Module) -> list[tuple[str, Any]]:
     """Return the user's own code that changes library modules of a model, as (description, callable).
 
-    This is hooks, replaced forward methods, and functions put into the classes of the modules, into transformers' files
-    of these models, or into ``torch.nn.functional``.
+    Such code is a hook, a replaced method, or a function that was put into a class of the modules, into the file of
+    transformers that defines such a class, or into ``torch``, ``torch.Tensor`` or ``torch.nn.functional``.
     """
     found = [(what, call) for module in model.modules() for what, call in of_module(module)]
-    kinds = {type(module) for module in model.modules()}
-    found += of_all_modules(kinds)
-    classes = {above for kind in kinds for above in kind.__mro__ if above is not object and not is_own(above)}
-    for kind in classes:
-        found += [(f"{kind.__name__}.{name}", call) for name, call in _functions(vars(kind)) if name != "forward"]
-    files = {kind.__module__ for kind in classes if kind.__module__.startswith("transformers.models.")}
-    for name in sorted(files | {"torch.nn.functional"}):
-        found += [(f"{name}.{one}", call) for one, call in _functions(vars(sys.modules[name]))]
-    return found
+    kinds = frozenset(type(module) for module in model.modules())
+    found += [*of_all_modules(kinds), *of_libraries(kinds)]
+    return list({id(call): (what, call) for what, call in reversed(found)}.values())[::-1]  # each once
 
 
-def _functions(held: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    for name, value in list(held.items()):
-        call = getattr(value, "fget", getattr(value, "__func__", value))
-        if isinstance(call, FunctionType) and is_own_call(call):
-            yield name, call
+def _functions(place: Any) -> Iterator[tuple[str, Any]]:
+    """Yield (name, function) of the user's own functions and methods in a class or Python module of a library."""
+    for name, value in list(vars(place).items()):
+        call = next((getattr(value, one) for one in ("fget", "__func__", "func") if hasattr(value, one)), value)
+        if not callable(call) or isinstance(call, type) or not is_own_call(call):
+            continue
+        if not isinstance(place, type) and name.startswith("__"):
+            continue  # what torch.compile puts there
+        if place is not torch or name in _OPERATIONS:  # others, such as torch.load, compute nothing of a model
+            yield f"{place.__name__}.{name}", call
 
 
 def said(what: str, call: Any) -> str:

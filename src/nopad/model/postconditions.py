@@ -206,7 +206,8 @@ def _check(model: Any, name: str, value: Tensor, shapes: list[tuple[int, ...]]) 
 def _tensors(output: Any) -> Iterator[tuple[str, Tensor]]:
     """Yield the output's tensors with their names, without scalars and the outputs in `FREE`.
 
-    The name is "" if the output is a tuple or a single tensor. The entries of a named tuple of tensors share its name.
+    The name is "" if the output is a tuple or a single tensor. If an entry of the output is a tuple or list of tensors,
+    each of these gets the entry's name.
     """
     named = output.items() if isinstance(output, Mapping) else [("", output)]
     for name, value in named:

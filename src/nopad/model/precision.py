@@ -66,7 +66,7 @@ def agreement(model: Any, other: Any) -> float:
     """Return how alike the outputs of two models are: the smallest cosine over four sequences of random tokens.
 
     The cosine of a sequence is taken between all values of the two models' first outputs (hidden states or logits). The
-    result is NaN if a model does not run on ``input_ids`` alone.
+    result is NaN if a model raises TypeError or ValueError on ``input_ids`` alone.
 
     >>> from transformers import BertConfig, BertModel
     >>> from nopad.model.precision import agreement, lowered

@@ -51,7 +51,7 @@ def of_real_tokens(model: Any, at: Placement, output: Any) -> Any:
     may have None. `output` is changed in place. `at` is the batch's layout.
 
     Raises:
-        UnsupportedModelError: they have another shape.
+        UnsupportedModelError: the router logits have another shape.
     """
     given = output.get(LOGITS) if isinstance(output, Mapping) else None
     if given is None:
@@ -76,9 +76,10 @@ def _real(model: Any, at: Placement, layer: Any) -> Tensor:
 
 
 def check_losses(model: Any, at: Placement, output: Any) -> None:
-    """Check that no class of the user's own returns a loss of the whole batch for rows with padding.
+    """Refuse a batch with padding if a class of the user's own returns a loss of the whole batch besides `loss`.
 
-    transformers' own classes take padding out of it by their mask. What another forward method does is not known.
+    transformers' own classes leave padding out of such a loss, by their mask. What another forward method does is not
+    known.
 
     Raises:
         BatchError: the batch has padding, the forward method is not transformers' own, and the output has a scalar

@@ -148,7 +148,7 @@ def state_of(model: Any) -> State:
     """Return the `State` that makes a model pack-safe.
 
     Raises:
-        OptionError: the model is not pack-safe, or is not a transformers model.
+        OptionError: the model is not pack-safe, is not a transformers model, or is a module of your own around one.
     """
     inner = outermost(model)
     state = getattr(inner, STATE, None)

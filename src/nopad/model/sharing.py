@@ -48,7 +48,8 @@ def may_be_shared(model: nn.Module) -> bool:
 def _keeps_nothing(kind: type) -> bool:
     """Return whether running a class's forward method stores nothing in a module, also in methods that it calls.
 
-    False for classes of the user and of libraries other than transformers, PyTorch and nopad.
+    Classes of PyTorch and nopad count as such without a look at their code. The result is False for classes of the user
+    and of other libraries than transformers.
     """
     library = kind.__module__.partition(".")[0]
     if library not in SAFE:
@@ -57,7 +58,7 @@ def _keeps_nothing(kind: type) -> bool:
 
 
 def _run_methods(kind: type) -> Iterator[ast.AST]:
-    """Yield the parsed code of a class's `forward`, and of the methods that it calls, where transformers has it."""
+    """Yield the parsed code of a class's `forward` and of the methods that it uses, where transformers defines them."""
     waiting, seen = ["forward"], set[str]()
     while waiting:
         name = waiting.pop()

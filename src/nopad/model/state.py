@@ -25,8 +25,11 @@ from nopad.model.fronts import STATES, blank, check_raw, refuse_static_front
 from nopad.model.heads import Head
 from nopad.model.hooked import HookedModel, part_of
 from nopad.model.images import check_images, ordinary_arguments, refuse_others
-from nopad.model.later import watch_changes
+from nopad.model.known import class_of
+from nopad.model.later import came_before, check_given
 from nopad.model.mixers import carry, refuse_compiled
+from nopad.model.nested import kept
+from nopad.model.own import is_own
 from nopad.model.positions import positions
 from nopad.model.postconditions import check_attended, check_output, check_ran
 from nopad.model.routers import check_losses, of_real_tokens
@@ -67,8 +70,7 @@ class State(HookedModel):
                 refuse_marked(arguments)
             return None
         self.cell.settle()
-        stack = self.cell.calls.stack
-        stack.append(None)  # the hook at the end always pops it, even after an exception
+        stack = self.cell.calls.begin()
         if args and isinstance(args[0], Mapping):
             raise BatchError("a batch was given as one argument; call model(**batch)")
         named = bound(module, args, kwargs)
@@ -92,7 +94,9 @@ class State(HookedModel):
                 "was made pack-safe; make it so anew: nopad.packed(nopad.unpacked(model))"
             )
         self.renew()
-        watch_changes(self.modules, self.kinds, self.changed, self.cell)
+        self.watch.look(self.modules, self.cell)
+        if self.proven is not None:
+            self.proven.check([one for one in self.modules if is_own(class_of(one))], self.model.config)
         if self.family.mixers:
             carry(self.cell, self.modules)
         check_raw(module, self.head.base, self.family, named)
@@ -111,6 +115,7 @@ class State(HookedModel):
         self.cell.count(1)
         stack[-1] = call
         call.token = attention.begin(call)
+        call.given = (module, kept(named)) if came_before(module) else None
         return (), named
 
     def leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
@@ -121,15 +126,14 @@ class State(HookedModel):
 
         Raises:
             UnsupportedModelError, BatchError: a check at the end fails (`nopad.model.postconditions`,
-                `nopad.model.routers`).
+                `nopad.model.routers`), or a hook that was added later changed the model's arguments.
         """
         if is_static(bound(module, args, kwargs).get("attention_mask")):
             return leave_static(module, self.cell, self.head, output)
         self.cell.refuse_compiling()
         if torch.compiler.is_compiling():
             return output
-        stack = self.cell.calls.stack
-        call = stack.pop() if stack else None
+        call = self.cell.calls.end()
         if call is None:
             return None
         self.cell.count(-1)
@@ -137,6 +141,7 @@ class State(HookedModel):
         call.frame = None
         if output is None:  # the forward call raised
             return None
+        check_given(module, call, kwargs)
         check_ran(module, call, self.roles)
         check_attended(module, self.family, call, self.modules)
         output = self.head.leave(call, output)

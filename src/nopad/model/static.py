@@ -25,7 +25,7 @@ __all__ = ["enter_static", "leave_static"]
 def enter_static(cell: Cell, head: Head, named: Mapping[str, Any], frame: FrameType | None) -> None:
     """Begin a call with static shapes and the arguments `named`; its state is kept in `cell.static`.
 
-    `frame` is the frame that calls the module; None while compiling.
+    `frame` is the Python frame that calls the module; None while compiling.
 
     Raises:
         BatchError: the arguments include a cache or the denominator of a loss, they ask for logits of routers, or the
@@ -44,7 +44,7 @@ def enter_static(cell: Cell, head: Head, named: Mapping[str, Any], frame: FrameT
     if given is not None and tuple(numbers.shape) != (given.shape[0], 1, 1, given.shape[1]):
         raise BatchError(
             f"attention_mask of int32 has the shape {list(numbers.shape)}, and tokens have {list(given.shape[:2])}; "
-            "nopad.model.static_inputs gives [R, 1, 1, L], and masks of one's own are bool"
+            "nopad.model.static_inputs gives [R, 1, 1, L], so give your own masks as bool"
         )
     static.tokens = tokens
     static.ids = numbers  # not sliced here: hooks of the whole model compile to separate frames and graphs

@@ -43,7 +43,7 @@ class Admitted:
 
 
 def wraps(model: Any) -> bool:
-    """Return whether this is the user's own module that holds a transformers model, and is not itself one.
+    """Return whether `model` is the user's own module that holds a transformers model, and is not itself one.
 
     >>> from torch import nn
     >>> from nopad.model.wrapper_parts import wraps

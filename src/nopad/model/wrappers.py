@@ -28,6 +28,10 @@ from nopad.model.arguments import check_inputs
 from nopad.model.calls import Cell, bound
 from nopad.model.hooks import Hook, attach, take_off
 from nopad.model.known import class_of
+from nopad.model.later import Watch, came_before, check_given, take_off_judges
+from nopad.model.nested import kept
+from nopad.model.own import changes
+from nopad.model.proven import Proven
 from nopad.model.safety import STATE
 from nopad.model.unguarded import refuse_unguarded
 from nopad.model.wrapper_parts import PLAIN, Admitted, accepted, bases_of, leaves_of, outer_modules
@@ -49,6 +53,7 @@ class WrapperCall:
         ran: how often the base was called.
         own: the tensors that the base returned.
         frame: the Python frame that called the wrapper; None after the call.
+        given: the wrapper and a copy of its arguments, if a hook that was added later may change them; else None.
     """
 
     guard: PackedMask
@@ -58,6 +63,7 @@ class WrapperCall:
     ran: int = 0
     own: list[Tensor] = field(default_factory=list)
     frame: FrameType | None = None
+    given: Any = None
 
 
 @dataclass(eq=False)
@@ -70,6 +76,8 @@ class Wrapper:
         admitted: what the proof found.
         accepts: names of all arguments that reach the wrapper or, by its ``**kwargs``, its base.
         kinds: classes of the wrapper's modules outside of the base, by name, when the hooks were attached.
+        proven: the code of the wrapper's modules, and what it reads, as they were proven.
+        watch: looks for hooks that are added later.
         cell: the state that the hooks share.
     """
 
@@ -78,6 +86,8 @@ class Wrapper:
     admitted: Admitted
     accepts: tuple[str, ...] = ()
     kinds: dict[str, type] = field(default_factory=dict)
+    proven: Any = None
+    watch: Watch = field(default_factory=Watch)
     cell: Cell = field(default_factory=Cell)
 
     @property
@@ -89,6 +99,8 @@ class Wrapper:
         """Attach the hooks to the wrapper and its base."""
         self.accepts = accepted(self.model, self.base)
         self.kinds = {name: class_of(module) for name, module in outer_modules(self.model).items()}
+        self.proven = Proven.of(list(outer_modules(self.model).values()), self.base.config)
+        self.watch = Watch([call for _, call in changes(self.model)])
         self.cell.owned = True
         attach(self.model, _Enter(self.cell, "enter", state=self))
         attach(self.model, _Leave(self.cell, "leave", "after", state=self))
@@ -100,6 +112,7 @@ class Wrapper:
         """Remove the hooks, and make the base an ordinary model again."""
         for module in (self.model, self.base):
             take_off(module, self.cell)
+        take_off_judges(outer_modules(self.model).values())
         state = vars(self.base).get(STATE)
         if state is not None:
             state.remove()
@@ -111,17 +124,16 @@ class Wrapper:
         `frame` is the Python frame that calls the wrapper.
 
         Raises:
-            BatchError: a batch is given as one argument, its guard is missing, or an argument does not fit the batch or
-                was not part of the proof.
-            UnsupportedModelError: the inputs are static (for a compiled model), or modules were replaced since the
-                proof.
+            BatchError: a batch is given as one argument, its own mask is missing, or an argument does not fit the batch
+                or was not part of the proof.
+            UnsupportedModelError: the inputs are those of `nopad.model.static_inputs`, or modules were replaced since
+                the proof.
         """
         if torch.compiler.is_compiling():
             return None  # a `PackedMask` raises its own error while compiling
         self.cell.owned = True  # also for a cell that came with a copied model
         self.cell.settle()
-        stack = self.cell.calls.stack
-        stack.append(None)  # the hook at the end always pops it, even after an exception
+        stack = self.cell.calls.begin()
         name = type(self.model).__name__
         if args and isinstance(args[0], Mapping):
             raise BatchError("a batch was given as one argument; call model(**batch)")
@@ -148,6 +160,7 @@ class Wrapper:
         self._set_labels(named, call)
         self.cell.count(1)
         stack[-1] = call
+        call.given = (self.model, kept(named)) if came_before(self.model) else None
         return (), named
 
     def hand_on(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -155,8 +168,8 @@ class Wrapper:
 
         Raises:
             UnsupportedModelError: the wrapper calls its base again, or gives it another mask than the one that it got.
-            BatchError: outside of a packed call, the base is given the mask of one, as gradient checkpointing around it
-                does.
+            BatchError: no packed call runs, and the base is given the mask of one. Gradient checkpointing around the
+                base does this.
         """
         self.cell.refuse_compiling()
         call: Any = self.cell.call
@@ -189,23 +202,27 @@ class Wrapper:
         if call is not None:
             call.own += [one for _, one in leaves_of(output) if isinstance(one, Tensor)]
 
-    def leave(self, output: Any) -> None:
+    def leave(self, given: Mapping[str, Any], output: Any) -> None:
         """End a call. After a packed one, check that the base ran once, and the shapes of what the wrapper returned.
 
+        `given` are the wrapper's arguments by name.
+        Plain values (`PLAIN`), tensors that the base returned and, in a call with labels, scalars are not checked.
+
         Raises:
-            UnsupportedModelError: the base did not run; or an output of the wrapper has neither one entry per slot
-                (``[R, L, ...]``) nor, if the proof found such outputs, one per sequence (``[S, ...]``).
+            UnsupportedModelError: the base did not run; or another output of the wrapper is not a tensor, or has
+                neither one entry per slot (``[R, L, ...]``) nor, if the proof found such outputs, one per sequence
+                (``[S, ...]``).
         """
         if torch.compiler.is_compiling():
             return
-        stack = self.cell.calls.stack
-        call: Any = stack.pop() if stack else None
+        call: Any = self.cell.calls.end()
         if call is None:
             return
         self.cell.count(-1)
         call.frame = None
         if output is None:  # the forward call raised
             return
+        check_given(self.model, call, given)
         name = type(self.model).__name__
         if call.ran != 1:
             raise UnsupportedModelError(
@@ -247,6 +264,9 @@ class Wrapper:
                 f"{odd[0] or name} of {name} is another module than when it was made pack-safe, and may mix tokens; "
                 f"{again}"
             )
+        modules = list(outer_modules(self.model).values())
+        self.proven.check(modules, self.base.config)
+        self.watch.look(modules, self.cell)
 
     def _check_arguments(self, named: dict[str, Any], layout: Layout) -> None:
         """Check the arguments of a packed call, and remove from `named` those columns that the wrapper does not take.
@@ -357,7 +377,7 @@ class _Leave(Hook):
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         """Check the module's output, and leave it unchanged."""
-        self.state.leave(output)
+        self.state.leave(kwargs, output)
 
 
 @dataclass(eq=False)

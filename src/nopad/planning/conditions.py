@@ -177,7 +177,7 @@ def broken_conditions(
     if align > 1 and lengths.size:
         aligned = np.add.reduceat(-(-lengths // align) * align, indptr[:-1])
         found += [
-            f"strategy {s} sums to {aligned[s]} tokens with align={align}, above the capacity of {capacity}"
+            f"strategy {s} sums to {aligned[s]:,} tokens with align={align}, above the capacity of {capacity:,}"
             for s in np.flatnonzero(aligned > capacity)[:_MOST_NAMED]
         ]
     if squares is not None and lengths.size:

@@ -104,9 +104,9 @@ def _check_histogram(histogram: Histogram, capacity: int, *, by_cost: bool) -> N
     if histogram.max_length > capacity:
         over = exact_sum(histogram.counts[histogram.lengths > capacity])
         raise LengthError(
-            f"{over:,} sequence{' is' if over == 1 else 's are'} above the capacity of {capacity} (the longest has "
-            f"{histogram.max_length} tokens); truncate, split or drop them, or take a capacity of at least "
-            f"{histogram.max_length}"
+            f"{over:,} sequence{' is' if over == 1 else 's are'} above the capacity of {capacity:,} (the longest has "
+            f"{histogram.max_length:,} tokens); cut or remove them, or take a capacity of at least "
+            f"{histogram.max_length:,}"
         )
     if histogram.counts.max(initial=0) > MAX_COUNT:
         raise LengthError(

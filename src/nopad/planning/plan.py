@@ -284,7 +284,7 @@ class Plan:
             return [*found, f"strategy {int(np.argmin(sizes))} holds no sequence"]
         sums = np.add.reduceat(self.lengths, self.indptr[:-1]) if sizes.size else sizes
         for s in np.flatnonzero(sums > self.capacity)[:3]:
-            found.append(f"strategy {s} sums to {sums[s]} tokens, above the capacity of {self.capacity}")
+            found.append(f"strategy {s} sums to {sums[s]:,} tokens, above the capacity of {self.capacity:,}")
         if self.depth is not None:
             for s in np.flatnonzero(sizes > self.depth)[:3]:
                 found.append(f"strategy {s} holds {sizes[s]} sequences, above the depth of {self.depth}")

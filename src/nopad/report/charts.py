@@ -155,7 +155,9 @@ def source_chart(subject: Subject) -> Any:
 
 
 def slots_chart(subject: Subject, settings: Settings) -> Any:
-    """Return a chart with a bar of slots, tokens and padding, for packing and for three ways without packing.
+    """Return a chart with a bar of slots for packing, and for each of three ways without packing.
+
+    Each bar is divided into tokens and padding.
 
     Raises:
         OptionError: as in `ways_of`.
@@ -218,9 +220,10 @@ def charts_of(subject: Subject) -> dict[str, Any]:
 
 
 def _scale(alt: Any, names: list[str], those: Sequence[Any], limit: Any) -> Any:
-    """Return a scale for a chart, which gives each of `names` one of `those` in turn, and the last name `limit`.
+    """Return an Altair scale that maps each name to its mark: a colour, a pattern of dashes or a width.
 
-    The last name is that of the proven limit.
+    The names get the entries of `those` in turn (from the start again if there are too few). The last name stands for
+    the proven limit, and gets the mark `limit`.
     """
     return alt.Scale(domain=names, range=[*(those[at % len(those)] for at in range(len(names) - 1)), limit])
 

@@ -1,4 +1,4 @@
-"""Write the command that makes a plan or a packed dataset again, with no option that the command does not have."""
+"""Write the command that makes a plan or a packed dataset again; it has only options that the command knows."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ PLACE = "TOKENIZER"
 
 
 def pack_command(manifest: Manifest, out: str) -> str:
-    """Return the shell command, on one line, that packs such a dataset into the folder `out`.
+    """Return the shell command, on one line, that packs the dataset of this manifest again, into the folder `out`.
 
-    It has every option that differs from its default. INPUT stands for the source, and TOKENIZER for the tokenizer.
-    Datasets store no paths, so that the same input gives the same bytes on any machine; the report shows the SHA-256 of
-    the source and of the tokenizer instead.
+    The command has every option that differs from its default. INPUT stands for the source, and TOKENIZER for the
+    tokenizer: datasets store no paths, so that the same input gives the same bytes on any machine. The report shows the
+    SHA-256 of the source and of the tokenizer instead.
     """
     options = manifest.options
     values = {
@@ -78,9 +78,9 @@ def tokenizer_of(stated: Mapping[str, Any] | None, options: Mapping[str, Any]) -
 
 
 def _asked(algorithm: str, options: Mapping[str, Any]) -> list[str]:
-    """Return those of a plan's `options` (of its algorithm, and conditions) that differ from the defaults.
+    """Return the options of a plan that differ from their defaults, each as a text NAME=VALUE.
 
-    Each is a text NAME=VALUE.
+    They are options of the `algorithm` and conditions on packs; other entries of `options` are left out.
     """
     own, conditions = complete_options(algorithm, {})
     usual = {**own, **conditions}
@@ -92,9 +92,9 @@ def _pairs(options: Mapping[str, Any]) -> list[str]:
 
 
 def _text(value: Any) -> str:
-    """Return a value as the command line reads it: as JSON; but a string that is no JSON stays as it is.
+    """Return a value as text for the command line: as JSON, but a string without quotes.
 
-    A string such as "7" or "true" would be read as another type, so it gets the quotes of JSON.
+    The command line would read a string such as "7" or "true" as another type, so such a string gets the quotes.
     """
     if not isinstance(value, str) or value in ("None", "True", "False"):
         return json.dumps(value)

@@ -1,9 +1,9 @@
 """How many sequences share a pack, and whether their lengths are more alike than by chance.
 
-The measure is the difference in length of two sequences, as a mean over pairs: pairs of one pack (a sequence is drawn,
-then another one of its pack), compared with pairs drawn at random from all sequences that share a pack. If packs were
-filled at random, both means would be equal. Packing puts long sequences with short ones, so the lengths in a pack often
-differ by more.
+The measure is the mean difference in length of two sequences. The mean over pairs of one pack (a sequence is drawn,
+then another one of its pack) is compared with the mean over pairs drawn at random from all sequences that share a pack.
+If packs were filled at random, both means would be equal. Packing puts long sequences with short ones, so the lengths
+in a pack often differ by more.
 
 O(n log n) time for the n lengths of a plan's strategies. Sums are 64-bit floats.
 """
@@ -48,7 +48,7 @@ class Composition:
     """
 
     def __init__(self, plan: Plan) -> None:
-        """Count the sequences in the packs of a plan."""
+        """Count the sequences in the packs of a plan, which must have at least one pack."""
         self._sizes = np.diff(plan.indptr)
         shared = self._sizes > 1
         self._packs = plan.counts.astype(np.float64)

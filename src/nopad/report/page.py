@@ -33,7 +33,8 @@ def write_report(subjects: Sequence[Subject], path: Path, settings: Settings | N
 
     Raises:
         MissingExtraError: altair or vl-convert is not installed.
-        OptionError: there is no subject, or more than one for a picture.
+        OptionError: there is no subject, or more than one for a picture; or `settings.of_tokens` is below the number of
+            tokens of a subject.
         StorageError: the file cannot be written.
     """
     load_altair()
@@ -78,6 +79,7 @@ def write_pictures(subjects: Sequence[Subject], folder: Path, settings: Settings
 
     Raises:
         MissingExtraError: altair or vl-convert is not installed.
+        OptionError: `settings.of_tokens` is below the number of tokens of a subject.
         StorageError: a file cannot be written.
     """
     settings = settings or Settings()
@@ -101,5 +103,5 @@ def _flexible(chart: Any) -> dict[str, Any]:
 
 
 def _safe(text: str) -> str:
-    """Escape JSON so that a name such as </script> cannot end its HTML element."""
+    """Return JSON text with each ``<`` escaped, so that a name such as ``</script>`` cannot end its HTML element."""
     return text.replace("<", "\\u003c")

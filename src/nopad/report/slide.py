@@ -33,6 +33,7 @@ def save_slide(subject: Subject, path: Path, settings: Settings) -> None:
 
     Raises:
         MissingExtraError: altair or vl-convert is not installed.
+        OptionError: `settings.of_tokens` is below the number of tokens of the subject.
         StorageError: the file cannot be written.
     """
     load_altair()

@@ -1,8 +1,8 @@
 """`Subject`: a histogram, a plan, or a packed dataset, in the form that a report shows.
 
 For a histogram, the default plan is shown. The packs shown are an evenly spaced sample: for a dataset, real packs with
-record numbers; otherwise, strategies of the plan. Most of the time goes into `compare`, which plans the histogram with
-several algorithms and depths. If a dataset has labels, up to 2^26 of its slots are read too.
+record numbers; otherwise, packs that the plan asks for. Most of the time goes into `compare`, which plans the histogram
+with several algorithms and depths. If a dataset has labels, up to about 2^26 of its slots are read too.
 """
 
 from __future__ import annotations
@@ -111,7 +111,10 @@ class Subject:
         return Composition(self.plan)
 
     def fills(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return each strategy's number of tokens per pack, and its number of packs; int64 ``[strategies]`` each."""
+        """Return each strategy's number of tokens per pack, and its number of packs; int64 ``[strategies]`` each.
+
+        A strategy of a plan says how many sequences of each length a pack holds.
+        """
         sums = np.add.reduceat(self.plan.lengths, self.plan.indptr[:-1])
         return sums, self.plan.counts
 
@@ -120,7 +123,8 @@ def read_subject(path: Path) -> Subject:
     """Read the subject of a report: the histogram, plan or packed dataset at a path.
 
     Raises:
-        FormatError: the path is not a histogram, plan or packed dataset.
+        FormatError: the path is not a histogram, plan or packed dataset; or the plan of the dataset is missing or
+            damaged.
         OptionError: the histogram states no valid capacity, or the histogram or plan holds no sequence.
         LengthError: a length or count in the histogram is out of range, or a length is above the capacity.
         CorruptError: the dataset is damaged, or its job has not finished.
@@ -256,6 +260,9 @@ def _real_packs(path: Path, manifest: Manifest) -> list[list[tuple[int, str]]]:
 
 
 def _enough(packs: list[list[tuple[int, str]]]) -> list[list[tuple[int, str]]]:
-    """Shorten a sample that would make the page too large, as with a thousand sequences per pack."""
+    """Return the first packs of a sample, with at most 4,000 sequences in total, but at least one pack.
+
+    More would make the page too large.
+    """
     sizes = np.cumsum([len(pack) for pack in packs])
     return packs[: max(int(np.searchsorted(sizes, SHOWN_SEQUENCES, side="right")), 1)]

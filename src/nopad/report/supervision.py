@@ -58,6 +58,7 @@ def supervised(path: Path, manifest: Manifest) -> Supervised | None:
 
     Raises:
         CorruptError: a shard is missing or damaged.
+        StorageError: a shard cannot be read.
     """
     column = next((name for name in (LABELS, *MASKS) if manifest.carried.get(name) == "token"), None)
     if column is None or not manifest.columns[column].startswith(KINDS):

@@ -133,8 +133,9 @@ def highest(levels: NDArray[Any], n: int) -> NDArray[Any]:
 def levels_of(table: NDArray[Any], index: NDArray[Any], limits: NDArray[Any], now: int) -> NDArray[Any]:
     """Return the urgency of the requests whose rows in the table are `index`; int64, same shape.
 
-    It is `LEVELS` once a request must leave. Before, it is `MIDDLE` + priority + 1 per `AGE_STEP` waited, and less than
-    `LEVELS`. Gaps have the level `GAP`. `index` is in order of arrival, and `now` is the time in nanoseconds.
+    Once a request must leave, it is `LEVELS`. Before, it is the sum of `MIDDLE`, the request's priority, and 1 for each
+    `AGE_STEP` that it has waited; at most ``LEVELS - 1``. Gaps have the level `GAP`. `index` is in order of arrival.
+    `now` is the time in nanoseconds.
     """
     levels = np.empty(index.size, dtype=np.int64)
     waited, until = 0, -1  # those that arrived until then have waited so many steps, or more
@@ -161,7 +162,10 @@ def take(state: NDArray[Any], table: NDArray[Any], at: int) -> None:
 
 @njit(cache=True, nogil=True)
 def close(state: NDArray[Any], table: NDArray[Any]) -> None:
-    """Remove the gaps before the first request; if there are many others, close them: requests move towards the end."""
+    """Remove the gaps before the first request, so that no gap is the first row.
+
+    If more than one in `CLOSED` of the remaining rows is a gap, close all gaps: requests move towards the table's end.
+    """
     while state[GAPS] > 0 and table[state[HEAD], LENGTH] == GONE:
         state[HEAD] += 1
         state[GAPS] -= 1
@@ -214,7 +218,7 @@ def cancel(state: NDArray[Any], table: NDArray[Any], number: int) -> int:
 
 @njit(cache=True, nogil=True)
 def look(state: NDArray[Any], table: NDArray[Any]) -> None:
-    """Set `NEXT_DUE` and `NEXT_DEADLINE` to the earliest such time of all requests that wait."""
+    """Set `NEXT_DUE` to the earliest `DUE` of the requests that wait, and `NEXT_DEADLINE` to their first `DEADLINE`."""
     state[NEXT_DUE] = state[NEXT_DEADLINE] = NEVER
     for at in range(state[HEAD], state[TAIL]):
         state[NEXT_DUE] = min(state[NEXT_DUE], table[at, DUE])

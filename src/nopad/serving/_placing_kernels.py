@@ -26,7 +26,11 @@ _LENGTHS = 2**31
 def place_in_order(
     lengths: NDArray[Any], limits: NDArray[Any], keep_order: int, row: NDArray[Any], start: NDArray[Any]
 ) -> None:
-    """Place candidates in the order given; if `keep_order` is not 0, stop at the first that does not fit."""
+    """Place candidates in the order given, by the policy in `limits`; write their `row` and `start`.
+
+    A candidate that does not fit gets no row. If `keep_order` is not 0, those after it get no row either. At most
+    `MOST` candidates are placed. In a flat batch, the first one is placed even if it is longer than the batch.
+    """
     policy, rows, capacity, separator = limits[POLICY], limits[ROWS], limits[CAPACITY], limits[SEPARATOR]
     crossing = is_crossing(limits)
     fill = np.zeros(1 if crossing else rows, dtype=np.int64)
@@ -65,7 +69,10 @@ def is_crossing(limits: NDArray[Any]) -> bool:
 
 @njit(cache=True, nogil=True)
 def row_for(fill: NDArray[Any], length: int, room: int, limits: NDArray[Any]) -> int:
-    """Return the fullest row that has room for this length, or -1; with `FIRST_FIT`, the first such row."""
+    """Return the fullest row that has room for this length, or -1; with `FIRST_FIT`, the first such row.
+
+    ``fill[r]`` is the number of slots used in row r, and `room` is the number of slots that each row has.
+    """
     chosen = -1
     for at in range(fill.size):
         if after(fill[at], limits[SEPARATOR]) + length <= room and (chosen < 0 or fill[at] > fill[chosen]):

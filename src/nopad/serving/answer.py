@@ -1,4 +1,4 @@
-"""`Answer`: the future of a request. A coroutine can await it; waiting that would never end raises an error instead."""
+"""`Answer`: the future of a request. A coroutine can await it; `Answer.result` raises an error if none can come."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Answer(Future[Any]):
     batches: they should be short. If the request is cancelled or the runner is closed first, they are called in the
     thread that does so. A callback that is added after the answer is called at once. A callback may submit requests,
     but not wait for an answer of its own runner, which would come only after the callback. In a process that was forked
-    after the request, no answer comes. In both cases, waiting raises an error.
+    after the request, no answer comes. In both cases, `result`, `exception` and ``await`` raise an error.
     """
 
     def __init__(self, worker: threading.Thread) -> None:
@@ -41,12 +41,24 @@ class Answer(Future[Any]):
         return super().result(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait as `result` does; return the error of the request, or None if there is an answer."""
+        """Wait as `result` does; return the error of the request, or None if there is an answer.
+
+        Raises:
+            TimeoutError: the answer is not there in time.
+            ServingError: this is called in a callback of the same runner.
+            RunnerClosedError: the request was made before this process was forked.
+            CancelledError: the request was cancelled.
+        """
         self._check()
         return super().exception(timeout)
 
     def __await__(self) -> Generator[Any, None, Any]:
-        """Wait for the answer in a coroutine. Cancelling the coroutine cancels the request."""
+        """Wait for the answer in a coroutine, and return it. Cancelling the coroutine cancels the request.
+
+        Raises:
+            ServingError, RunnerClosedError: as in `result`.
+        """
+        self._check()
         return asyncio.wrap_future(self).__await__()
 
     def _check(self) -> None:

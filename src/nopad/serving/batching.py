@@ -55,9 +55,9 @@ class Batching:
         accumulate: True: an idle device is no reason for a batch to leave. It leaves when it is full, after `wait_s`,
             or to meet a deadline; needs `wait_s`. False: a batch also leaves as soon as the device is idle.
         keep_order: True: requests leave in order of arrival; the first one that does not fit ends the batch. False:
-            later requests that fit may overtake it, but the request that has waited longest is always in the next
-            batch, and no batch leaves while another waiting request would still fit into it ("next_fit": into its
-            current row or the next one). None: False for "look_ahead", True for the other policies.
+            later requests that fit may overtake it. The request that has waited longest is still always in the next
+            batch, and no batch leaves while another waiting request would fit into it ("next_fit": into its current row
+            or the next one). None: False for "look_ahead", True for the other policies.
         window: number of waiting requests among which "look_ahead" chooses; more, if these have too few tokens for two
             batches. Requests beyond them fill the slots that are left. A batch that is not full waits for this many
             requests, or for enough for two batches (by tokens or `max_sequences`), unless something else makes it
@@ -86,7 +86,7 @@ class Batching:
     max_waiting_tokens: int = 1 << 20
 
     def __post_init__(self) -> None:
-        """Check the values."""
+        """Check the values, and replace a `keep_order` of None by the default of the policy."""
         check_choice("policy", self.policy, Policy)
         for name, option in _INTEGERS.items():
             object.__setattr__(self, name, option.check(name, getattr(self, name)))
@@ -135,7 +135,7 @@ class Batching:
 
 
 def in_ns(seconds: float) -> int:
-    """Convert seconds to nanoseconds, rounded to an integer."""
+    """Return a number of seconds in nanoseconds, rounded to an integer."""
     return round(seconds * _NS)
 
 

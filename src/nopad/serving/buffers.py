@@ -31,7 +31,10 @@ class Output:
 
 
 def check_buffers(out: Any, outputs: Mapping[str, Output], rows: tuple[int, ...], width: int) -> None:
-    """Check `out`, buffers by the names of outputs, for the results of a request ``[*rows, width]``.
+    """Check `out`, buffers by the names of outputs, for the results of one request.
+
+    `outputs` has the form of each output. `rows` is (B,) for a request of B padded rows, and () for one sequence.
+    `width` is the number of tokens, padding included, for which outputs per token have values.
 
     Raises:
         OptionError: `outputs` is empty; `out` is not a dict of tensors or arrays; a name is not an output; a buffer has
@@ -62,7 +65,7 @@ def check_buffers(out: Any, outputs: Mapping[str, Output], rows: tuple[int, ...]
 
 
 def filled(buffer: Any, value: Tensor) -> Any:
-    """Copy a result into its buffer, and return the buffer."""
+    """Copy the result `value` into its buffer, in place, and return the buffer."""
     with torch.inference_mode(isinstance(buffer, Tensor) and buffer.is_inference()):
         _tensor("", buffer).copy_(value)
     return buffer

@@ -32,8 +32,8 @@ def compiled_rows(core: Core, batching: Batching, mode: bool | Mode) -> Compiled
         mode: True, or torch.compile's mode: compile the model; False: only use it if it is compiled already.
 
     Raises:
-        OptionError: `mode` is unknown, or the model is compiled already; the batches have no rows; or the model gives
-            results per sequence and has no `max_sequences`.
+        OptionError: `mode` is unknown; the model is compiled already, and `mode` is not False; the batches have no
+            rows; or the model gives results per sequence, and was made pack-safe without `max_sequences`.
         UnsupportedModelError: the model cannot be compiled on packs; the message gives the reason.
     """
     if not isinstance(mode, bool) and mode not in get_args(Mode):

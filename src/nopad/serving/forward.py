@@ -172,7 +172,7 @@ class Tensors(Core):
         return Prepared(Sequences(seq_lengths=lengths, tokens=tokens), _Asked(begins, wide, rows, out or {}))
 
     def joined(self, parts: Sequence[Sequences]) -> Sequences:
-        """Return sequences as one; where only some have token types, those of the others are 0."""
+        """Return the sequences of several requests as one; if only some have token types, those of the others are 0."""
         if any(TYPES in part.tokens for part in parts):
             parts = [_with_types(part) for part in parts]
         return super().joined(parts)
@@ -190,7 +190,7 @@ class Tensors(Core):
         """Return, for each sequence, a dict of its outputs by name; see `Core.results_of`.
 
         Outputs per token are ``[length, ...]``; other outputs are the values of the sequence. A sequence with NaN in an
-        output gets a RequestError in place of the dict.
+        output gets a RequestError in place of the dict. The form of each output is stored in `outputs`.
 
         Raises:
             RequestError: the model returns no named outputs.
@@ -237,11 +237,11 @@ class Tensors(Core):
         return found
 
     def by_place(self, name: str) -> bool:
-        """Whether an output is a score per position for choosing a span, as the logits of question answering are."""
+        """Return whether the output `name` is a score per position for choosing a span, as in question answering."""
         return self._head.name == "answers" and name.endswith("_logits")
 
     def per_token(self, name: str) -> bool:
-        """Whether an output has one value, or one vector, per token of a request."""
+        """Return whether the output `name` has one value, or one vector, per token of a request."""
         return declared(self._head, name) == "token" or self.by_place(name)
 
 
@@ -291,8 +291,9 @@ def answers(placed: Sequence[Placed], run: Callable[[Sequence[Placed]], list[Any
     `run` runs a batch. A batch that fails is split in halves, so f failing sequences among n take about 2 f log2(n)
     more runs; if all n fail, there are 2 n - 1 runs in total.
 
-    Sequences whose results are errors (NaN) run again without the others, and are split in halves too: a dense mask, as
-    compiled models and GPUs have it, multiplies values of other sequences by 0, and 0 x NaN is NaN.
+    If two or more results are errors (NaN), these sequences run again without the others, and are split in halves too.
+    The reason: a dense mask, as compiled models and GPUs have it, multiplies values of other sequences by 0, and
+    0 x NaN is NaN.
     """
     try:
         found = run(placed)

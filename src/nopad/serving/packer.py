@@ -200,8 +200,8 @@ class OnlinePacker:
             now_ns: the current time, in nanoseconds.
             deadline_ns: time from which the result is of no use, in nanoseconds; a request that still waits then is
                 removed. None: no deadline.
-            lead_ns: how many nanoseconds before its deadline the request must leave; at that time, a batch with the
-                request in it leaves.
+            lead_ns: how many nanoseconds before its deadline the request must leave. From that time on, each `poll`
+                returns a batch, full or not, until the request has left.
             priority: an integer from -1,000 to 1,000; requests of a higher priority leave first, and each `age_step_s`
                 of waiting counts as much as one level. Only for "look_ahead" without `keep_order`; other policies take
                 0 only.
@@ -216,9 +216,10 @@ class OnlinePacker:
             length = _integer(length, "length", LengthError)
         self._check_length(length)
         due, deadline = _NEVER, _NEVER
+        lead = 0 if type(lead_ns) is int and lead_ns == 0 else _integer(lead_ns, "lead_ns", OptionError, 0, LAST_NS)
         if deadline_ns is not None:
             deadline = _integer(deadline_ns, "deadline_ns", OptionError, 0, LAST_NS)
-            due = max(deadline - _integer(lead_ns, "lead_ns", OptionError, 0, LAST_NS), 0)
+            due = max(deadline - lead, 0)
         if priority != 0:
             self._check_priority(priority)
         if self._tokens + length > self.batching.max_waiting_tokens:
@@ -287,7 +288,9 @@ class OnlinePacker:
         return found
 
     def poll(self, now_ns: int, *, idle: bool = True, draining: bool = False) -> Decision:
-        """Return the batch that leaves now, if any, and remove its requests from those that wait.
+        """Return a `Decision`: the batch that leaves now, if any, the expired requests, and when to call this again.
+
+        The requests of the batch, and those whose deadline has come, no longer wait afterwards.
 
         Args:
             now_ns: the current time, in nanoseconds.
@@ -311,7 +314,11 @@ class OnlinePacker:
         return Decision(batch, expired, self._wake())
 
     def _at(self, now_ns: int) -> int:
-        """Return `now_ns`, or the latest time so far if that is later."""
+        """Return the latest time so far: `now_ns`, or an earlier call's time if that is later.
+
+        Raises:
+            OptionError: `now_ns` is not an integer from 0 to 2^61.
+        """
         if type(now_ns) is not int or not 0 <= now_ns <= LAST_NS:
             now_ns = _integer(now_ns, "now_ns", OptionError, 0, LAST_NS)
         if now_ns > self._now:
@@ -370,7 +377,7 @@ def _integer(value: Any, name: str, error: type[Exception], low: int = -(2**62),
 
 
 def _kernels() -> Any:
-    """Import the compiled loops when the first packer is made, since importing numba takes long."""
+    """Return the module of compiled loops. It is imported when the first packer is made: importing numba takes long."""
     from nopad.serving import _packing_kernels
 
     return _packing_kernels

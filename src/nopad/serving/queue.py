@@ -109,7 +109,8 @@ class RequestQueue:
 
         Raises:
             LengthError, OptionError: a sequence is too long for a batch, or the priority is not valid.
-            QueueFullError: the queue is full, and `when_full` is "raise", or the worker itself calls this.
+            QueueFullError: the queue is full, and either `when_full` is "raise" or the worker itself calls this; or the
+                worker calls this while other callers wait for room.
             DeadlineError: the deadline cannot be met.
             RunnerClosedError: the runner is closed.
         """
@@ -164,7 +165,7 @@ class RequestQueue:
             self._line[0].notify()
 
     def count(self, counts: Mapping[str, int]) -> None:
-        """Count requests that were cut or left out."""
+        """Add `counts`, numbers of requests that were cut or left out, by reason, to the totals."""
         with self._lock:
             for name, number in counts.items():
                 self._counts[name] = self._counts.get(name, 0) + number
@@ -173,7 +174,8 @@ class RequestQueue:
         """Return how many ns before its deadline a request must leave; 0: no deadline.
 
         Raises:
-            DeadlineError: the deadline has passed, or at the speed of recent batches it cannot be met.
+            DeadlineError: the deadline has passed; or it cannot be met at the speed of recent batches, and other
+                requests wait or run.
         """
         if deadline is None:
             return 0
@@ -223,7 +225,11 @@ class RequestQueue:
 
     @property
     def statistics(self) -> RunnerStatistics:
-        """The totals so far, as a copy."""
+        """The totals so far, as a copy.
+
+        Raises:
+            RunnerClosedError: the runner was started in another process.
+        """
         check_process(self._process)
         with self._lock:
             seen = self._packer.statistics

@@ -75,12 +75,12 @@ class PackRunner:
             in the same way.
         fast: on CPUs, run a model's float32 linear layers with a faster kernel (`nopad.model.fast_linear`), which takes
             as much memory again as their weights; None: measure, and do so only if it is faster. Not allowed
-            with an Embedder, which always measures, or a Predictor, which has its own `fast`; nor with a compiled
-            model.
+            with an Embedder, which always measures, or a Predictor, which has its own `fast`. True is not allowed with
+            a compiled model.
         compile: compile the model with torch.compile, so that every batch runs as rows of one shape, by one graph;
             needs `Batching.rows`. True, or torch.compile's mode: "default", "reduce-overhead" or "max-autotune" (both
-            use CUDA graphs on a GPU), or "max-autotune-no-cudagraphs". False: the model runs as it is, as it also does
-            if you have compiled it yourself. Heads with a result per sequence need ``nopad.packed(model,
+            use CUDA graphs on a GPU), or "max-autotune-no-cudagraphs". False: the model runs as it is, whether or not
+            you have compiled it yourself. Heads with a result per sequence need ``nopad.packed(model,
             max_sequences=...)``. With "end_to_end", rows become one row of all slots, whose attention takes longer.
         warm_up: run some batches before the constructor returns; `submit` can check `out` only if this is done.
         clock: function that returns the current time as an integer in nanoseconds, and never goes back.
@@ -158,12 +158,14 @@ class PackRunner:
         """Return the answer to one request, or those to several, in order; `how` as in `submit`.
 
         Several answers are a list; for an Embedder, one array ``[n, H]``, as `Embedder.encode` returns it. The first
-        requests run while the following ones are tokenised.
+        requests run while the following ones are tokenised. If an error is raised, requests that still wait are
+        cancelled.
 
         Raises:
             ServingError: a request was not answered; the others may have been.
-            InputError: `inputs` are neither a request nor an iterable of requests; or as for `submit`. Messages number
+            InputError: `inputs` is neither a request nor an iterable of requests; or as for `submit`. Messages number
                 the requests from 0.
+            QueueFullError, DeadlineError, RunnerClosedError: as for `submit`.
         """
         if self._core.is_one(inputs):
             return self.submit(inputs, **how).result()
@@ -185,15 +187,16 @@ class PackRunner:
             inputs: the request, as the class describes it. It is tokenised here, in the calling thread.
             deadline_s: number of seconds from now after which the answer is of no use; if the request still waits then,
                 its future raises DeadlineError. A deadline that cannot be met at the speed of recent batches is refused
-                at once. None: no deadline.
+                at once, unless no other request waits or runs. None: no deadline.
             priority: requests of a higher priority leave first; see `OnlinePacker.add`.
             how: of a model, `out`: buffers for outputs by their names, tensors or NumPy arrays with the shape and dtype
-                of the result, which are then the result. Of an Embedder, `prompt`, `prompt_name` and `over_long`, as in
-                `Embedder.encode`.
+                of the result. The outputs are written to them, and the answer has the buffers themselves. Of an
+                Embedder, `prompt`, `prompt_name` and `over_long`, as in `Embedder.encode`.
 
         Raises:
             InputError: the request, `deadline_s`, `priority` or one of `how` is not valid.
-            QueueFullError: the queue is full, and `when_full` is "raise", or a callback of this runner submits.
+            QueueFullError: the queue is full, and either `when_full` is "raise" or a callback of this runner submits;
+                or a callback submits while other callers wait for room.
             DeadlineError: the deadline cannot be met.
             RunnerClosedError: the runner is closed, its worker has died, or the runner was started in another process.
         """
@@ -230,8 +233,9 @@ class PackRunner:
     def _in_line(self, made: list[Waiting]) -> list[Waiting]:
         """Return the requests that have tokens in the order in which they join the queue.
 
-        In flat batches, the shortest go first: attention takes sequences of one length in one call, which is faster.
-        The caller waits for all of them anyway. Rows are fuller where long and short requests wait together.
+        In flat batches without `Batching.keep_order`, the shortest go first: attention takes sequences of one length in
+        one call, which is faster, and the caller waits for all of them anyway. Otherwise the order stays as it is: rows
+        are fuller where long and short requests wait together.
         """
         found = [one for one in made if one.tokens]
         if self.batching.rows is None and not self.batching.keep_order:
@@ -252,7 +256,11 @@ class PackRunner:
 
     @property
     def statistics(self) -> RunnerStatistics:
-        """The runner's totals so far, as a copy."""
+        """The runner's totals so far, as a copy.
+
+        Raises:
+            RunnerClosedError: the runner was started in another process.
+        """
         return self._queue.statistics
 
     def drain(self, timeout_s: float | None = None) -> bool:
@@ -262,6 +270,7 @@ class PackRunner:
 
         Raises:
             ServingError: this is called in a callback of the runner.
+            RunnerClosedError: the runner was started in another process.
         """
         return self._queue.drain(timeout_s)
 

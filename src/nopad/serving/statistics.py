@@ -38,11 +38,14 @@ class RunnerStatistics:
 
     @property
     def padding_saved(self) -> float:
-        """Share of `padded_tokens` that is padding, which nopad saved; 0.0 before the first batch."""
+        """Share of `padded_tokens` that is padding, which nopad saved; 0.0 before the first batch.
+
+        Rows, which compiled models need, have empty slots too: `packer.slots` counts all that are computed.
+        """
         return 1 - self.packer.tokens / self.padded_tokens if self.padded_tokens else 0.0
 
     def __str__(self) -> str:
-        """Return a small table: requests, batches by reason, padding saved, times, and what the task counted."""
+        """Return a small table: requests, batches by reason, padding saved, slots, times, and the task's counts."""
         packer = self.packer
         requests = {
             "answered": self.answered,
@@ -60,6 +63,8 @@ class RunnerStatistics:
             batches = f"{packer.batches:,} {'batch' if packer.batches == 1 else 'batches'}"
             padded = f"{packer.tokens:,} tokens instead of {self.padded_tokens:,}"
             rows += [("batches", f"{batches}: {reasons}"), ("padding", f"{self.padding_saved:.1%} saved: {padded}")]
+            if packer.slots > packer.tokens:
+                rows.append(("slots", f"{packer.slots:,} computed, {1 - packer.efficiency:.1%} of them empty"))
         if self.p50_ms is not None and self.p99_ms is not None:
             rows.append(("answer", f"half within {self.p50_ms:,.1f} ms, 99 % within {self.p99_ms:,.1f} ms"))
         if self.us_per_token is not None:

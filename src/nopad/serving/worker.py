@@ -1,7 +1,7 @@
 """`Worker`: the thread of a runner, which takes batches from its queue and runs them, one at a time.
 
-Only this thread runs the model, and the workers of runners that share a model take turns. If it ends for any reason,
-every waiting request gets an error (`RequestQueue.die`).
+Only this thread runs the model, and the workers of runners that share a model take turns. If the thread ends for any
+reason, every waiting request gets an error (`RequestQueue.die`).
 """
 
 from __future__ import annotations
@@ -73,6 +73,7 @@ class Worker:
         _open.add(self)
 
     def _work(self, warm_up: bool) -> None:
+        """Run batches until the queue has no more; in any case, the queue then takes no further requests."""
         died = None
         try:
             with self._core.kernels() if self._compiled is None else nullcontext():
@@ -94,8 +95,7 @@ class Worker:
     def _warm_up(self) -> None:
         """Run batches of different sizes; a compiled model runs full ones only. All tokens have the id 1.
 
-        An error here is only logged: requests may still run, only the first ones more slowly. But no request runs if a
-        compiled model does not.
+        An error of a model that is not compiled is only logged: requests may still run, the first ones more slowly.
 
         Raises:
             UnsupportedModelError: the compiled model does not run.
@@ -117,10 +117,12 @@ class Worker:
             _log.warning(f"a PackRunner could not warm up, so its first requests take longer: {error}")
 
     def _warming(self, batch: OnlineBatch) -> PackedBatch:
+        """Return a batch with sequences of these lengths in these rows."""
         placed = sorted(zip(batch.rows.tolist(), batch.lengths.tolist(), strict=True))
         return batch_of([(row, of_length([length])) for row, length in placed], self._core, self._form)
 
     def _run(self, batch: list[Part]) -> None:
+        """Run a batch and hand its results to the queue; a model in training mode gives every sequence an error."""
         placed: list[Placed] = [(part.row, part.sequence) for part in batch]
         with self._turn:
             modules = list(self._core.model.modules())  # once: a walk takes longer than all else around a batch
@@ -132,6 +134,8 @@ class Worker:
         self._queue.ran(batch, results, spent, self._core.finish)
 
     def _run_placed(self, placed: Any) -> list[Any]:
+        """Run sequences, given as (row, sequence), and return their results; flat batches are divided between lanes."""
+
         def work(indices: list[int]) -> list[Any]:
             batch = batch_of([placed[index] for index in indices], self._core, self._form)
             return self._core.run_batch(batch, self._compiled)

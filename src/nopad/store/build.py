@@ -52,7 +52,8 @@ class Builder:
         `known` are those fields of the manifest that do not depend on the packs, such as `counts` and `tokenizer`.
 
         Raises:
-            ResumeError: a stopped run made a file of this dataset from another source, or left two folders of shards.
+            ResumeError: a stopped run made a file of this dataset from another source; or there are shards both in the
+                dataset folder and in the work folder.
             OptionError: a carried column has more text in a row group than fits (2^31 - 1 bytes).
             StorageError: the disk is full, or a write failed.
         """
@@ -68,10 +69,11 @@ class Builder:
         return self._publish(made, sequences, layout, shards, known)
 
     def _plan_and_assign(self, sequences: Sequences, stored: bool) -> tuple[Plan, Packs]:
-        """Return the plan, read from disk if it is `stored` already, and the packs to which the sequences are assigned.
+        """Return the plan, and the packs to which it assigns the sequences.
 
-        An arrival-order algorithm, which takes the sequences as they come, makes the packs without a plan; the plan
-        then describes these packs.
+        If the plan is `stored` already, it is read from disk; else it is made, saved, and noted in the journal. An
+        arrival-order algorithm takes the sequences as they come and makes the packs without a plan; the returned plan
+        then describes these packs, and is saved unless one is `stored`.
         """
         self.monitor.stage("planning", None, "")
         path = self.workspace.work / PLAN
@@ -98,7 +100,10 @@ class Builder:
     def _write(
         self, packs: Packs, sequences: Sequences, layout: ShardLayout, finished: Mapping[str, Mapping[str, Any]]
     ) -> tuple[Shard, ...]:
-        """Write the shards that are not finished yet, or the index; return all files of the dataset, in order."""
+        """Write the shards that are not finished yet, or the index; return all files of the dataset, in order.
+
+        Files in the folder of shards that are not `finished` are deleted first.
+        """
         work = self.workspace.work
         if self.index_only:
             self.monitor.stage("writing the index", None, "")
@@ -127,7 +132,7 @@ class Builder:
     def _publish(
         self, made: Plan, sequences: Sequences, layout: ShardLayout, shards: tuple[Shard, ...], known: Mapping[str, Any]
     ) -> Manifest:
-        """Move the finished files into place, then write the manifest; return it."""
+        """Move the finished files into place, write the manifest, remove the work folder; return the manifest."""
         from nopad.store import _kernels
 
         zeros = np.zeros(1, dtype=np.int64)

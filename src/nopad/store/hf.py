@@ -60,9 +60,10 @@ def _lists(ends: NDArray[np.int32], column: Any) -> pa.Array:
 
 
 def _labelled(found: Sequences, causal: bool | None) -> Sequences:
-    """Return the sequences, with a column ``labels`` if they have labels, or are for a causal language model.
+    """Return the sequences with the ``labels`` that `PackedDataset.to_hf` promises for `causal`, if any.
 
-    `causal` and the OptionError are those of `PackedDataset.to_hf`.
+    Raises:
+        OptionError: the labels do not fit `causal`.
     """
     found = labelled(found)
     tokens, values = dict(found.tokens), dict(found.values)

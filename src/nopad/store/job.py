@@ -120,7 +120,11 @@ def pack_corpus(
 
 
 def _check_kinds(source: Source, corpus: CorpusOptions, tokenizer: Tokenizer | None) -> None:
-    """Refuse an argument of the wrong type; the error says how to make one of the right type."""
+    """Refuse an argument of the wrong type.
+
+    Raises:
+        OptionError: an argument has the wrong type; the message says how to make one of the right type.
+    """
     for given, kind, way in (
         (source, Source, "open it with nopad.open_source"),
         (corpus, CorpusOptions, "give nopad.CorpusOptions(capacity=...)"),
@@ -152,7 +156,10 @@ class _Job:
         return all(self.workspace.half(split).has_manifest() for split in self.splits)
 
     def finished(self) -> Manifest:
-        """Return the manifest of the first dataset, after checking that this job would write the same datasets."""
+        """Return the manifest of the first dataset, after checking that this job would write the same datasets.
+
+        The work folder is removed.
+        """
         manifests = [
             self.workspace.half(split).finished(self.settings(split), self.fingerprint) for split in self.splits
         ]
@@ -261,7 +268,10 @@ class _Job:
         )
 
     def _warn_of_padding(self, columns: Sequences) -> None:
-        """Warn if all sequences (at least `SUSPICIOUS`) of given ids are equally long: perhaps they are padded."""
+        """Warn if all sequences are ready-made ids of the same length: perhaps they are padded.
+
+        There is no warning for fewer than `SUSPICIOUS` sequences, or for sequences of one token.
+        """
         n, first = len(columns), int(columns.seq_lengths[0])
         given = self.source.kind == "ids" and not self.source.made_here
         if given and n >= SUSPICIOUS and first > 1 and bool((columns.seq_lengths == first).all()):
@@ -329,7 +339,7 @@ class _Job:
 
 
 def _check_any(counts: Counts) -> None:
-    """Refuse to write a dataset without sequences."""
+    """Raise RecordError if there is no sequence to write; the message says what became of the records."""
     if not counts.sequences:
         raise RecordError(
             f"nothing to pack: {counts.records:,} records gave no sequence ({counts.empty_skipped:,} empty, "

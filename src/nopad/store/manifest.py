@@ -44,8 +44,8 @@ class Shard:
 
     Attributes:
         file: path of the file, relative to the dataset folder.
-        packs, sequences, tokens: number of packs, sequences and tokens in the file; for a file of an index, those of
-            the whole dataset.
+        packs, sequences, tokens: number of packs, sequences and tokens in the file. If the dataset is index-only
+            (`Manifest.kind` "index"), each of its files has the numbers of the whole dataset.
         bytes: size of the file in bytes.
         sha256: SHA-256 of the file, in hex.
 
@@ -231,7 +231,7 @@ def _has(value: object, *keys: str) -> bool:
 
 
 def _are_options(options: Mapping[str, Any]) -> bool:
-    """Whether the options `validation` and `split` have values that a job can have; verification computes with them."""
+    """Whether the options `validation` and `split` have valid values, which verification needs for its computations."""
     share, split = options.get("validation"), options.get("split")
     return (share is None or (type(share) is float and 0 < share < 1)) and (split in SPLITS if share else split is None)
 
@@ -263,9 +263,9 @@ def tool_versions(*packages: str) -> dict[str, str]:
 
 
 def other_version(folder: Path) -> Any:
-    """Return the format version of a dataset that this version of nopad cannot read.
+    """Return the format version of the dataset in a folder, if this version of nopad cannot read it, else None.
 
-    Returns None if this version can read it, or the folder holds no dataset.
+    Also returns None if the folder holds no dataset.
 
     Raises:
         FormatError: the folder's ``nopad.json`` is not the manifest of a packed dataset.

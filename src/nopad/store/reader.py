@@ -66,6 +66,7 @@ def open_packed(path: str | Path, *, cached_row_groups: int = 16) -> PackedDatas
         CorruptError: the job that writes the dataset has not finished, one of its two datasets is missing, or the
             manifest is damaged.
         StorageError: the manifest cannot be read.
+        OptionError: `cached_row_groups` is not an integer of at least 0.
 
     >>> import nopad, tempfile
     >>> out = tempfile.mkdtemp()
@@ -156,6 +157,7 @@ class PackedDataset:
         Raises:
             OptionError: the dataset is an index without tokens, or its labels do not fit `causal`.
             CorruptError: a shard is missing or damaged.
+            StorageError: a shard cannot be read.
             MissingExtraError: `datasets` is not installed.
 
         >>> import nopad
@@ -233,6 +235,7 @@ class PackedDataset:
             IndexError: there is no such pack.
             TypeError: `at` is not an integer.
             CorruptError: the pack's file is missing or damaged.
+            StorageError: the pack's file cannot be read.
         """
         if not isinstance(at, int | np.integer):
             raise TypeError(
@@ -268,7 +271,12 @@ class PackedDataset:
         return [self[at] for at in indices]
 
     def __iter__(self) -> Iterator[PackedRow]:
-        """Iterate over all packs in stored order, reading ahead."""
+        """Iterate over all packs in stored order, reading ahead.
+
+        Raises:
+            CorruptError: a shard is missing or damaged.
+            StorageError: a shard cannot be read.
+        """
         for row_group in self.iter_row_groups(range(self.row_groups)):
             yield from map(PackedRow, repeat(row_group), range(len(row_group)))
 
@@ -277,6 +285,10 @@ class PackedDataset:
 
         The order depends only on the dataset's layout, `seed` and `epoch` (see `nopad.random`). The result is int32
         ``[packs]``, or int64 from 2^31 packs on. To resume an epoch after ``n`` packs, read ``order(seed, epoch)[n:]``.
+
+        Raises:
+            OptionError: `seed` or `epoch` is not an integer from 0 to 2^64 - 1.
+            CorruptError: the totals in the manifest are not the sums over its shards.
 
         >>> import tempfile, nopad
         >>> from nopad.corpus import CorpusOptions, IterableSource
@@ -312,6 +324,7 @@ class PackedDataset:
             IndexError: there is no such pack; negative numbers are not allowed.
             TypeError: `numbers` is not a list of integers.
             CorruptError: a shard is missing or damaged.
+            StorageError: a shard cannot be read.
         """
         return self._read(self._numbers(numbers))
 
@@ -325,6 +338,7 @@ class PackedDataset:
             IndexError: there is no such pack; negative numbers are not allowed.
             TypeError: `numbers` is not a list of integers.
             CorruptError: a shard is missing or damaged.
+            StorageError: a shard cannot be read.
         """
         found = [self.row_group(number).take(rows) for number, rows in self._runs(self._numbers(numbers))]
         if not found:
@@ -374,6 +388,7 @@ class PackedDataset:
 
         Raises:
             CorruptError: a shard is missing or damaged.
+            StorageError: a shard cannot be read.
         """
         if self.manifest.kind == "index":
             index = self._opened_index()
@@ -395,6 +410,7 @@ class PackedDataset:
         Raises:
             IndexError: there is no such row group.
             CorruptError: a shard is missing or damaged.
+            StorageError: a shard cannot be read.
         """
         self._check_totals()
         numbers, ahead = tee(numbers)
@@ -410,7 +426,9 @@ class PackedDataset:
         """Iterate over the row groups with these numbers without checking their packs, for `nopad.verify`.
 
         Raises:
+            IndexError: there is no such row group; for an index, no number is checked.
             CorruptError: a shard is missing, or cannot be decoded.
+            StorageError: a shard cannot be read.
         """
         if self.manifest.kind == "index":
             return map(self._index_row_group, numbers)
@@ -422,6 +440,7 @@ class PackedDataset:
         Raises:
             IndexError: there is no such row group.
             CorruptError: the row group's file is missing or damaged.
+            StorageError: the row group's file cannot be read.
         """
         self._check_totals()
         with self._lock:
@@ -485,7 +504,10 @@ def _odd_total(m: Manifest) -> str:
 
 
 def _remove(folder: Path, process: int) -> None:
-    """Remove the folder of a dataset that nobody uses any more; a forked child leaves it to its parent."""
+    """Remove the folder of a dataset that nobody uses any more.
+
+    In another process than `process`, such as a forked child, nothing is done.
+    """
     if os.getpid() == process:
         shutil.rmtree(folder, ignore_errors=True)
 

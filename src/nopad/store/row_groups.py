@@ -206,7 +206,7 @@ def row_group_problems(row_group: RowGroup, first: int, m: Manifest) -> list[str
         for p in np.flatnonzero(tokens != held)[:3]:
             problems.append(f"pack {first + p}: seq_lengths add up to {tokens[p]}, it holds {held[p]} tokens")
     for p in np.flatnonzero(tokens > m.capacity)[:3]:
-        problems.append(f"pack {first + p} holds {tokens[p]} tokens, above the capacity of {m.capacity}")
+        problems.append(f"pack {first + p} holds {tokens[p]:,} tokens, above the capacity of {m.capacity:,}")
     for p in np.flatnonzero(sizes > m.depth)[:3] if m.depth is not None else ():
         problems.append(f"pack {first + p} holds {sizes[p]} sequences, above the depth of {m.depth}")
     values = row_group.sequences.values

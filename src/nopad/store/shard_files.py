@@ -64,15 +64,17 @@ class ShardFiles:
 
         Raises:
             CorruptError: the file is missing or damaged, or has another size or layout than the manifest states.
+            StorageError: the file cannot be read.
         """
         with self._reading(file):
             return self._to_row_group(self._reader(file).read_row_group(group, use_threads=False), file, group)
 
     def scan(self, places: Iterable[tuple[int, int]]) -> Iterator[RowGroup]:
-        """Decode row groups, each given by (file, row group), in this order.
+        """Decode row groups, each given by (file, row group), and yield them in this order.
 
         Raises:
             CorruptError: a file is missing or damaged, or has another size or layout than the manifest states.
+            StorageError: a file cannot be read.
         """
         left, size = iter(places), _AHEAD  # a small first scan, so that the first row group comes soon
         while chosen := list(islice(left, size)):
@@ -93,6 +95,7 @@ class ShardFiles:
 
         Raises:
             CorruptError: the file is missing or damaged, or has another size or layout than the manifest states.
+            StorageError: the file cannot be read.
         """
         shard = self._manifest.shards[file]
         with self._reading(file):

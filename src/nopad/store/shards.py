@@ -1,10 +1,10 @@
 """Write packs and sequences to shards: Parquet files with one row per pack.
 
 Per-token columns are flat lists without padding; ``position_ids``, attention masks and ``cu_seqlens`` are not stored,
-unless the source has such columns. Numbers are byte-stream-split, and all pages compressed by zstd at level 1. All row
-groups have the same number of packs, except the last of a shard. One thread gathers and encodes a shard in O(row group)
-memory, and another hashes and fsyncs it, so that no encoder waits for the disk. Several shards are written at once; the
-expensive steps release the GIL.
+unless the source has such columns. Numbers have the Parquet encoding BYTE_STREAM_SPLIT, and all pages are compressed by
+zstd at level 1. All row groups have the same number of packs, except the last of a shard. One thread gathers and
+encodes a shard in O(row group) memory, and another hashes and fsyncs it, so that no encoder waits for the disk. Several
+shards are written at once; the expensive steps release the GIL.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class ShardLayout:
     def of(cls, packs: int, capacity: int, shard_tokens: int = SHARD_TOKENS) -> ShardLayout:
         """Return a layout with row groups of at most 2^18 tokens and shards of at most `shard_tokens` tokens.
 
-        Each has at least one pack, even if `capacity` is larger.
+        Packs count as full. Each row group and each shard has at least one pack, even if `capacity` is above the limit.
         """
         group = max(1, min(GROUP_TOKENS, shard_tokens) // capacity)
         return cls(packs, group, group * max(1, shard_tokens // (group * capacity)))
@@ -219,6 +219,9 @@ def gather(
     `scratch` holds the memory for each per-token column by name; give {} to the first call. The table uses this memory,
     so the next call with the same `scratch` overwrites the table. (Fresh memory for every row group would take a third
     more time, because of page faults.)
+
+    Raises:
+        OptionError: a carried column has more text in these packs than fits (2^31 - 1 bytes).
     """
     from nopad._kernels import gather_tokens
 
@@ -242,7 +245,10 @@ def gather(
 
 
 def _check_text(name: str, column: pa.Array, packs: int) -> None:
-    """Refuse more text in a row group than an Arrow column of strings can hold."""
+    """Raise OptionError if a column has more text in a row group than an Arrow column of strings can hold.
+
+    `name` and `packs`, the number of packs in the row group, are for the message.
+    """
     size = column.buffers()[2].size if is_string(column.type) and column.buffers()[2] is not None else 0
     if size > MAX_TEXT:
         raise OptionError(

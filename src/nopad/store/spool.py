@@ -97,9 +97,16 @@ class Spool:
         carried: Sequence[Carried] = (),
         commit_every_s: float = 2.0,
     ) -> None:
-        """Open or create the spool in an existing `folder`; without `keep_tokens`, tokens and columns are not stored.
+        """Open the spool in an existing folder; if there is none, its files are created when something is written.
 
-        Raises StorageError if the spool cannot be read.
+        Args:
+            folder: the folder of the files.
+            keep_tokens: whether tokens and carried columns are stored.
+            carried: the columns that are carried.
+            commit_every_s: minimum number of seconds between two commits by `append`.
+
+        Raises:
+            StorageError: the spool cannot be read.
         """
         self._folder = folder
         self._layout = spool_files(keep_tokens, carried)
@@ -186,7 +193,11 @@ class Spool:
         self._bytes[name] += values.nbytes
 
     def finish(self) -> None:
-        """Commit the remaining sequences, mark the source as complete, and close the files; idempotent."""
+        """Commit the remaining sequences, mark the source as complete, and close the files; a second call does nothing.
+
+        Raises:
+            StorageError: the disk is full, or a write failed.
+        """
         if not self.progress.complete:
             if not self._files:
                 self._open()
@@ -272,9 +283,10 @@ class Spool:
         return history
 
     def _bears_out(self, files: Mapping[str, Any], before: Sequence[Progress], progress: Progress) -> bool:
-        """Whether each file holds the bytes that the commit `progress` says were added since the commit `before`.
+        """Return whether the files hold the bytes of a commit: those that were added after the commit before it.
 
-        `before` has one commit, or none for the first. Each call reads `files` on from where the previous call ended.
+        `progress` is the commit, with the checksums of these bytes. `before` holds the commit before it; it is empty
+        for the first commit. Each call reads `files` on from where the previous call ended.
         """
         if progress.files.keys() != files.keys() or files.keys() != self._layout.keys():
             return False

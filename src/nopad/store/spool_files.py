@@ -25,7 +25,8 @@ class SpoolFile:
         dtype: NumPy dtype of the file's values.
         per: what the file holds: "token": one value per token; "sequence": one value per sequence; "end": a leading 0,
             then the offset in bytes at which each string ends; "text": the UTF-8 bytes of all strings.
-        values: function that returns the file's values for a batch; for "end", offsets that begin at 0 in each batch.
+        values: function that returns the file's values for a batch; for "end", without the leading 0, and counted from
+            the beginning of the batch's text.
     """
 
     dtype: Any
@@ -60,7 +61,7 @@ def spool_files(keep_tokens: bool, carried: Sequence[Carried]) -> dict[str, Spoo
 
 
 def text_array(ends: NDArray[np.int64], text: NDArray[np.uint8]) -> pa.LargeStringArray:
-    """View the ends and bytes of a string column as an Arrow array, without copying."""
+    """Return a string column as an Arrow array, which is a view of the column's `ends` and `text` (UTF-8 bytes)."""
     return pa.LargeStringArray.from_buffers(ends.size - 1, pa.py_buffer(ends), pa.py_buffer(text))
 
 

@@ -6,8 +6,8 @@ import fcntl
 import os
 import re
 import shutil
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -31,13 +31,15 @@ Made = TypeVar("Made")
 # The names that a job leaves in its folder
 NEW = ".replacing"  # subfolder of the old output, into which the new output is written
 MOVING = ".moving"  # the same, once the old output is removed
+LOCK = ".replacing.lock"  # held from the first look into the folder until the new output is in its place
 RESULTS = "_predictions.json"
 WHOLE = (MANIFEST, RESULTS)  # a folder with one of these files is complete
-_WORKING = rf"{re.escape(NEW)}|{re.escape(MOVING)}|{re.escape(WORK)}"
+_WORKING = rf"{re.escape(NEW)}|{re.escape(MOVING)}|{re.escape(LOCK)}|{re.escape(WORK)}"
 DATASET = re.compile(rf"{re.escape(MANIFEST)}|{re.escape(PLAN)}|shards|packs\.arrow|sequences\.arrow|{_WORKING}")
 PREDICTIONS = re.compile(rf"{re.escape(RESULTS)}|part-\d+\.parquet|{_WORKING}")
 _OTHER_WORK = (OutputExistsError, ResumeError, CorruptError)
-_GOES_ON = (InterruptedJobError, KeyboardInterrupt, StorageError, SourceError)  # after which the same call may succeed
+# After these, the same call may succeed, or another process uses the files
+_GOES_ON = (InterruptedJobError, KeyboardInterrupt, StorageError, SourceError, OutputBusyError)
 
 
 def replaced(out: Path, names: re.Pattern[str], make: Callable[[Path], Made]) -> Made:
@@ -66,6 +68,12 @@ def replaced(out: Path, names: re.Pattern[str], make: Callable[[Path], Made]) ->
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return make(out)
     check_made(out, names)
+    with _alone(out):
+        return _replaced(out, make)
+
+
+def _replaced(out: Path, make: Callable[[Path], Made]) -> Made:
+    """As `replaced`, in a folder that holds output or a job, and that no other process replaces."""
     new, moving = out / NEW, out / MOVING
     with storage_errors("replacing", out):
         for folder in (out, new):
@@ -87,7 +95,8 @@ def replaced(out: Path, names: re.Pattern[str], make: Callable[[Path], Made]) ->
             ) from None
         raise
     with storage_errors("replacing", out):
-        for path in sorted((path for path in out.iterdir() if path != new), key=lambda path: path.name not in WHOLE):
+        old = (path for path in out.iterdir() if path.name not in (NEW, LOCK))
+        for path in sorted(old, key=lambda path: path.name not in WHOLE):
             _remove(path)
         fsync_folder(out)
         os.replace(new, moving)  # from here on, all that is in `out` is new
@@ -96,8 +105,45 @@ def replaced(out: Path, names: re.Pattern[str], make: Callable[[Path], Made]) ->
     return made
 
 
+@contextmanager
+def _alone(out: Path) -> Iterator[None]:
+    """Hold the folder's lock in a ``with`` block; the system frees it if the process ends.
+
+    Without it, a second call could remove the files that the first one is just moving into their place.
+
+    Raises:
+        OutputBusyError: another process holds the lock.
+        StorageError: the lock file cannot be written.
+    """
+    path = out / LOCK
+    with storage_errors("locking", path):
+        lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        if not _taken(lock):
+            raise OutputBusyError(f"another process is writing to {out}; wait for it, or choose another folder")
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+    finally:
+        os.close(lock)
+
+
+def _taken(lock: int) -> bool:
+    """Take a lock file that is open, and return whether nobody else has it, or has just removed it."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return bool(os.fstat(lock).st_nlink)
+
+
 def _made(new: Path, make: Callable[[Path], Made]) -> Made:
-    """Return what `make` returns for the folder `new`; other work that was left in the folder is removed before."""
+    """Call `make` with the folder `new`, which is created if it does not exist, and return its result.
+
+    If the folder holds work, `make` may go on with it. If `make` refuses this work (see `replaced`), the work is
+    removed, and `make` is called again.
+    """
     with storage_errors("replacing", new):
         left = new.is_dir() and any(new.iterdir())
         new.mkdir(exist_ok=True)
@@ -156,8 +202,7 @@ def _refuse_busy(out: Path) -> None:
         return
     lock = os.open(out / WORK / "lock", os.O_RDWR)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise OutputBusyError(f"another process is writing to {out}; wait for it, or choose another folder") from error
+        if not _taken(lock):
+            raise OutputBusyError(f"another process is writing to {out}; wait for it, or choose another folder")
     finally:
         os.close(lock)

@@ -68,6 +68,7 @@ class Workspace:
         Raises:
             OutputExistsError: the dataset was made with other settings or from another source.
             CorruptError: a file of the dataset, such as the plan, is missing or damaged.
+            FormatError: the dataset has another format version.
         """
         manifest = Manifest.load(self.out)
         wanted = {name: value for name, value in settings.items() if name != "tool_versions"}
@@ -91,13 +92,14 @@ class Workspace:
     def claim(self, settings: Mapping[str, Any], source: Inventoried) -> Iterator[None]:
         """For a ``with`` block, lock the work folder, which is created if it does not exist.
 
-        If the folder holds an unfinished job, this must be the same job.
+        If the folder holds an unfinished job, this must be the same job; if not, ``job.json`` is written.
 
         Raises:
             OutputExistsError: `out` is a file, or is not empty and holds no unfinished job.
             OutputBusyError: another process works in the folder.
             StorageError: the work folder cannot be created or written to.
-            ResumeError: the unfinished job has other settings or source files, or its ``job.json`` is missing.
+            ResumeError: the unfinished job has other settings or source files, or its ``job.json`` is missing or
+                damaged.
         """
         if self._holds_something_else():
             raise OutputExistsError(f"{self.out} already holds something else; choose a new or empty folder")
@@ -135,6 +137,9 @@ class Workspace:
 
         `file` is the path of the file relative to the work folder, `origin` the fingerprint of the source; `known` is
         what else the journal shall say about the file, by name, at least its ``sha256``.
+
+        Raises:
+            StorageError: the disk is full, or the write failed.
         """
         line = sealed_line({"finished": {"file": file, **known}, "origin": origin})
         with storage_errors("writing", self.work), open(self.work / FINISHED, "ab") as journal:
@@ -150,6 +155,7 @@ class Workspace:
 
         Raises:
             ResumeError: a file was made from another source than `origin`.
+            StorageError: the journal or a file cannot be read.
         """
         where = folder or self.work
         with storage_errors("reading", self.work):
@@ -167,6 +173,7 @@ class Workspace:
 
         Raises:
             ResumeError: the work folder has a folder of this name too.
+            StorageError: the folder cannot be moved.
         """
         if not (self.out / name).exists():
             return
@@ -179,7 +186,11 @@ class Workspace:
             os.replace(self.out / name, self.work / name)
 
     def move_into_place(self, names: Iterable[str]) -> None:
-        """Move files and folders with these names from the work folder to `out`, unless they were moved before."""
+        """Move files and folders with these names from the work folder to `out`, unless they were moved before.
+
+        Raises:
+            StorageError: one of them cannot be moved.
+        """
         with storage_errors("publishing", self.out):
             for name in names:
                 if (self.work / name).exists():
@@ -220,7 +231,11 @@ class Workspace:
             ) from error
 
     def _check_same_job(self, job_file: Path, started: Mapping[str, Any]) -> None:
-        """Refuse to resume a job that was started with other settings or files; the error names the differences."""
+        """Refuse to resume a job that was started with other settings or files.
+
+        Raises:
+            ResumeError: settings or files differ, and the message names the differences; or `job_file` is damaged.
+        """
         try:
             stored = unsealed(json.loads(job_file.read_text(encoding="utf-8")))
             changed = differences(stored["settings"], started["settings"])

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 @njit(cache=True, nogil=True)
 def first_fit_in_bins(lengths: NDArray[Any], capacity: int, bins: int, pack_of: NDArray[Any]) -> int:
-    """Put each sequence into the first of `bins` open packs that has room; return the number of packs.
+    """Put each sequence into the first of `bins` open packs that has room; return the number of packs opened.
 
     The pack of each sequence is written to `pack_of`. If a sequence fits into no open pack, all open packs are closed
-    and the same number of new ones is opened.
+    and the same number of new ones is opened. So the result counts packs that stayed empty too.
     """
     room = np.full(bins, capacity, dtype=np.int64)
     first = 0
@@ -41,7 +41,8 @@ def first_fit_in_bins(lengths: NDArray[Any], capacity: int, bins: int, pack_of: 
 def worst_fit(lengths: NDArray[Any], capacity: int, packs: int, pack_of: NDArray[Any]) -> int:
     """Put each sequence into the emptiest pack, or into a new one if it does not fit there; return the number of packs.
 
-    The pack of each sequence is written to `pack_of`. `packs` is the number of packs that are open from the start.
+    The pack of each sequence is written to `pack_of`. `packs` is the number of packs that are open from the start; they
+    are counted even if they stay empty.
     """
     room = np.full(lengths.shape[0] + packs, capacity, dtype=np.int64)
     for i in range(lengths.shape[0]):

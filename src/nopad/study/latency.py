@@ -112,7 +112,9 @@ def latency_rows(
 ) -> Iterator[LatencyRow]:
     """Yield how long a step takes with padded batches, with each method of Figure 7, and with nopad's.
 
-    A number of GPUs is left out if the histogram holds too few sequences for two steps, or too few packs for one.
+    A number of GPUs is left out if the histogram holds too few sequences for two steps, or too few packs for one. A
+    stratified method is left out for batches of at most 12 sequences, as in the paper, and where the histogram is too
+    small for its quotas.
 
     Args:
         histogram: lengths to draw from.

@@ -1,12 +1,13 @@
 """Balance at long context, where attention is most of the work and one sequence can cost more than a rank's share.
 
 The corpora are drawn at random; there are 64 ranks, with 4 packs per rank and step. Each method of packing and dealing
-is simulated step by step, in two settings: ranks wait for each other once per optimiser step, or at each micro-step. In
-the first, a step takes as long as its costliest rank; in the second, the times of the costliest ranks of its
-micro-steps add up.
+is simulated step by step, in one or both of two settings: ranks wait for each other once per optimiser step, or at each
+micro-step. In the first, a step takes as long as its costliest rank; in the second, the times of the costliest ranks of
+its micro-steps add up.
 
-*Floor*: a lower bound on the waste of the same step, or of the same micro-steps, however they are dealt to ranks. It
-may be above 0, because a rank costs at least as much as its longest sequence.
+*Waste* is how much longer a step takes than it would if all ranks had the same cost. *Floor* is a lower bound on the
+waste, however the sequences or packs of the same step (or of the same micro-step) are dealt to ranks. It may be above
+0, because a rank costs at least as much as its longest sequence.
 
 Two of the methods are ours:
 
@@ -14,10 +15,10 @@ Two of the methods are ours:
 even share, and packs them into as many micro-batches as they need. Ranks then run different numbers of micro-batches,
 so this method works only if ranks wait once per step.
 
-*Packs drawn by cost* keeps fixed packs. The packs of a window of steps are sorted by cost; each micro-step takes its
-packs from one place in that order, and each step has one micro-step from each quarter of it. The packs of a micro-step
-then have similar costs, in both settings. The drawback: a micro-step is not a random sample of the window (though every
-pack still comes exactly once), and the costs of steps differ more (`spread`).
+*Packs drawn by cost* keeps fixed packs, and draws them in the same way in both settings. The packs of a window of steps
+are sorted by cost; each micro-step takes its packs from one place in that order, and each step has one micro-step from
+each quarter of it. The packs of a micro-step then have similar costs. The drawback: a micro-step is not a random sample
+of the window (though every pack still comes exactly once), and the costs of steps differ more (`LongRow.spread`).
 
 The published schedulers are re-implemented from their descriptions: next-fit in order of arrival (Megatron-LM's
 ``dp_balanced``), worst-fit decreasing over the sequences of a step (NeMo AutoModel), and first-fit into eight open
@@ -116,7 +117,10 @@ class LongRow(BalanceRow):
 
 @dataclass(frozen=True, kw_only=True)
 class _Packed:
-    """Packs in the order in which they are dealt out, or in which they may be drawn."""
+    """Number of tokens, cost, and cost of the costliest sequence of each pack; int64 ``[packs]`` each.
+
+    Some methods deal the packs in this order; others first draw a new order.
+    """
 
     tokens: NDArray[np.int64]
     costs: NDArray[np.int64]
@@ -138,9 +142,8 @@ def long_context_rows(
 ) -> Iterator[LongRow]:
     """Simulate each method of packing and dealing on a workload; yield a row for each method and kind of wait.
 
-    The kinds of wait: ranks wait for each other once per optimiser step, or at each micro-step.
-    A method that is made for only one kind of wait has only that row. A method for which the drawn sequences do not
-    fill one step has no row.
+    The kinds of wait: ranks wait for each other once per optimiser step, or at each micro-step. A method that is made
+    for only one kind of wait has only that row. A method has no row if its packs or sequences do not fill one step.
 
     Args:
         workload: the distribution of lengths.
@@ -193,7 +196,8 @@ def too_long(
 ) -> tuple[int, NDArray[np.int32]]:
     """Return how many random steps have a floor above 10 % because of one sequence, and the lengths of these sequences.
 
-    The lengths are in tokens, int32 ``[n]``. No deal makes these steps even: such sequences need context parallelism.
+    The lengths are in tokens, int32 ``[n]``. These steps stay uneven, however their sequences are dealt to ranks: such
+    sequences need context parallelism.
     """
     cost = cost or Attention(hidden_size=HIDDEN_SIZE)
     lengths = _corpus(workload, Shape(ranks, 1, ACCUMULATION, 1), steps)
@@ -292,7 +296,10 @@ def _worst_fit_decreasing(lengths: NDArray[np.int32], costs: NDArray[np.int64], 
 
 
 def _open_packs(lengths: NDArray[np.int32], costs: NDArray[np.int64], capacity: int, shape: Shape) -> _Dealt:
-    """Let each rank pack its own share of the sequences; in the k-th micro-step, a rank gets the k-th pack it made."""
+    """Let each rank pack its own share of the sequences; in the k-th micro-step, a rank gets the k-th pack it made.
+
+    The last packs of each rank, which may not be full, are left out, so that all ranks have the same number.
+    """
     from nopad.study._kernels import first_fit_in_bins
 
     ranks = []
@@ -342,7 +349,11 @@ def _dealt(packed: _Packed, shape: Shape, balance: Balance) -> _Dealt:
 
 
 def _capped(lengths: NDArray[np.int32], costs: NDArray[np.int64], capacity: int, shape: Shape) -> _Dealt:
-    """Deal the sequences of each step by cost; a rank may take up to twice the tokens of an even share."""
+    """Deal the sequences of each step by cost; a rank may take up to twice the tokens of an even share.
+
+    The result has one micro-step per step, with all that a rank gets in the step. Sequences that do not fill a last
+    step are left out.
+    """
     cap = 2 * shape.accumulation * capacity
     step_of = np.cumsum(lengths, dtype=np.int64) // (shape.per_step * capacity)
     ends = np.flatnonzero(np.diff(step_of)) + 1

@@ -1,8 +1,8 @@
 """The papers' packing tables, recomputed row by row; their counts of strategies; the packing matrix of Table 4.
 
-Our figures are rounded to as many decimals as the printed ones before they are compared, so "=" means that ours would
-have been printed the same. Time: `nnlshp` takes 15 s on Wikipedia-512 and 5 s on SQuAD-384, `greedy` 3 s on Wikipedia,
-and each other algorithm milliseconds.
+Before they are compared, our figures are rounded to as many decimals as the printed ones. So "=" means that ours, if
+printed, would look the same. Time: `nnlshp` takes 15 s on Wikipedia-512 and 5 s on SQuAD-384, `greedy` 3 s on
+Wikipedia, and each other algorithm milliseconds.
 
 Source: see `nopad.study.published`.
 """
@@ -62,7 +62,9 @@ class Redone:
 
 
 def redo(table: Table, row: Row, histogram: Histogram) -> Redone:
-    """Compute one row of a published table from the histogram.
+    """Compute one row of a published table from the histogram, and return it beside the published row.
+
+    If the histogram is too large for the row's algorithm, there are no figures of ours, and the note says why.
 
     >>> from nopad.study.published import TABLES
     >>> redone = redo(TABLES[0], TABLES[0].rows[3], Histogram.from_counts({200: 3, 128: 3}))
@@ -102,7 +104,7 @@ def _what_it_took(made: Plan) -> list[str]:
 
 
 def contrast(table: Table, histogram: Histogram, algorithm: str = "optimal") -> list[Redone]:
-    """Return, for each depth above 1 in the table, a row with the result of `algorithm`.
+    """Return, for each depth in the table except 1, a row with the result of `algorithm`.
 
     The row's note gives the lower bound on the number of packs, or says that the plan is optimal.
     """
@@ -204,7 +206,7 @@ def packing_matrix_of_table_4() -> tuple[list[list[int]], bool]:
 
 
 def as_printed(value: float, printed: str) -> str:
-    """Format a figure with as many decimals as the printed one.
+    """Return a figure as text, with as many decimals as the printed one.
 
     >>> as_printed(99.7459, "99.7"), as_printed(8155057, "1")
     ('99.7', '8155057')

@@ -86,7 +86,8 @@ def pairs_at(
         advance: called with the `Block.progress`, in bytes, of each block of documents that was read.
 
     Raises:
-        SourceError, RecordError: as for `nopad.corpus.PretrainingSource`.
+        SourceError, OptionError: as for `nopad.corpus.PretrainingSource` and its `blocks`.
+        RecordError: no pairs can be made of the documents (`nopad.corpus.pairs.pairs_of`).
     """
     given = replace(options or PairOptions(), over_long="truncate")
     every = [replace(given, max_length=length) for length in lengths]

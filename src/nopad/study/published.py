@@ -90,7 +90,7 @@ def tables_for(histogram: Histogram, capacity: int) -> list[Table]:
 
 
 def _counts(text: str) -> dict[str, str]:
-    """Parse a row of figures in the order of `COUNTS`."""
+    """Return the figures in `text`, separated by spaces and in the order of `COUNTS`, by column."""
     return dict(zip(COUNTS, text.split(), strict=True))
 
 

@@ -115,7 +115,7 @@ def workload(grid: Grid) -> NDArray[np.int64]:
 
 
 def pack_workload(grid: Grid, policy: Policy, waiting: int | None = None) -> PackerStatistics:
-    """Pack the requests of `workload` for a device that is always idle when asked; return the packer's totals.
+    """Pack the requests of `workload`, as if the device were always idle; return the packer's totals.
 
     `waiting` is the maximum number of requests that wait at once; None: all wait from the beginning.
     """

@@ -1,10 +1,10 @@
 """Answers to questions, as spans of a context: SQuAD 1.1 and 2.0, and other data sets with the same columns.
 
-A question and its context are one sequence. A long context gives several sequences, called windows, which share
-`stride` tokens; the question is never cut. A window's target is where its answer begins and ends, as positions in the
-sequence. In a window without the whole answer, both are the position of ``[CLS]``, as in BERT's own recipe and
-transformers' run_qa (``absent="ignore"`` changes this). A prediction is the text of the best span among all windows of
-a question.
+A question and its context are one sequence. A long context gives several sequences, called windows; two consecutive
+windows share `stride` tokens of the context, and each has the whole question. A window's target is where its answer
+begins and ends, as positions in the sequence. In a window without the whole answer, both are the position of ``[CLS]``,
+as in BERT's own recipe and transformers' run_qa (``absent="ignore"`` changes this). A prediction is the text of the
+best span among all windows of a question.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class Answers(Task):
     Args:
         tokenizer: the model's tokenizer; it must be a fast one, which gives offsets.
         question, context, answers: names of the columns. Answers are a dict with two lists of the same length, ``text``
-            and ``answer_start`` (index of the first character). The first answer is learned; scores accept any of them.
-            `read_squad` reads SQuAD's own files.
+            and ``answer_start`` (index of the first character), or a list of dicts with these keys. The first answer is
+            learned; scores accept any of them. `read_squad` reads SQuAD's own files.
         max_length: most tokens of a window, with its question; None: no limit.
         stride: number of context tokens that two consecutive windows share; None: a third of `max_length`, at most 128.
         over_long: what happens to sequences longer than `max_length`: "split" into windows, "truncate" to the first
@@ -72,7 +72,7 @@ class Answers(Task):
     ``score`` is 0, and ``no_answer`` is None.
 
     Raises:
-        OptionError: an option has an invalid value.
+        OptionError: an option has an invalid value, or the tokenizer is not a fast one.
 
     >>> from nopad.tasks import Answers
     >>> task = Answers(tokenizer)
@@ -297,6 +297,10 @@ class Answers(Task):
         (`nopad.tasks.squad`). A record without a prediction counts as wrong. If the task has a `threshold`, the result
         also has the best scores that any threshold gives, and the smallest thresholds that give them (``best_exact``,
         ``best_exact_threshold``, ``best_f1``, ``best_f1_threshold``).
+
+        Raises:
+            RecordError: a record lacks its context or its answers, or there is not one prediction for each record.
+            LengthError: there is no record.
         """
         texts, right = [], []
         for number, record, prediction in paired(predictions, records):
@@ -313,7 +317,9 @@ class Answers(Task):
 def _tokens(piece: Framed, span: tuple[int, int] | None, context: str, number: int) -> tuple[int, int] | None:
     """Return the first and last token (inclusive) of an answer, counted in its context; None: there is no answer.
 
-    These are the first and the last token with a character of the answer, spaces at the answer's ends left out.
+    `span` is the answer's first and last character (exclusive) in `context`, or None. The tokens are the first and the
+    last one with a character of the answer; spaces at the answer's ends do not count. `number` is the record's number,
+    for messages.
 
     Raises:
         RecordError: no token covers a character of the answer.

@@ -49,8 +49,9 @@ class Likely(Task):
     def results(self, outputs: Any, batch: PackedBatch) -> list[dict[str, Any]]:
         """Return, for each sequence, its log-probability (natural logarithm) under the model.
 
-        ``logprob`` is the sum over its labelled tokens; in a batch without labels, over all its tokens but the first.
-        ``tokens`` is the number of these tokens, and ``mean_logprob`` the mean per token, None if there are none.
+        ``logprob`` is the sum over its labelled tokens; in a batch without labels, over all its tokens. The first token
+        of a sequence never counts, since nothing predicts it. ``tokens`` is the number of tokens that count, and
+        ``mean_logprob`` the mean per token, None if there are none.
         """
         labels = batch["labels"] if "labels" in batch else batch["input_ids"]
         sums, counts = label_logprobs(outputs["logits"], labels, batch)
@@ -106,7 +107,14 @@ class CausalLM(OfTexts, Likely):
         self.text, self.objective = text, OfTokens(causal=True)
 
     def encode(self, records: Iterable[Mapping[str, Any]], *, labels: bool = True) -> Examples:
-        """Turn texts into sequences; see `Task.encode`. They have no column of labels: `collate` makes it."""
+        """Turn texts into sequences; see `Task.encode`.
+
+        They have no column of labels, which `collate` makes, so `labels` has no effect.
+
+        Raises:
+            RecordError, LengthError: as in `Task.encode`; or a text has no token, and `empty` is "error" (LengthError).
+            OptionError: the tokenizer has no end-of-sequence token.
+        """
         texts = [field_of(record, self.text, number) for number, record in numbered(records)]
         frame, counts = Frame(self.tokenizer), dict[str, int]()
         ids: list[list[int]] = []

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from nopad.errors import OptionError, RecordError
-from nopad.tasks.examples import numbered
+from nopad.errors import LengthError, OptionError, RecordError
+from nopad.tasks.examples import check_text, placed, readable
 from nopad.tasks.registry import options_of
 from nopad.tasks.task import Task
 
@@ -20,11 +20,11 @@ MOST = 1000  # classes; a column with more different values is hardly one of cla
 def classes_found(
     kind: type[Task], records: Iterable[Mapping[str, Any]], options: Mapping[str, Any], known: Sequence[str] = ()
 ) -> list[str] | int:
-    """Return the classes that occur in the labels of records, as the option ``labels`` of a task gives them.
+    """Return the classes that occur in the labels of records, in the form that the option ``labels`` of a task takes.
 
-    Names are sorted; a tag ``O`` comes first. If the names are exactly those in `known`, they have the order of
-    `known`. Labels that are numbers give their number of classes; then every number from 0 to the largest one must
-    occur. This reads all records once.
+    If labels are names, the names are returned, sorted; a tag ``O`` comes first. If they are exactly the names in
+    `known`, they are returned in the order of `known`. If labels are numbers, the number of classes is returned; then
+    every number from 0 to the largest one must occur. This reads all records once.
 
     Args:
         kind: the class of the task.
@@ -33,7 +33,8 @@ def classes_found(
         known: names of classes in an order that is to be kept, such as that of a trained model.
 
     Raises:
-        RecordError: a record has no label, or its label is neither a name nor a number of a class.
+        RecordError: a record has no label, or its label is neither a name nor a number of a class: an empty text, as a
+            CSV file has for a label that is missing, is no name. The message begins with the record's place, if known.
         LengthError: there is no record.
         OptionError: there are fewer than 2 classes or more than 1,000, some labels are names and others numbers, or
             numbers are left out; the message says what to give as ``labels``.
@@ -48,22 +49,20 @@ def classes_found(
     given = {**usual, **options}
     names: set[str] = set()
     numbers: set[int] = set()
-    for number, record in numbered(records):
-        for label in kind.labels_in(record, number, given):
-            if isinstance(label, str):
-                names.add(label)
-            elif isinstance(label, int | np.integer) and not isinstance(label, bool) and label >= 0:
-                numbers.add(int(label))
-            else:
-                raise RecordError(
-                    f"record {number} has the label {label!r}; the name of a class is a text, and its number is an "
-                    'integer from 0. The task "regress" learns other numbers'
+    number = -1
+    with placed(records):
+        for number, record in readable(records, {}):
+            if not isinstance(record, Mapping):
+                raise RecordError(f"record {number} is a {type(record).__name__}; expected a dict of columns")
+            for label in kind.labels_in(record, number, given):
+                _add(label, number, names, numbers)
+            if len(names) + len(numbers) > MOST:
+                raise OptionError(
+                    f"there are more than {MOST:,} different labels, such as {_some(names or numbers)}; check the "
+                    "column, or give labels= if these are classes"
                 )
-        if len(names) + len(numbers) > MOST:
-            raise OptionError(
-                f"there are more than {MOST:,} different labels, such as {_some(names or numbers)}; check the column, "
-                "or give labels= if these are classes"
-            )
+    if number < 0:
+        raise LengthError("there is no record, so there is nothing to train on")
     if names and numbers:
         raise OptionError(
             f"some labels are names ({_some(names)}) and others numbers ({_some(numbers)}); make them the same, or "
@@ -75,6 +74,29 @@ def classes_found(
     if numbers:
         return _count(numbers)
     return list(known) if set(known) == names else sorted(names, key=lambda name: (name != "O", name))
+
+
+def _add(label: Any, number: int, names: set[str], numbers: set[int]) -> None:
+    """Add a label of record `number` to the names or the numbers of classes.
+
+    Raises:
+        RecordError: the label is neither; or it is a text that is empty or cannot be written.
+    """
+    if isinstance(label, str):
+        if not label.strip():
+            raise RecordError(
+                f"record {number} has the label {label!r}, which names no class; give the record a label, or leave it "
+                "out. If this is a class, give labels= with all classes"
+            )
+        check_text(label, f"record {number}: its label")
+        names.add(label)
+    elif isinstance(label, int | np.integer) and not isinstance(label, bool) and label >= 0:
+        numbers.add(int(label))
+    else:
+        raise RecordError(
+            f"record {number} has the label {label!r}; the name of a class is a text, and its number is an integer "
+            'from 0. The task "regress" learns other numbers'
+        )
 
 
 def _count(numbers: set[int]) -> int:

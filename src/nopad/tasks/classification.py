@@ -32,7 +32,7 @@ _NUMERIC = re.compile(r"[-+.0-9].*")
 
 
 class _Judged(OfTexts):
-    """Base class of the three tasks; a record has one or two texts, and a label."""
+    """Base class of `Classification`, `SeveralLabels` and `Regression`; a record has one or two texts, and a label."""
 
     auto: ClassVar[str] = "AutoModelForSequenceClassification"
     texts_by: ClassVar[tuple[str, ...]] = ("text", "pair")
@@ -195,7 +195,8 @@ class SeveralLabels(_Judged):
 
         Raises:
             RecordError: `value` is not in the form that `labels_as` says, has a class twice, or names a class that does
-                not exist; the message gives the record's `number`.
+                not exist; or, with two classes and `labels_as` None, it is ``[0, 1]`` or ``[1, 0]``. The message gives
+                the record's `number`.
         """
         where = f"record {number}: {self.label}"
         if not isinstance(value, list | tuple | np.ndarray):
@@ -246,6 +247,9 @@ class Regression(_Judged):
     """Regression: a number per text, or per pair of texts, such as a similarity or a grade.
 
     It takes the arguments of `Classification`, except `labels`.
+
+    Raises:
+        OptionError: an option has an invalid value.
 
     >>> from nopad.tasks import Regression
     >>> task = Regression(tokenizer, text="first", pair="second", label="score")
@@ -341,7 +345,7 @@ def glue(name: str, tokenizer: Any, **options: Any) -> Classification | Regressi
     `options` are further options of the task, such as `max_length`.
 
     Raises:
-        OptionError: there is no such set.
+        OptionError: there is no such set, or an option has an invalid value.
 
     >>> from nopad.tasks import glue
     >>> glue("mrpc", tokenizer).names

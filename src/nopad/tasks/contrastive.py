@@ -125,8 +125,10 @@ class InBatch(Vectors):
 class _Nearness(Meter):
     """Accuracy at 1 and mean reciprocal rank of each anchor's positive among the candidates of all records.
 
-    The candidates come from all records, not only from one batch, so neither packs nor ranks change the metric. The
-    meter keeps one vector per sequence, and computes anchors x candidates similarities.
+    The candidates come from all records, not only from one batch, so neither packs nor ranks change the metric. A
+    candidate as similar to the anchor as its positive ranks before the positive. If `InBatch.same` is "mask", an
+    anchor's false negatives do not count. The meter keeps one vector per sequence, and computes anchors x candidates
+    similarities.
     """
 
     def __init__(self, objective: InBatch) -> None:

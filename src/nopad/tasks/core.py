@@ -122,7 +122,7 @@ class Core(ABC):
         return 4096, None
 
     def joined(self, parts: Sequence[Sequences]) -> Sequences:
-        """Concatenate the sequences of several requests, in order."""
+        """Return the sequences of several requests, concatenated in order."""
         return Sequences.joined(parts)
 
     def run_batch(self, batch: PackedBatch, model: Any = None) -> list[Any]:

@@ -1,8 +1,8 @@
 """Embed texts: an encoder on flat batches without padding, pooled and normalised as the model's folder says.
 
-`Embedder.encode` runs texts in the order given, about `budget` tokens (an argument of `Embedder`) at a time, without
-sorting or buckets; `nopad.PackRunner` runs the same embedder on texts as they arrive. Prompts are prepended as in
-sentence-transformers (`nopad.tasks.folder`).
+`Embedder.encode` runs texts about `budget` tokens (an argument of `Embedder`) at a time, the shortest texts first, and
+returns the vectors in the order of the texts. `nopad.PackRunner` runs the same embedder on texts as they arrive.
+Prompts are prepended as in sentence-transformers (`nopad.tasks.folder`).
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ def embed(
             array has a number for each sequence, int64 ``[S]``.
 
     Raises:
-        OptionError: the pooling is unknown, `skip` is below 0 or used with another pooling than the mean, or the model
-            has a head or is not pack-safe.
+        OptionError: the pooling is unknown; `skip` is neither a number of at least 0 nor an array of one for each
+            sequence, or is above 0 with another pooling than the mean; or the model has a head or is not pack-safe.
         LengthError: `skip` leaves no token of a sequence.
         BatchError: the batch is not a `PackedBatch`, is for an encoder-decoder model, or does not fit the model.
 
@@ -134,18 +134,20 @@ class Embedder(Core):
         budget: int = 4096,
         precision: Precision | None = None,
     ) -> None:
-        """Make `model` pack-safe if it is not yet.
+        """Make `model` pack-safe, in place, if it is not yet, and put it into evaluation mode.
 
         The model's weights must not change while `encode` runs, since `nopad.model.fast_linear` works on copies of
         them. `tokenizer` is anything that `nopad.load_tokenizer` accepts. If `max_tokens` is None, a text may have as
         many tokens as the model has positions. About `budget` tokens are run at a time. If `precision` is "bfloat16" or
-        "int8", a copy of the model computes in that precision (`nopad.model.lowered`).
+        "int8", a copy of the model computes in that precision (`nopad.model.lowered`), and `model` itself stays as it
+        is.
 
         Raises:
             OptionError: the pooling is unknown, there is no tokenizer, `texts` are not `Texts`, `max_tokens` exceeds
                 the model's positions or leaves no room, `budget` is not an integer of at least 1, or the model's
                 precision cannot be lowered.
             UnsupportedModelError: nopad refuses this model; the message gives the reason.
+            FormatError, MissingExtraError: as for `nopad.load_tokenizer`.
         """
         if pooling not in POOLINGS:
             raise OptionError(f"unknown pooling {pooling!r}; it is 'mean', 'first' or 'last'")
@@ -179,7 +181,7 @@ class Embedder(Core):
 
         Raises:
             FormatError: the folder has no model, or pools in a way that `embed` does not support.
-            OptionError, UnsupportedModelError: as for the class.
+            OptionError, UnsupportedModelError: as for the class; or `folder` is not a path (OptionError).
             MissingExtraError: no folder is given, and the package with the default model is not installed.
         """
         if folder is not None and not isinstance(folder, str | Path):
@@ -301,7 +303,10 @@ class Embedder(Core):
         return [Prepared(one) for one in made], {"truncated": cut} if cut else {}
 
     def results_of(self, batch: PackedBatch, model: Any) -> list[Any]:
-        """Return the vector of each sequence, float32 ``[H]``, or a RequestError; see `Core.results_of`."""
+        """Return the vector of each sequence, float32 ``[H]``, or a RequestError; see `Core.results_of`.
+
+        The column ``skip``, which the model does not get, is removed from `batch`, in place.
+        """
         skip = batch.pop(SKIP).cpu().numpy() if SKIP in batch else 0
         vectors = self._embedded(model, batch, skip, self.normalize)
         found: list[Any] = [vector.copy() for vector in vectors]

@@ -65,9 +65,9 @@ def given_as(vectors: NDArray[np.float32], form: As, one: bool, device: torch.de
 
 @contextmanager
 def progress(shown: bool | None, texts: int) -> Iterator[Shown]:
-    """In a ``with`` block, give a function to call after each batch, with the number of its texts.
+    """Return a context manager that gives a function, to be called after each batch with the number of its texts.
 
-    If `shown`, the function moves a progress bar for `texts` texts on standard error; otherwise it does nothing.
+    If `shown` is True, the function moves a progress bar for `texts` texts on standard error; else it does nothing.
     """
     if not shown:
         yield lambda done: None

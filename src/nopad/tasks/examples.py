@@ -132,9 +132,9 @@ def stacked(
 
 
 def parts_of(records: Iterable[T], at_once: int, fewest: int = 1) -> Iterator[list[T]]:
-    """Yield parts of `at_once` records, or of `fewest` if that is more.
+    """Yield the records in lists of `at_once` records, or of `fewest` if that is more.
 
-    A last part of fewer than `fewest` records is joined to the part before it.
+    If fewer than `fewest` records are left for the last list, they are joined to the list before it.
 
     >>> list(parts_of("abcde", 2)), list(parts_of("abcde", 2, fewest=2))
     ([['a', 'b'], ['c', 'd'], ['e']], [['a', 'b'], ['c', 'd', 'e']])
@@ -183,9 +183,11 @@ def readable(records: Iterable[Any], counts: dict[str, int], after: int = 0) -> 
 
 @contextmanager
 def placed(records: Any) -> Iterator[None]:
-    """In a ``with`` block, begin messages about a record with its file and line, if `records` are a stream of files.
+    """Return a context manager that adds the record's file and line to an error about a record.
 
-    A message names its record by its number, from 0, among all records of the stream.
+    If `records` is a `RecordStream` of files, they are put before the message of a `RecordError` or `LengthError` that
+    is raised in the ``with`` block. The message must name the record by its number, from 0, among all records of the
+    stream. Other errors are not changed.
     """
     try:
         yield

@@ -42,9 +42,9 @@ class Lanes:
     """Runs the sequences of a batch in one thread or in several at once, whichever was faster for this model.
 
     Each thread (a lane) runs some of the sequences as one batch. There is only one lane if the model is not on a CPU,
-    if PyTorch has one thread, under autocast, and within a `TorchFunctionMode` or `TorchDispatchMode` of the user. A
-    model that threads must not share (`nopad.model.sharing`), such as one with the user's own modules or hooks, runs in
-    one lane, and other threads that call it wait.
+    if PyTorch has one thread, for a small batch, under autocast, and within a `TorchFunctionMode` or
+    `TorchDispatchMode` of the user. A model that threads must not share (`nopad.model.sharing`), such as one with the
+    user's own modules or hooks, runs in one lane, and other threads that call it wait.
 
     >>> from transformers import BertConfig, BertModel
     >>> from nopad.tasks.lanes import Lanes
@@ -69,7 +69,7 @@ class Lanes:
     def turn(self) -> AbstractContextManager[Any]:
         """Return a context manager within which no other thread runs the model.
 
-        If threads may share the model, it does nothing. A thread may enter it again while it is in it.
+        If threads may share the model, the context manager does nothing. A thread that is inside may enter it again.
         """
         if may_be_shared(self._model):
             return nullcontext()
@@ -111,9 +111,10 @@ class Lanes:
             self._lock.release()
 
     def _pool(self, lanes: int, threads: int) -> _Pool | None:
-        """Return `lanes` threads to run in; None: the system's limits do not let them be started.
+        """Return a pool of `lanes` threads, which share PyTorch's `threads` threads.
 
-        `threads` is the number of PyTorch's threads, which they share.
+        If the threads cannot be started, since a limit of the system forbids it, the result is None, and from then on
+        every batch runs in one lane.
         """
         made_for = (lanes, threads, os.getpid())  # a forked process has none of its parent's threads
         try:
@@ -233,9 +234,9 @@ def _take(threads: int) -> None:
 
 
 def _in_lane(work: Work, part: list[int], mode: Any) -> Sequence[Any]:
-    """Return ``work(part)``, called in the `fast_linear` mode of the caller of `Lanes.run` (None: no mode).
+    """Return ``work(part)``, called in `mode`, the `fast_linear` mode of the caller of `Lanes.run` (None: no mode).
 
-    This must be done again in each lane, since a mode of PyTorch holds only in the thread that entered it.
+    Each lane must enter the mode itself, since a mode of PyTorch holds only in the thread that entered it.
     """
     with shared(mode):
         return work(part)

@@ -50,7 +50,7 @@ class MaskedLM(OfTexts):
     ``score`` (the probability, from 0 to 1), best first.
 
     Raises:
-        OptionError: an option has an invalid value, or the tokenizer has no mask token.
+        OptionError: an option has an invalid value, or the tokenizer has no mask token or is not a fast one.
 
     >>> from nopad.tasks import MaskedLM
     >>> task = MaskedLM(tokenizer, max_length=6, over_long="split", copies=2)

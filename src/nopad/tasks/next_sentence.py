@@ -85,7 +85,7 @@ class OfPretraining(Objective):
         return self.each(outputs, batch, denominator).sum()
 
     def meter(self) -> Meter:
-        """Return a meter of both losses and both accuracies."""
+        """Return a meter of both losses and both accuracies; without next sentences, of those of masked tokens."""
         return _PretrainingMeter(self)
 
     def alone(self, model: Any, inputs: Mapping[str, Any]) -> tuple[Tensor, ...]:

@@ -7,7 +7,7 @@ names the exception: sequences that do not contain their answer.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -23,6 +23,7 @@ from nopad.losses import (
 )
 from nopad.losses.means import Per
 from nopad.model.safety import bare, state_of
+from nopad.options import check_choice
 from nopad.tasks.meters import ClassMeter, RegressionMeter, SeveralMeter, SpanMeter, TokenMeter
 from nopad.tasks.next_sentence import OfPretraining
 from nopad.tasks.objective import Meter, Objective
@@ -33,7 +34,8 @@ __all__ = ["OfSequences", "OfSpans", "OfTokens", "objective_of"]
 
 # Classes of transformers that learn masked tokens and next-sentence prediction
 _PRETRAINED = tuple(f"{kind}ForPreTraining" for kind in ("Bert", "BigBird", "FNet", "MegatronBert", "MobileBert"))
-_LABELS = {
+Kind = Literal["classes", "several", "numbers"]
+_LABELS: dict[Kind, str] = {
     "classes": "one class per sequence, integers [S]",
     "several": "several classes per sequence, floats [S, C]",
     "numbers": "a number per sequence, floats [S]",
@@ -49,7 +51,7 @@ class OfTokens(Objective):
         smoothing, dynamic: see `nopad.losses.token_loss`; metrics use the plain cross-entropy.
 
     Raises:
-        OptionError: both `smoothing` and `dynamic` are given.
+        OptionError: both `smoothing` and `dynamic` are given, or `per` is another word.
 
     >>> import nopad
     >>> from nopad.tasks import OfTokens
@@ -66,6 +68,7 @@ class OfTokens(Objective):
     ) -> None:
         if smoothing and dynamic:
             raise OptionError("smoothing and dynamic are two losses; give one of them")
+        check_choice("per", per, Per)
         self.causal, self.per, self.smoothing, self.dynamic = causal, per, smoothing, dynamic
         self.heads = ("causal",) if causal else ("tokens",)
 
@@ -95,6 +98,9 @@ class OfSequences(Objective):
             number (regression).
         classes: number of logits per sequence.
 
+    Raises:
+        OptionError: `kind` is none of these.
+
     >>> import nopad, torch
     >>> from nopad.tasks import OfSequences
     >>> batch = nopad.PackedBatch.from_features([{"input_ids": [1, 2], "labels": 1}, {"input_ids": [3], "labels": 0}])
@@ -104,8 +110,8 @@ class OfSequences(Objective):
 
     heads = ("classification",)
 
-    def __init__(self, kind: str = "classes", classes: int = 2) -> None:
-        self.kind: str = kind
+    def __init__(self, kind: Kind = "classes", classes: int = 2) -> None:
+        self.kind: Kind = check_choice("kind", kind, Kind)
         self.classes: int = classes
 
     def check(self, batch: PackedBatch) -> None:
@@ -197,7 +203,8 @@ def objective_of(model: Any) -> Objective:
     if head.name == "answers":
         return OfSpans()
     if head.name == "classification":
-        kind = {"regression": "numbers", "multi_label_classification": "several"}.get(config.problem_type or "")
+        kinds: dict[str, Kind] = {"regression": "numbers", "multi_label_classification": "several"}
+        kind = kinds.get(config.problem_type or "")
         if kind is None:
             kind = "numbers" if config.num_labels == 1 else "classes"
         if kind == "numbers" and config.num_labels > 1:

@@ -78,6 +78,9 @@ class _OfPairs(Objective):
 class OfRewards(_OfPairs):
     """The loss of a reward model: the reward of a pair's chosen answer should be larger (`nopad.losses.reward_loss`).
 
+    Besides ``pair`` and ``chosen``, a batch has the per-sequence value ``margin``: by how much the chosen reward should
+    exceed the rejected one. It is read at the chosen sequence of each pair.
+
     Args:
         center_rewards_coefficient: weight of the squared sum of a pair's two rewards, as in TRL's `RewardConfig`; None:
             0.
@@ -214,6 +217,8 @@ class OfPreferences(_OfPairs):
 
 class PairMeter(Meter):
     """Share of pairs whose chosen answer has the larger reward, the mean margin, and the mean rewards.
+
+    The margin of a pair is the reward of its chosen answer minus that of its rejected answer.
 
     Args:
         rewards: function of (outputs, batch) that returns the reward of each sequence, ``[S]``.

@@ -5,11 +5,16 @@ after the last record, since a list that is empty in the first part may hold num
 part is first written with the types of its own values. At the end, parts whose columns or types differ from those of
 all parts are written again. If the types of a column cannot be combined, an error names the first part whose type does
 not fit the parts before.
+
+A kept column holds what the input holds. Columns of tables keep their types. Cells of CSV and TSV files are texts: they
+become numbers only if all of them are written as Python writes integers, or all as it writes floats, so that the text
+of each can be had back. So versions (1.10) and long decimals stay texts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,24 +24,28 @@ import pyarrow.parquet as pq
 from nopad.errors import OptionError, RecordError
 from nopad.files import damage_errors, replacing
 
-__all__ = ["NUMBER", "aligned", "schema_of_part", "table_of", "together", "write_part"]
+__all__ = ["NUMBER", "aligned", "array_of_cells", "schema_of_part", "table_of", "together", "write_part"]
 
 NUMBER = "record"  # the column with the number of the record in the input
+_INTEGER = re.compile(r"0|-?[1-9][0-9]{0,17}")
+_FLOAT = re.compile(r"-?[0-9]+(\.[0-9]+)?(e[+-][0-9]+)?")
 
 
 def table_of(
     first: int,
     predictions: Sequence[Mapping[str, Any] | None],
-    kept: Mapping[str, Sequence[Any]],
+    kept: Mapping[str, Sequence[Any] | pa.Array],
     dtypes: Mapping[str, str],
+    types: Mapping[str, pa.DataType] | None = None,
 ) -> pa.Table:
     """Return predictions as a table: the column ``record``, the kept columns, and a column per key of the predictions.
 
     Args:
         first: number of the first record; the others follow.
         predictions: one dict per record; None gives a null in every column of the predictions.
-        kept: columns of the input to keep, by their names in the table; one value per record.
+        kept: columns of the input to keep, by their names in the table; one value per record, as a list or an array.
         dtypes: NumPy's dtype names for columns whose numbers are not int64 or float64, as in `Task.dtypes`.
+        types: types of kept columns, as far as the input has them.
 
     Raises:
         OptionError: a kept column is named ``record``, or like a key of the predictions.
@@ -54,16 +63,39 @@ def table_of(
             )
     columns: dict[str, pa.Array] = {NUMBER: pa.array(range(first, first + len(predictions)), pa.int64())}
     for name, values in kept.items():
-        columns[name] = _column(name, list(values), first)
+        made = values if isinstance(values, pa.Array) else None
+        columns[name] = _column(name, list(values), first, kind=(types or {}).get(name)) if made is None else made
     for name in names:
         values = [None if one is None else one.get(name) for one in predictions]
         columns[name] = _column(name, values, first, dtypes.get(name))
     return pa.table(columns)
 
 
-def _column(name: str, values: list[Any], first: int, dtype: str | None = None) -> pa.Array:
+def array_of_cells(cells: Sequence[str | None]) -> pa.Array:
+    """Return cells of a CSV or TSV file as integers, as floats, or else as texts; as nulls if all are empty.
+
+    Numbers are only what Python writes in the same way; an empty cell beside numbers is null. `aligned` makes texts of
+    numbers again, if another part of the column holds texts.
+
+    >>> [array_of_cells(cells).to_pylist() for cells in (["7", ""], ["0.5", "1e-05"], ["1.1", "1.10"], ["1", "0.5"])]
+    [[7, None], [0.5, 1e-05], ['1.1', '1.10'], ['1', '0.5']]
+    """
+    filled = [cell for cell in cells if cell]
+    if not filled:
+        return pa.nulls(len(cells))
+    if all(map(_INTEGER.fullmatch, filled)):
+        return pa.array([int(cell) if cell else None for cell in cells], pa.int64())
+    if all(_FLOAT.fullmatch(cell) and repr(float(cell)) == cell for cell in filled):
+        return pa.array([float(cell) if cell else None for cell in cells], pa.float64())
+    return pa.array(cells, pa.string())
+
+
+def _column(
+    name: str, values: list[Any], first: int, dtype: str | None = None, kind: pa.DataType | None = None
+) -> pa.Array:
+    """Return values as an array of the type `kind`; None: of the type that they have."""
     try:
-        found = pa.array(values)
+        found = pa.array(values, kind)
         return found if dtype is None else found.cast(_with(found.type, pa.from_numpy_dtype(dtype)), safe=False)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         reason = (str(error).splitlines() or [""])[0]
@@ -80,16 +112,21 @@ def _with(kind: pa.DataType, inner: pa.DataType) -> pa.DataType:
     return pa.list_(_with(kind.value_type, inner)) if pa.types.is_list(kind) else inner
 
 
-def together(schemas: Iterable[pa.Schema], place: str) -> pa.Schema:
+def together(schemas: Iterable[pa.Schema], place: str, cells: Collection[str] = ()) -> pa.Schema:
     """Return one schema for several tables, which has the columns of all of them.
 
-    A column without a type in one table (only nulls) takes its type from another table.
+    A column without a type in one table (only nulls) takes its type from another table. Columns in `cells`, made by
+    `array_of_cells`, are texts if they have several types.
 
     Raises:
         RecordError: two types of a column cannot be combined; the message begins with `place`, which says where the
             last schema comes from.
     """
     found = list(schemas)
+    for name in cells:
+        kinds = {schema.field(name).type for schema in found} - {pa.null()}
+        if len(kinds) > 1:
+            found = [schema.set(schema.get_field_index(name), pa.field(name, pa.string())) for schema in found]
     try:
         return pa.unify_schemas(found, promote_options="permissive")
     except (pa.ArrowException, TypeError) as error:
@@ -100,30 +137,71 @@ def together(schemas: Iterable[pa.Schema], place: str) -> pa.Schema:
         ) from error
 
 
-def aligned(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return a table with the columns and types of `schema`, made by `together`; columns not in the table are null."""
+def aligned(table: pa.Table, schema: pa.Schema, cells: Collection[str] = ()) -> pa.Table:
+    """Return a table with the columns and types of `schema`, made by `together`; columns not in the table are null.
+
+    Numbers in columns of `cells` become texts as they were in the file, if the schema has texts there.
+
+    Raises:
+        RecordError: a value cannot be converted to the type in `schema` without a change.
+    """
     columns = []
     for field in schema:
         if field.name not in table.schema.names:
             columns.append(pa.nulls(table.num_rows, field.type))
             continue
         column = table.column(field.name)
-        columns.append(column if column.type == field.type else pa.array(column.to_pylist(), field.type))
+        if column.type == field.type:
+            columns.append(column)
+        elif field.name in cells and field.type == pa.string():
+            columns.append(pa.array(["" if one is None else str(one) for one in column.to_pylist()], pa.string()))
+        else:
+            columns.append(_converted(column, field))
     return pa.table(columns, schema=schema)
+
+
+def _converted(column: pa.ChunkedArray, field: pa.Field) -> pa.Array:
+    """Return a column in the type of `field`; raise `RecordError` if a value would change."""
+    try:
+        return pa.array(column.to_pylist(), field.type)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        reason = (str(error).splitlines() or [""])[0]
+        raise RecordError(
+            f"the column {field.name!r} is {column.type} in one part and {field.type} in others ({reason}); make its "
+            "values alike, or do not keep it"
+        ) from error
 
 
 def write_part(path: Path, table: pa.Table) -> None:
     """Write a table as a Parquet file, atomically; equal tables give equal bytes.
 
+    Lists made in memory and lists read from a file are equal, but call their items by different names, which the file
+    would hold too.
+
     Raises:
         StorageError: the disk is full, or the write failed.
         RecordError: Parquet cannot store a type of the table, such as a dict without keys.
     """
+    schema = pa.schema([field.with_type(_alike(field.type)) for field in table.schema])
     try:
         with replacing(path) as partial:
-            pq.write_table(table, partial, compression="zstd", compression_level=1, row_group_size=1 << 16)
+            named = pa.Table.from_arrays(table.columns, schema=schema)
+            pq.write_table(named, partial, compression="zstd", compression_level=1, row_group_size=1 << 16)
     except pa.ArrowNotImplementedError as error:
         raise RecordError(f"{path.name} cannot be written ({error}); do not keep this column") from error
+
+
+def _alike(kind: pa.DataType) -> pa.DataType:
+    """Return an equal type, in which all lists call their items "element"."""
+    types = pa.types
+    if types.is_struct(kind):
+        return pa.struct([field.with_type(_alike(field.type)) for field in kind])
+    if not (types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)):
+        return kind
+    items = pa.field("element", _alike(kind.value_type), kind.value_field.nullable)
+    if types.is_fixed_size_list(kind):
+        return pa.list_(items, kind.list_size)
+    return pa.list_(items) if types.is_list(kind) else pa.large_list(items)
 
 
 def schema_of_part(path: Path) -> pa.Schema:

@@ -107,6 +107,8 @@ def cut(
 ) -> list[tuple[int, int]]:
     """Cut a text's content into the parts that become sequences; return (first token, last token (exclusive)) of each.
 
+    If the text is dropped, the result is an empty list.
+
     Args:
         text: the text.
         number: the number of its record, for messages.
@@ -118,7 +120,8 @@ def cut(
 
     Raises:
         LengthError: the text is too long and `over_long` is "error"; the text has no token; or the text is to be cut,
-            and `max_length` leaves no room for its content (with "split", room for `stride` tokens or fewer).
+            and too little room is left for content: `max_length` minus the tokens around it is below 1 or, with
+            "split", not above `stride`.
     """
     size = len(text.offsets)
     if not text.ids:

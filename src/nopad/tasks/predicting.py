@@ -1,7 +1,7 @@
 """`predict`: predict any number of records with a task and a pack-safe model, in input order.
 
-They go through a `Predictor` (`nopad.tasks.predictor`) a chunk at a time, so that memory depends only on the size of a
-chunk.
+The records go through a `Predictor` (`nopad.tasks.predictor`) a chunk at a time, so that memory depends only on the
+size of a chunk.
 """
 
 from __future__ import annotations
@@ -61,7 +61,11 @@ class Predictions(Iterator["dict[str, Any] | None"]):
         return self
 
     def __next__(self) -> dict[str, Any] | None:
-        """Return the next record's prediction; None: the task left it out."""
+        """Return the next record's prediction; None: the record was left out, by the task or since it cannot be read.
+
+        Raises:
+            RecordError, LengthError: as for `predict`.
+        """
         return next(self._items)
 
     def _run(

@@ -43,7 +43,8 @@ from nopad.store.manifest import tool_versions
 from nopad.store.monitor import Monitor, Silent
 from nopad.store.workspace import Workspace, check_outside, differences, holds
 from nopad.tasks.examples import placed
-from nopad.tasks.parts import aligned, schema_of_part, table_of, together, write_part
+from nopad.tasks.fingerprints import tokenizer_fingerprint
+from nopad.tasks.parts import aligned, array_of_cells, schema_of_part, table_of, together, write_part
 from nopad.tasks.predicting import BATCH_RECORDS, Chunk
 from nopad.tasks.predictor import Predictor
 from nopad.tasks.task import Task
@@ -137,7 +138,7 @@ def predict_files(
     ...     pyarrow.parquet.read_table(made.folder / made.parts[0]).column_names
     ['record', 'id', 'score']
     """
-    records = open_records(inputs).as_text(task.text_columns())
+    records = open_records(inputs).as_text({*task.text_columns(), *(keep or {}).values()})
     if not records.read_again():
         raise OptionError("an iterator can be read once, and a job must be able to go on; give a function, or a list")
     workspace = Workspace(local_path(out))
@@ -190,7 +191,7 @@ class _Job:
         return {
             "options": json.loads(json.dumps(options)),
             "model": {"sha256": model_fingerprint(predictor.model)},
-            "tokenizer": {"sha256": _tokenizer_fingerprint(predictor.task.tokenizer)},
+            "tokenizer": {"sha256": tokenizer_fingerprint(predictor.task.tokenizer)},
             "input": self.records.settings(),
             "tool_versions": tool_versions("pyarrow", "tokenizers", "torch", "transformers"),
         }
@@ -222,6 +223,17 @@ class _Job:
         self.workspace.clear()
         return _made(out, manifest)
 
+    @cached_property
+    def cells(self) -> tuple[str, ...]:
+        """Names of the kept columns whose values are texts of a CSV or TSV file (`nopad.tasks.parts`)."""
+        return tuple(self.keep) if self.records.kind in ("csv", "tsv") else ()
+
+    @cached_property
+    def types(self) -> dict[str, pa.DataType]:
+        """Types of the kept columns, as far as the input has them."""
+        known = self.records.types()
+        return {name: known[column] for name, column in self.keep.items() if column in known}
+
     def run(self) -> PredictionFiles:
         """Predict the records after the last complete part, write the manifest, and return the finished folder."""
         origin = self._fingerprint()
@@ -232,16 +244,22 @@ class _Job:
         done, size = sum(part["records"] for part in parts), self.sizes[1]
         self.monitor.stage("counting records", None, "records")
         self.monitor.stage("predicting", self.records.count() - done, "records")
-        schema = together([schema_of_part(self.workspace.out / part["file"]) for part in parts], "") if parts else None
+        schema = None
+        if parts:
+            schema = together([schema_of_part(self.workspace.out / part["file"]) for part in parts], "", self.cells)
         records = self.records.each(after=done)
         while part_records := list(islice(records, 1)):
             made, table = self._part(done, chain(part_records, islice(records, size - 1)))
             name = _name(len(parts))
-            schema = table.schema if schema is None else together([schema, table.schema], name)
+            schema = table.schema if schema is None else together([schema, table.schema], name, self.cells)
             write_part(self.workspace.out / name, table)
             parts.append(self._noted(name, origin, made))
             done += made["records"]
-        parts = [self._with_schema(part, schema, origin) for part in parts if schema is not None]
+        if schema is not None:
+            for name in self.cells:
+                if pa.types.is_null(schema.field(name).type):  # all cells are empty texts
+                    schema = schema.set(schema.get_field_index(name), pa.field(name, pa.string()))
+            parts = [self._with_schema(part, schema, origin) for part in parts]
         return self._publish(origin, parts)
 
     def _part(self, first: int, records: Iterator[dict[str, Any] | Bad]) -> tuple[dict[str, Any], pa.Table]:
@@ -252,31 +270,38 @@ class _Job:
             chunk = Chunk(items, begin)
             with placed(self.records):
                 found = chunk.predicted(self.predictor, chunk.encode(self.predictor))
-                kept = {name: _kept(chunk, column) for name, column in self.keep.items()}
-            tables.append(table_of(begin, found.predictions, kept, self.predictor.task.dtypes))
+                kept: dict[str, Any] = {name: _kept(chunk, column) for name, column in self.keep.items()}
+                kept |= {name: array_of_cells(kept[name]) for name in self.cells}
+            tables.append(table_of(begin, found.predictions, kept, self.predictor.task.dtypes, self.types))
             counts.update(found.counts)
             sequences, tokens, begin = sequences + found.sequences, tokens + found.tokens, begin + chunk.size
             self.monitor.advance(chunk.size, found.tokens)
-        schema = together([table.schema for table in tables], f"records {first} to {begin - 1}")
-        table = pa.concat_tables([aligned(table, schema) for table in tables]).combine_chunks()
+        schema = together([table.schema for table in tables], f"records {first} to {begin - 1}", self.cells)
+        table = pa.concat_tables([aligned(table, schema, self.cells) for table in tables]).combine_chunks()
         known = {"records": begin - first, "sequences": sequences, "tokens": tokens, "counts": dict(counts)}
         return known, table
 
     def _noted(self, name: str, origin: str, known: Mapping[str, Any]) -> dict[str, Any]:
-        """Enter a written part in the journal; return the entry: the facts `known`, its file name and its checksum."""
+        """Enter a written part in the journal; return the entry: the facts `known`, its file name and its checksum.
+
+        `name` is the part's file name, and `origin` the fingerprint of the input.
+        """
         facts = {key: value for key, value in known.items() if key not in ("file", "sha256")}
         facts["sha256"] = sha256_file(self.workspace.out / name)
         self.workspace.note(name, origin, **facts)
         return {"file": name, **facts}
 
     def _with_schema(self, part: dict[str, Any], schema: pa.Schema, origin: str) -> dict[str, Any]:
-        """Write a part again if its columns or types differ from `schema`; return its journal entry."""
+        """Write a part again if its columns or types differ from `schema`; return its journal entry.
+
+        `part` is its present journal entry, and `origin` the fingerprint of the input.
+        """
         path = self.workspace.out / part["file"]
         if schema_of_part(path).equals(schema):
             return part
         with damage_errors(path, pa.ArrowException):
             table = pq.read_table(path)
-        write_part(path, aligned(table, schema))
+        write_part(path, aligned(table, schema, self.cells))
         return self._noted(part["file"], origin, part)
 
     def _publish(self, origin: str, parts: list[dict[str, Any]]) -> PredictionFiles:
@@ -304,7 +329,8 @@ class _Job:
 def changes_of(before: Mapping[str, int], now: Mapping[str, int]) -> str:
     """Return in words how the files of an input have changed; "" if they have not.
 
-    `before` and `now` map the names of the files to their sizes in bytes.
+    `before` and `now` map the names of the files to their sizes in bytes. At most three files are named for each kind
+    of change; further ones are counted.
 
     >>> changes_of({"a.txt": 3, "b.txt": 5}, {"b.txt": 6, "c.txt": 1, "d.txt": 1})
     'new: c.txt, d.txt; gone: a.txt; of another size: b.txt'
@@ -349,7 +375,7 @@ def _kept(chunk: Chunk, column: str) -> list[Any]:
 def described(task: Task) -> dict[str, Any]:
     """Return the attributes of a task and of its objective, by name, as JSON values.
 
-    The tokenizer is left out. A value that JSON cannot hold is given by the name of its type.
+    The tokenizer and `Task.options` are left out. A value that JSON cannot hold is given by the name of its type.
     """
     plain = {name: value for name, value in vars(task).items() if name not in ("tokenizer", "objective", "options")}
     plain |= {f"objective.{name}": value for name, value in vars(task.objective).items()}
@@ -380,19 +406,3 @@ def model_fingerprint(model: Any) -> str:
         digest.update(f"\0{name}\0{tensor.dtype}\0{list(tensor.shape)}\0".encode())
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
-
-
-def _tokenizer_fingerprint(tokenizer: Any) -> str:
-    """Return the SHA-256 of a tokenizer, in hex, without its truncation and padding settings.
-
-    It covers vocabulary, rules and special tokens; of a slow tokenizer, class, vocabulary and special tokens.
-    """
-    inner = getattr(tokenizer, "backend_tokenizer", None)
-    if inner is not None:
-        content = json.loads(inner.to_str())
-        content.pop("truncation", None)
-        content.pop("padding", None)
-    else:
-        content = {"vocabulary": tokenizer.get_vocab(), "class": type(tokenizer).__name__}
-    content["special"] = {name: str(value) for name, value in tokenizer.special_tokens_map.items()}
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -83,7 +83,8 @@ class Predictor(Core):
             it is.
 
     Raises:
-        OptionError: an option has an invalid value, or the model's precision cannot be lowered.
+        OptionError: `task` is not a `Task`, an option has an invalid value, the model has no pad id and cannot run
+            `rows` rows, or the model's precision cannot be lowered.
         UnsupportedModelError: nopad refuses this model; the message gives the reason.
 
     >>> import nopad

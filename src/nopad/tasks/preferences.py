@@ -211,9 +211,11 @@ class DPO(Likely):
         ChatEncoder(tokenizer, **self.choices)
 
     def encode(self, records: Iterable[Mapping[str, Any]], *, labels: bool = True) -> Examples:
-        """Turn pairs into sequences, with the column ``labels`` and the values ``pair`` and ``chosen``.
+        """Turn pairs into sequences; see `Task.encode`.
 
-        Before training, pass the examples to `nopad.tasks.reference_logprobs`. `labels` has no effect, as in `Chat`.
+        The sequences have the per-token column ``labels``, and the per-sequence values ``pair`` and ``chosen``. The
+        labels come from the pairs, so `labels` has no effect, as in `Chat`. Before training, pass the result to
+        `nopad.tasks.reference_logprobs`.
         """
         encoder = ChatEncoder(self.tokenizer, **self.choices)
         counts: dict[str, int] = {}

@@ -49,13 +49,14 @@ class Pretraining(Task):
             ends.
         copies: how many times pairs are made from each document, with other random choices each time.
         short: share of the documents, from 0 to 1, whose pairs get a random target length of at most `max_length`.
-        random_next: share of the pairs, from 0 to 1, whose second side comes from another document; pairs with only one
-            sentence of their document always get such a side (`nopad.corpus.pairs`).
+        random_next: share of the pairs of several sentences, from 0 to 1, whose second side comes from another
+            document. A pair for which only one sentence was taken always gets such a side (`nopad.corpus.pairs`).
         static: draw masks once and keep them; if False, they are drawn anew in every epoch.
         rate: share of a sequence's tokens that are predicted, above 0 and at most 1 (`nopad.corpus.masks`).
         max_predictions: most predicted tokens per sequence. None: 20, 56 or 76 if `max_length` is 128, 384 or 512, else
             15 % of `max_length`.
-        whole_words: choose all tokens of a word to be predicted, or none of them.
+        whole_words: choose all tokens of a word to be predicted, or none of them; needs a WordPiece vocabulary
+            (``##s``).
         per: how the loss of masked tokens is averaged: over all masked tokens of a step ("token"), or first within
             each sequence and then over sequences ("sequence"), as in the packing paper.
         next_sentence: whether next-sentence prediction is learned too.
@@ -155,9 +156,10 @@ class Pretraining(Task):
         documents were empty, how many sentences were too long, and how many second sides are random.
 
         Raises:
-            RecordError: fewer than two documents have a sentence, or no document has two sentences, so that no next
-                sentence can be learned.
-            LengthError: a sentence is too long, and `over_long` is "error".
+            RecordError: a record has no text; fewer than two documents have a sentence, or no document has two
+                sentences, so that no next sentence can be learned; or a text contains ``[CLS]``, ``[SEP]`` or
+                ``[MASK]`` as a token.
+            LengthError: a sentence is too long, and `over_long` is "error"; or there is no record.
             OptionError: the task has no `max_length`.
         """
         if not labels:

@@ -46,7 +46,8 @@ def reference_logprobs(model: Any, examples: Examples, capacity: int | None = No
         rows: number of packs run at a time.
 
     Raises:
-        OptionError: the model is not pack-safe, or is not a causal language model; or the examples have no ``labels``.
+        OptionError: the model is not pack-safe, or is not a causal language model; the examples have no ``labels``; or
+            `capacity` or `rows` is not an integer of at least 1.
         LengthError: a sequence is longer than the capacity.
         BatchError: the model's log-probability of a sequence is NaN or infinite.
 

@@ -26,7 +26,7 @@ _UNNAMED = "LABEL_"  # how transformers calls classes that nobody named
 
 
 def tasks_by_name() -> dict[str, type[Task]]:
-    """Return the class of every task of `nopad.tasks` by the task's name, sorted.
+    """Return a dict from the names of all tasks of `nopad.tasks`, sorted, to their classes.
 
     >>> from nopad.tasks.registry import tasks_by_name
     >>> tasks_by_name()["classify"]
@@ -40,7 +40,7 @@ def tasks_by_name() -> dict[str, type[Task]]:
 
 
 def options_of(kind: type[Task]) -> dict[str, inspect.Parameter]:
-    """Return the options of a task's class by name, including those of its base classes."""
+    """Return the parameters of a task's class by name, without its tokenizer, including those of its base classes."""
     found: dict[str, inspect.Parameter] = {}
     for one in kind.__mro__:
         if "__init__" not in vars(one):
@@ -54,7 +54,7 @@ def options_of(kind: type[Task]) -> dict[str, inspect.Parameter]:
 
 
 def task_named(name: str, tokenizer: Any, options: Mapping[str, Any]) -> Task:
-    """Make the task of this name.
+    """Return a new task: the one with this name, made with `tokenizer` and `options`.
 
     Raises:
         OptionError: there is no such task, it has no such option, an option that it needs is missing, or an option has
@@ -79,9 +79,9 @@ def task_named(name: str, tokenizer: Any, options: Mapping[str, Any]) -> Task:
 def load_task(name: str, spec: str | Path, options: Mapping[str, Any], **how: Any) -> tuple[Task, Any]:
     """Load a task and its model from a folder, or from the hub by name.
 
-    Options that are not in `options` are taken from the model: names of labels from its configuration, `max_length`
-    from its number of positions (if the task has no length of its own), and others as `Task.found_options` reads them
-    from its folder.
+    Options that are not in `options` are taken from the model. Names of labels come from its configuration.
+    `max_length` is its number of positions, if the task has no length of its own. Others are read from its folder by
+    `Task.found_options`.
 
     Args:
         name: the task's name.

@@ -38,8 +38,8 @@ def coefficient_of(config: Any) -> float | None:
 def learned_share(config: Any) -> float | None:
     """Return the coefficient of the loss that balances experts, if training adds this loss; None: it does not.
 
-    It does if the model's configuration sets `output_router_logits`. The result is None too if the configuration has no
-    coefficient; then `auxiliary` raises an error.
+    Training adds the loss if the model's configuration sets `output_router_logits`. The result is None too if the
+    configuration has no coefficient; then `auxiliary` raises an error.
     """
     return coefficient_of(config) if routes(config) else None
 

@@ -25,9 +25,12 @@ _SIGNS = str.maketrans("", "", string.punctuation)
 def answers_of(record: Mapping[str, Any], name: str, number: int, context: str) -> list[tuple[str, int]]:
     """Return (text, index of its first character) of each answer in a record, after checking them against the context.
 
+    The column `name` holds a dict with two lists of one length, ``text`` and ``answer_start``, or a list of dicts with
+    these two keys. Without an answer, the lists are empty. `number` is the record's number, for messages.
+
     Raises:
-        RecordError: the record has no column `name`, the column holds no answers in this form, or an answer's text is
-            empty or not at its ``answer_start`` in the context.
+        RecordError: the record has no column `name`, the column has another form, or an answer's text is empty or not
+            at its ``answer_start`` in the context.
     """
     given = record.get(name)
     if isinstance(given, Mapping) and {"text", "answer_start"} <= given.keys():
@@ -118,14 +121,15 @@ def best_thresholds(
 ) -> dict[str, float]:
     """Return the best exact match and F1 that any threshold gives, and the smallest thresholds that give them.
 
-    SQuAD's script for 2.0 does the same, but may report scores that no threshold gives: questions with the same
-    ``no_answer`` are all answered or all not. If answering nothing is best, the threshold is just below the smallest
-    ``no_answer`` (0 if no question has one). Without questions, the scores are NaN.
+    A threshold answers either all or none of the questions with the same ``no_answer``. SQuAD's script for 2.0 also
+    considers answering some of them, so it may report scores that no threshold gives. If answering nothing is best, the
+    threshold is just below the smallest ``no_answer`` (0 if no question has one). Without questions, the scores are
+    NaN.
 
     Args:
-        predictions: per question, (best text, ``no_answer``), where ``no_answer`` is the score for no answer minus that
-            of the text, or None if there is no text. A question is not answered if ``no_answer`` is above the
-            threshold. None instead of the tuple: no prediction, which counts as wrong.
+        predictions: (best text, ``no_answer``) for each question. ``no_answer`` is the score for no answer minus that
+            of the text; None: there is no text. A question is not answered if ``no_answer`` is above the threshold.
+            None instead of the tuple: there is no prediction, which counts as wrong.
         answers: the right texts of each question.
 
     >>> best_thresholds([("red", -2.0), ("dog", 1.0), ("cat", 3.0)], [["red"], [], ["cat"]])

@@ -31,7 +31,10 @@ _LONGEST = Option(default=None, none=True, help="most tokens of a sequence")
 
 
 def _noting(constructor: Callable[..., None]) -> Callable[..., None]:
-    """Wrap a constructor, so that it stores its arguments in `Task.options`, unless a subclass has stored its own."""
+    """Return a constructor that stores its arguments in `Task.options`, and then calls `constructor`.
+
+    If the constructor of a subclass has stored its arguments already, they are kept. The tokenizer is not stored.
+    """
     signature = inspect.signature(constructor)
 
     @functools.wraps(constructor)
@@ -51,10 +54,11 @@ def _noting(constructor: Callable[..., None]) -> Callable[..., None]:
 
 
 def _placing(encode: Callable[..., Examples]) -> Callable[..., Examples]:
-    """Wrap a task's `encode` method, so that it can read a `RecordStream`.
+    """Return a method that can read a `RecordStream` too, made of `encode`, a task's method.
 
-    Of a stream, records that cannot be read and are to be skipped are left out and counted (``bad_skipped``), and
-    messages about a record give its number in the stream, and its file and line. Other records are passed on unchanged.
+    If the records are a `RecordStream`, those that cannot be read and are to be skipped are left out, and counted as
+    ``bad_skipped``. An error about a record then gives its number in the stream, and its file and line. If the records
+    are anything else, they are passed to `encode` unchanged.
     """
 
     @functools.wraps(encode)

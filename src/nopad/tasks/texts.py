@@ -36,8 +36,7 @@ class OfTexts(Task):
 def encoded(task: Any, texts: Sequence[str], *, types: bool = True) -> Examples:
     """Turn texts into the examples of a task, with its tokenizer, `max_length` and `over_long`.
 
-    Texts without a token are handled as the task's `empty` says; a task without it refuses them.
-
+    Texts without a token are handled as the task's attribute `empty` says; a task without this attribute refuses them.
     With `types`, the examples have token type ids if the tokenizer gives them.
 
     Raises:

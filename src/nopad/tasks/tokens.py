@@ -68,7 +68,8 @@ class TokenClassification(Task):
     characters if records are texts.
 
     Raises:
-        OptionError: an option has an invalid value.
+        OptionError: an option has an invalid value; `text` is given, and no tag is ``O``; or the tokenizer is not a
+            fast one.
 
     >>> from nopad.tasks import TokenClassification
     >>> task = TokenClassification(tokenizer, ["O", "B-LOC", "I-LOC"])
@@ -112,8 +113,8 @@ class TokenClassification(Task):
     def labels_in(cls, record: Mapping[str, Any], number: int, options: Mapping[str, Any]) -> Sequence[Any]:
         """Return the tags of record `number`, or those that its spans need. See `Task.labels_in`.
 
-        For spans, these are ``O``, and for each span its label if this is a tag (``B-PER``), else the label with ``B-``
-        and with ``I-`` before it.
+        Spans need the tag ``O``. A span whose label is a tag itself (``B-PER``) needs this tag; any other label needs
+        two tags: the label with ``B-`` and with ``I-`` before it.
         """
         if options["text"] is None:
             return _listed(record, options["tags"], number, "tags")
@@ -175,7 +176,14 @@ class TokenClassification(Task):
         )
 
     def _targets(self, tags: Sequence[int], word_of: Any, first_of: Any, owned: Any) -> Any:
-        """Return the label of each token of the content, -100 for tokens without a label; int64."""
+        """Return the label of each token of the content, -100 for tokens without a label; int64 ``[tokens]``.
+
+        Args:
+            tags: number of each word's tag.
+            word_of: the word of each token, as `aligned` returns it.
+            first_of: the first token of each word, as `aligned` returns it.
+            owned: whether the first token of each word belongs to this word, not to an earlier one; bool ``[words]``.
+        """
         found = np.full(len(word_of), IGNORED)
         named = np.array(tags, np.int64)
         if self.label_all:

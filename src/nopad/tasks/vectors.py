@@ -84,7 +84,8 @@ class Embedding(OfTexts):
         text: column of the text.
         pooling: see `nopad.tasks.embed`.
         normalize: see `nopad.tasks.embed`.
-        texts: the model's prompts, and how texts are changed before they are tokenised (`nopad.tasks.Texts`).
+        texts: the model's prompts, and how texts are changed before they are tokenised: `nopad.tasks.Texts`, or a dict
+            of its arguments.
         prompt: text to put before each text; None: the prompt named `prompt_name`, or else the default prompt of
             `texts`.
         prompt_name: name of one of the prompts of `texts`.
@@ -127,7 +128,11 @@ class Embedding(OfTexts):
 
     @classmethod
     def found_options(cls, folder: Path) -> dict[str, Any]:
-        """Return the options that a sentence-transformers folder states: pooling, normalisation, prompts and length."""
+        """Return the options that a sentence-transformers folder states: pooling, normalisation, prompts and length.
+
+        Raises:
+            FormatError: as for `nopad.tasks.folder.read_folder`.
+        """
         found = read_folder(folder, None)
         most = found.pop("max_tokens", None)
         return found if most is None else {**found, "max_length": most}
@@ -192,7 +197,7 @@ def _texts(given: Texts | Mapping[str, Any] | None) -> Texts:
 
 
 def base_model(load: Any, name: Any, **options: Any) -> Any:
-    """Load a base model with the function `load`, without a pooling layer if the model class allows leaving it out."""
+    """Return the base model that ``load(name, **options)`` loads, without a pooling layer if the class can omit it."""
     import transformers
 
     config = options.get("config") or transformers.AutoConfig.from_pretrained(name)

@@ -54,7 +54,12 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name at its first use."""
+    """Return a public name, whose module is imported at the first use.
+
+    Raises:
+        AttributeError: there is no such name.
+        MissingExtraError: a package that the module needs is not installed.
+    """
     if name not in _LAZY:
         raise AttributeError(f"module 'nopad.training' has no attribute {name!r}")
     from importlib import import_module

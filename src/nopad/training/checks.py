@@ -106,6 +106,8 @@ def check_step(trainer: Any, loader: PackedLoader) -> None:
 def check_schedule(trainer: Any, *, packs: bool) -> None:
     """Refuse a `Schedule` if there is another learning-rate schedule too, or no packed training data to count.
 
+    `packs`: whether the training data are packed.
+
     Raises:
         OptionError: there is another schedule, which the message names; or `packs` is False.
     """

@@ -7,7 +7,7 @@ text say what was chosen and why; they are printed before training begins.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +23,6 @@ __all__ = ["CAPACITY", "SEQUENCES", "Chosen"]
 
 CAPACITY = 2048  # most tokens of a pack, unless the configuration or a sequence needs more
 SEQUENCES = 8  # of a rank and micro-step: the default of transformers (per_device_train_batch_size)
-_UNNAMED = "LABEL_"  # how transformers calls classes that nobody named
 _TOLD = ("learning_rate", "num_train_epochs", "lr_scheduler_type", "seed")  # fields of [trainer] that are always said
 
 
@@ -42,10 +41,16 @@ class Chosen:
         self.lines: list[str] = []
         self.usual_sequences: int | None = None
 
-    def labels(self, kind: type[Task], records: Any, model_config: Any) -> None:
+    def labels(self, kind: type[Task], records: Any, known: Sequence[str]) -> None:
         """If the task has classes and ``task.labels`` is not given, set it to the classes in the training records.
 
-        Classes that the model's configuration already names keep their order. Nothing is set for stored tokens.
+        Nothing is set for stored tokens.
+
+        Args:
+            kind: the class of the task.
+            records: the training data.
+            known: names of the classes of the weights with which training begins; () if they have no names. If the
+                records have exactly these classes, they keep this order.
 
         Raises:
             InputError: the records cannot be read, have no labels, or their labels are no classes.
@@ -53,12 +58,31 @@ class Chosen:
         options = self.config.task.options
         if "labels" in options or "labels" not in options_of(kind) or not isinstance(records, RecordStream):
             return
-        names = [str(name) for _, name in sorted((getattr(model_config, "id2label", None) or {}).items())]
-        known = () if all(name.startswith(_UNNAMED) for name in names) else names
         found = classes_found(kind, records, options, known)
         self._task(labels=found)
         order = "in the model's order" if found == known else "sorted"
         self._say("task.labels", found, "the classes in data.train" + ("" if isinstance(found, int) else f", {order}"))
+
+    def head(self, task: Task, known: Sequence[str]) -> None:
+        """Say so if training begins with weights of other classes; refuse the same classes in another order.
+
+        `known`: as in `labels`.
+
+        Raises:
+            OptionError: the weights' classes are those of the task, in another order, so each class would begin with
+                what another class has learned.
+        """
+        names: Sequence[str] = getattr(task, "names", ())
+        if len(names) != len(known) or list(names) == list(known):
+            return
+        if set(names) == set(known):
+            raise OptionError(
+                f"task.labels = {as_toml(list(names))}, and the weights with which training begins have these classes "
+                f"as {as_toml(list(known))}: what was learned for one class would count for another; give them in the "
+                "order of the weights"
+            )
+        if not isinstance(self.config.task.options.get("labels"), int):
+            self.lines.append(f"the weights with which training begins are of other classes: {as_toml(list(known))}")
 
     def capacity(self, records: Any, positions: int | None) -> None:
         """If nothing limits packs yet, set ``packing.capacity`` for records: 2,048, or the model's positions if fewer.
@@ -82,8 +106,8 @@ class Chosen:
     def length(self, task: Task, positions: int | None) -> bool:
         """If `task` has no `max_length`, set ``task.max_length``; return whether it was set.
 
-        It is the least of ``packing.capacity``, ``packing.tokens`` and the model's number of positions (None:
-        unlimited); it is not set if there are none of these.
+        The value is the least of ``packing.capacity``, ``packing.tokens`` and the model's number of positions,
+        `positions` (None: unlimited). If there are none of these, nothing is set.
 
         Raises:
             OptionError: the given `max_length` exceeds the model's positions.
@@ -103,7 +127,8 @@ class Chosen:
     def rows(self, examples: Examples | None) -> None:
         """If the size of a micro-step is not given, set ``packing.rows``: enough for 8 sequences of average length.
 
-        Sequences that stay together, such as the two of a pair, count once. For stored tokens (None), it is one row.
+        Sequences that stay together, such as the two of a pair, count once. For stored tokens (`examples` is None), or
+        if the capacity is not known, one row is set.
         """
         packing = self.config.packing
         if packing.rows or packing.tokens or packing.sequences:

@@ -19,7 +19,7 @@ def corrected(made: Loaders, data: Any) -> tuple[Loaders, Scaled | None]:
     training loader of `data`, made with ``accumulation=1``.
 
     Raises:
-        OptionError: the factor is not known, or there is no hyper-parameter that the correction could change.
+        OptionError: the factor is not known; or a hyper-parameter that the correction changes is missing or not valid.
     """
     config, args = made.config, made.args
     how = config.packing.correction

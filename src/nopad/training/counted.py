@@ -170,9 +170,9 @@ def whole(
     """Return the length of training in the unit that a schedule counts: sequences, tokens or steps.
 
     The length is ``schedule.total`` if that is given, else that of `steps` optimiser steps, else that of `epochs`
-    epochs. All epochs are taken to be as long as the one that the loader's `summary` describes: the current one, or, if
-    the ranks changed within it, only what was left of it then. In `steps` steps, there are `steps` times that epoch's
-    average number of sequences or tokens per step. The result is rounded up.
+    epochs. All epochs are taken to be as long as the one that the loader's `summary` describes. This is the current
+    epoch; or, if the ranks changed within it, the part of it that was left then. In `steps` steps, there are `steps`
+    times that epoch's average number of sequences or tokens per step. The result is rounded up.
 
     Raises:
         OptionError: the length is not known.

@@ -57,10 +57,10 @@ def loader_of(
             `open_tokens` reads.
         capacity: most tokens per pack; not needed for a loader; None: the rows of a packed dataset as stored.
         task: what turns records into sequences; None: `data` are tokens.
-        objective: computes the loss; if it is that of a causal language model, the loader's default `collate` is
-            `nopad.loading.causal`, which makes labels of the tokens if there are none.
+        objective: computes the loss. For the loss of a causal language model, the loader's default `collate` is
+            `nopad.loading.causal`, which copies the tokens as labels if there are none.
         name: what to call the data in the warning that says how often a task cut or left out records.
-        quiet: warn only of records that were truncated or left out, and not of what lost nothing, such as a split.
+        quiet: warn only of records that were truncated or left out, and not of records that were split.
         options: further options of `nopad.PackedLoader`.
 
     Raises:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from nopad.loading import PackedLoader
@@ -37,7 +38,9 @@ def effects(
         routers: coefficient of the loss that balances experts (`nopad.tasks.routing`); None: it is no part of a step.
         usual: number of sequences that a rank would take in a micro-step without packs; None: one for each row.
     """
-    lines = [str(summary), *_changes(summary, args, schedule, scaled, usual)]
+    own = usual is not None and summary.steps_not_packed is not None  # then batches of `usual` are what to compare with
+    shown = replace(summary, steps_not_packed=None) if own else summary
+    lines = [str(shown), *_changes(summary, args, schedule, scaled, usual)]
     if routers is not None:
         lines.append(
             f"experts  {routers:g} times the loss that balances them (aux_loss) is learned too: of each micro-batch by "
@@ -67,7 +70,11 @@ def length_of(schedule: Schedule, loader: PackedLoader, args: Any) -> int:
 def _changes(
     summary: Summary, args: Any, schedule: Schedule | None, scaled: Scaled | None, usual: int | None
 ) -> list[str]:
-    """Return lines of text about what packing changes, and what corrects these changes."""
+    """Return lines of text about what packing changes, and what corrects these changes.
+
+    The arguments are those of `effects`. If packing changes little, or the correction keeps the number of sequences per
+    step, the result has only the lines of the correction, if there is one.
+    """
     before, after = summary.steps_not_packed, summary.steps
     corrected = list(scaled.lines) if scaled is not None else []
     if (scaled is not None and scaled.how == "accumulation") or not before or not after:
@@ -75,12 +82,19 @@ def _changes(
     shape = summary.shape
     each = usual * shape.world_size * shape.accumulation if usual else 0
     factor = summary.sequences / after / each if each else before / after
+    without = []
+    if each:
+        without = [
+            f"         without packs, batches of {usual:,} sequences (transformers' per_device_train_batch_size) would "
+            f"take {-(-summary.sequences // each):,} steps"
+        ]
     if factor < _WORTH_SAYING:
-        return corrected
+        return [*without, *corrected]
     per_step = summary.sequences / after
     lines = [
-        f"rate     {args.learning_rate:g} stays as it is, and an optimiser step averages over {per_step:,.0f} "
-        f"sequences instead of {per_step / factor:,.0f}"
+        *without,
+        f"rate     {args.learning_rate:g} stays as it is, and an optimiser step averages over {_shown(per_step)} "
+        f"sequences instead of {_shown(per_step / factor)}; single steps vary",
     ]
     lines += corrected if scaled is not None else [f"         {_way_back(summary, args, factor)}"]
     warmup = 0 if schedule is not None else _warmup(args)
@@ -94,8 +108,16 @@ def _changes(
     return lines
 
 
+def _shown(number: float) -> str:
+    """Return a mean as text: with one decimal below 10, unless it is whole."""
+    return f"{number:.1f}".removesuffix(".0") if number < 10 else f"{number:,.0f}"
+
+
 def _way_back(summary: Summary, args: Any, factor: float) -> str:
-    """Return advice in words: how a step can have about as many sequences as without packs."""
+    """Return advice in words: how a step can have about as many sequences as without packs.
+
+    `factor`: how many times as many sequences a step has with packs.
+    """
     accumulation, rows = args.gradient_accumulation_steps, args.per_device_train_batch_size
     micro_steps = round(accumulation / factor)
     if 1 <= micro_steps < accumulation and micro_steps * factor / accumulation > _NEAR:
@@ -106,7 +128,9 @@ def _way_back(summary: Summary, args: Any, factor: float) -> str:
         rows = counted(fewer, "row")
         return f"{rows} per rank and step, in place of {was}, would make it about as many as without packs"
     if fewer == was:
-        return "no smaller number of rows comes nearer to it"
+        return (
+            f"no smaller number of rows comes nearer to {_shown(summary.sequences / summary.steps / factor)} sequences"
+        )
     held = summary.sequences / summary.steps / was / summary.shape.world_size
     return f"even one row per rank and step holds {held:,.0f} sequences per rank"
 

@@ -126,6 +126,7 @@ def _write(task: Task, records: Stored, of: Part, place: Path, at_once: int) -> 
 
     Raises:
         LengthError: no record gives an example.
+        RecordError, LengthError: as for `Task.encode`.
         FormatError: a column has another kind of dtype or another shape for some records than for the first ones, or
             values that do not fit the dtype of the first ones.
     """

@@ -34,12 +34,22 @@ class EvaluatingMixin(PreparingMixin):
     _evaluated: list[tuple[Any, str | None, PackedLoader]]  # data, their fingerprint then, their loader
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        """Return a DataLoader of an evaluation dataset's packs, or the Trainer's own if the dataset is not packed."""
+        """Return a DataLoader of an evaluation dataset's packs, or the Trainer's own if the dataset is not packed.
+
+        `eval_dataset` is a dataset; the name of one, if the Trainer has several; or None for the Trainer's only one.
+
+        Raises:
+            OptionError: the data are a stream, or their loader leaves sequences out or has rows that the model refuses.
+        """
         named = self.eval_dataset[eval_dataset] if isinstance(eval_dataset, str) else eval_dataset
         return self._packs_of(named) or super().get_eval_dataloader(eval_dataset)
 
     def get_test_dataloader(self, test_dataset: Any) -> Any:
-        """Return a DataLoader of a dataset's packs, or the Trainer's own if the dataset is not packed."""
+        """Return a DataLoader of a dataset's packs, or the Trainer's own if the dataset is not packed.
+
+        Raises:
+            OptionError: as for `get_eval_dataloader`.
+        """
         return self._packs_of(test_dataset) or super().get_test_dataloader(test_dataset)
 
     def _packs_of(self, data: Any) -> FedLoader | None:
@@ -112,7 +122,7 @@ class EvaluatingMixin(PreparingMixin):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> Any:
-        """Evaluate or predict, as the Trainer does.
+        """Evaluate or predict as the Trainer does, and return its `EvalLoopOutput`.
 
         Over packs, the loss is one sum over all batches, divided by one denominator, and predictions are in input
         order.

@@ -47,9 +47,9 @@ class Evaluation:
     Args:
         objective: computes the loss and the metrics.
         keep: whether predictions and labels are kept, in host memory.
-        reduced: a function that is called with ``(logits, labels)`` of each batch (padded to ``[S, longest, ...]`` if
-            they are per token), and whose result is kept instead of the logits, like transformers'
-            ``preprocess_logits_for_metrics``. None: the logits are kept.
+        reduced: a function such as transformers' ``preprocess_logits_for_metrics``. It is called with ``(logits,
+            labels)`` of each batch, padded to ``[S, longest, ...]`` if they are per token, and its result is kept
+            instead of the logits. None: the logits are kept.
     """
 
     def __init__(
@@ -90,7 +90,10 @@ class Evaluation:
         return Evaluated(loss, metrics, int(found[-1]), predictions, labels)
 
     def _keep(self, outputs: Any, batch: PackedBatch) -> None:
-        """Keep predictions and labels of a batch, one array per sequence."""
+        """Keep predictions and labels of a batch, one array per sequence.
+
+        If `reduced` is set, its results for the batch are kept in place of the predictions.
+        """
         logits = [_split(outputs[name].detach(), batch, self.objective.gives) for name in self.objective.reads]
         labels = [_split(batch[name], batch, self.objective.gives) for name in self.objective.targets]
         if self.reduced is not None:
@@ -107,7 +110,10 @@ class Evaluation:
         self.kept.append((_numbers(batch), logits, labels))
 
     def _gathered(self) -> tuple[Any, Any]:
-        """Return predictions and labels of all ranks, in the order of the input."""
+        """Return predictions and labels of all ranks, in the order of the input.
+
+        Each of the two is one array, or a tuple of arrays if a sequence has several of them.
+        """
         parts = [part for rank in over_all_ranks(self.kept) for part in rank]
         order = np.lexsort(np.concatenate([numbers for numbers, _, _ in parts], axis=1)[::-1])
         found = []
@@ -121,7 +127,10 @@ class Evaluation:
 
 
 def stacked_arrays(arrays: list[NDArray[Any]]) -> NDArray[Any]:
-    """Stack n arrays ``[length, ...]`` into one, ``[n, longest, ...]``; shorter arrays are padded with -100."""
+    """Return n arrays ``[length, ...]`` stacked into one, ``[n, longest, ...]``.
+
+    Shorter arrays are padded with -100.
+    """
     if len({array.shape for array in arrays}) == 1:
         return np.stack(arrays)
     shape = tuple(max(sizes) for sizes in zip(*(array.shape for array in arrays), strict=True))
@@ -132,7 +141,10 @@ def stacked_arrays(arrays: list[NDArray[Any]]) -> NDArray[Any]:
 
 
 def _numbers(batch: PackedBatch) -> NDArray[np.int64]:
-    """Return where in the input each sequence is: source, record, and where it begins there; int64 ``[3, S]``."""
+    """Return where in the input each sequence is: source, record, and where it begins there; int64 ``[3, S]``.
+
+    A number that the batch does not have is 0.
+    """
     source, record, start = ("seq_source", "seq_index", "seq_start")
     assert {source, record, start} == set(RECORDS)
     nothing = np.zeros(batch.layout.sequences, np.int64)
@@ -140,7 +152,7 @@ def _numbers(batch: PackedBatch) -> NDArray[np.int64]:
 
 
 def _listed(value: Tensor, sequences: int) -> list[NDArray[Any]]:
-    """Split the result of ``preprocess_logits_for_metrics`` into one array per sequence.
+    """Return the result of ``preprocess_logits_for_metrics`` as one array per sequence.
 
     Raises:
         OptionError: the result does not have one entry per sequence, so it cannot be put in the order of the input.
@@ -154,7 +166,11 @@ def _listed(value: Tensor, sequences: int) -> list[NDArray[Any]]:
 
 
 def _split(value: Tensor, batch: PackedBatch, gives: str) -> list[NDArray[Any]]:
-    """Return a value per token or per sequence as one array per sequence, in the order of the batch."""
+    """Return a value per token or per sequence as one array per sequence, in the order in which sequences were given.
+
+    Half precision becomes float32. Rows of logits that are minus infinity exactly after the end of each sequence
+    (question answering) are cut to the sequences' lengths.
+    """
     value = value.float() if value.dtype in (torch.bfloat16, torch.float16) else value
     if gives == "token" and tuple(value.shape[:2]) == batch.layout.shape:
         return [part.cpu().numpy() for part in batch.unpack_tokens(value)]

@@ -3,7 +3,7 @@
 ::
 
     FOLDER/nopad_train.toml     the configuration, which `nopad train` reads again
-    FOLDER/nopad_run.json       the size of a step when the run began, and whether the run is over
+    FOLDER/nopad_run.json       the size of a step and the data when the run began, and whether the run is over
     FOLDER/nopad_task.json      the task and its options, for predictions
     FOLDER/metrics.jsonl        one line per log
     FOLDER/checkpoint-N/        a checkpoint of the Trainer, with the loader's state
@@ -43,7 +43,7 @@ _LOCK = ".lock"
 _PREFIX = "checkpoint-"
 
 # Fields that may change when a run is resumed, since they do not change what is learned. Rows, sequences and
-# accumulation may change if their product over all ranks stays the same (`check_step`).
+# accumulation may change if their product over all ranks stays the same (`check_run`).
 _FREE_TABLES = {
     "packing": {"accumulation", "prefetch", "rows", "sequences"},
     "output": {"folder"},
@@ -108,15 +108,15 @@ class RunFolder:
         if resume:
             self._check_same(config)
 
-    def begin(self, config: TrainConfig, *, per_step: str) -> None:
+    def begin(self, config: TrainConfig, *, per_step: str, data: Mapping[str, str]) -> None:
         """Write the configuration of a new run, and the size of its step; from then on, the folder holds a run.
 
-        `per_step`: the number of rows or sequences of a step, in words.
+        `per_step` and `data` are those of `check_run`.
 
         Raises:
             StorageError: the disk is full, or a file cannot be written.
         """
-        write_atomic(self.path / RUN_FILE, _json({"per_step": per_step, "finished": None}))
+        write_atomic(self.path / RUN_FILE, _json({"per_step": per_step, "data": dict(data), "finished": None}))
         write_atomic(self.path / CONFIG_FILE, to_toml(config.document()).encode())  # last: it makes this a run
 
     def undo(self) -> None:
@@ -166,14 +166,22 @@ class RunFolder:
             self.leave()
             raise OutputBusyError(f"another process trains in {self.path}; wait for it, or stop it") from error
 
-    def check_step(self, per_step: str) -> None:
-        """Refuse a step of another size than the run began with.
+    def check_run(self, per_step: str, data: Mapping[str, str]) -> None:
+        """Refuse other data, or a step of another size, than the run began with.
 
-        `per_step`: the number of rows or sequences of a step, in words.
+        Args:
+            per_step: the number of rows or sequences of a step, in words.
+            data: fingerprints of the training data and of the evaluation data, by the names of their fields.
 
         Raises:
-            ResumeError: the size differs.
+            ResumeError: the data or the size differ.
         """
+        known = self.facts().get("data")
+        if isinstance(known, dict) and (odd := [name for name in data if data[name] != known.get(name)]):
+            raise ResumeError(
+                f"{' and '.join(odd)}: the content changed since the run in {self.path} began; put it back as it was, "
+                f"or {self._anew()}"
+            )
         before = self.facts().get("per_step")
         if before != per_step:
             self._refuse(
@@ -212,7 +220,7 @@ class RunFolder:
     def _anew(self) -> str:
         """Return advice on what to do instead of resuming, as text for a message.
 
-        It is to begin a new run with the weights of this one or, if this run has written none, without them.
+        The advice is to begin a new run with the weights of this one; or without them, if this run has written none.
         """
         if not _checkpoints(self.path) and not [*self.path.glob("*model*.safetensors")]:
             return "begin anew in another output.folder: this run has no weights yet"
@@ -230,9 +238,11 @@ class RunFolder:
     def is_longer(self, config: TrainConfig) -> bool:
         """Return whether this configuration gives a resumed run more epochs or steps than it had before.
 
+        The result is False if the folder holds no run.
+
         Raises:
-            ResumeError: it has more, but the run is over and left no checkpoint from which to resume; or the stored
-                configuration is damaged.
+            ResumeError: the run would get longer, but it is over and left no checkpoint from which to resume; or the
+                stored configuration is damaged.
         """
         if not (self.path / CONFIG_FILE).is_file():
             return False
@@ -309,7 +319,11 @@ def last_checkpoint(folder: Path) -> Path | None:
 
 
 def _is_complete(path: Path) -> bool:
-    """Whether a checkpoint was written to its end: the first rank writes the Trainer's state last."""
+    """Return whether a checkpoint was written to its end.
+
+    A complete checkpoint has the states of the Trainer, the loader, the optimiser and its schedule, and the random
+    state of each rank.
+    """
     state, loader = _state(path), _read(path / STATE_FILE)
     if state is None or loader is None or not _optimizer(path) or not (path / "scheduler.pt").is_file():
         return False

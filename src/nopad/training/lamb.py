@@ -115,9 +115,10 @@ class Lamb(torch.optim.Optimizer):
         normalisation layers have no weight decay.
 
         Args:
-            args: `transformers.TrainingArguments`; learning_rate, adam_beta1, adam_beta2, adam_epsilon and weight_decay
-                are read. Set weight_decay: its default there is 0, which `Lamb` refuses without `adapt_undecayed`.
-            switches: further options of `Lamb`, such as ``adapt_undecayed``.
+            args: `transformers.TrainingArguments`; `learning_rate`, `adam_beta1`, `adam_beta2`, `adam_epsilon` and
+                `weight_decay` are read. Set `weight_decay`: its default there is 0, which `Lamb` refuses without
+                `adapt_undecayed`.
+            switches: further options of `Lamb`, such as `adapt_undecayed`.
         """
         own = {"lr": args.learning_rate, "betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon}
         return Lamb, {**own, "weight_decay": args.weight_decay, "max_grad_norm": None, **switches}
@@ -166,6 +167,8 @@ class Lamb(torch.optim.Optimizer):
 
     def _held(self, group: Mapping[str, Any], number: int) -> _Held:
         """Return the parameters of a group that have gradients, and their gradients.
+
+        `number` is the group's index, for messages.
 
         Raises:
             OptionError: a gradient is sparse.
@@ -261,7 +264,11 @@ def decay_groups(model: torch.nn.Module, weight_decay: float = 0.01) -> list[dic
 
 
 def _lists(params: list[Tensor], grads: list[Tensor], foreach: bool | None) -> Iterator[_Held]:
-    """Yield parameters that are updated together, with their gradients."""
+    """Yield lists of parameters that are updated together, with their gradients.
+
+    With `foreach` True, all parameters of one device and dtype are updated together; with False, each parameter alone.
+    None: parameters on a GPU together, and others alone.
+    """
     together: dict[Any, _Held] = {}
     for at, (param, grad) in enumerate(zip(params, grads, strict=True)):
         joined = param.is_cuda if foreach is None else foreach
@@ -294,7 +301,11 @@ def _trust(group: Mapping[str, Any], params: list[Tensor], updates: list[Tensor]
 
 
 def _check_options(group: Mapping[str, Any], number: int) -> None:
-    """Refuse options of a parameter group that are out of range or of a wrong type."""
+    """Refuse options of a parameter group that are out of range or of a wrong type.
+
+    Raises:
+        OptionError: there is such an option; the message names it, the group and the allowed values.
+    """
 
     def refuse(name: str, allowed: str) -> None:
         raise OptionError(f"{name} of group {number} is {group[name]!r}; it must be {allowed}")
@@ -320,7 +331,11 @@ def _is_number(value: Any) -> bool:
 
 
 def _check_eps(eps: float, dtype: torch.dtype, group: int) -> None:
-    """Refuse an `eps` that is 0 in the dtype of a parameter: updates would be NaN, and with them the parameters."""
+    """Refuse an `eps` that is 0 in the dtype of a parameter: updates would be NaN, and with them the parameters.
+
+    Raises:
+        OptionError: `eps` is 0 in this dtype.
+    """
     least = torch.finfo(dtype).smallest_normal
     if not torch.tensor(eps, dtype=dtype) > 0:
         raise OptionError(
@@ -330,7 +345,11 @@ def _check_eps(eps: float, dtype: torch.dtype, group: int) -> None:
 
 
 def _check_parameter(param: Tensor, group: int, at: int) -> None:
-    """Refuse a parameter that is not a dense tensor of real floats, or is only a piece of a tensor (FSDP1)."""
+    """Refuse a parameter that is not a dense tensor of real floats, or is only a piece of a tensor (FSDP1).
+
+    Raises:
+        OptionError: the parameter is one of these.
+    """
     if not param.is_floating_point() or param.layout != torch.strided:
         kind = param.dtype if param.layout == torch.strided else param.layout
         raise OptionError(

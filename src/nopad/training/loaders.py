@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,8 +16,10 @@ from nopad.loading.sources import open_tokens
 from nopad.loading.sources.megatron import megatron_prefix
 from nopad.loading.summary import Summary
 from nopad.store.manifest import MANIFEST, split_folders
+from nopad.store.workspace import check_outside
 from nopad.tasks import Examples, Objective, OfTokens, Task
 from nopad.tasks.examples import counted
+from nopad.tasks.fingerprints import tokenizer_fingerprint
 from nopad.tasks.registry import task_class
 from nopad.training.encoding import Part, encoded
 from nopad.training.tables import TrainConfig
@@ -43,6 +43,8 @@ def find_data(config: TrainConfig) -> dict[str, Any]:
             continue
         with about(f"data.{name}"):
             found[name] = _opened(inputs, name, config)
+            if isinstance(found[name], RecordStream):  # a resumed run would read its own files as records
+                check_outside(found[name].folders, Path(config.output.folder))
     if config.data.held_out:
         if not isinstance(found["train"], RecordStream):
             raise OptionError(
@@ -95,7 +97,14 @@ def _has_split(config: TrainConfig) -> bool:
 
 
 class Loaders:
-    """Makes the training and evaluation loaders of a run."""
+    """Makes the training and evaluation loaders of a run.
+
+    Attributes:
+        config, args, task, tokenizer, objective: those of the run; `args` are `transformers.TrainingArguments`.
+        cache: folder for encoded data.
+        seed: random seed of the loaders, and of the choice of held-out records.
+        notes: a line about the data of each loader that was made.
+    """
 
     def __init__(
         self, config: TrainConfig, args: Any, task: Task | None, tokenizer: Any, objective: Objective, cache: Path
@@ -132,6 +141,8 @@ class Loaders:
 
     def loader(self, data: Any, name: str) -> PackedLoader:
         """Return the loader of `data`: records, or a place where tokens are stored. `name` is "train" or "eval".
+
+        A line that describes the data is added to `notes`.
 
         Raises:
             InputError: records or tokens cannot be read, encoded or packed.
@@ -171,23 +182,13 @@ class Loaders:
         return options | (packing.plan_options() if packing.capacity is not None or packing.tokens is not None else {})
 
     def _settings(self) -> Mapping[str, Any]:
-        """Return the task, its options and the tokenizer's fingerprint; runs in which these agree share files."""
+        """Return the task, its options, ``data.empty`` and the tokenizer's fingerprint.
+
+        Runs in which these agree share the files of encoded data.
+        """
         said = {"task": self.config.task.name, "options": dict(self.config.task.options)}
         said["empty"] = self.config.data.empty
-        return {**said, "tokenizer": _fingerprint(self.tokenizer)}
-
-
-def _fingerprint(tokenizer: Any) -> str:
-    """Return the SHA-256, in hex, of a tokenizer's class, chat template, special tokens, vocabulary and rules.
-
-    For a slow tokenizer (one written in Python), the rules are not part of it.
-    """
-    inner = getattr(tokenizer, "backend_tokenizer", None)
-    facts = [type(tokenizer).__name__, getattr(tokenizer, "chat_template", None)]
-    facts += [inner.to_str()] if inner is not None else [sorted(tokenizer.get_vocab().items())]
-    facts += [{name: str(value) for name, value in tokenizer.special_tokens_map.items()}]
-    facts += [tokenizer.model_input_names]
-    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
+        return {**said, "tokenizer": tokenizer_fingerprint(self.tokenizer)}
 
 
 def widest(loader: PackedLoader) -> int:

@@ -102,7 +102,10 @@ class Longer(TrainerCallback):
 
 
 def _counted(counted: CountedLR, usual: float, step: int) -> str:
-    """Return a text about the change of the rates of a `CountedLR`, which has its new length already."""
+    """Return a text about the change of the rates of a `CountedLR`, which has its new length already.
+
+    `usual` is the learning rate that the schedule multiplies, and `step` the number of steps taken.
+    """
     schedule, seen, total = counted.schedule, counted.seen, counted.total
     name, here = f"the learning rate (counts {schedule.counts})", usual * schedule.ratio(seen, total)
     if counted.before in (None, total):

@@ -105,9 +105,10 @@ def _bytes(value: Tensor) -> int:
 
 
 def _activations(model: Any, slots: tuple[int, int], checkpointing: bool) -> int | None:
-    """Return the bytes of activations, as in the formula; None if the model cannot run on shapes alone.
+    """Return the bytes of activations, by the formula in the module's docstring.
 
-    `slots` is the number of rows, and of slots in a row.
+    `slots` is the number of rows, and of slots in a row. `checkpointing`: whether gradient checkpointing is on. The
+    result is None if the model cannot run on shapes alone.
     """
     config = model.config
     kept: dict[int, tuple[Tensor, int]] = {}
@@ -155,7 +156,8 @@ def _checkpointed(config: Any, slots: tuple[int, int], total: int, model: Any) -
 def _counted_attention(model: Any) -> Iterator[None]:
     """In a ``with`` block, replace a model's attention by `_Fused`, which keeps the same tensors as fused kernels do.
 
-    These are queries, keys, values, results, and the sums of the softmax.
+    These are queries, keys, values, results, and the sums of the softmax. The caller must restore the configuration's
+    `_attn_implementation` afterwards.
     """
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS as functions
 
@@ -180,7 +182,10 @@ class _Fused(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Return an empty tensor with the shape of attention's result, ``[rows, slots, heads, size]``."""
+        """Return a tensor with the shape of attention's result, ``[rows, slots, heads, size]``; its values are not set.
+
+        What a fused kernel keeps for the backward pass is kept in `ctx`.
+        """
         shape = (query.shape[0], query.shape[2], query.shape[1], value.shape[-1])
         result = torch.empty(shape, dtype=query.dtype, device=query.device)
         sums = torch.empty(query.shape[:3], dtype=torch.float32, device=query.device)

@@ -69,8 +69,8 @@ class PackedMixin(EvaluatingMixin):
         loading: further options of `nopad.PackedLoader`: balance, cost, depth, ...
         schedule: the learning rate by sequences, tokens or steps seen (`nopad.training.Schedule`), in place of the
             Trainer's own schedule.
-        quiet: do not print what packing changes before training begins, and of what the task did to records only
-            what was truncated or left out.
+        quiet: print less before training begins: nothing about what packing changes, and of what the task did to
+            records, only how many were truncated or left out.
 
     If you give a loader, ``gradient_accumulation_steps`` must equal its `accumulation`, and
     ``per_device_train_batch_size`` its `rows` or `sequences` (1 with `tokens`). ``num_train_epochs`` counts the epochs
@@ -194,7 +194,9 @@ class PackedMixin(EvaluatingMixin):
         return (loss, outputs) if return_outputs else loss
 
     def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Tensor:
-        """Run a micro-step forward and backward; after the last one of a step, stop all ranks if a loss was not finite.
+        """Run a micro-step forward and backward, and return its loss.
+
+        After the last micro-step of a step, all ranks stop if a loss was not finite.
 
         Raises:
             LossError: a loss is NaN or infinite; its batch is saved in the output folder.
@@ -249,8 +251,9 @@ class PackedMixin(EvaluatingMixin):
     def train(self, resume_from_checkpoint: Any = None, trial: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Train as transformers' Trainer does, from where the loader stands, or from where the checkpoint left it.
 
-        Each trial of a hyper-parameter search begins where the first one began. After an exception, the loader stands
-        before the step that the exception interrupted, so calling `train` again loses no sequence.
+        Returns what the Trainer returns. Each trial of a hyper-parameter search begins where the first one began. After
+        an exception, the loader stands before the step that the exception interrupted, so calling `train` again loses
+        no sequence.
 
         Raises:
             FormatError: the checkpoint holds no loader state.

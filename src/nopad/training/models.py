@@ -21,15 +21,24 @@ from nopad.training.folder import last_checkpoint
 from nopad.training.tables import Model
 from nopad.training.typed import known
 
-__all__ = ["check_positions", "load_model", "load_tokenizer", "longest", "outline", "read_model_config"]
+__all__ = [
+    "check_positions",
+    "classes_of_weights",
+    "load_model",
+    "load_tokenizer",
+    "longest",
+    "outline",
+    "read_model_config",
+]
 
 _lib: Any = transformers
 _ADAPTERS = "adapter_config.json"  # of peft
 _SHOWN = 6  # most names that a message lists
+_UNNAMED = "LABEL_"  # how transformers calls classes that nobody named
 
 
 def load_tokenizer(table: Model) -> Any:
-    """Return the tokenizer of a model.
+    """Return the tokenizer that the table ``[model]`` names; without a name, that of the model.
 
     Raises:
         FormatError: there is no tokenizer, or it cannot be read.
@@ -41,7 +50,9 @@ def load_tokenizer(table: Model) -> Any:
 
 
 def read_model_config(table: Model, task: type[Task] | Task | None) -> Any:
-    """Return the model's configuration, changed as the task and the field ``model.config`` require.
+    """Return the configuration of the model of a table ``[model]``, changed as the task and ``model.config`` require.
+
+    A task that is None, or a class and not an object, changes nothing.
 
     Raises:
         FormatError: there is no model, or its configuration cannot be read.
@@ -57,6 +68,23 @@ def read_model_config(table: Model, task: type[Task] | Task | None) -> Any:
         return _lib.AutoConfig.from_pretrained(name, **{**named, **table.config})
 
 
+def classes_of_weights(table: Model) -> list[str]:
+    """Return the names of the classes of the weights with which training begins, in the order of their numbers.
+
+    The list is empty if the weights are random, or if nobody named their classes.
+
+    Raises:
+        FormatError: there are no weights, or their configuration cannot be read.
+    """
+    if table.fresh:
+        return []
+    name = str(_weights(table))
+    with _reading(name, "configuration"):
+        found = getattr(_lib.AutoConfig.from_pretrained(name), "id2label", None) or {}
+    names = [str(found[number]) for number in sorted(found)]
+    return [] if all(one.startswith(_UNNAMED) for one in names) else names
+
+
 def outline(table: Model, config: Any, auto: str | None) -> Any:
     """Return the model without weights, on the "meta" device, pack-safe.
 
@@ -67,6 +95,7 @@ def outline(table: Model, config: Any, auto: str | None) -> Any:
 
     Raises:
         OptionError: this kind of model has no such head, or ``model.lora`` does not fit it.
+        FormatError: the settings of saved adapters cannot be read.
         UnsupportedModelError: the model cannot keep sequences apart.
         MissingExtraError: adapters are asked for, and peft is not installed.
     """
@@ -114,6 +143,8 @@ def _table_of_positions(model: Any) -> int | None:
 
 def load_model(table: Model, config: Any, auto: str | None) -> tuple[Any, list[str]]:
     """Return the pack-safe model with weights, and the names of those weights that the checkpoint does not have.
+
+    The arguments are those of `outline`.
 
     Raises:
         FormatError: there are no weights, or they cannot be read.
@@ -181,6 +212,7 @@ def _weights(table: Model) -> Path | str:
 
     Raises:
         FormatError: there are no weights; or there are adapters only, and ``model.name`` is not given.
+        OptionError: as for `_adapters`.
     """
     path = _initial(table)
     if path is None or (table.name is not None and _adapters(table) is not None):
@@ -216,6 +248,7 @@ def _adapters(table: Model) -> Path | None:
 
     Raises:
         OptionError: ``model.lora`` asks for new adapters as well.
+        FormatError: as for `_initial`.
     """
     path = _initial(table)
     if path is None or (path / "config.json").is_file() or not (path / _ADAPTERS).is_file():

@@ -94,7 +94,13 @@ class PreparingMixin(_Base):
         return False
 
     def _check_metric(self) -> None:
-        """Refuse a `metric_for_best_model` that evaluations do not give."""
+        """Refuse a `metric_for_best_model` that evaluations do not give.
+
+        Nothing is checked with `compute_metrics`, which may give any metric, or without an objective.
+
+        Raises:
+            OptionError: there is no such metric; the message names those that there are.
+        """
         wanted = self.args.metric_for_best_model
         if not wanted or self.compute_metrics is not None or self.objective is None:
             return
@@ -126,12 +132,18 @@ class PreparingMixin(_Base):
         return loader_of(data, capacity, task=self.task, objective=self.objective, **given, **options)
 
     def _last(self) -> str:
-        """Return "short"; "fill" if a layer is compiled, for which batches of another shape are compiled again."""
+        """Return the option `last` of the loaders: "fill" if a layer of the model is compiled, else "short".
+
+        A shorter last step would make a compiled layer compile again.
+        """
         compiled = self.model is not None and any(one._compiled_call_impl is not None for one in self.model.modules())
         return "fill" if compiled else "short"
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        """Create a scheduler that follows `schedule`; if there is none, the Trainer's own scheduler."""
+        """Return a scheduler that follows `schedule`; without a `schedule`, the Trainer's own scheduler.
+
+        The Trainer's attribute `lr_scheduler` is set too.
+        """
         if self.schedule is None:
             return super().create_scheduler(num_training_steps, optimizer)
         args, schedule = self.args, self.schedule

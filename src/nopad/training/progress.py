@@ -55,7 +55,7 @@ class Logged:
         else:
             said += [f"{name} {_number(value)}" for name, value in values.items() if is_metric(name)]
         if self.sequences is not None and self.tokens is not None:
-            said.append(f"{self.sequences:,.0f} sequences/s  {self.tokens:,.0f} tokens/s")
+            said.append(f"{_rate(self.sequences)} sequences/s  {_rate(self.tokens)} tokens/s")
         if self.padding is not None:
             said.append(f"{self.padding:.1%} padding")
         if self.left is not None:
@@ -173,6 +173,11 @@ def _plain(value: Any) -> Any:
 
 def _number(value: float) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
+
+
+def _rate(value: float) -> str:
+    """Return a rate with at least three significant digits."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:#.3g}".removesuffix(".")
 
 
 def _clock(seconds: float) -> str:

@@ -33,10 +33,20 @@ from nopad.training.lamb import Lamb
 from nopad.training.loaders import Loaders, about, find_data, has_evaluation, widest
 from nopad.training.longer import Longer
 from nopad.training.memory import Estimate, estimate
-from nopad.training.models import check_positions, load_model, load_tokenizer, longest, outline, read_model_config
+from nopad.training.models import (
+    check_positions,
+    classes_of_weights,
+    load_model,
+    load_tokenizer,
+    longest,
+    outline,
+    read_model_config,
+)
 from nopad.training.progress import Logged, Metrics
+from nopad.training.saving import save_each_epoch, saves, steps_of_run
 from nopad.training.scaling import Scaled
 from nopad.training.tables import Optimizer, TrainConfig
+from nopad.training.trouble import enough_room
 
 __all__ = ["Prepared", "prepare", "train"]
 
@@ -83,12 +93,23 @@ class Prepared:
     total: int | None = None
 
     @property
+    def data(self) -> dict[str, str]:
+        """Fingerprints of the sequences, "data.train" and (if there is an evaluation) "data.eval"."""
+        loaders = {"data.train": self.train, "data.eval": self.evaluation}
+        return {name: str(one.facts()["data"]) for name, one in loaders.items() if one is not None}
+
+    @property
     def slots(self) -> int | None:
         """Number of slots in a step, on all ranks; None: batches have no padding."""
         packing, loader = self.config.packing, self.train
         if packing.rows is None or loader.capacity is None:
             return None
         return loader.capacity * loader.per_rank * loader.accumulation * loader.ranks.world_size
+
+    @property
+    def steps(self) -> int | None:
+        """About how many steps the training takes; None: not known (a stream without ``max_steps``)."""
+        return steps_of_run(self.train, self.args)
 
     def __str__(self) -> str:
         """Return a description of the training, as a few lines of text."""
@@ -98,8 +119,7 @@ class Prepared:
             routers = learned_share(self.model_config) if "causal" in self.objective.heads else None
             told = (self.config.schedule, self.total, self.scaled, routers, self.usual)
             lines.append(effects(summary, self.args, *told))
-            if summary.steps and self.args.max_steps <= 0:
-                steps = round(summary.steps * self.args.num_train_epochs)
+            if (steps := self.steps) is not None and self.args.max_steps <= 0:
                 epochs = f"{self.args.num_train_epochs:g} epoch{'s' * (self.args.num_train_epochs != 1)}"
                 lines.append(f"training {epochs}, about {steps:,} step{'s' * (steps != 1)}")
         if self.config.optimizer is not None:
@@ -107,11 +127,12 @@ class Prepared:
         share = f", {self.memory.trained:,} of them trained" if self.memory.trained < self.memory.total else ""
         lines.append(f"model    {self.memory.total:,} parameters{share}, {self.config.model.dtype}")
         lines.append(f"memory   {self.memory}")
+        lines.append(f"saves    {saves(self.args, self.steps)}")
         return "\n".join(lines)
 
 
 def prepare(config: TrainConfig, cache: Path) -> Prepared:
-    """Read the data and the model's shape, and make the loaders.
+    """Read the data and the model's shape, make the loaders, and return the run that is ready to train.
 
     Args:
         config: configuration of the run.
@@ -127,10 +148,13 @@ def prepare(config: TrainConfig, cache: Path) -> Prepared:
     records = find_data(config)
     kind = None if config.task.name is None else task_class(config.task.name)
     tokenizer, chosen = _tokenizer(config, needed=kind is not None), Chosen(config)
+    task = None
     if kind is not None:
+        known = classes_of_weights(config.model)
         with about("data.train"):
-            chosen.labels(kind, records["train"], read_model_config(config.model, None))
-    task = None if kind is None else _task(chosen.config, kind, tokenizer, given=_has_length(config, kind))
+            chosen.labels(kind, records["train"], known)
+        task = _task(chosen.config, kind, tokenizer, given=_has_length(config, kind))
+        chosen.head(task, known)
     auto = None if kind is None else kind.auto
     model_config = read_model_config(config.model, task)
     shape = outline(config.model, model_config, auto)
@@ -153,6 +177,7 @@ def prepare(config: TrainConfig, cache: Path) -> Prepared:
     chosen.usual(task, made.args)
     config, args = made.config, made.args
     _optimizer(config, args)
+    save_each_epoch(config, args, train)
     with about("data.held_out" if config.data.held_out else "data.eval", why):
         evaluation = made.loader(records["eval"], "eval") if records["eval"] is not None else None
         _check_longest(evaluation, longest(shape))
@@ -354,14 +379,15 @@ def train(
         _begin(folder, checkpoint, begin)
     done = max(_steps_of(checkpoint), 0)
     try:
-        with _refused(lambda: trainer.state.global_step > done):
+        with enough_room(folder.path), _refused(lambda: trainer.state.global_step > done):
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     except BaseException:
         if first and not resume and not trainer.state.global_step:
             folder.undo()
         raise
     found = _evaluated(trainer) if prepared.evaluation is not None else {}
-    trainer.save_model(str(folder.path))
+    with enough_room(folder.path):
+        trainer.save_model(str(folder.path))
     if first:
         folder.note(finished=trainer.state.global_step)
     return found
@@ -400,7 +426,12 @@ def cache_of(folder: str | Path) -> Path:
 
 @contextmanager
 def _refused(begun: Callable[[], bool] = lambda: False) -> Iterator[None]:
-    """In a ``with`` block, turn errors about options or packages into errors of nopad, until `begun()` is true."""
+    """In a ``with`` block, turn errors about options or packages into errors of nopad, until ``begun()`` is true.
+
+    Raises:
+        MissingExtraError: a package is not installed.
+        OptionError: a `ValueError` was raised, which is taken to be about an option.
+    """
     try:
         yield
     except NopadError:

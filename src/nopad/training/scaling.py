@@ -156,10 +156,13 @@ def scale_for_packing(hparams: Any, factor: Any, how: How = "accumulation") -> S
 
 
 def _fewer(hparams: Any, p: float) -> tuple[dict[str, tuple[Any, Any]], list[str]]:
-    """Return the change of the number of micro-steps, as `Scaled.changed`, and the lines that describe it.
+    """Divide the number of micro-steps by `p`, the sequences per pack; return the change, and lines that describe it.
+
+    The change is as in `Scaled.changed`: empty if the number stays.
 
     Raises:
-        OptionError: there is no valid number of micro-steps or of rows, or a single micro-step cannot be divided.
+        OptionError: the number of micro-steps is missing, is given under two names, or is not an integer of at least 1;
+            it is 1 already, and `p` is above 1.05; or the number of rows is given but is not an integer of at least 1.
     """
     name = _one_of(hparams, _ACCUMULATION)
     before = _get(hparams, name)
@@ -194,10 +197,12 @@ def _fewer(hparams: Any, p: float) -> tuple[dict[str, tuple[Any, Any]], list[str
 
 
 def _forgetting(hparams: Any, p: float) -> tuple[dict[str, tuple[Any, Any]], list[str]]:
-    """Return the change of the betas, as `Scaled.changed`, and the lines that describe it.
+    """Raise the betas to the power of `p`, the sequences per pack; return the change, and the lines that describe it.
+
+    The change is as in `Scaled.changed`. `hparams` itself is not changed.
 
     Raises:
-        OptionError: there are no betas, they are given under two names, or they are not numbers from 0 to below 1.
+        OptionError: there are no betas, they are given under two names, or they are not two numbers from 0 to below 1.
     """
     forms = [form for form in _BETAS if all(_has(hparams, name) for name in form)]
     if len(forms) != 1:

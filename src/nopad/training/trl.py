@@ -53,10 +53,11 @@ _TOKENIZER = frozenset({"chat_template_path", "eos_token", "pad_token"})
 def check_passed_over(trainer: Any, **same: Any) -> None:
     """Refuse options of TRL's configuration that concern TRL's own preparation of data, or its own loss.
 
-    `same` gives, for some options, a value that is allowed too, because the task does the same.
+    An option may be None or have its default value. `same` gives, for some options, a value that is allowed too,
+    because the task does the same. A configuration that is not TRL's is not checked.
 
     Raises:
-        OptionError: such an option has neither its default value nor the one in `same`.
+        OptionError: such an option has another value.
     """
     args, task = trainer.args, trainer.task
     kind = next((one for one in type(args).__mro__ if one.__module__.startswith("trl.")), None)
@@ -84,7 +85,10 @@ class _Packed(PackedMixin):
             given["processing_class"] = tokenizer
 
     def evaluate(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """Evaluate packed data as transformers' Trainer does, since TRL would tokenise the records itself."""
+        """Evaluate, and return the metrics.
+
+        Packed data are evaluated by transformers' Trainer, since TRL would tokenise the records itself.
+        """
         if any(self._packs(one) for one in each_dataset(eval_dataset)):
             return transformers.Trainer.evaluate(self, eval_dataset, *args, **kwargs)
         return super().evaluate(eval_dataset, *args, **kwargs)
@@ -142,7 +146,11 @@ class PackedSFTTrainer(_Packed, _SFT):
         return isinstance(self.objective, OfTokens) and self.objective.causal and self.objective.per == "token"
 
     def evaluated_objective(self) -> Objective:
-        """Return the objective of a training step, without the router loss of a mixture of experts."""
+        """Return the objective of a training step, without the router loss of a mixture of experts.
+
+        If TRL computes the loss in training, the objective is a copy that follows TRL's `loss_type` and
+        `label_smoothing_factor`.
+        """
         made = super().evaluated_objective()
         if not self._loss_is_theirs:
             return made

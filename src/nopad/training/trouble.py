@@ -1,7 +1,8 @@
-"""Handle failures of a training step: a loss that is not finite, whose batch is saved, and too little memory."""
+"""Handle failures of training: a loss that is not finite, whose batch is saved, too little memory, and a full disk."""
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,10 +16,10 @@ from torch import Tensor
 from nopad.batch import PackedBatch
 from nopad.batch.guard import PackedMask, layout_of
 from nopad.batch.layout import Layout
-from nopad.errors import DeviceMemoryError, FormatError, LossError, OptionError
+from nopad.errors import DeviceMemoryError, FormatError, LossError, OptionError, StorageError
 from nopad.losses import over_ranks
 
-__all__ = ["Watch", "check_unscaled", "enough_memory", "load_batch", "save_batch"]
+__all__ = ["Watch", "check_unscaled", "enough_memory", "enough_room", "load_batch", "save_batch"]
 
 NAME = "nopad_batch_{rank}.safetensors"
 MASKS = ("attention_mask", "decoder_attention_mask")
@@ -87,8 +88,10 @@ def check_unscaled(trainer: Any, ours: Tensor, taken: Tensor) -> None:
 def enough_memory(batch: Any) -> Iterator[None]:
     """In a ``with`` block, turn an out-of-memory error into one that lists the options that help.
 
+    If `batch` is not a `PackedBatch`, the error stays as it is.
+
     Raises:
-        DeviceMemoryError: memory ran out while running `batch`, a `PackedBatch`.
+        DeviceMemoryError: memory ran out while running `batch`.
     """
     try:
         yield
@@ -103,6 +106,35 @@ def enough_memory(batch: Any) -> Iterator[None]:
             "(the same step, the same loss); gradient_checkpointing=True; bf16=True; a smaller capacity. The longest "
             "sequence needs a capacity of its length, whatever the rows"
         ) from error
+
+
+@contextmanager
+def enough_room(folder: Path) -> Iterator[None]:
+    """In a ``with`` block that saves models and checkpoints in `folder`, turn a failed write into a `StorageError`.
+
+    Safetensors and torch write files by code of their own, whose errors are no `OSError`.
+
+    Raises:
+        StorageError: a file could not be written.
+    """
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (OSError, SafetensorError, RuntimeError) as error:
+        said = str(error).strip().partition("\n")[0]
+        if isinstance(error, OSError) and error.errno not in _OF_THE_DISK:
+            raise
+        if isinstance(error, RuntimeError) and not any(part in said for part in _TORCH_WRITES):
+            raise
+        raise StorageError(
+            f"failed while writing into {folder} ({said}); if the disk is full, free some space, and go on with "
+            "--resume: a checkpoint that is not complete is passed over"
+        ) from error
+
+
+_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
+_TORCH_WRITES = ("inline_container.cc", "PytorchStreamWriter")
 
 
 def save_batch(path: Path, batch: PackedBatch) -> None:

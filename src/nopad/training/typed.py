@@ -102,7 +102,13 @@ def _fit(value: Any, hint: Any) -> Any:
 
 
 def _fit_one_of(value: Any, hints: tuple[Any, ...]) -> Any:
-    """Return `value` converted to the first type that it fits; if an Enum is among the types, str is not tried."""
+    """Return `value` converted to the first of the types `hints` that it fits.
+
+    None and the text "none" become None, if None is allowed. If an Enum is among the types, str is not tried.
+
+    Raises:
+        _Misfit: the value fits none of the types.
+    """
     if value in (None, "none") and type(None) in hints:
         return None
     chosen = [one for one in hints if isinstance(one, type) and issubclass(one, Enum)]

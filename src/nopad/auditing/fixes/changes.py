@@ -126,7 +126,7 @@ class Layout:
 
     Attributes:
         one_row: whether all sequences are in one row, in the order given, with nothing between them.
-        number: lines of code that set `number`, int64 ``[R, L]``: of which sequence each token is. Only a comment if
+        number: lines of code that set `number`, int64 ``[R, L]``: the index of each token's sequence. Only a comment if
             the sequences are not in one row: then nopad finds `number` itself, and the user's collator must know it.
     """
 
@@ -146,7 +146,7 @@ class Changed:
 
     Attributes:
         collate: the other collator.
-        changes: the changes that are run; of those given, the ones of the model or loss are left out.
+        changes: the changes that are run: the given ones without those of the model or the loss.
         model: the model; the code of some changes reads its configuration.
     """
 
@@ -158,10 +158,11 @@ class Changed:
     def __call__(self, features: Sequence[Mapping[str, Any]]) -> Any:
         """Return the collator's batch with the changes.
 
-        If the batch is a `PackedBatch` or no mapping, it is returned as it is.
+        If the batch is a `PackedBatch` or no mapping, it is returned as it is. Errors of the collator, and of the code
+        of the changes, are raised unchanged.
 
         Raises:
-            BatchError: a change must know of which sequence each token is, and a sequence is not whole in the batch.
+            BatchError: a change needs the index of each token's sequence, and a sequence is not whole in the batch.
         """
         given = [dict(one) for one in features]  # a collator may take columns out of them
         batch = self.collate(features)
@@ -176,9 +177,9 @@ class Changed:
 
 
 def changed_loss(changes: Sequence[Change]) -> Any:
-    """Return a function ``(model, batch, step)`` that runs the code of the first change of a loss; None: there is none.
+    """Return a function ``(model, batch, step)`` that runs the code of the first of `changes` that is made in a loss.
 
-    The function returns the loss, a scalar tensor.
+    The function returns the loss, a scalar tensor. If no change is made in a loss, None is returned instead.
     """
     for change in changes:
         if change.where == "loss":
@@ -198,7 +199,12 @@ def changed_model(model: Any, changes: Sequence[Change]) -> None:
 def _numbers(batch: Mapping[str, Any], features: Sequence[Mapping[str, Any]]) -> Tensor:
     """Return, for each token of the batch, the index of its sequence in `features`, int64 ``[R, L]``; -1 in padding.
 
-    Tokens that the collator puts behind a sequence, such as a separator, count as tokens of that sequence.
+    Tokens that the collator puts behind a sequence, such as a separator, count as tokens of that sequence. So does
+    padding behind a sequence, if the batch has no attention mask ``[R, L]``.
+
+    Raises:
+        BatchError: a sequence is not whole in the batch, or the attention mask covers more tokens than the sequences
+            have.
     """
     places = find(batch, [[int(token) for token in one["input_ids"]] for one in features])
     number = np.full(places.shape[0] * places.shape[1], -1)
@@ -254,7 +260,7 @@ def sets_of(groups: Sequence[Sequence[Change]], most: int = MOST) -> Iterator[tu
 
 
 def trying(number: int, most: int) -> str:
-    """Return the text that a monitor gets before the set of changes with this number is tried.
+    """Return the text that a monitor gets before set number `number` of at most `most` sets of changes is tried.
 
     >>> trying(3, 9)
     'trying 3 of at most 9'

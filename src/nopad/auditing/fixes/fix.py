@@ -22,10 +22,10 @@ class Change:
         name: a short name, such as "position_ids".
         why: what is wrong without it.
         code: the lines of code. Those of a collator use the variables `batch` (what the collator returned), `features`
-            (its argument), `model` and `torch`, and some `number` (int64 ``[R, L]``: of which sequence each token is,
-            -1 in padding). Those of a loss are the body of a function of `model`, `batch` and `step`.
-        where: where the code belongs: "collator" (at its end), "model" (after it is loaded), "loss" (in place of it),
-            or "instead" (in place of the collator).
+            (its argument), `model` and `torch`, and some `number` (int64 ``[R, L]``: the index of each token's
+            sequence, -1 in padding). Those of a loss are the body of a function of `model`, `batch` and `step`.
+        where: where the code belongs: "collator" (at its end), "model" (after it is loaded), "loss" (in place of the
+            loss), or "instead" (in place of the collator).
 
     >>> from nopad.auditing import Change
     >>> Change("use_cache", "with a cache, borders are not looked for", 'batch["use_cache"] = False').where
@@ -46,8 +46,8 @@ class Fix:
         changes: the fewest changes with which the audit passes; empty if it passes as it is, or if none were found.
         verdict: the verdict of the audit with these changes; if there are none, of the audit without changes.
         tried: number of sets of changes that were tried.
-        nearest: if `find_step_fix` found no changes with which the step passes, those that remove most of what is
-            wrong; empty: none removes anything.
+        nearest: if `find_step_fix` found no changes with which the step passes, the changes that remove most of what
+            is wrong; empty if none removes anything.
         nearly: what the changes in `nearest` remove, and what remains wrong, as text.
 
     >>> import nopad.auditing
@@ -78,7 +78,7 @@ class Fix:
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain dicts and lists, without the verdict.
 
-        The keys are found, tried and changes, and, if there are nearest changes, also nearest and nearly.
+        The keys are "found", "tried" and "changes", and, if there are nearest changes, also "nearest" and "nearly".
         """
         changes, nearest = (
             [{"name": c.name, "why": c.why, "code": c.code, "where": c.where} for c in some]

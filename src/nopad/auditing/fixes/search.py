@@ -71,8 +71,8 @@ class Search:
     def _sets(self) -> Iterator[tuple[Change, ...]]:
         """Yield the sets to try; each verdict must be in `seen` before the next set is taken.
 
-        First, changes are added one by one, up to 4. Each time, all changes that could be added are tried, and the one
-        that removes most is kept. The trying stops early at a change after which only the loss is wrong. Then follow
+        First, changes are added one by one, up to 4. In each round, all changes that could be added are tried, and the
+        one that removes most is kept. A round ends early with a change after which only the loss is wrong. Then follow
         all single changes and pairs that were not tried yet, and then the sets of `last`.
         """
         kept: tuple[Change, ...] = ()
@@ -142,7 +142,7 @@ class Search:
     def _fewest(self, changes: tuple[Change, ...], verdict: StepVerdict) -> Fix:
         """Return the fix with as few of `changes` as are needed: a change is left out if the step passes without it.
 
-        `verdict` is the verdict with all of `changes`.
+        A set of `last` stays whole. `verdict` is the verdict with all of `changes`.
         """
         for change in changes if len(changes) > 1 and changes not in self.last else ():
             fewer = tuple(one for one in changes if one is not change)
@@ -173,8 +173,8 @@ def _kinds(verdict: StepVerdict) -> list[str]:
 def _less(before: StepVerdict, after: StepVerdict) -> bool:
     """Return whether less is wrong in `after` than in `before`.
 
-    This is so if the step passes, if the gravest finding (see `HIDES`) has become less grave, or, with equally grave
-    ones, if one of the findings is gone.
+    This is so if the step passes, or if the gravest finding (see `HIDES`) has become less grave. If it is as grave as
+    before, less is wrong if one of the findings is gone.
     """
     if after.passed:
         return True
@@ -188,5 +188,5 @@ def _hidden(verdict: StepVerdict) -> tuple[int, bool]:
 
 
 def _places(verdict: StepVerdict) -> list[tuple[str, str | None]]:
-    """Return the kind of each finding, with the first module that differs; None for those about labels or the loss."""
+    """Return each kind of finding with the first module that differs; None in its place for labels and loss."""
     return [(kind, verdict.first_difference if kind in HIDES else None) for kind in _kinds(verdict)]

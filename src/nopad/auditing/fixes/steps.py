@@ -65,7 +65,7 @@ def find_step_fix(
         trainer: as in `nopad.audit_step`.
         monitor: object that is told which set of changes is tried (see `nopad.store.monitor`); None: no progress is
             shown.
-        options: further arguments of `nopad.audit_step`: ranks, accumulation, per, alone, causal, seed.
+        options: further arguments of `nopad.audit_step`: `ranks`, `accumulation`, `per`, `alone`, `causal`, `seed`.
 
     Returns:
         A `nopad.auditing.Fix`. If its `changes` are empty, either the step passes without any (`Fix.found` is true), or
@@ -126,7 +126,8 @@ class _Step:
     def groups(self) -> list[list[Change]]:
         """Return the changes that may help, in groups; of each group, at most one change is made at a time.
 
-        Changes of the collator run in the order of their groups.
+        Changes of the collator run in the order of their groups. If a trainer is audited, only changes of the collator
+        are returned.
         """
         sample, model = self._sample(), self._model()
         groups: list[list[Change]] = []
@@ -142,7 +143,10 @@ class _Step:
         return [losses, *groups] if losses else groups
 
     def last(self) -> list[tuple[Change, ...]]:
-        """Return the sets of changes that are tried last: nopad's own batches; none if a trainer is given."""
+        """Return the sets of changes that are tried last: nopad's own batches, alone and with each change of the loss.
+
+        The list is empty if a trainer is given.
+        """
         if self.trainer is not None:
             return []
         ours = nopads_own(shifts_labels(self.model), is_packed(self.model))
@@ -157,8 +161,8 @@ class _Step:
     def _sample(self) -> tuple[Mapping[str, Any], Layout] | None:
         """Return the collator's batch of the first 4 sequences, and its layout.
 
-        The result is None if there is no collator, if the batch is a `PackedBatch` or no mapping, or if an exception
-        was raised.
+        The result is None if there is no collator, if a trainer's dataset cannot be indexed, if the batch is a
+        `PackedBatch` or no mapping, or if an exception was raised.
         """
         if self.trainer is None:
             features, collate = list(self.sequences)[:4], self.collate

@@ -99,7 +99,12 @@ def _not_finite(case: Case) -> list[Finding]:
 
 
 def _named(case: Case, single: Any) -> list[Finding]:
-    """Find the common mistake that gives the step's loss, for the sequences as given or as the collator left them."""
+    """Return findings by the common mistake that gives the step's loss; or a finding "unknown" if no mistake gives it.
+
+    The losses of the mistakes are computed for the sequences as given. If none matches, and the collator changed
+    sequences, they are computed again for the sequences as the collator left them. `single` is a plain float64 copy of
+    the model, on which sequences run alone.
+    """
     assert case.truth is not None
     observed = math.fsum(case.losses) / case.ranks
     limit = SAME if case.wide else ROUGHLY
@@ -127,7 +132,8 @@ def _explained(
 ) -> list[Finding]:
     """Return findings for a matching mistake, and one more if the gradients do not match it and have another cause.
 
-    `of_left`: whether `examples` are the sequences as the collator left them.
+    The list is empty if what the collator did explains the whole difference. `of_left`: whether `examples` are the
+    sequences as the collator left them. `single` is a plain float64 copy of the model, on which sequences run alone.
     """
     whole = [one for one in examples if one is not None]
     told = ""
@@ -153,7 +159,11 @@ def _explained(
 
 
 def _counted(case: Case, single: Any, examples: Sequence[Example | None]) -> list[Counted]:
-    """Return the loss, counts and place of each sequence of the step; `examples` are the sequences that run alone."""
+    """Return the loss, counts and place of each sequence of the step.
+
+    `examples` are the sequences that run alone, on `single`; None stands for a sequence that the collator dropped.
+    `single` is a plain float64 copy of the model.
+    """
     assert case.truth is not None
     if examples is case.wanted:
         sums, items = case.truth.sums, case.truth.items
@@ -192,7 +202,8 @@ def _counted(case: Case, single: Any, examples: Sequence[Example | None]) -> lis
 def _counts(case: Case, single: Any, examples: Sequence[Example | None]) -> tuple[list[float], list[int]]:
     """Run the sequences alone as the collator left them; return (sums of losses, numbers of items).
 
-    A sequence that the collator dropped (None) has the sum 0 and no items.
+    A sequence that the collator dropped (None) has the sum 0 and no items. `single` is a plain float64 copy of the
+    model, on which sequences run alone.
     """
     whole = [one for one in examples if one is not None]
     if case.alone is None and not any(one.items(case.causal) for one in whole):
@@ -206,7 +217,8 @@ def _counts(case: Case, single: Any, examples: Sequence[Example | None]) -> tupl
 def _crossing(case: Case, single: Any, micro: Micro) -> list[float | None]:
     """Return, for each sequence, the loss of its first label if the sequence before it predicts this label (`borders`).
 
-    The result has None for every sequence if this cannot be computed.
+    The result has None for every sequence if this cannot be computed. `single` is a plain float64 copy of the model, on
+    which sequences run alone.
     """
     none: list[float | None] = [None] * len(micro.examples)
     if not case.causal or micro.shape is None or any(one is None for one in micro.made):
@@ -220,7 +232,8 @@ def _crossing(case: Case, single: Any, micro: Micro) -> list[float | None]:
 def _traced(case: Case, single: Any) -> list[Finding]:
     """Return findings for the first modules whose outputs differ, and set `case.first`.
 
-    The micro-batches with the most sequences are searched first.
+    The micro-batches with the most sequences are searched first. The list is empty if no output differs, or if an
+    exception ends the search. `single` is a plain float64 copy of the model, on which sequences run alone.
     """
     model = copied(case.model, torch.float64, plain=False)
     limit = SAME if case.wide else ROUGHLY * 10

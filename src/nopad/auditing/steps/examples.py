@@ -76,10 +76,10 @@ class Example:
     def inputs(self, model: Any) -> dict[str, Tensor | bool]:
         """Return the arguments for running this sequence alone: the columns that the model's forward method takes.
 
-        Each column gets a batch dimension: ``[1, length]`` per token, else ``[1, ...]``. Images stay as they are,
-        except ``pixel_values`` of one image ``[C, height, width]``, which get it too. The tensors are on the device of
-        the model's first parameter, and floats have its dtype. ``use_cache`` is added as False if the forward method
-        and the configuration know it.
+        Each column gets a batch dimension: ``[1, length]`` per token, else ``[1, ...]``. Columns of images stay as they
+        are, except ``pixel_values`` of one image: ``[C, height, width]`` becomes ``[1, C, height, width]``. The tensors
+        are on the device of the model's first parameter, and floats have its dtype. ``use_cache`` is added as False if
+        the forward method and the configuration know it.
         """
         forward = inspect.signature(type(_named(model)).forward).parameters
         takes = set(forward)
@@ -102,7 +102,7 @@ def examples_of(features: Sequence[Mapping[str, Any]]) -> list[Example]:
     one value per token in every dict that has the column.
 
     Raises:
-        BatchError: a dict has no ``input_ids``, or is not a dict.
+        BatchError: a dict has no ``input_ids``, or they are not a list of integers, or it is not a dict.
         LengthError: a sequence is empty.
     """
     rows = [_tensors(number, feature) for number, feature in enumerate(features)]

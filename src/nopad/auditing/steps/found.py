@@ -96,7 +96,8 @@ def looked_up(micro: Micro, causal: bool) -> Micro:
     """Find the sequences of a micro-batch in its batch, and what the collator did to them; return the micro-batch.
 
     The micro-batch is changed in place. If its batch is not a mapping with ``input_ids`` ``[R, L]``, the collator is
-    taken to have left the examples as they are, and a note says that this is not checked.
+    taken to have left the examples as they are, and a note says that this is not checked. `causal`: whether labels are
+    predicted by the token before, so that labels of first tokens do not count.
     """
     batch, examples = micro.batch, micro.examples
     ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
@@ -127,8 +128,9 @@ def looked_up(micro: Micro, causal: bool) -> Micro:
 def told(batch: Mapping[str, Any]) -> list[Places]:
     """Return where sequences lie in a batch, according to the batch itself: positions in its concatenated rows.
 
-    They come from the layout of a `PackedBatch`, ``cu_seq_lens_q``, ``seq_idx``, or ``position_ids`` that begin again.
-    Without any of these, each row without its padding is one sequence.
+    They come from the layout of a `PackedBatch` (in the order in which the sequences were given), or, row after row,
+    from ``cu_seq_lens_q``, ``seq_idx``, or ``position_ids`` that begin again. Without any of these, each row without
+    its padding is one sequence.
     """
     if isinstance(batch, PackedBatch):
         at = batch.layout
@@ -164,11 +166,12 @@ def _real(batch: Mapping[str, Any], slots: int) -> NDArray[np.bool_]:
 
 
 def _matched(parts: Sequence[Places], flat: NDArray[Any], examples: Sequence[Example]) -> list[tuple[Any, int]]:
-    """Find each example in `parts`: for each sequence of the batch, where its tokens lie in the concatenated rows.
+    """Find each example in the batch; return (places, begin) for each.
 
-    Return (places, begin) for each example: where its tokens lie in the same way (None: not found), and the index of
-    the first of its tokens that is there. A sequence of the batch equals the example, contains it (tokens were added),
-    or is its beginning or end (it was cut).
+    `parts` says, for each sequence of the batch, where its tokens lie in `flat`, the concatenated rows. `places` says
+    the same of an example's tokens (None: not found), and `begin` is the index of its first token that is in the batch.
+    A sequence of the batch equals the example, contains it (tokens were added), or is its beginning or end (it was
+    cut).
     """
     left = list(parts)
     found: list[tuple[Any, int]] = [(None, 0)] * len(examples)
@@ -207,9 +210,11 @@ def _fits(kind: str, part: Places, tokens: NDArray[Any], ids: NDArray[Any]) -> t
 def _searched(
     batch: Mapping[str, Any], flat: NDArray[Any], examples: Sequence[Example], width: int
 ) -> list[tuple[Any, int]]:
-    """Find each example by its tokens in one row of any batch, longest first; or else its beginning, or its end.
+    """Find each example by its tokens in the rows of any batch; return (places, begin) for each, as `_matched` does.
 
-    Return (places, begin) for each example, as `_matched` does.
+    `flat` holds the token ids of all rows, one row after the other; a row has `width` slots. An example lies within one
+    row. Whole examples are looked for first, the longest before the others; then the beginnings of the examples that
+    are left, then their ends.
     """
     free = _real(batch, flat.size).copy()
     found: list[tuple[Any, int]] = [(None, 0)] * len(examples)
@@ -234,7 +239,8 @@ def _searched(
 def _longest(wanted: NDArray[Any], flat: NDArray[Any], free: NDArray[np.bool_], width: int) -> tuple[int, int]:
     """Return (start, length) of the longest piece within one row that equals the beginning of `wanted`.
 
-    Only slots that are `free` are used; the length is 0 if there is no such piece.
+    `flat` holds the token ids of all rows, one row after the other; a row has `width` slots, and `start` is an index in
+    `flat`. Only slots that are `free` are used. The length is 0 if there is no such piece.
     """
     best = (0, 0)
     for start in np.flatnonzero((flat == wanted[0]) & free).tolist():
@@ -274,7 +280,11 @@ def _lost(micro: Micro) -> None:
 def _made(
     example: Example, at: Places | None, begin: int, batch: Mapping[str, Any], flat: NDArray[Any]
 ) -> Example | None:
-    """Return a sequence as it is in the batch: its tokens there, and its labels if they are per token."""
+    """Return an example as it is in the batch: with the batch's tokens and, if these are per token, its labels.
+
+    `at` are the sequence's places in `flat`, the token ids of all rows. `begin` is the index in `example` of the first
+    token that the collator kept. If the sequence is not in the batch (`at` is None), the result is None.
+    """
     if at is None:
         return None
     cut = example.cut(begin, len(at))
@@ -289,7 +299,10 @@ def _made(
 
 
 def _labels(batch: Mapping[str, Any]) -> Tensor | None:
-    """Return labels per token, aligned with input_ids and flattened, ``[R x L]``; None: the batch has none."""
+    """Return labels per token, aligned with ``input_ids`` and flattened, ``[R x L]``; None: the batch has none.
+
+    ``shift_labels`` are shifted back for this.
+    """
     labels, shifted = batch.get("labels"), batch.get("shift_labels")
     shape = tuple(batch["input_ids"].shape)
     if isinstance(labels, Tensor) and tuple(labels.shape) == shape:
@@ -302,9 +315,10 @@ def _labels(batch: Mapping[str, Any]) -> Tensor | None:
 
 
 def _sequence_labels(micro: Micro) -> None:
-    """Take labels per sequence from the batch if examples have none.
+    """If examples have no labels, take labels per sequence from the batch into `micro.made`.
 
-    Otherwise add a finding for labels that are missing or changed, or a suspect for labels in another order.
+    Otherwise add a finding for labels per sequence that are missing or changed, or a suspect for labels in another
+    order.
     """
     labels = micro.batch.get("labels")
     if not isinstance(labels, Tensor) or labels.dim() == 0:
@@ -335,7 +349,7 @@ def _sequence_labels(micro: Micro) -> None:
 
 
 def _relabelled(micro: Micro, causal: bool) -> None:
-    """Add findings for labels per token that the collator dropped, added or changed."""
+    """Add findings for labels per token that the collator dropped, added or changed; a note if examples have none."""
     kinds: dict[str, list[str]] = {"labels dropped": [], "labels added": [], "labels changed": []}
     counts = dict.fromkeys(kinds, 0)
     unknown = 0

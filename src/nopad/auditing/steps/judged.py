@@ -73,6 +73,8 @@ class Plan:
 
         Raises:
             ModelFailedError: the model or the user's function raised an exception.
+            OptionError: no sequence has a label.
+            BatchError: the model gives no loss, or `alone` does not return losses.
         """
         made = copied(self.model, dtype, plain=True)
         exact = Exact(self.wide and dtype == torch.float64)
@@ -89,7 +91,11 @@ class Plan:
         return found
 
     def step(self, dtype: torch.dtype | None) -> tuple[list[float], Gradients, Exact]:
-        """Run the step in `dtype` (None: the model's own); return (losses of micro-batches, gradients, mode used)."""
+        """Run the step in `dtype` (None: the model's own); return (losses of micro-batches, gradients, mode used).
+
+        Raises:
+            ModelFailedError: the user's model, loss or trainer raised an exception.
+        """
         made = copied(self.model, dtype, plain=False)
         exact = Exact(self.wide and dtype == torch.float64)
         try:
@@ -103,7 +109,9 @@ def judged(plan: Plan) -> StepVerdict:
     """Audit a step after collation, and return the verdict; the model itself does not change.
 
     Raises:
-        OptionError: no parameter of the model is trained, or a copy reaches the model itself (`untouched`).
+        OptionError: no parameter of the model is trained, no sequence has a label, or a copy reaches the model itself
+            (`untouched`).
+        BatchError: the model gives no loss for a sequence alone, or `Plan.alone` does not return losses.
     """
     with untouched(plan.model):
         return _compared(plan)
@@ -161,9 +169,9 @@ def _stepped(
 ) -> tuple[bool, Truth, tuple[list[float], Gradients, Exact]]:
     """Run the step in float64; return (whether it ran in float64, the truth, the result of `Plan.step`).
 
-    At first, casts to narrower floats give float64 (`Plan.wide`). If the user's code fails in this way, try float64 in
-    which such casts keep their effect; the truth is then computed in the same way. If this fails too, run the step in
-    the model's own dtype.
+    Three ways are tried, each if the user's code fails in the one before. First, casts to narrower floats give float64
+    (`Plan.wide`). Second, such casts give the narrower dtype; the truth is then computed again, in the same way. Third,
+    the step runs in the model's own dtype.
 
     Raises:
         ModelFailedError: the user's code fails in each of these ways, or nopad refuses the batch.
@@ -188,10 +196,11 @@ def _stepped(
 
 
 def _own_dtype(plan: Plan, wanted: list[Example], truth: Truth, found: list[Finding]) -> None:
-    """Compare the step with its sequences alone in the model's own dtype too; a difference is added to `found`.
+    """Compare the step with its sequences alone, `wanted`, in the model's own dtype too.
 
-    If the sequences alone do not run in this dtype, only a note is added to the plan. If the model's dtype is float64,
-    nothing is done.
+    `truth` has their results in float64. A finding is added to `found` if the results differ, or if the step raises an
+    exception. If the sequences alone do not run in this dtype, only a note is added to the plan. If the model's dtype
+    is float64, nothing is done.
     """
     dtype = next(plan.model.parameters()).dtype
     if dtype == torch.float64:
@@ -265,8 +274,9 @@ def _whole(found: list[Finding]) -> Check:
 def _wanted(micro: Micro, causal: bool) -> Iterator[Example]:
     """Yield the sequences of a micro-batch as they should be trained on.
 
-    They are as given, with two exceptions: sequences without labels get the collator's labels (or, for a causal model,
-    their ids as labels), and if the collator changes tokens, as masking does, they are as in the batch.
+    They are as given, with two exceptions. Sequences without labels get the collator's labels; if it made none, those
+    for a causal model get their ids as labels. If the collator changes tokens, as masking does, sequences are as in the
+    batch.
     """
     changed = any("changed tokens" in note for note in micro.notes)
     for example, made in zip(micro.examples, micro.made, strict=True):
@@ -280,7 +290,10 @@ def _wanted(micro: Micro, causal: bool) -> Iterator[Example]:
 
 
 def _notes(plan: Plan, truth: Truth) -> None:
-    """Add notes on errors that a step that passed could not have shown, and on oddities that do no harm."""
+    """Add notes to `plan`: on errors that this step cannot reveal, even if it passes, and on harmless oddities.
+
+    An example of the first: if no micro-batch holds two sequences, no sequence can see another one.
+    """
     if plan.causal:
         plan.notes += merged(plan.model, [one for micro in plan.micros for one in micro.examples], plan.ends)
     suspects = [finding for micro in plan.micros for finding in micro.suspects]

@@ -33,7 +33,10 @@ class Runner(Protocol):
     """Computes the losses of a step and their gradients: a `Loop`, or a trainer's step."""
 
     def take(self, model: Any, micro: Micro, world: World) -> float:
-        """Compute the loss of one micro-batch, call ``backward()`` on it, and return its value."""
+        """Compute the loss of one micro-batch, call ``backward()`` on it, and return its value.
+
+        `world` is the simulated rank on which the micro-batch runs.
+        """
 
 
 class Loop:
@@ -48,6 +51,9 @@ class Loop:
 
     def take(self, model: Any, micro: Micro, world: World) -> float:
         """Compute the loss of one micro-batch, call ``backward()`` on it, and return its value.
+
+        A loss that is a plain number or needs no gradient has no ``backward()`` call. `world` is the simulated rank on
+        which the micro-batch runs.
 
         Raises:
             BatchError: the loss is not a scalar tensor or a number.
@@ -72,6 +78,8 @@ def whole_step(
     model: Any, micros: Sequence[Micro], runner: Runner, ranks: int, exact: Exact, seed: int
 ) -> tuple[list[float], Gradients]:
     """Run a step on all ranks; return the loss of each micro-batch, and the gradients that DDP would give.
+
+    `exact` is the mode in which the step runs, and `seed` the seed of torch's random numbers.
 
     Raises:
         ModelFailedError: the user's model, loss or trainer raised an exception.
@@ -153,10 +161,13 @@ def dealt(count: int, ranks: int, accumulation: int) -> list[int]:
 def collated(
     features: Sequence[Any], examples: Sequence[Example], collate: Collate, ranks: int, accumulation: int
 ) -> list[Micro]:
-    """Deal examples to ranks and micro-batches, and collate each micro-batch.
+    """Deal examples to ranks and micro-batches, and collate each micro-batch; return the micro-batches, rank by rank.
+
+    `features` are the dicts of which `examples` were made; the collator gets copies of them.
 
     Raises:
         ModelFailedError: the collator raised an exception.
+        OptionError: there are fewer examples than micro-batches.
     """
     found, begin = [], 0
     for at, size in enumerate(dealt(len(examples), ranks, accumulation)):
@@ -196,7 +207,11 @@ def moved(batch: Any, parameter: Tensor) -> Any:
 
 
 def _labels_counted(batch: Any, shifts: bool) -> int | None:
-    """Return the number of labels in a batch, as transformers' Trainer counts them; None: there are none."""
+    """Return the number of labels in a batch, as transformers' Trainer counts them; None: there are none.
+
+    `shifts`: whether the loss shifts labels by one; the first label of each row then does not count. If the batch has
+    ``shift_labels`` too, these are counted, and all of them.
+    """
     if not isinstance(batch, Mapping) or not isinstance(batch.get("labels"), Tensor):
         return None
     labels = batch["labels"]

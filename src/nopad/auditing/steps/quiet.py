@@ -146,10 +146,10 @@ def _forwards(made: Any, memo: dict[int, Any], plain: bool) -> None:
 
 
 def _rebound(value: Any, memo: dict[int, Any], depth: int = 4) -> Any:
-    """Return a function that refers to modules of the original model, with the copy's modules in their place.
+    """Return `value` with the copy's modules in place of the original model's, where it refers to these.
 
     `memo` maps the ids of original objects to their copies. References are followed through methods, partials and
-    closures, `depth` levels deep.
+    closures, `depth` levels deep. A function that refers to such modules is made anew.
     """
     if isinstance(value, types.MethodType):
         owner = memo.get(id(value.__self__), value.__self__)

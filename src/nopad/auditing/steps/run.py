@@ -145,7 +145,12 @@ def _of_parts(
     causal: bool,
     how: _How,
 ) -> StepVerdict:
-    """Audit a step that is made of the user's own collate and loss functions."""
+    """Audit a step that is made of the user's own collate and loss functions; return the verdict.
+
+    Raises:
+        OptionError: a dict holds several sequences; or as for `judged`.
+        BatchError, LengthError: as for `examples_of` and `judged`.
+    """
     examples = examples_of(features)
     if len(examples) != len(features):
         raise OptionError("a dict has seq_lengths, so it holds several sequences; give one dict per sequence")
@@ -159,7 +164,7 @@ def _of_parts(
 
 
 def _of_trainer(trainer: Any, causal: bool | None, how: _How) -> StepVerdict:
-    """Audit a step of a transformers Trainer."""
+    """Audit a step of a transformers Trainer; return the verdict."""
     from nopad.auditing.steps.trainer import opened
 
     model, accumulation = inner(trainer.model), int(trainer.args.gradient_accumulation_steps)
@@ -179,7 +184,12 @@ def _of_trainer(trainer: Any, causal: bool | None, how: _How) -> StepVerdict:
 
 
 def _check_given(model: Any, sequences: Any, functions: Mapping[str, Any]) -> None:
-    """Refuse arguments that cannot be audited, before anything runs."""
+    """Refuse arguments that cannot be audited, before anything runs.
+
+    Raises:
+        OptionError: there is no model or no sequences, there are too many sequences, or one of these or of `functions`
+            is of a wrong type.
+    """
     if model is None or sequences is None:
         raise OptionError("give a model and sequences, or a trainer")
     if not isinstance(model, torch.nn.Module) or next(model.parameters(), None) is None:

@@ -74,9 +74,9 @@ def _seen(micro: Micro, run: Callable[[], Any], model: Any, before: Mapping[str,
     At most 8 sequences get other tokens, one at a time. ``input_ids`` of the batch are overwritten meanwhile, and are
     restored at the end. `before` has the modules' outputs for the unchanged batch, by name.
 
-    The result is None if this cannot be found out: fewer than 2 sequences were found in the micro-batch, it has fewer
-    than 2 different token ids, no output has one entry per token, the ids are not contiguous in memory, it does not run
-    with other tokens, or its outputs do not depend on them.
+    The result is None if this cannot be found out: fewer than 2 sequences were found in the micro-batch; it has fewer
+    than 2 different token ids; the ids are not contiguous in memory; no output has one entry per token; the micro-batch
+    does not run with other tokens; or its outputs do not depend on them.
     """
     ids = micro.batch["input_ids"]
     there = [at for at in micro.places if at is not None]
@@ -123,9 +123,10 @@ def _padded(micro: Micro) -> bool:
 
 
 def _differs(micro: Micro, name: str, value: Tensor, single: list[dict[str, Tensor]], limit: float) -> Finding | None:
-    """Return a finding if the output of module `name` differs from that alone, or has no result for each sequence.
+    """Return a finding if the output of module `name` differs from that of the sequence alone, or is one of rows.
 
-    None: there is no such difference, or the output cannot be compared.
+    An output of rows has another number of results than there are sequences. None: there is no such difference, or the
+    output cannot be compared.
     """
     there = [number for number, seen in enumerate(single) if name in seen]
     if not there or micro.shape is None:
@@ -179,10 +180,11 @@ def _why(name: str, seen: bool | None, padded: bool) -> str:
 
 @contextmanager
 def _traced(model: nn.Module, trace: dict[str, Tensor]) -> Iterator[None]:
-    """Inside this context, store outputs of the modules in `trace` by name, in the order in which modules finish.
+    """Inside this context, store the outputs of a model's modules in `trace`, by name.
 
-    Of each module's first call, the output, or its first entry, is stored if it is a tensor of floating point with at
-    least 2 dimensions. For the model itself, the logits are stored under the name `RESULTS`.
+    The entries of `trace` are in the order in which the modules finish. Of each module's first call, the output, or its
+    first entry, is stored if it is a tensor of floating point with at least 2 dimensions. For the model itself, the
+    logits are stored under the name `RESULTS`.
     """
 
     def seen(name: str, output: Any) -> None:

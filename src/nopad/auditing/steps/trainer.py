@@ -69,7 +69,10 @@ class _Ranked:
         return self.gather(value)
 
     def reduce(self, value: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
-        """Return the sum, times `scale`, or the mean of the values of all ranks, as accelerate does."""
+        """Return the sum or the mean of the values of all ranks, times `scale`, as accelerate does.
+
+        Outside of a step, or for another `reduction` than "sum" and "mean", accelerate's own method is called.
+        """
         if self._world is None or not isinstance(value, Tensor) or reduction not in ("sum", "mean"):
             return self._accelerator.reduce(value, reduction, scale)
         total = torch.stack(self._world.everybody(value)).sum(0) * scale
@@ -111,7 +114,9 @@ class _TrainerStep:
 
 @contextmanager
 def opened(trainer: Any, ranks: int) -> Iterator[tuple[list[Micro], _TrainerStep, str, list[str]]]:
-    """Give, for a ``with`` block, one step of a trainer: (micro-batches, runner, description, notes).
+    """Give, for a ``with`` block, one step of a trainer on `ranks` ranks: (micro-batches, runner, description, notes).
+
+    Inside the block, the trainer has the simulated ranks. At its end, the trainer and its loader are as before.
 
     Raises:
         OptionError: the trainer runs on several processes, or its data have too few batches for the step.
@@ -181,7 +186,13 @@ def _batches(trainer: Any, noting: _Noting, count: int) -> list[Any]:
 
 
 def _micros(batches: Sequence[Any], given: Sequence[Any], accumulation: int) -> list[Micro]:
-    """Return the micro-batches; their sequences are those given to the collator, or else found in the batch itself."""
+    """Return the micro-batches; their sequences are those given to the collator, or else found in the batch itself.
+
+    `given` has, for each batch, the dicts that the collator got.
+
+    Raises:
+        OptionError: as for `_told`.
+    """
     found, first = [], 0
     for at, batch in enumerate(batches):
         rank, number = divmod(at, accumulation)

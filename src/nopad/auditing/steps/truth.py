@@ -70,9 +70,13 @@ class Truth:
     def of(cls, model: Any, examples: Sequence[Example], per: str, causal: bool, alone: Alone | None) -> Truth:
         """Run every sequence alone, forward and backward; return the losses and gradients.
 
+        `per`, `causal` and `alone` are as in `nopad.auditing.steps.judged.Plan`. The gradients in the parameters of
+        `model` are None afterwards.
+
         Raises:
             OptionError: no sequence has a label.
-            ModelFailedError: the model does not run on a sequence alone.
+            BatchError: the model gives no loss, or `alone` does not return losses.
+            ModelFailedError: the model or `alone` raised an exception.
         """
         found, parts = [cls._of_part(model, examples, per, causal, alone, 0)], 1
         if alone is not None and examples:
@@ -88,7 +92,10 @@ class Truth:
     def _of_part(
         cls, model: Any, examples: Sequence[Example], per: str, causal: bool, alone: Alone | None, part: int
     ) -> Truth:
-        """Return the losses and gradients of the sequences alone for one of the means, whose index is `part`."""
+        """Return the losses and gradients of the sequences alone for one of the means, whose index is `part`.
+
+        The other arguments are those of `of`.
+        """
         model.zero_grad(set_to_none=True)
         sums, items = [], []
         for number, example in enumerate(examples):
@@ -117,6 +124,8 @@ def taken(model: Any, divisor: float) -> Gradients:
 
 def _parts_alone(model: Any, example: Example, alone: Alone, number: int) -> tuple[Tensor, ...]:
     """Return what `alone` gives for one sequence: for each mean, the losses of the sequence's items, ``[n]``.
+
+    `number` is the sequence's number, for messages.
 
     Raises:
         BatchError: `alone` returns something else.

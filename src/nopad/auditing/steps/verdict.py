@@ -90,7 +90,7 @@ class StepVerdict:
             output differs, or modules were not compared.
         checks: all measurements.
         findings: what is wrong, the likeliest cause first; empty if nothing is.
-        notes: remarks for the user, such as errors that this step could not have shown.
+        notes: remarks for the user, such as errors that this step cannot reveal.
         error: class name of the exception in the user's code that ended the audit; "": there was none.
 
     >>> import nopad

@@ -78,9 +78,10 @@ class Columns:
         return slice(0, self.source), _repeated(parts, self.places)
 
     def flat(self, value: Tensor) -> bool:
-        """Return whether an output may have the batch's rows laid end to end, ``[R * L, values]``, as routers do.
+        """Return whether an output may have one entry per slot, with the batch's rows end to end: ``[R * L, values]``.
 
-        The output of an expert that gets all tokens has this shape too; it also has each token once, in order.
+        The outputs of routers are such. The output of an expert that gets all tokens has this shape too, and also has
+        each token once, in order.
         """
         shape = self.places.shape
         return value.dim() == 2 and tuple(value.shape) != shape and value.shape[0] == shape[0] * shape[1]

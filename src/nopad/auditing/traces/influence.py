@@ -34,7 +34,7 @@ class Trace:
         how: the backend or collator that is meant to keep sequences apart.
         modules: names of the modules, in the order in which they finish, then names of the model's outputs; M strings.
         influence: largest change of each token's values in an output, relative to the output's largest value; float64
-            ``[P, M, T]``. Infinite: it became infinite or NaN. NaN: the output has no value for this token.
+            ``[P, M, T]``. Infinite: a value became infinite or NaN. NaN: the output has no value for this token.
         sequences: index of each token's sequence; int64 ``[T]``.
         positions: index of each token in its sequence; int64 ``[T]``.
         rows: index of the batch's row in which each token lies; int64 ``[T]``.
@@ -150,7 +150,7 @@ class Trace:
         A file that exists is replaced.
 
         Raises:
-            OptionError: the path has another suffix, or there is no such folder.
+            OptionError: the path has another suffix or is a URL, or there is no such folder.
             StorageError: the file cannot be written.
         """
         target = local_path(path)

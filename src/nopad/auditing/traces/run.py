@@ -63,9 +63,10 @@ def trace(
             then run unchanged, with batches of this collator.
         poisoned: the tokens to replace, one after the other, as pairs (sequence, token), both from 0. "each": one token
             of every sequence. None: one token of one sequence. With None, nopad chooses a sequence that changes others,
-            if there is one. With None and "each", it chooses the first, middle or last token, whichever changes others
-            most, or another token if only that one does; if nothing leaks, the middle one. It chooses no first or last
-            token if the collator's batch depends on them, for example because the collator looks for eos.
+            if there is one. With None and "each", it also chooses the token: of the first, middle and last one, that
+            which changes others most. If none of them changes others, but another token does, it takes that; if nothing
+            leaks, the middle one. It chooses no first or last token if the collator's batch depends on them, for
+            example because the collator looks for eos.
         capacity: length of the longest sequence, and most tokens of a row.
         backend: attention backend with which the copies are made pack-safe, as in `nopad.packed`.
         layers: trace a copy with only the first `layers` layers; None: all layers.
@@ -117,7 +118,8 @@ def trace(
 def _changed(trial: Trial, tokens: Tokens) -> Trial:
     """Return a copy of the trial in which `others` and `sequences` have different tokens at every place.
 
-    Where both were drawn alike, the next larger of the ordinary ids takes the place of the one in `others`.
+    Where both have the same token, the one in `others` is replaced by the next larger ordinary id, or the largest by
+    the smallest.
     """
     plain = tokens.plain
     others = [
@@ -227,11 +229,11 @@ class _Traced:
         return [(sequence, [token]) for sequence, token in pairs]
 
     def _open(self, number: int) -> tuple[list[int], float]:
-        """Return which tokens of a sequence may be poisoned, and how much others change if all of these are poisoned.
+        """Return which tokens of a sequence may be poisoned, and how much others change if all these are poisoned.
 
-        The change is 0 if it is within the limit. The tokens are all of the sequence; or, if this would change the
-        collator's layout of the batch, all but the last; or, if this would too, all but the first and last. A sequence
-        of up to 3 tokens may have none.
+        The change is that of other sequences, 0 if it is within the limit. All tokens may be poisoned, unless this
+        changes the collator's layout of the batch. Then it is all but the last one; or, if this changes the layout too,
+        all but the first and the last. A sequence of up to 3 tokens may have none.
         """
         every = list(range(len(self.trial.sequences[number])))
         within = every[1:-1] if len(every) > 3 else []
@@ -242,7 +244,8 @@ class _Traced:
     def _laid_alike(self, poisoned: Poisoned) -> bool:
         """Return whether the batch of the poisoned sequences equals the clean batch in everything but the token ids.
 
-        With nopad's own batches this is always so. It is not if the sequences cannot be found in the poisoned batch.
+        With nopad's own batches this is always so. The result is False if the sequences cannot be found in the poisoned
+        batch.
         """
         if self.trial.collator is None:
             return True
@@ -290,7 +293,7 @@ class _Traced:
         return Poisoned(self.trial, self.kinds, sequence, tokens, self.form)
 
     def _run(self, sequences: list[list[int]]) -> _Run:
-        """Run the sequences in one batch, and keep the values of each module and model output for each token."""
+        """Run the sequences in one batch; return the values of each module and model output for each token."""
         at: list[Columns] = []
         values: dict[str, tuple[slice, Tensor]] = {}
         flat: set[str] = set()

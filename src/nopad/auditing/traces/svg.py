@@ -92,9 +92,9 @@ def _panel(trace: Trace, number: int, names: list[str], across: list[int]) -> It
 
 
 def _cell(trace: Trace, number: int, row: int, at: int, x: int, y: int, name: str) -> Iterator[str]:
-    """Yield the SVG element for column `at` and module `row`, if the poisoned token `number` changes its values.
+    """Yield the SVG element for column `at` and module `row`, if poisoned token `number` changes the column's values.
 
-    Changes of other sequences within the limit are not drawn.
+    Changes of other sequences within the limit are not drawn. `x` and `y` are the corner of the element in pixels.
     """
     value = float(trace.influence[number, row, at])
     leak = trace.leaking[number, row, at] > 0
@@ -122,7 +122,10 @@ def _where(trace: Trace, at: int) -> str:
 
 
 def _opacity(value: float) -> str:
-    """Return the opacity of a change, as text: from 0.20 for 1e-5 and less to 1.00 for 1 and more, by its logarithm."""
+    """Return the opacity of a change, as text: 0.20 for a change of at most 1e-5, 1.00 for one of at least 1.
+
+    Between these, the opacity grows with the logarithm of the change.
+    """
     decades = math.log10(value) if math.isfinite(value) else 0.0
     return f"{min(max(1 + decades / DECADES * (1 - FAINT), FAINT), 1.0):.2f}"
 

@@ -117,7 +117,10 @@ def _head(trace: Trace, blocks: list[_Block], margin: int, size: int, column: in
 
 
 def _bordered(blocks: list[_Block], parts: list[str]) -> str:
-    """Join the parts of a line, one per block, by a thin border between sequences and a double one between rows."""
+    """Return a line that joins `parts`, one per block.
+
+    A thin border separates sequences, and a double one separates rows of the batch.
+    """
     line = "│"
     for at, part in enumerate(parts):
         after = blocks[at + 1] if at + 1 < len(blocks) else None

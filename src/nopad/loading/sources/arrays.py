@@ -81,7 +81,11 @@ class ArrayTokens(TokenSource):
         super().__init__(name, empty=empty, files=[c.file for c in columns if isinstance(c, MappedArray)])
 
     def stored_lengths(self) -> NDArray[np.int32]:
-        """Return the lengths of all stored sequences, 0 or more; int32 ``[stored]``."""
+        """Return the lengths of all stored sequences, 0 or more; int32 ``[stored]``.
+
+        Raises:
+            SourceError: an offset is below the one before it, or a sequence is too long.
+        """
         return lengths_of(self._offsets.values, self.name)
 
     def located(self, numbers: NDArray[np.int64]) -> Located:

@@ -98,7 +98,7 @@ class ArrowTokens(TokenSource):
 
     Raises:
         SourceError: there is no column of ids, a column that is used holds nulls, a list is not as long as its row's
-            ids, or `options` give a ``pad_id``.
+            ids, the lists or their memory are damaged, or `options` give a ``pad_id``.
         LengthError: a row has no token, and `empty` is "refuse".
     """
 
@@ -113,7 +113,15 @@ class ArrowTokens(TokenSource):
     ) -> None:
         """Choose the columns, and read the offsets of all lists.
 
-        `opening` returns the table; each worker process calls it again.
+        Args:
+            opening: returns the table; each worker process calls it again.
+            paths: the files that hold the table; [] if it is in memory.
+            name: name of the source in messages.
+            options: which columns are read.
+            empty: what to do with rows that have no token: "refuse" or "skip".
+
+        Raises:
+            SourceError, LengthError: as in the class.
         """
         self._opening, self._options = opening, options
         self.name = name
@@ -301,7 +309,7 @@ def _whole(column: pa.ChunkedArray, name: str, place: str) -> list[pa.Array]:
 
 
 class _Memory:
-    """Memory that Arrow owns, with the interface from which NumPy makes an array; the array keeps `owner` alive."""
+    """Memory that Arrow owns. NumPy makes an array of it by ``__array_interface__``; the array keeps `owner` alive."""
 
     def __init__(self, owner: Any, address: int, dtype: np.dtype[Any], count: int) -> None:
         self.owner = owner

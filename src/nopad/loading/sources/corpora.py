@@ -66,9 +66,11 @@ def corpus_tokens(
 
 
 def _with_empty(found: Sequences, first: int, records: int, left_out: tuple[str, ...]) -> Sequences:
-    """Return a group with an empty sequence for each record without a token, so that sequence i is record i.
+    """Return the sequences of `found`, and an empty sequence for each record without one, in the order of the records.
 
-    The group covers `records` records, from number `first` on.
+    `found` are the sequences of `records` consecutive records, the first of which has the number `first`. Sequence i of
+    the result is record ``first + i``. The per-sequence columns ``seq_index`` and ``seq_start``, and those in
+    `left_out`, are dropped.
     """
     at = found.values["seq_index"] - first
     lengths = np.zeros(records, np.int32)

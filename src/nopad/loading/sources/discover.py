@@ -16,7 +16,7 @@ from nopad.corpus.options import ReaderOptions
 from nopad.corpus.remote import is_url
 from nopad.corpus.source import Source
 from nopad.errors import OptionError, SourceError
-from nopad.loading.sources.arrays import folder_tokens, memory_tokens
+from nopad.loading.sources.arrays import ArrayTokens, folder_tokens, memory_tokens
 from nopad.loading.sources.arrow import dataset_tokens, file_tokens
 from nopad.loading.sources.corpora import corpus_tokens
 from nopad.loading.sources.megatron import UNIT, MegatronTokens, megatron_prefix
@@ -83,7 +83,7 @@ def open_tokens(
         return _at_path(inputs, options, empty, unused)
     if isinstance(inputs, Sequences):
         _refuse("sequences in memory", unused)
-        return memory_tokens(inputs, empty=empty)
+        return _exact(memory_tokens(inputs, empty=empty))
     if hasattr(inputs, "with_format"):
         _refuse("a dataset", unused, "options")
         return dataset_tokens(inputs, options, empty=empty)
@@ -119,7 +119,7 @@ def _at_path(given: str | os.PathLike[str], options: ReaderOptions, empty: str, 
         return IndexTokens(path, inner)
     if (path / "offsets.npy").is_file():
         _refuse("a folder of arrays", unused)
-        return folder_tokens(path, empty=empty)
+        return _exact(folder_tokens(path, empty=empty))
     with reading(path):
         os.stat(path)
     arrow = _arrow_files(path)
@@ -128,6 +128,12 @@ def _at_path(given: str | os.PathLike[str], options: ReaderOptions, empty: str, 
         return file_tokens(arrow, options, empty=empty)
     _refuse("files of records", unused, "options", "spool")
     return corpus_tokens(open_source(given, options), text, empty=empty, spool=spool)
+
+
+def _exact(made: ArrayTokens) -> ArrayTokens:
+    """Return the source, marked as one of the user's own arrays, whose floats keep their dtype in batches."""
+    made.exact = True
+    return made
 
 
 def _arrow_files(path: Path) -> list[Path]:

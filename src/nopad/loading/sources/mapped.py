@@ -57,7 +57,7 @@ class MappedFile:
         self.path, self.size, self._stamp = path.absolute(), found.size, found.stamp
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return path, size and stamp; a worker opens the file itself."""
+        """Return path, size, time of the last write and inode; a worker process opens the file itself."""
         return {name: value for name, value in vars(self).items() if name not in ("_file", "_mapping")}
 
     @cached_property
@@ -103,7 +103,7 @@ class MappedFile:
         """Refuse a file that was written to, replaced or removed since it was found.
 
         Raises:
-            SourceError: there is no file at `path`, or it is not the same file.
+            SourceError: the file at `path` is missing, was replaced, or was written to.
         """
         with reading(self.path):
             self._compare(os.stat(self.path), inode=True)

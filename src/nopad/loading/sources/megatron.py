@@ -40,9 +40,11 @@ def megatron_prefix(path: Path) -> Path | None:
     The path names a pair if it ends in ``.bin`` or ``.idx``; or if nothing is at this path, and adding ``.idx`` to it
     gives the path of a file.
     """
-    stem = path.with_suffix("") if path.suffix in (".bin", ".idx") else path
-    idx = stem.with_name(stem.name + ".idx")
-    return stem if path.suffix in (".bin", ".idx") or (not path.exists() and idx.is_file()) else None
+    if path.suffix in (".bin", ".idx"):
+        return path.with_suffix("")
+    if not path.name or path.exists():  # "." and "/" have no name
+        return None
+    return path if path.with_name(path.name + ".idx").is_file() else None
 
 
 class MegatronTokens(TokenSource):
@@ -53,13 +55,17 @@ class MegatronTokens(TokenSource):
     Raises:
         FormatError: ``.idx`` has a wrong magic, version, type or size, or does not fit ``.bin``; or, if documents are
             read, their bounds do not rise, or the sequences of a document do not follow one another.
-        SourceError: a file is missing or cannot be read.
+        SourceError: a file is missing or cannot be read, no sequence has a token, or a document has more than 2^31 - 1
+            tokens.
         LengthError: a sequence or document has no token, and `empty` is "refuse".
         OptionError: `unit` or `empty` has another value than those listed in `open_tokens`.
     """
 
     def __init__(self, prefix: Path, *, unit: str = "sequences", empty: str = "refuse") -> None:
-        """Map both files, and check every length and place, and with `unit` "documents" every document bound; O(n)."""
+        """Map both files, and check every length and place, and with `unit` "documents" every document bound; O(n).
+
+        `prefix` is the path of the files without ``.idx`` and ``.bin``.
+        """
         self._documents = UNIT.check("unit", unit) == "documents"
         paths = [prefix.with_name(prefix.name + suffix) for suffix in (".idx", ".bin")]
         idx, tokens = (MappedFile(path) for path in paths)

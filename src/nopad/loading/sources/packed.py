@@ -27,7 +27,7 @@ __all__ = ["IndexTokens", "packed_tokens"]
 
 
 def packed_tokens(path: Path, *, spool: str | os.PathLike[str] | None = None) -> ArrayTokens:
-    """Return the sequences of a packed dataset, in the order in which they are stored, with their record numbers.
+    """Return the sequences of a packed dataset, in the order in which they are stored; ``seq_index`` is their record.
 
     The tokens are copied (`nopad.loading.sources.spool.spooled`) to files in the folder `spool`. If `spool` is None, up
     to 4 million tokens are copied to memory, more to files in ``$XDG_CACHE_HOME/nopad/tokens``.

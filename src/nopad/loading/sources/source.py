@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from nopad import _kernels
+from nopad.batch.columns import narrowed
 from nopad.corpus.records import MAX_ID, MAX_TOKENS
 from nopad.corpus.selection import MASK
 from nopad.errors import LengthError, NopadError, OptionError, SourceError
@@ -76,8 +77,8 @@ class Located(NamedTuple):
         With `wide`, per-token columns of integers become int64; else they keep the type in which they are stored.
 
         Raises:
-            SourceError: a sequence lies outside of its column; an id is negative or above 2^31 - 1; or, with `wide`,
-                another number does not fit into int64.
+            SourceError: a sequence lies outside of its column, or has an impossible length; an id is negative or above
+                2^31 - 1; or, with `wide`, another number does not fit into int64.
         """
         made: dict[str, NDArray[Any]] = {}
         lengths, total, checked = np.empty(self.lengths.size, np.int32), 0, (-1, -1)
@@ -112,10 +113,12 @@ class TokenSource(ABC):
     Attributes:
         name: name of the source in messages.
         skipped: number of sequences without a token that were left out; the others are numbered from 0.
-        left_out: names of columns that are not gathered: neither numbers nor lists of numbers.
+        left_out: names of columns that are not gathered, since they hold neither numbers nor lists of numbers.
+        exact: whether columns of float64 stay so in batches: the user gave NumPy arrays, and no records.
     """
 
     left_out: tuple[str, ...] = ()
+    exact = False
 
     def __init__(self, name: str, *, empty: str = "refuse", files: Sequence[MappedFile] = ()) -> None:
         """Take the lengths of all sequences, O(n); `files` are checked for changes at every `gather`.
@@ -214,12 +217,14 @@ class TokenSource(ABC):
 
         Args:
             numbers: integers from 0 to n - 1, ``[k]``; a number may come more than once.
-            wide: whether per-token columns of integers become int64, as batches need them, which saves a later copy; if
-                False, columns keep the type in which they are stored.
+            wide: whether columns get the types that batches need: per-token integers become int64, which saves a later
+                copy, and float64 becomes float32, unless the source is `exact`. If False, columns keep the type in
+                which they are stored.
 
         Raises:
             OptionError: a number is not an integer or out of range.
             SourceError: a file changed since it was opened, or a sequence has padding or ids that are out of range.
+            BatchError: with `wide`, a finite float is beyond float32.
         """
         chosen = self._chosen(numbers)
         for file in self._files:
@@ -230,7 +235,8 @@ class TokenSource(ABC):
             self._prove()  # if a file has changed, report that as the cause
             raise
         self._prove()
-        return self._without_mask(found, chosen) if MASK in found.tokens else found
+        found = self._without_mask(found, chosen) if MASK in found.tokens else found
+        return narrowed(found) if wide and not self.exact else found
 
     def _chosen(self, numbers: ArrayLike) -> NDArray[np.int64]:
         """Return these sequence numbers, checked, as indices among all stored sequences; int64 ``[k]``.

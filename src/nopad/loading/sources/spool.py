@@ -106,7 +106,7 @@ def _default_root() -> Path:
 
 
 def _taken(parts: Iterator[Sequences]) -> list[Sequences]:
-    """Take parts until they have more than `IN_MEMORY` tokens, or until there are no more."""
+    """Take parts from the iterator until they have more than `IN_MEMORY` tokens, or it ends; return these parts."""
     taken, tokens = [], 0
     for part in parts:
         taken.append(part)
@@ -117,7 +117,15 @@ def _taken(parts: Iterator[Sequences]) -> list[Sequences]:
 
 
 def _write(parts: Iterable[Sequences], partial: Path, place: Path, name: str) -> None:
-    """Write a copy under a temporary name, and rename it when it is whole."""
+    """Write a copy to the folder `partial`, and rename this folder to `place` when the copy is complete.
+
+    If `partial` exists already, a killed process left it, and it is removed first. If writing fails, it is removed too.
+    `name` is the source's name in messages.
+
+    Raises:
+        SourceError: there is no sequence.
+        StorageError: the copy cannot be written.
+    """
     with storage_errors("writing", partial):
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()

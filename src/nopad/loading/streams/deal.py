@@ -1,9 +1,9 @@
 """Which records of a stream belong to a rank: every rank counts them in the same way, without communication.
 
 Records go to the ranks in turn, one record each. When training stops, every rank has read up to a different record. If
-the run goes on with another number of ranks, the records that were not read are dealt anew: reading begins at the first
-of them, skips each record that its former rank had read, and deals the others in turn. An earlier deal is forgotten
-once reading has passed the furthest record that one of its ranks had reached.
+the run goes on with another number of ranks, the records that were not read are dealt anew. Reading begins at the first
+of them. Records that were read before the stop are skipped, and the others go to the new ranks in turn. An earlier deal
+is forgotten once reading has passed the furthest record that one of its ranks had reached.
 """
 
 from __future__ import annotations

@@ -83,7 +83,10 @@ class Flow:
         return True
 
     def _let_on(self, found: Sequences, wait: int) -> int:
-        """Add `found` to the sequences that wait; send all but `wait` of them to the packer, and return how many."""
+        """Add `found` to the sequences that wait; send all but `wait` of them to the packer.
+
+        Return how many were sent.
+        """
         place, deal = self._place, self._place.cursor.deal
         found, buffer = place.buffer.after(found, wait, self._shuffling.seed, deal.world_size, deal.rank)
         # The first group is empty, so the first push only loads the compiled loops.

@@ -71,8 +71,9 @@ def open_stream(
         seed: the seed of the shuffling.
 
     Raises:
-        OptionError: an option is unknown or invalid; sequences are to be packed, and `capacity` is None; texts come
-            without a tokenizer, or ready-made ids with one; or `data` is an iterator, which can be read only once.
+        OptionError: an option is unknown or invalid; sequences are to be packed, and `capacity` is None; sequences are
+            not packed, and an option of packs is given; texts come without a tokenizer, or ready-made ids with one; or
+            `data` is an iterator, which can be read only once.
         SourceError: `data` is not a source.
     """
     unknown = [name for name in options if name not in (*_OWN, "depth")]

@@ -60,7 +60,10 @@ class Held:
         return Held(self.sequences.take(kept).gathered(), self.numbers[kept], np.ones(kept.size, dtype=np.bool_))
 
     def and_also(self, more: Sequences, first: int) -> Held:
-        """Return an instance that also holds the sequences in `more`, numbered from `first` on; O(tokens)."""
+        """Return an instance that also holds the sequences in `more`, numbered from `first` on; O(tokens).
+
+        Sequences that are not alive are dropped on this occasion, unless `more` is empty.
+        """
         if not len(more):
             return self
         here = self.compact()
@@ -126,7 +129,10 @@ class StreamPlace:
 
     @property
     def epoch(self) -> int:
-        """Number of passes over the source that this rank (with `exhausted` "stop", every rank) has finished."""
+        """Number of passes over the source that this rank has finished.
+
+        With `exhausted` "stop", all ranks finish a pass together, so the number is the same on all of them.
+        """
         return self.cursor.passes
 
     @property

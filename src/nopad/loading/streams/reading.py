@@ -52,8 +52,8 @@ class Cursor:
     Attributes:
         passes: number of passes over the source that were finished.
         began: number of the first record of this pass, counted over all passes.
-        at: the block (a run of records of one file) that holds the next record: its `Block.at`, or if that is (), its
-            number as ``(number,)``; (): the first block.
+        at: the place of the block (a run of records of one file) that holds the next record: its `Block.at`. If that is
+            empty, ``(number,)`` with the number of the block. (): the first block.
         first: number, in this pass, of the first record of that block.
         record: number, in this pass, of the next record.
         mark: a digest of that block, by which a changed source is noticed; "": it is not compared.

@@ -116,7 +116,10 @@ class Buffer:
         return _taken(parts, np.array(gone, dtype=np.int64)), kept._compact()
 
     def _compact(self) -> Buffer:
-        """Return a buffer without the sequences that have gone on, if these take more memory than those that wait."""
+        """Return a buffer without the sequences that have left it, if they take more memory than the waiting ones.
+
+        Otherwise, return this buffer.
+        """
         lengths = _lengths(self.parts)
         if int(lengths.sum(dtype=np.int64)) <= _SLACK * int(lengths[self.waiting].sum(dtype=np.int64)):
             return self

@@ -54,7 +54,7 @@ _NAMES = {
 
 
 def written(place: StreamPlace, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a place, which says where a loader stands, and `facts` as a state, which is plain JSON."""
+    """Return the state (plain JSON) that holds `place`, which says where a loader stands, and `facts`."""
     deal = place.cursor.deal
     cursor = {one.name: getattr(place.cursor, one.name) for one in fields(Cursor)}
     return {

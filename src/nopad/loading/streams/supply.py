@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from nopad.batch import PackedBatch
+from nopad.batch.columns import narrowed
 from nopad.corpus.options import Counts
 from nopad.errors import FormatError, OptionError
 from nopad.loading.agreement import Exchange, exchange_of
@@ -44,8 +45,8 @@ class _Begun(NamedTuple):
 
     Attributes:
         units: number of units (packs or single sequences) that this rank has for the step.
-        left: the rank's place, if the pass ends here and the step is not taken; the sequences that the rank still holds
-            are then left out.
+        left: where the rank stands if the pass ends here, so that the step is not taken. The sequences that the rank
+            holds at this place are then left out.
     """
 
     units: int
@@ -309,7 +310,8 @@ class StreamSupply(Supply):
         """Build a batch of these units, in a step that began in pass `epoch`; without units, a batch of weight 0."""
         if not packs:
             return self.serving.batch(self._nothing(), np.ones(1, dtype=np.int64), epoch).as_stand_in()
-        return self.serving.batch(*flow.sequences(packs), epoch)
+        sequences, per_row = flow.sequences(packs)
+        return self.serving.batch(narrowed(sequences.gathered()), per_row, epoch)
 
     def _nothing(self) -> Sequences:
         """Return one sequence of one token, with the columns that all sequences have, for a rank that has none left."""
@@ -326,14 +328,17 @@ class StreamSupply(Supply):
         )
 
 
-_TYPES = {"float": "float32", "double": "float64", "halffloat": "float16", "bool": "bool"}
+_TYPES = {"float": "float32", "double": "float32", "halffloat": "float16", "bool": "bool"}
 
 
 def _in_order(places: Sequence[StreamPlace], rank: int, world_size: int) -> list[StreamPlace]:
-    """Return the places in the order of their ranks; the place of this rank alone is enough.
+    """Return the places in the order of their ranks.
+
+    They must be the places of all ranks of one run. If that run had `world_size` ranks, as this one, the place of this
+    rank alone is enough.
 
     Raises:
-        FormatError: ranks are missing, or there twice.
+        FormatError: ranks are missing or there twice, or the places are of runs with different numbers of ranks.
     """
     ordered = sorted(places, key=lambda place: place.cursor.deal.rank)
     found = [place.cursor.deal.rank for place in ordered]

@@ -62,7 +62,8 @@ def attend(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, heads
     query sees every key. `heads` gives scale, dropout, bias, softcap and sinks; causality and window must be in `keep`.
 
     Raises:
-        BatchError: there is a position bias together with softcap or sinks, or it has fewer entries than Q or K.
+        BatchError: `heads` has a position bias together with softcap or sinks, or a bias for fewer than Q queries or K
+            keys.
     """
     groups = query.shape[1] // key.shape[1]
     if heads.softcap is not None or heads.sinks is not None:
@@ -86,9 +87,12 @@ def _repeated(states: Tensor, groups: int) -> Tensor:
 
 
 def _scored(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, heads: Heads) -> Tensor:
-    """Compute what `attend` computes, by matrix products, for softcap or sinks, which SDPA does not support.
+    """Return what `attend` returns, computed by matrix products, for softcap or sinks, which SDPA does not support.
 
-    `key` and `value` have as many heads as `query`.
+    `key` and `value` have as many heads as `query`. `keep` is a bool mask (True: seen); None: all keys are seen.
+
+    Raises:
+        BatchError: `heads` has a position bias.
     """
     if heads.bias is not None:
         raise BatchError("attention with a softcap or with sinks takes no position bias here")

@@ -1,4 +1,4 @@
-"""Compiled FlexAttention, whose block mask is made from sequence numbers; it skips blocks of other sequences.
+"""Compiled FlexAttention, with a block mask made from sequence numbers: blocks between other sequences are skipped.
 
 It is for GPUs, and for inference on CPUs (PyTorch has no backward pass for FlexAttention on CPUs). The first call with
 each shape compiles.

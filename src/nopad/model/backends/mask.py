@@ -23,8 +23,8 @@ _NOT_TOGETHER = "a sequence and its target are not in the same row; pack both wi
 def mask(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cross, heads: Heads) -> Tensor:
     """Compute attention of whole rows under a mask that the layers of a batch share; return ``[R, L, H, D]``.
 
-    Layers with another causality or window get another mask.
-    `query` is ``[R, H, L, D]``. `key` and `value` may have fewer heads, and in cross attention (`Cross`) another L.
+    Layers with another causality or window get another mask. `query` is ``[R, H, L, D]``. `key` and `value` may have
+    fewer heads, and in cross attention (`Cross`) another L.
 
     Raises:
         BatchError: a sequence may go on in the next row, a sequence and its target are in different rows, or `attend`
@@ -41,8 +41,8 @@ def mask(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cross, h
 def block_mask(ids: Tensor, heads: Heads) -> Tensor:
     """Return which slots (last dimension) each slot sees, under the causality and window of `heads`.
 
-    The result is bool ``[R, 1, L, L]``. Padding sees padding, so that no softmax is empty.
-    `ids` is the number of each slot's sequence, 0 in padding; integers ``[R, L]``.
+    The result is bool ``[R, 1, L, L]``. Padding sees padding, so that no softmax is empty. `ids` is the number of each
+    slot's sequence, 0 in padding; integers ``[R, L]``.
     """
     keep = ids[:, :, None] == ids[:, None, :]
     places = torch.arange(ids.shape[1], device=ids.device)

@@ -37,10 +37,10 @@ def repack(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cross,
 
 
 def _padded_mask(placed: Placement, heads: Heads | None = None) -> Tensor:
-    """Return which keys each query sees, with one sequence per row; bool ``[S, 1, longest, longest]``: (query, key).
+    """Return which keys each query sees, with one sequence per row; bool ``[S, 1, longest, longest]``.
 
-    If `heads` has neither a window nor causality, or is None, all queries of a sequence see all real tokens of this
-    sequence, and the result is ``[S, 1, 1, longest]``.
+    The last dimension is that of the keys. If `heads` has neither a window nor causality, or is None, all queries of a
+    sequence see all its real tokens, and the result is ``[S, 1, 1, longest]``.
     """
     places = torch.arange(placed.layout.max_seqlen, device=placed.ids.device)
     keep = (places < placed.lens[:, None])[:, None, None, :]
@@ -53,5 +53,8 @@ def _padded_mask(placed: Placement, heads: Heads | None = None) -> Tensor:
 
 
 def _unpacked(states: Tensor, placed: Placement) -> Tensor:
-    """Turn states ``[R, H, L, D]`` into one sequence per row, ``[S, H, longest, D]``, in the order given."""
+    """Turn states ``[R, H, L, D]`` into one sequence per row, ``[S, H, longest, D]``.
+
+    The rows are in the order in which the sequences were given.
+    """
     return placed.to_padded(placed.stream(states.transpose(1, 2))).transpose(1, 2)

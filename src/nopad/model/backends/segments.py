@@ -51,8 +51,9 @@ class _Pieces:
 
     Attributes:
         runs: sequences of one length that lie side by side, as (number of sequences, their length), in stream order.
-        gaps: padding in the concatenated rows before each run, and after the last one; None: the states are to be cut
-            in stream order, since the rows hold the sequences in another one.
+        gaps: number of padding slots in the concatenated rows before each run, and after the last run. None: the rows
+            do not hold each sequence in one piece and in stream order (row after row); the states are then put into
+            this order before they are cut.
     """
 
     runs: list[tuple[int, int]]
@@ -60,7 +61,10 @@ class _Pieces:
 
 
 def _pieces(placed: Placement, together: bool) -> _Pieces:
-    """Return how a batch is cut; with `together`, neighbours of one length are one run, else each is its own."""
+    """Return how a batch is cut into runs.
+
+    With `together`, adjacent sequences of the same length are one run; otherwise, each sequence is a run.
+    """
     bounds = np.asarray(placed.bounds)
     lengths, index = np.diff(bounds), placed.layout.index
     within = np.diff(index) == 1
@@ -87,7 +91,10 @@ def _pieces(placed: Placement, together: bool) -> _Pieces:
 
 
 def _split(states: Tensor, placed: Placement, pieces: _Pieces) -> list[Tensor]:
-    """Split states ``[R, H, L, D]`` into one ``[n, H, length, D]`` per run of n sequences, in stream order."""
+    """Split states ``[R, H, L, D]`` into one ``[n, H, length, D]`` per run of n sequences, in stream order.
+
+    `pieces` says which runs of sequences of one length there are.
+    """
     by_token = states.transpose(1, 2)
     if pieces.gaps is None:
         flat, gaps = placed.stream(by_token), [0] * (len(pieces.runs) + 1)
@@ -103,7 +110,10 @@ def _split(states: Tensor, placed: Placement, pieces: _Pieces) -> list[Tensor]:
 
 
 def _joined(out: list[Tensor], placed: Placement, pieces: _Pieces) -> Tensor:
-    """Join the results of all runs, each ``[n * length, H, D]``, to ``[R, L, H, D]``; the inverse of `_split`."""
+    """Join the results of all runs, each ``[n * length, H, D]``, to ``[R, L, H, D]``.
+
+    The runs are those of `_split`. Slots of padding are 0.
+    """
     if pieces.gaps is None:
         return placed.rows(torch.cat(out))
     padding = [out[0].new_zeros(gap, *out[0].shape[1:]) for gap in pieces.gaps]

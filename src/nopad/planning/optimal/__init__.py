@@ -6,8 +6,8 @@ optimal. Otherwise column generation (`search`) solves a linear program over all
 into a pack). Its dual values prove a better bound, and its fractional solution is rounded to whole packs (`rounding`).
 The items of the program are the distinct lengths if the budget allows this; otherwise, lengths are rounded to a few
 hundred sizes (`units`). `gathering` then collects the free space of all packs in a few packs, until these can be
-emptied. The last packs above the bound are removed by a search over all patterns that waste little
-enough (`closing`, `cover`).
+emptied. The last packs above the bound are removed in another way: all patterns that a plan without these packs could
+use are listed (`closing`), and packs that hold all sequences are chosen among them (`cover`).
 
 The budget is counted in operations, so the plan is the same on every machine, unless a limit in seconds is set. `auto`
 ends its main search at the first plan within one pack of the bound; `optimal` goes on until the bound is met, the

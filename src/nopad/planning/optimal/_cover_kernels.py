@@ -37,16 +37,18 @@ Loop = TypeVar("Loop", bound=Callable[..., Any])
 class Patterns(NamedTuple):
     """Patterns and the items in them, both ways round; all arrays int64.
 
-    An entry is an item of a pattern, with the number of times that the pattern holds it.
+    An entry is one item of one pattern, with the number of times that the pattern holds this item. Entries are numbered
+    pattern by pattern.
 
     Attributes:
         starts: pattern p has the entries from ``starts[p]`` up to ``starts[p + 1]``; ``[patterns + 1]``.
-        items: item of each entry; ``[entries]``.
-        amounts: how often the pattern holds this item; ``[entries]``.
-        pattern: pattern of each entry; ``[entries]``.
-        first: item i occurs in the entries ``entries[first[i]:first[i + 1]]``; ``[items + 1]``.
-        entries: entry numbers, item by item; ``[entries]``.
-        loss: what one use of each pattern takes from the limit on losses, in descending order; ``[patterns]``.
+        items: the item of each entry; ``[entries]``.
+        amounts: how often the entry's pattern holds its item; ``[entries]``.
+        pattern: the pattern of each entry; ``[entries]``.
+        first: item i has the entries ``entries[first[i]:first[i + 1]]``; ``[items + 1]``.
+        entries: the numbers of the entries, item by item; ``[entries]``.
+        loss: the loss of one use of each pattern, in descending order; the losses of all uses together are limited;
+            ``[patterns]``.
     """
 
     starts: NDArray[Any]
@@ -61,22 +63,25 @@ class Patterns(NamedTuple):
 class State(NamedTuple):
     """Working memory of a search; the arrays are int64 unless noted.
 
-    A pattern is dead if it can no longer be used: its items are not left, its loss is too high, or it was tried.
+    A pattern is dead if it cannot be used now: too few of its items are left, its loss is above what is still allowed,
+    or it was tried in this place already. Below, c is the largest demand of an item, but at most 64.
 
     Attributes:
-        left: how many of each item are not packed yet; ``[items]``.
-        degree: number of patterns with each item that are not dead; ``[items]``.
-        dead: bool ``[patterns]``.
-        trail: dead patterns in the order of their death; ``[patterns]``.
+        left: how many copies of each item are not packed yet; ``[items]``.
+        degree: in how many patterns that are not dead each item occurs; ``[items]``.
+        dead: whether each pattern is dead; bool ``[patterns]``.
+        trail: the dead patterns, in the order in which they became dead; ``[patterns]``.
         chosen: the patterns used so far, in order; ``[n]`` for n sequences.
-        marks: length of the trail before each of them was used; ``[n]``.
-        gone: ``at[GONE]`` before each of them was used; ``[n]``.
-        at: length of the trail, loss left, number of patterns that are too lossy, steps taken, random numbers drawn.
-        message: odds that each entry's item gives its pattern; float64 ``[entries]``.
-        odds: odds that each entry's pattern has by its other items; float64 ``[entries]``. Negative if the pattern can
-            be used just once.
-        ahead: sums over the first j patterns of an item; float64 ``[most patterns of an item + 1, 65]``.
-        behind: the same over the last patterns; float64 ``[65]``.
+        marks: number of dead patterns before each of these uses; ``[n]``.
+        gone: ``at[GONE]`` before each of these uses; ``[n]``.
+        at: five numbers: dead patterns (`TRAIL`); loss that is still allowed (`LOSS`); first patterns whose loss is
+            above that (`GONE`); steps taken (`STEPS`); random numbers drawn (`DRAWS`).
+        message: the odds with which each entry's item wants its pattern to be used; float64 ``[entries]``.
+        odds: the odds of each entry's pattern by its `prior` and the messages of its other items; float64
+            ``[entries]``. Negative if the pattern can be used just once.
+        ahead: ``ahead[j, t]`` is the weight of all ways in which the first j patterns of an item hold t copies of it;
+            float64 ``[most patterns of an item + 1, c + 1]``.
+        behind: ``behind[t]`` is the same for the last patterns of the item; float64 ``[c + 1]``.
     """
 
     left: NDArray[Any]
@@ -96,8 +101,7 @@ class State(NamedTuple):
 def inner(loop: Loop) -> Loop:
     """Compile a loop that only other loops call.
 
-    It cannot be called from Python, as all loops together take two thirds of the time to compile without the wrappers
-    for such calls.
+    It has no wrapper for calls from Python. Without these wrappers, compiling all loops takes a third less time.
     """
     options: dict[str, Any] = {"cache": True, "nogil": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
     compiled: Loop = njit(**options)(loop)
@@ -123,7 +127,7 @@ def kill(patterns: Patterns, state: State, p: int) -> None:
 
 @inner
 def drop_lossy(patterns: Patterns, state: State) -> None:
-    """Kill all patterns that lose more than is left to lose."""
+    """Mark all patterns as dead whose loss is above the loss that is still allowed."""
     while state.at[GONE] < patterns.loss.size and patterns.loss[state.at[GONE]] > state.at[LOSS]:
         if not state.dead[state.at[GONE]]:
             kill(patterns, state, state.at[GONE])
@@ -132,7 +136,7 @@ def drop_lossy(patterns: Patterns, state: State) -> None:
 
 @inner
 def use(patterns: Patterns, state: State, p: int, depth: int) -> None:
-    """Use pattern `p` once, as choice number `depth`, and kill the patterns that no longer fit."""
+    """Use pattern `p` once, as choice number `depth`, and mark the patterns that can no longer be used as dead."""
     state.chosen[depth], state.marks[depth], state.gone[depth] = p, state.at[TRAIL], state.at[GONE]
     state.at[LOSS] -= patterns.loss[p]
     for e in range(patterns.starts[p], patterns.starts[p + 1]):
@@ -148,7 +152,7 @@ def use(patterns: Patterns, state: State, p: int, depth: int) -> None:
 
 @inner
 def undo(patterns: Patterns, state: State, depth: int) -> None:
-    """Take back choice number `depth`, the last one, and kill its pattern instead."""
+    """Take back the last choice, number `depth`, and mark its pattern as dead, so that it is not tried again here."""
     while state.at[TRAIL] > state.marks[depth]:
         state.at[TRAIL] -= 1
         p = state.trail[state.at[TRAIL]]
@@ -165,7 +169,7 @@ def undo(patterns: Patterns, state: State, depth: int) -> None:
 
 @inner
 def begin(patterns: Patterns, state: State, demand: NDArray[Any], most_loss: int, key: np.uint64) -> None:
-    """Reset the state: no pattern is used, none is dead but the too lossy ones, all messages are random."""
+    """Reset the state: no pattern is used, those with a loss above `most_loss` are dead, messages are random."""
     for p in range(patterns.loss.size):
         state.dead[p] = False
     for i in range(demand.size):
@@ -180,9 +184,9 @@ def begin(patterns: Patterns, state: State, demand: NDArray[Any], most_loss: int
 
 @inner
 def scarcest(state: State) -> int:
-    """Return the item that is left with the fewest patterns per copy; -1 if no item is left.
+    """Return the item with the fewest patterns per copy that is left; -1 if no item is left.
 
-    An item with no pattern comes first, then one with a single pattern.
+    Dead patterns do not count. An item with no pattern comes first, then one with a single pattern.
     """
     best, least = -1, np.inf
     state.at[STEPS] += state.left.size
@@ -199,7 +203,12 @@ def scarcest(state: State) -> int:
 
 @inner
 def least_wanted(patterns: Patterns, state: State, prior: NDArray[Any], i: int, noise: float, key: np.uint64) -> int:
-    """Return the pattern with item `i` whose items have the most other patterns, so that much stays possible."""
+    """Return the pattern with item `i` whose items occur in the fewest patterns, so that most others stay possible.
+
+    For each copy that a pattern holds, the number of patterns with its item is divided by the number of copies left of
+    it. The pattern with the smallest sum, divided by its `prior`, is returned. `noise` is the largest random change of
+    this number, relative to it.
+    """
     best, least = -1, np.inf
     for q in range(patterns.first[i], patterns.first[i + 1]):
         p = patterns.pattern[patterns.entries[q]]
@@ -215,7 +224,10 @@ def least_wanted(patterns: Patterns, state: State, prior: NDArray[Any], i: int, 
 
 @inner
 def likeliest(patterns: Patterns, state: State, prior: NDArray[Any], noise: float, key: np.uint64) -> int:
-    """Return the pattern with the highest odds by all messages."""
+    """Return the pattern with the highest odds: its `prior` times the messages of all its items.
+
+    `noise` is the largest random change, relative to these odds.
+    """
     best, most = -1, -1.0
     state.at[STEPS] += patterns.items.size
     for p in range(patterns.loss.size):
@@ -230,7 +242,7 @@ def likeliest(patterns: Patterns, state: State, prior: NDArray[Any], noise: floa
 
 @inner
 def weigh(patterns: Patterns, state: State, prior: NDArray[Any], i: int) -> None:
-    """Set the odds of all entries of item `i`, by the messages of the other items."""
+    """Set `State.odds` of all entries of item `i`: the pattern's `prior` times the messages of its other items."""
     for q in range(patterns.first[i], patterns.first[i + 1]):
         entry = patterns.entries[q]
         p = patterns.pattern[entry]
@@ -255,9 +267,9 @@ def times(value: float, factor: float, often: int) -> float:
 
 @inner
 def scale_odds(patterns: Patterns, state: State, i: int) -> float:
-    """Return the largest power of 1/2 whose power by the amount brings the odds of each entry of item `i` to at most 1.
+    """Multiply the odds of each entry of item `i` by ``s ** amount``, so that they are at most 1; return s.
 
-    The odds are multiplied by it.
+    `amount` is how often the entry's pattern holds the item. s is the largest of 1, 1/2, 1/4, ... that is small enough.
     """
     scale = 1.0
     for q in range(patterns.first[i], patterns.first[i + 1]):
@@ -273,7 +285,11 @@ def scale_odds(patterns: Patterns, state: State, i: int) -> float:
 
 @inner
 def add_ahead(state: State, j: int, odds: float, amount: int, left: int) -> None:
-    """Set ``ahead[j + 1]`` by one more pattern; ``ahead[j, t]`` is the weight of all uses of j patterns of t copies."""
+    """Compute ``ahead[j + 1]`` from ``ahead[j]`` (see `State`) and one more pattern, which holds `amount` copies.
+
+    `odds` are those of the pattern, negative if it can be used just once. `left` is the number of copies left. The new
+    weights are scaled to a sum of 1.
+    """
     once, total = odds < 0, 0.0
     for t in range(left + 1):
         weight = state.ahead[j, t]
@@ -287,7 +303,7 @@ def add_ahead(state: State, j: int, odds: float, amount: int, left: int) -> None
 
 @inner
 def add_behind(state: State, odds: float, amount: int, left: int) -> None:
-    """Change ``behind`` by one more pattern, as `add_ahead` does."""
+    """Add one more pattern to ``behind``, in place; the arguments are those of `add_ahead`."""
     total = 0.0
     for k in range(left + 1):
         t = left - k if odds < 0 else k
@@ -300,7 +316,11 @@ def add_behind(state: State, odds: float, amount: int, left: int) -> None:
 
 @inner
 def send(patterns: Patterns, state: State, i: int) -> None:
-    """Set the messages of item `i`: the odds that its other patterns leave just enough copies for this pattern."""
+    """Set the messages of item `i` to its patterns.
+
+    The message to a pattern is the odds that the item's other patterns leave just enough copies for it, against the
+    odds that they leave none. The new message is the geometric mean of these odds and of the last message.
+    """
     left, scale, j = state.left[i], 1.0, 0
     if left > 1:
         scale = scale_odds(patterns, state, i)
@@ -330,7 +350,10 @@ def send(patterns: Patterns, state: State, i: int) -> None:
 
 @inner
 def exchange_messages(patterns: Patterns, state: State, prior: NDArray[Any], rounds: int, limit: int) -> None:
-    """Let every item that is left send its messages in turn, `rounds` times, or until `limit` steps are taken."""
+    """Set the messages of one item after another, `rounds` times, or until `limit` steps are taken.
+
+    An item of which no copy or more than 64 copies are left sends none.
+    """
     for _ in range(rounds):
         if state.at[STEPS] >= limit:
             break
@@ -355,8 +378,9 @@ def descend(
     """Use pattern after pattern until no item is left; return the number of patterns used.
 
     At a dead end the last choice is taken back. The result is `NONE` if all choices were tried, and `UNKNOWN` after
-    more than `fails` dead ends or `limit` steps. If `guided`, the pattern with the highest odds is used; otherwise the
-    least wanted pattern of the scarcest item. In both cases, the pattern of an item that has only one comes first.
+    more than `fails` dead ends or `limit` steps. An item with a single pattern is packed first, by that pattern. If
+    there is no such item, the next pattern is `likeliest` by new messages if `guided`, and otherwise `least_wanted` of
+    the scarcest item.
     """
     depth, fresh = 0, True
     while state.at[STEPS] < limit:
@@ -395,9 +419,10 @@ def cover(
 ) -> int:
     """Choose patterns that hold item i ``demand[i]`` times and lose at most `most_loss` together; return their number.
 
-    The result is `NONE` if there are no such patterns, and `UNKNOWN` if none are found in about `limit` steps; a number
-    n says that they are ``state.chosen[:n]``. ``prior[p]`` is the odds of pattern p before its items are considered;
-    float64 ``[patterns]``, above 0. Many short descents begin from scratch with other random numbers.
+    The n chosen patterns are ``state.chosen[:n]``. The result is `NONE` if there is no such choice, and `UNKNOWN` if
+    none is found in about `limit` steps. ``prior[p]`` is the odds of pattern p before its items are considered; float64
+    ``[patterns]``, above 0. Many short descents (`descend`) are made. Each begins anew with other random numbers, which
+    follow from `key`.
     """
     turn = 0
     while state.at[STEPS] < limit:

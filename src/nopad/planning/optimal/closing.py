@@ -1,10 +1,11 @@
-"""Remove the last packs above the bound by a search over all patterns that could occur in a plan without them.
+"""Remove the last packs above the bound: list all patterns that a plan without these packs could use, and choose.
 
-The dual values of the linear program give every item a value. Let M be the most that one pack can be worth, and W the
-worth of all items. In a plan of T packs, all packs together are worth W, which is ``T * M - W`` less than T packs of
-value M. So each single pack is worth at least ``M - (T * M - W)``. If only few patterns are worth that much, all of
-them are listed, and `cover` looks for a choice that holds all items and loses at most ``T * M - W`` in total. In a
-large plan only some packs are packed again in this way: those with free space and some full ones (`residuals`).
+The dual values of the linear program give every item a value. A pattern is worth the sum of its items' values. Let M be
+an upper bound on the value of any pattern, W the sum of the values of all items, and T the number of packs that is
+wanted. The loss of a pattern is M less its value. In a plan of T packs, the losses add up to ``L = T * M - W``, so the
+loss of each pack is at most L. If only few patterns have so small a loss, all of them are listed, and `cover` looks for
+a choice that holds all items, with a total loss of at most L. In a large plan only some packs are packed again in this
+way: those with free space and some full ones (`residuals`).
 
 Source: reduced-cost fixing, as in Belov and Scheithauer, "A branch-and-cut-and-price algorithm for one-dimensional
 stock cutting", 2006.
@@ -44,6 +45,8 @@ _WHOLE = 400  # a plan of at most this many packs is packed again as a whole, in
 def close(items: Items, target: int, budget: Budget, *, turn: int = 0) -> Packing | None:
     """Return a packing of all items into at most `target` packs; None if none was found.
 
+    A linear program is solved and rounded by one dive first; `cover` follows if this leaves more packs than `target`.
+    The result is also None if the linear program proves that `target` packs are too few, or if the budget ends first.
     Another `turn`, >= 0, makes other random choices.
 
     Raises:
@@ -63,9 +66,11 @@ def close(items: Items, target: int, budget: Budget, *, turn: int = 0) -> Packin
 
 
 def close_full(items: Items, target: int, budget: Budget) -> Packing | None:
-    """Return what `close` does, but without a linear program, if packs would have less than one free token on average.
+    """Return a packing of all items into at most `target` packs, without a linear program; None if none was found.
 
-    The few patterns that are as full as that are listed at once; dual values would hardly tell them apart.
+    This is for nearly full packs: in `target` packs, less than one token per pack is free on average. The sizes serve
+    as the values of the items. So all patterns that are full enough are listed; dual values would hardly tell these
+    apart. For less full packs, or if the budget is too small, nothing is tried.
     """
     if items.steps() > budget.most * _COVERING or not 0 <= _loss(items, target, items.sizes, items.capacity) < target:
         return None
@@ -73,7 +78,10 @@ def close_full(items: Items, target: int, budget: Budget) -> Packing | None:
 
 
 def _loss(items: Items, target: int, values: NDArray[np.int64], most: int) -> int:
-    """Return how much less all items are worth than ``target * most``; ``values[i]`` is the value of item i."""
+    """Return the loss of `target` packs, of a value of `most` at best, that hold all items; see the module.
+
+    ``values[i]`` is the value of item i; int64 ``[k]``. A result below 0 means that so few packs cannot hold the items.
+    """
     return target * most - exact_dot(values, items.demand)
 
 
@@ -82,7 +90,7 @@ def _covered(
 ) -> Packing | None:
     """Return a packing of all items into at most `target` packs by `cover`; None if none was found.
 
-    ``values[i]`` is the value of item i, int64 ``[k]``; no pattern is worth more than `most`.
+    ``values[i]`` is the value of item i, int64 ``[k]``; no pattern is worth more than `most`. `turn` is as in `cover`.
     """
     loss = _loss(items, target, values, most)
     patterns = patterns_above(items, values, most - loss, budget)
@@ -123,8 +131,9 @@ def patterns_above(items: Items, values: NDArray[np.int64], least: int, budget: 
 def pack_again(packs: Listed, capacity: int, depth: int | None, bound: int, budget: Budget) -> Listed | None:
     """Return a packing of the same sequences with fewer packs; None if none is found or the budget ends first.
 
-    Usually the result has one pack fewer. `residuals` chooses which packs are packed again. The result is also None if
-    the plan is more than `NEAR` packs above `bound`.
+    Usually the result has one pack fewer. A plan of at most 400 packs is first tried by `close_full`, as a whole. Then
+    parts of the plan (`residuals`) are tried by `close`, one after another. The result is also None if the plan is more
+    than `NEAR` packs above `bound`.
 
     Raises:
         SolverError: HiGHS gave up on a linear program.
@@ -148,7 +157,7 @@ def pack_again(packs: Listed, capacity: int, depth: int | None, bound: int, budg
 
 
 def _items(packs: Listed, capacity: int, depth: int | None) -> tuple[Histogram, Items]:
-    """Return the sequences of `packs`, by length and as items."""
+    """Return the sequences of `packs` as ``(histogram, items)``, where item i has the i-th distinct length."""
     histogram = Histogram.from_lengths(np.repeat(packs.lengths, np.repeat(packs.copies, packs.sizes)))
     return histogram, Items.of(histogram.lengths, histogram.counts, capacity, depth)
 

@@ -1,16 +1,18 @@
-"""Pack all items exactly with patterns from a list, within a limit on what all packs together may lose.
+"""Choose packs from a list of patterns, so that they hold each item exactly as often as demanded.
 
-This is the exact-cover problem, with demands and a limit on losses. Two kinds of descents take turns; each uses one
-pattern after another, goes back at dead ends, and begins again from scratch after a number of these:
+This is the exact-cover problem, with demands. Each pattern has a loss, and the losses of all packs together are limited
+too. A descent uses one pattern after another, goes back at dead ends, and is given up after a number of these. Two
+kinds of descents take turns:
 
-* The scarcest item, with the fewest patterns per copy, comes first. Of its patterns, the one whose items have the most
-  other patterns is used, so that the items left at the end still have many patterns in common. Where there are many
+* The scarcest item, with the fewest patterns per copy, comes first. Of its patterns, the one whose items occur in the
+  fewest patterns is used, so that the items left at the end still have many patterns in common. If there are many
   covers, this finds one in a millisecond.
-* Belief propagation: each item tells each of its patterns the odds that its other patterns leave just enough copies of
-  it. When these messages have settled, the pattern with the highest odds is used. Where there are few covers, the
-  messages often settle on the only one.
+* Belief propagation: each item sends each of its patterns a message, the odds that its other patterns leave just enough
+  copies of it. When these messages hardly change any more, the pattern with the highest odds is used. If there are few
+  covers, the messages often point to one of them.
 
-The search is a heuristic: it may miss a cover that exists. It proves that none exists only if these are few patterns.
+The search is a heuristic: it may miss a cover that exists. Only for few patterns can it prove that there is none, and
+then it ends early.
 
 Source: the choice of the scarcest item is that of Knuth, "Dancing links", 2000; the messages are those of the
 sum-product algorithm (Kschischang, Frey, Loeliger 2001), and using the likeliest one by one is decimation (Mezard,
@@ -53,10 +55,17 @@ def cover(
 ) -> Packing | None:
     """Return a packing that holds item i exactly ``demand[i]`` times, made of `patterns`; None if none is found.
 
-    A pack of pattern p loses ``losses[p]``, >= 0, int64 ``[patterns]``; all packs together lose at most `most_loss`. A
-    pattern holds no item more often than its demand, int64 ``[k]``, >= 1. `packs` is about how many packs there will
-    be. If nothing is found, the search takes about as many operations as the budget allows. Another `turn`, >= 0, makes
-    other random choices.
+    If nothing is found, the search usually takes about as many operations as the budget allows.
+
+    Args:
+        patterns: the patterns that may be used, each any number of times; none holds an item more often than demanded.
+        losses: the loss of a pack of each pattern, >= 0; int64 ``[patterns]``.
+        demand: how often the packs must hold each item, >= 1; int64 ``[k]``.
+        most_loss: the losses of all packs together are at most this.
+        packs: about how many packs are expected, from which the odds of each pattern are estimated; the packing may
+            have another number.
+        budget: the search charges its operations to this budget.
+        turn: another number, >= 0, makes other random choices.
 
     >>> patterns, losses = [(2, 0), (1, 1), (1, 0), (0,)], np.array([0, 0, 1, 4])
     >>> sorted(cover(patterns, losses, np.array([1, 2, 1]), 2, 2, Budget(1)).items())
@@ -88,8 +97,8 @@ def cover(
 def _prior(loss: NDArray[np.int64], most_loss: int, packs: int) -> NDArray[np.float64]:
     """Return the odds of each pattern by its loss alone; float64 ``[patterns]``.
 
-    If all ways to share `most_loss` between the packs were equally likely, a pack that loses l would leave ``(1 - l /
-    most_loss) ** (packs - 2)`` of them to the others.
+    If all ways to share `most_loss` between the packs were equally likely, a pack with a loss of l would leave about
+    ``(1 - l / (most_loss + 1)) ** (packs - 2)`` of them to the others. The odds are this number, but at least 1e-12.
     """
     kept = 1 - loss / (most_loss + 1)
     prior = np.ones(loss.size)
@@ -117,7 +126,7 @@ def _listed(patterns: Sequence[Pattern], loss: NDArray[np.int64], k: int) -> _co
 
 
 def _empty(patterns: _cover_kernels.Patterns, demand: NDArray[np.int64]) -> _cover_kernels.State:
-    """Return the working memory of a search."""
+    """Return the working memory of a search for patterns that hold each item ``demand[i]`` times; all numbers are 0."""
     from nopad.planning.optimal import _cover_kernels
 
     k, m, n, entries = demand.size, patterns.loss.size, int(demand.sum()), patterns.items.size

@@ -87,8 +87,8 @@ def divide(histogram: Histogram) -> tuple[int, Histogram, Histogram]:
 
     A copy has at most 262,144 sequences, so that its slots can be filled one by one; it has more if most counts are too
     small to be divided by so many copies. With one copy, the remainder is empty. Otherwise the remainder has about one
-    in ten sequences of each length, and those left when dividing by the number of copies, so that it packs as well as
-    the full histogram; it has at most half of all sequences.
+    in ten sequences of each length, so that it packs as well as the full histogram. It also has the sequences that are
+    left when counts are divided by the number of copies. It has at most half of all sequences.
     """
     copies = 1
     while histogram.sequences > copies * _MOST_FILLED:

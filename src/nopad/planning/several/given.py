@@ -230,7 +230,7 @@ def task_of(
         longest = sizes[over].max(axis=0).tolist()[:kinds]
         raise LengthError(
             f"{n:,} sequence{' fits' if n == 1 else 's fit'} into no capacity (the largest take{'s' if n == 1 else ''} "
-            f"{shown(tuple(longest))}; capacities: {', '.join(map(shown, capacities))}); truncate, split or drop "
+            f"{shown(tuple(longest))}; capacities: {', '.join(map(shown, capacities))}); cut or remove "
             f"{'it' if n == 1 else 'them'}, or add a capacity that holds {'it' if n == 1 else 'them'}"
         )
     if len(sizes) > MOST_DISTINCT and (kinds > 1 or len(capacities) > 1):

@@ -118,9 +118,9 @@ def _dataset_problems(
 
 
 def _plan_problems(folder: Path, manifest: Manifest) -> tuple[Plan | None, list[str]]:
-    """Check that the stored plan is the one that the manifest names, is valid, and has the manifest's totals.
+    """Return the stored plan (None if it cannot be read), and one sentence for each of its problems.
 
-    Returns the plan (None if it cannot be read) and one sentence for each problem.
+    The plan must have the checksum and the totals that the manifest states, and must be valid.
     """
     try:
         plan = Plan.load(folder / PLAN)

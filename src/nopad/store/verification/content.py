@@ -138,7 +138,11 @@ class _Gathering:
         self._columns[name] = column
 
     def in_source_order(self) -> Content:
-        """Return the content sorted by record and start; raise ValueError if these numbers are too large."""
+        """Return the content sorted by record and start; this uses up the gathered columns.
+
+        Raises:
+            ValueError: the numbers of records and starts are too large to be combined into 64 bits.
+        """
         n, columns = self._at, self._columns
         none = np.zeros(0, dtype=np.int64)
         places = columns.pop("record", none)[:n]

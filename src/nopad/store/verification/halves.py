@@ -44,8 +44,8 @@ class Half:
 def half_of(content: Content, m: Manifest) -> tuple[Half, list[str]]:
     """Compute the records' random keys again; return the `Half`, and one problem per record in the wrong dataset.
 
-    At most three such problems are listed. It is no problem if ``validation`` holds a single record that its key would
-    not hold out: however small the share is, the record with the smallest key is held out.
+    At most three such problems are listed. However small the share is, the record with the smallest key is held out. So
+    it is no problem if ``validation`` holds only one record, and the record's key is too large for the share.
     """
     problems: list[str] = []
     validation, split = m.options.get("validation") or 0, m.options["split"]

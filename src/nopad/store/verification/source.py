@@ -33,7 +33,12 @@ def source_problems(
         monitor: receives the progress.
 
     Returns a list of sentences, empty if there is no difference. At the first sequence that differs, the comparison
-    stops. Of an index, and if the source is a file of lengths, no tokens are compared.
+    stops. For an index, and for a source that is a file of lengths, no tokens are compared.
+
+    Raises:
+        SourceError: the source cannot be read, or mixes text and ready-made ids.
+        FormatError: the tokenizer cannot encode a text.
+        OptionError: the source holds text, and `tokenizer` is None.
     """
     problems: list[str] = []
     lengths = content.sequences.seq_lengths

@@ -24,9 +24,9 @@ BLACK = "#000000"
 def learning_chart(found: Learning) -> Any:
     """Return an altair chart of accuracy on the masked tokens of held-out pairs, with a panel for each comparison.
 
-    Comparisons of which `found` has no runs, apart from the one at equal batch, are left out.
-    A line shows the mean over seeds; the band around it spans the lowest to the highest value. The comparison at equal
-    batch is drawn twice: over the number of sequences trained on, and over the seconds of training.
+    The comparison at equal batch is drawn twice: over the number of sequences trained on, and over the seconds of
+    training. Each other comparison is drawn over the number of sequences; it is left out if `found` has no run of its
+    own recipes. A line shows the mean over seeds; the band around it spans the lowest to the highest value.
 
     Raises:
         MissingExtraError: altair or vl-convert is not installed.

@@ -53,13 +53,15 @@ class Material:
 def material(capacity: int, vocabulary: int, documents: int | None = None) -> Material:
     """Return training and held-out pairs of at most `capacity` tokens, made from the texts of the standard library.
 
+    Only texts of at least two sentences are used. Calls with the same arguments return the same object.
+
     Args:
         capacity: most tokens in a pair.
         vocabulary: number of tokens in the tokenizer's vocabulary, single characters and special tokens included.
         documents: number of texts to use, drawn at random; None: all.
 
     Raises:
-        LengthError: fewer than 100 texts were asked for (`documents`), or found, as in a standard library without
+        LengthError: `documents` is below 100, or fewer than 100 texts were found, as in a standard library without
             sources.
     """
     found = [(entry["text"], entry["file"].split("/")[0].removesuffix(".py")) for entry in stdlib_texts()]

@@ -96,7 +96,8 @@ class Learning:
     def spread(self, recipe: str, what: str) -> Spread | None:
         """Return the spread over seeds of one attribute of a recipe's last `Point`s; `what` is the attribute's name.
 
-        Returns None if the attribute is None, as `next_accuracy` is for a recipe without next-sentence prediction.
+        Returns None if the attribute is None, as `next_accuracy` is for a recipe without next-sentence prediction. The
+        recipe must have at least one curve.
         """
         values = [getattr(one.last, what) for one in self.of(recipe)]
         return None if None in values else Spread.of(values)
@@ -104,8 +105,9 @@ class Learning:
     def reached(self, recipe: str, accuracy: float, what: str) -> float | None:
         """Return the value of `what` (an attribute of `Point`, such as "seconds") at which a recipe reaches `accuracy`.
 
-        This is the mean over seeds, interpolated linearly between points; for a seed whose first point has at least
-        `accuracy`, the value of that point counts. It is None if for any seed no point has at least `accuracy`.
+        The result is the mean over seeds. For each seed, the value is interpolated linearly between two points; if the
+        first point has at least `accuracy` already, its value counts. The result is None if, for any seed, no point has
+        at least `accuracy`. The recipe must have at least one curve.
         """
         found = [_crossing(one.points, accuracy, what) for one in self.of(recipe)]
         return None if None in found else statistics.fmean(one for one in found if one is not None)
@@ -122,7 +124,7 @@ def _crossing(points: Sequence[Point], accuracy: float, what: str) -> float | No
 
 
 def prepare(size: Size, recipes: Sequence[Recipe], seeds: int, folder: Path | None = None) -> Prepared:
-    """Read the texts and time a few steps, so that the duration of the study is known before it runs.
+    """Read the texts, time a few steps to estimate how long the study takes, and return the study to run.
 
     Args:
         size: one of `SIZES`, or a `Size` of your own.
@@ -238,9 +240,10 @@ def _header(size: Size, factor: float) -> dict[str, Any]:
 
 
 def _begin(path: Path, size: Size, factor: float) -> None:
-    """Make a results file of this study, or none, ready to be appended to; the caller holds the lock.
+    """Prepare the results file at `path` for appending; the caller holds the lock.
 
-    A new file gets a header line. A last line that was not written to its end, since the study was stopped, is removed.
+    If there is no file, it is created with a header line. Otherwise it must be of this study; a last line that was not
+    written to its end, since the study was stopped, is removed.
 
     Raises:
         StorageError: the file cannot be read or written.
@@ -257,7 +260,7 @@ def _begin(path: Path, size: Size, factor: float) -> None:
 def _kept(folder: Path | None, size: Size, factor: float, seeds: int, recipes: Sequence[Recipe]) -> Learning:
     """Return the results in a folder that are of use to a study with this number of seeds, each result once.
 
-    `size` and the packing `factor` tell the study from others. Without a `folder`, there are no results. The folder is
+    `size` and the packing `factor` say which study this is. Without a `folder`, there are no results. The folder is
     only read; a last line that is not written to its end is left out.
 
     Raises:

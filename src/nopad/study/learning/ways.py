@@ -29,10 +29,10 @@ Feed = Callable[[PackedBatch], dict[str, Tensor]]
 
 
 def feeding(model: Any, way: Way) -> Feed:
-    """Prepare the model in place for one of these ways, and return a function from a batch of rows to the outputs.
+    """Prepare the model in place for one of `WAYS`, and return a function from a batch of rows to the outputs.
 
-    In every way, the outputs are ``prediction_logits`` ``[R, L, V]``, and ``seq_relationship_logits`` ``[S, 2]`` in the
-    order of the batch's sequences.
+    In every way, the outputs are ``prediction_logits`` ``[R, L, V]`` for R rows of L tokens, and
+    ``seq_relationship_logits`` ``[S, 2]`` for S sequences, in the batch's order.
     """
     if way == "packed":
         return _packed(model if is_packed(model) else nopad.packed(model, backend="mask"))

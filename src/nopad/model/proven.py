@@ -1,0 +1,249 @@
+"""`Proven`: the user's own code as it was proven; each packed call checks that it has not changed since.
+
+A proof holds for the code as it was. Later, a method may be replaced, or an attribute changed by which the code
+decides. So these are compared: the methods that a call runs, the functions and globals that they use, the attributes
+of each module that they read, and the module's integer buffers. Weights and other buffers may change, since a proof
+holds for all their values. What the code itself changes in a call, such as a table that it makes longer, may change
+too, since a proof allows for that.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import CodeType, FunctionType, SimpleNamespace
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from nopad.errors import UnsupportedModelError
+from nopad.model.known import class_of
+from nopad.model.nested import equal, kept
+from nopad.model.own import alike, is_own, is_own_call
+
+__all__ = ["Proven"]
+
+FIRST = ("forward", "__call__", "__getattr__", "__getattribute__")  # methods that a call runs first
+STORE, SETTERS = "STORE_ATTR", {"setattr", "__setattr__", "__dict__", "vars", "register_buffer", "_buffers"}
+WRITES = {"append", "extend", "insert", "pop", "popitem", "clear", "update", "setdefault", "add", "discard", "remove"}
+ITEMS = ("STORE_SUBSCR", "DELETE_SUBSCR")
+WRITTEN = (dict, tuple, frozenset, Tensor)  # frozen, of what can be written to
+SWITCHES = {"gradient_checkpointing", "_gradient_checkpointing_func", "use_cache"}  # of training, which mix nothing
+DEEPEST = 4  # objects inside objects that are looked into
+Held = dict[str, Any]
+
+
+@dataclass(eq=False)
+class Proven:
+    """The code for which a proof holds, with the values that it reads.
+
+    Attributes:
+        names: names of the attributes and globals that the code reads and does not set, and all strings in it, since an
+            attribute may also be read by a string.
+        written: names whose values the code may write to; dicts, lists and tensors of these names may change.
+        held: for each class, the values that the code reads from its modules, by name: one dict for each set of values.
+        settings: the values of these names in the model's configuration.
+        code: pairs of a class or a dict of globals, and the values that the code reads from it, by name.
+        seen: the attributes of each module that was found unchanged, so that it is not searched again.
+    """
+
+    names: frozenset[str]
+    written: frozenset[str] = frozenset()
+    held: dict[type, list[Held]] = field(default_factory=dict)
+    settings: Held = field(default_factory=dict)
+    code: list[tuple[Any, Held]] = field(default_factory=list)
+    seen: WeakKeyDictionary[nn.Module, list[Any]] = field(default_factory=WeakKeyDictionary)
+
+    @classmethod
+    def of(cls, modules: Sequence[nn.Module], config: Any) -> Proven:
+        """Return the present code of these modules' classes, as far as it is the user's own, and what it reads.
+
+        `config` is the model's configuration.
+        """
+        kinds = dict.fromkeys(above for one in modules for above in class_of(one).__mro__ if is_own(above))
+        run = _run(kinds)
+        named = {name for one in _reached(run) for name in _names(one.__code__)}
+        stored, written = _stored(run)
+        found = cls(frozenset(named - stored), frozenset(written))
+        found._read_code(kinds, run)
+        found.settings = found._named(config)
+        for module in modules:
+            held = found._of_module(module)
+            known = found.held.setdefault(class_of(module), [])
+            if not any(equal(held, one) for one in known):
+                known.append(held)
+        return found
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Proven:
+        return Proven(self.names, self.written, self.held, self.settings, self.code)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Another process has other objects, of code that it loaded by itself.
+        return {"names": self.names, "written": self.written, "held": self.held, "settings": self.settings}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
+        kinds = dict.fromkeys(above for kind in self.held for above in kind.__mro__ if is_own(above))
+        self._read_code(kinds, _run(kinds))
+
+    def check(self, modules: Sequence[nn.Module], config: Any) -> None:
+        """Check that the code and the values that it reads, in `modules` and `config`, are as they were.
+
+        Raises:
+            UnsupportedModelError: something changed; the message names it.
+        """
+        for place, before in self.code:
+            now = vars(place) if isinstance(place, type) else place
+            for name, value in before.items():
+                if now.get(name) is not value and not equal(_frozen(now.get(name)), value):
+                    said = f"{place.__name__}.{name}" if isinstance(place, type) else f"{now.get('__name__')}.{name}"
+                    raise _refused(said)
+        if not equal(settings := self._named(config), self.settings):
+            raise _refused(f"{_first(settings, self.settings)} of {type(config).__name__}")
+        for module in modules:
+            self._check_module(module)
+
+    def _check_module(self, module: nn.Module) -> None:
+        values = [*module.__dict__.values(), *module._buffers.values()]
+        if module in self.seen and alike(values, self.seen[module]):
+            return
+        known, held = self.held.get(class_of(module), []), self._of_module(module)
+        if known and not any(equal(held, one) for one in known):
+            raise _refused(f"{_first(held, known[0])} of {type(module).__name__}")
+        plain = not any(isinstance(one, Tensor) or not _is_plain(one) for one in held.values())
+        if plain:  # all else may be written to, by which its identity stays
+            self.seen[module] = values
+
+    def _read_code(self, kinds: Mapping[type, Any], run: Sequence[tuple[str, FunctionType]]) -> None:
+        names = self.names.union(name for name, _ in run)
+        for kind in kinds:
+            self.code.append((kind, self._kept({name: vars(kind).get(name) for name in names})))
+        files: dict[int, tuple[Any, Held]] = {}
+        for one in _reached(run):
+            known = files.setdefault(id(one.__globals__), (one.__globals__, {}))[1]
+            known |= self._kept({name: one.__globals__[name] for name in _names(one.__code__) & one.__globals__.keys()})
+        self.code += files.values()
+
+    def _of_module(self, module: nn.Module) -> Held:
+        held = self._named(module)
+        for name, one in module._buffers.items():
+            if name in self.names and one is not None and not one.is_floating_point() and not one.is_meta:
+                held[name] = kept(one).cpu()
+        return held
+
+    def _named(self, holder: Any) -> Held:
+        held = vars(holder)
+        return self._kept({name: held[name] for name in held.keys() & self.names - _usual()})
+
+    def _kept(self, held: Mapping[str, Any]) -> Held:
+        found = {name: _frozen(value) for name, value in held.items()}
+        return {name: one for name, one in found.items() if name not in self.written or not isinstance(one, WRITTEN)}
+
+
+@functools.cache
+def _usual() -> frozenset[str]:
+    """Return the names of attributes that are not compared: libraries set them in every module or configuration."""
+    from transformers import PreTrainedConfig
+
+    return frozenset({*vars(nn.Module()), *vars(PreTrainedConfig()), *SWITCHES})
+
+
+def _run(kinds: Mapping[type, Any]) -> list[tuple[str, FunctionType]]:
+    """Return (name, function) of the methods in the classes `kinds` that may run when a module of them is called."""
+    methods = [(name, call) for kind in kinds for name, one in vars(kind).items() for call in _functions(one)]
+    called, waiting = set[str](), set(FIRST)
+    while waiting:
+        called |= waiting
+        inside = (_names(call.__code__) for name, call in methods if name in waiting)
+        waiting = {name for names in inside for name in names if name != "__init__"} - called
+    return [(name, call) for name, call in methods if name in called]
+
+
+def _reached(run: Sequence[tuple[str, FunctionType]]) -> Iterator[FunctionType]:
+    """Yield the methods in `run`, and the functions that they call by name, as far as these are the user's own."""
+    waiting, seen = [call for _, call in run], set[FunctionType]()
+    while waiting:
+        one = waiting.pop()
+        if one in seen or not is_own_call(one):
+            continue
+        seen.add(one)
+        yield one
+        called = [one.__globals__.get(name) for name in _names(one.__code__)]
+        waiting += [call for value in called for call in _functions(value)]
+
+
+def _stored(run: Sequence[tuple[str, FunctionType]]) -> tuple[set[str], set[str]]:
+    """Return the names of the attributes that the methods in `run` set, and the names of values that they may write to.
+
+    The code is read, not run, so there may be more of these names than a call sets or writes to.
+    """
+    stored, written = set[str](), set[str]()
+    for code in (call.__code__ for _, call in run):
+        steps, names = list(dis.get_instructions(code)), _names(code)
+        if names & WRITES or any(one.opname in ITEMS for one in steps):
+            written |= names
+        stored |= names if names & SETTERS else {one.argval for one in steps if one.opname == STORE}
+    return stored, written
+
+
+def _functions(value: Any) -> list[FunctionType]:
+    names = ("fget", "fset", "__func__", "func", "__wrapped__")
+    inside = [getattr(value, name, None) for name in names] if not isinstance(value, type) else []
+    return [one for one in (value, *inside) if isinstance(one, FunctionType)]
+
+
+@functools.lru_cache(maxsize=4096)
+def _names(code: CodeType) -> frozenset[str]:
+    """Return the names of globals and attributes that a function's code reads, and all strings in it.
+
+    Functions that are defined inside it count too.
+    """
+    read = (one for one in dis.get_instructions(code) if one.opname.startswith("LOAD_") and one.argval in code.co_names)
+    found = {one.argval for one in read} | {one for one in code.co_consts if isinstance(one, str)}
+    return frozenset(found.union(*(_names(one) for one in code.co_consts if isinstance(one, CodeType))))
+
+
+def _frozen(value: Any, depth: int = DEEPEST) -> Any:
+    """Return a copy of a value, which does not change when the value is written to.
+
+    Containers, and objects of the user's own classes, are copied up to `depth` levels. Other objects, and weights, are
+    returned as they are.
+    """
+    if isinstance(value, Tensor):
+        return value if isinstance(value, nn.Parameter) else kept(value)
+    if isinstance(value, dict) and depth:
+        return {name: _frozen(one, depth - 1) for name, one in value.items()}
+    if isinstance(value, list | tuple) and depth:
+        return tuple(_frozen(one, depth - 1) for one in value)
+    if isinstance(value, set | frozenset):
+        return frozenset(value)
+    if hasattr(value, "model_type") and hasattr(value, "to_diff_dict"):
+        return value  # a configuration; `Proven.settings` is of the model's
+    plain = (
+        isinstance(value, SimpleNamespace) or type(value).__module__.partition(".")[0] not in sys.stdlib_module_names
+    )
+    if _is_plain(value) or not depth or not hasattr(value, "__dict__") or not (is_own(type(value)) and plain):
+        return value
+    return type(value), {name: _frozen(one, depth - 1) for name, one in vars(value).items()}
+
+
+def _is_plain(value: Any) -> bool:
+    immutable = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, FunctionType, type)
+    return isinstance(value, immutable)
+
+
+def _first(now: Held, before: Held) -> str:
+    names = (name for name in {**before, **now} if name not in now or name not in before)
+    return next(names, None) or next(name for name in now if not equal(now[name], before[name]))
+
+
+def _refused(what: str) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"{what} was changed after the model was made pack-safe, and its proof is of what that was; make it so anew: "
+        "nopad.packed(nopad.unpacked(model))"
+    )

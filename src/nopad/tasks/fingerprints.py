@@ -1,0 +1,35 @@
+"""Fingerprints of what makes sequences of texts: two tokenizers with one fingerprint make the same of every record."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+__all__ = ["tokenizer_fingerprint"]
+
+_STATE = ("truncation", "padding")  # set by the last call, and no part of the tokenizer
+_PLACES = ("_file", "name_or_path", "backend")  # ends of names that say where a tokenizer was read from
+
+
+def tokenizer_fingerprint(tokenizer: Any) -> str:
+    """Return the SHA-256 of a tokenizer, in hex.
+
+    It covers the class, vocabulary, rules, special tokens, chat template, and which columns the tokenizer gives (token
+    types); but not its truncation and padding settings. The rules of a slow tokenizer are its settings.
+    """
+    inner = getattr(tokenizer, "backend_tokenizer", None)
+    if inner is not None:
+        content = json.loads(inner.to_str())
+        rules: Any = {name: value for name, value in content.items() if name not in _STATE}
+    else:
+        given = getattr(tokenizer, "init_kwargs", {})
+        rules = [sorted(tokenizer.get_vocab().items()), {n: v for n, v in given.items() if not n.endswith(_PLACES)}]
+    facts = {
+        "class": type(tokenizer).__name__,
+        "rules": rules,
+        "special": {name: str(value) for name, value in tokenizer.special_tokens_map.items()},
+        "template": getattr(tokenizer, "chat_template", None),
+        "columns": tokenizer.model_input_names,
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()

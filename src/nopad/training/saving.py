@@ -1,0 +1,70 @@
+"""When a run of `nopad train` saves checkpoints, and what is said about it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from transformers.trainer_utils import SaveStrategy
+
+from nopad.loading import PackedLoader
+from nopad.loading.summary import Summary
+from nopad.training.folder import last_checkpoint
+from nopad.training.tables import TrainConfig
+
+__all__ = ["save_each_epoch", "saves", "steps_of_run", "way_on"]
+
+_KEPT = 2  # checkpoints that are kept where nopad chose to save one at the end of each epoch
+
+
+def steps_of_run(loader: PackedLoader, args: Any) -> int | None:
+    """Return about how many steps a training takes; None: not known (a stream without ``max_steps``)."""
+    if args.max_steps > 0:
+        return int(args.max_steps)
+    summary = loader.summary()
+    if not isinstance(summary, Summary) or not summary.steps:
+        return None
+    return round(summary.steps * float(args.num_train_epochs))
+
+
+def save_each_epoch(config: TrainConfig, args: Any, loader: PackedLoader) -> None:
+    """Let a short run of several epochs save at the end of each, if the configuration does not say when to save.
+
+    A run is short if it ends before the first checkpoint (``save_steps``). The last two checkpoints are kept, unless
+    the configuration has ``save_total_limit``. `args` (`transformers.TrainingArguments`) are changed.
+    """
+    given = config.trainer
+    if any(name in given for name in ("save_strategy", "save_steps", "load_best_model_at_end")):
+        return
+    steps = steps_of_run(loader, args)
+    if steps is None or steps > _every(args, steps) or args.max_steps > 0 or args.num_train_epochs <= 1:
+        return
+    args.save_strategy = SaveStrategy.EPOCH
+    if "save_total_limit" not in given:
+        args.save_total_limit = _KEPT
+
+
+def saves(args: Any, steps: int | None) -> str:
+    """Return when a run of about so many steps saves checkpoints, in words."""
+    kept = "" if args.save_total_limit is None else f"; the last {args.save_total_limit} are kept"
+    if args.save_strategy == SaveStrategy.EPOCH and (args.num_train_epochs > 1 or args.max_steps > 0):
+        return f"a checkpoint at the end of each epoch{kept} (trainer.save_strategy, trainer.save_total_limit)"
+    every = _every(args, steps)
+    if args.save_strategy == SaveStrategy.STEPS and (steps is None or every < steps):
+        return f"a checkpoint every {every:,} steps{kept} (trainer.save_steps)"
+    if args.save_strategy == SaveStrategy.BEST:
+        return f"a checkpoint after each evaluation that is the best so far{kept}"
+    return "no checkpoint before the end, so a run that is stopped begins again (trainer.save_steps)"
+
+
+def way_on(folder: Path) -> str:
+    """Return, for a run in this folder that was stopped, how it goes on, in words."""
+    checkpoint = last_checkpoint(folder)
+    if checkpoint is None:
+        return "there is no checkpoint yet: --resume begins again (trainer.save_steps says how often one is saved)"
+    return f"--resume goes on from {checkpoint}"
+
+
+def _every(args: Any, steps: int | None) -> int:
+    """Return ``save_steps``, of which a number below 1 is a share of all steps."""
+    return int(args.save_steps) if args.save_steps >= 1 else max(round(args.save_steps * (steps or 0)), 1)
