@@ -149,7 +149,7 @@ class PackedBatch(MutableMapping[str, Any]):
         """Build a batch of rows of a packed dataset (`nopad.open_packed`).
 
         With `Rows`, each row of the dataset is a row of the batch. With `Flat`, the sequences of all rows are in one
-        stream, row after row.
+        stream, row after row. Columns of float64 become float32.
 
         Args:
             rows: the rows, as indexing the dataset gives them.
@@ -162,8 +162,8 @@ class PackedBatch(MutableMapping[str, Any]):
             OptionError: `form` is invalid, has fewer rows than are given, or has `depth`, `packs` or `end_to_end`,
                 which would move sequences to other rows; or `fill` is invalid.
             BatchError: there is no row, an entry is not a row of `nopad.open_packed`, the rows hold no tokens (an
-                index-only dataset), there are both ``label`` and ``label_ids`` but no ``labels``, or ``position_ids``
-                do not count from 0 in each sequence.
+                index-only dataset), a number does not fit into int64 or float32, there are both ``label`` and
+                ``label_ids`` but no ``labels``, or ``position_ids`` do not count from 0 in each sequence.
         """
         form = check_form(form)
         stacked, records, per_row = from_rows(rows)
