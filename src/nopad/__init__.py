@@ -98,7 +98,7 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name at its first use.
+    """Return the public name `name`, whose module is imported at its first use.
 
     Raises:
         AttributeError: nopad has no such name.

@@ -1,12 +1,12 @@
-"""Compiled sets of integers from 0 to `capacity`, stored as bits.
+"""Compiled functions for sets of integers from 0 to `capacity`, stored as bits.
 
-A set is a number of levels of 64-bit words. Bit v of the lowest level says whether v is a member. Bit w of each other
+A set has several levels of 64-bit words. Bit v of the lowest level says whether v is a member. Bit w of each other
 level says whether word w of the level below is not 0, so a search skips words without a member. The highest level is
 one word. So finding the nearest member takes O(log64(capacity)) steps.
 
 A set is passed as its words, the lowest level first (a uint64 array, from `empty_set`), and its capacity, which
-determines where the levels begin. A result of -1 means that there is no such member. Conventions as in
-`nopad._kernels`.
+determines where the levels begin. A result of -1 means that there is no such member. As in `nopad._kernels`, callers
+validate the arguments.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _0, _1, _63 = np.uint64(0), np.uint64(1), np.uint64(63)
 def empty_set(capacity: int) -> NDArray[np.uint64]:
     """Return the words of an empty set of integers from 0 to `capacity`: a one-dimensional uint64 array of zeros.
 
-    The operating system provides the memory only when it is used.
+    The array takes memory only where it is written to.
     """
     words = 0
     while capacity:
@@ -67,7 +67,7 @@ def lowest_bit(word: np.uint64) -> int:
 
 @njit(cache=True, nogil=True)
 def add(words: NDArray[Any], capacity: int, value: int) -> None:
-    """Add `value` to a set."""
+    """Add `value`, from 0 to `capacity`, to a set, in place; it may be a member already."""
     begin = 0
     while True:
         word = begin + (value >> 6)
@@ -82,7 +82,7 @@ def add(words: NDArray[Any], capacity: int, value: int) -> None:
 
 @njit(cache=True, nogil=True)
 def remove(words: NDArray[Any], capacity: int, value: int) -> None:
-    """Remove `value`, which must be a member, from a set."""
+    """Remove `value`, which must be a member, from a set, in place."""
     begin = 0
     while True:
         word = begin + (value >> 6)
@@ -97,7 +97,7 @@ def remove(words: NDArray[Any], capacity: int, value: int) -> None:
 
 @njit(cache=True, nogil=True)
 def at_least(words: NDArray[Any], capacity: int, value: int) -> int:
-    """Return the smallest member >= `value` (0 to `capacity`) of a set; -1 if there is none."""
+    """Return the smallest member of a set that is at least `value` (0 to `capacity`); -1 if there is none."""
     begin, shift = 0, 6
     bits = words[value >> 6] & (~_0 << np.uint64(value & 63))
     while bits == _0:
@@ -117,7 +117,7 @@ def at_least(words: NDArray[Any], capacity: int, value: int) -> int:
 
 @njit(cache=True, nogil=True)
 def at_most(words: NDArray[Any], capacity: int, value: int) -> int:
-    """Return the largest member <= `value` (0 to `capacity`) of a set; -1 if there is none."""
+    """Return the largest member of a set that is at most `value` (0 to `capacity`); -1 if there is none."""
     begin, shift = 0, 6
     bits = words[value >> 6] & (~_0 >> (_63 - np.uint64(value & 63)))
     while bits == _0:

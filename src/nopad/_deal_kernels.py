@@ -1,6 +1,6 @@
 """The compiled loops of `nopad.assignment`, which assign sequences to the packs of a plan.
 
-Conventions as in `nopad._kernels`.
+As in `nopad._kernels`, arguments are plain arrays, and callers validate them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def shuffle_segments(items: NDArray[Any], indptr: NDArray[Any], keys: NDArray[An
 
 @njit(cache=True, nogil=True)
 def look_up_ranks(lengths: NDArray[Any], table: NDArray[Any], ranks: NDArray[Any]) -> None:
-    """Set ``ranks[i]`` to ``table[lengths[i]]``."""
+    """Set ``ranks[i]`` to ``table[lengths[i]]`` for each i."""
     for i in range(lengths.shape[0]):
         ranks[i] = table[lengths[i]]
 
@@ -40,10 +40,11 @@ def deal(
 ) -> None:
     """Assign sequences to packs: pack after pack, each slot takes the next unused sequence of its length.
 
-    A slot is the place of one sequence in a pack. Pack p has strategy s = ``strategy_of_pack[p]``, which lists the
-    lengths of its slots as ``strategy_ranks[strategy_indptr[s]:strategy_indptr[s + 1]]``; rank k stands for the k-th
-    distinct length. `order` lists the sequence numbers grouped by length; the next unused sequence of rank k is
-    ``order[free[k]]``, and `free` is updated. Pack p is written to ``sequence[indptr[p]:indptr[p + 1]]``.
+    A slot is the place of one sequence in a pack. Pack p has the strategy ``strategy_of_pack[p]``. The lengths of the
+    slots of strategy s are ``strategy_ranks[strategy_indptr[s]:strategy_indptr[s + 1]]``, where rank k stands for the
+    k-th distinct length. `order` lists the sequence numbers grouped by length. The next unused sequence of rank k is
+    ``order[free[k]]``; `free` is updated in place. Pack p is written to ``sequence[indptr[p]:indptr[p + 1]]``, where
+    ``indptr[0]`` must be 0.
     """
     at = 0
     for p in range(strategy_of_pack.shape[0]):
@@ -64,10 +65,10 @@ def packs_by_rank(
     begin: NDArray[Any],
     packs: NDArray[Any],
 ) -> None:
-    """Fill `packs` with a list for each distinct length: the numbers of the packs that contain it, ascending.
+    """Fill `packs` with one list after another: for each distinct length, the numbers of the packs that have it.
 
-    The list of the k-th distinct length begins at ``begin[k]``, which the caller has computed. The strategies are given
-    as for `deal`.
+    The numbers in a list ascend. The list of the k-th distinct length begins at ``packs[begin[k]]``; the caller has
+    computed `begin`. The strategies are given as for `deal`.
     """
     free = begin.copy()
     for p in range(strategy_of_pack.shape[0]):
@@ -96,10 +97,11 @@ def deal_in_order(
     """Assign sequences in order of arrival: the first sequence without a pack opens the next pack that has its length.
 
     Every slot of that pack (see `deal`) then takes the next unused sequence of its length. So packs are in the order of
-    their first sequences, and the sequences of any one length stay in order of arrival. ``ranks[i]`` is the rank of
-    sequence i's length among the distinct lengths; ``packs[next_pack[k]]`` is the next pack that contains rank k (see
-    `packs_by_rank`); the other arguments are those of `deal`. `free` and `next_pack` are updated, and
-    `strategy_of_pack` is overwritten.
+    their first sequences, and the sequences of any one length stay in order of arrival.
+
+    ``ranks[i]`` is the rank of sequence i's length among the distinct lengths. ``packs[next_pack[k]]`` is the next pack
+    that has the length of rank k (see `packs_by_rank`). The other arguments are those of `deal`. `free` and `next_pack`
+    are updated in place, and `strategy_of_pack` is overwritten.
     """
     dealt = np.zeros(ranks.shape[0], dtype=np.uint8)
     at, p = 0, 0
@@ -133,7 +135,10 @@ def even_position(copy: int, count: int, packs: int) -> np.int64:
 
 @njit(cache=True, nogil=True)
 def spread(counts: NDArray[Any], packs: int, strategy_of_pack: NDArray[Any]) -> None:
-    """Fill `strategy_of_pack`: strategy s gets ``counts[s]`` of the `packs` packs, spread evenly over them."""
+    """Fill `strategy_of_pack`: strategy s gets ``counts[s]`` packs, spread evenly over all packs.
+
+    `packs` is the number of packs, the sum of `counts`.
+    """
     begin = np.zeros(packs + 1, dtype=np.uint32)
     for s in range(counts.shape[0]):
         for copy in range(counts[s]):

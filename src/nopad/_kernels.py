@@ -3,7 +3,8 @@
 Kernels (compiled loops) take and return plain arrays, release the GIL, and cache their compilation. They do not check
 arguments; their callers do. Tests also run kernels as plain Python (``kernel.py_func``) and compare the results.
 
-Integers that wrap are ``uint64`` throughout, since mixing them with signed integers would silently give float64.
+Integers whose arithmetic wraps around are ``uint64`` throughout, since uint64 and signed integers together would
+silently give float64.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _1, _27, _30, _31, _32 = np.uint64(1), np.uint64(27), np.uint64(30), np.uint64(3
 
 @njit(cache=True, nogil=True, inline="always")
 def mix(x: np.uint64) -> np.uint64:
-    """Mix the bits of a 64-bit integer (SplitMix64 finaliser); see `nopad.random`."""
+    """Return a 64-bit integer with its bits mixed (SplitMix64 finaliser), as `nopad.random.mix` does."""
     x = (x ^ (x >> _30)) * _M1
     x = (x ^ (x >> _27)) * _M2
     return x ^ (x >> _31)
@@ -31,7 +32,10 @@ def mix(x: np.uint64) -> np.uint64:
 
 @njit(cache=True, nogil=True, inline="always")
 def bounded(u: np.uint64, n: np.uint64) -> np.uint64:
-    """Return the high 64 bits of the 128-bit product u * n: a number below n, as in `nopad.random.bounded`."""
+    """Return the high 64 bits of the 128-bit product ``u * n``: an integer from 0 to ``n - 1``.
+
+    This is the compiled version of `nopad.random.bounded`.
+    """
     u_hi, u_lo, n_hi, n_lo = u >> _32, u & _LOW, n >> _32, n & _LOW
     middle = u_hi * n_lo + ((u_lo * n_lo) >> _32)
     low = (middle & _LOW) + u_lo * n_hi
@@ -40,7 +44,7 @@ def bounded(u: np.uint64, n: np.uint64) -> np.uint64:
 
 @njit(cache=True, nogil=True)
 def shuffle(items: NDArray[Any], key: np.uint64) -> None:
-    """Shuffle `items` in place by Fisher-Yates; `key` is uint64."""
+    """Shuffle `items` in place, by the random key `key` (uint64), exactly as `nopad.random.shuffle` does."""
     for i in range(items.shape[0] - 1, 0, -1):
         position = np.uint64(i) + _1
         j = np.int64(bounded(mix(key + position * GOLDEN), position))
@@ -49,9 +53,9 @@ def shuffle(items: NDArray[Any], key: np.uint64) -> None:
 
 @njit(cache=True, nogil=True)
 def group_by_rank(ranks: NDArray[Any], indptr: NDArray[Any], order: NDArray[Any]) -> None:
-    """Fill `order` with the indices i, grouped by ``ranks[i]`` and ascending within each group.
+    """Fill `order` with the indices of `ranks`, grouped by rank and ascending within each group.
 
-    Group k, with ``ranks[i] == k``, begins at ``order[indptr[k]]``.
+    Group k, the indices i with ``ranks[i] == k``, begins at ``order[indptr[k]]``; the caller has computed `indptr`.
     """
     free = indptr.copy()
     for i in range(ranks.shape[0]):
@@ -92,7 +96,7 @@ def permute_packs(
     new_indptr: NDArray[Any],
     new_sequence: NDArray[Any],
 ) -> None:
-    """Write the packs to `new_indptr` and `new_sequence`, in the order of `permutation`, which lists pack numbers.
+    """Write the packs with the numbers `permutation`, in this order, to `new_indptr` and `new_sequence`.
 
     Pack p is ``sequence[indptr[p]:indptr[p + 1]]``. ``new_indptr[0]`` is not written, and must be 0.
     """
@@ -110,9 +114,9 @@ def gather_tokens(source: NDArray[Any], starts: NDArray[Any], lengths: NDArray[A
     """Copy ``source[starts[i] : starts[i] + lengths[i]]`` back to back into `out`; return the bitwise OR of all values.
 
     `source` holds integers. Sequences may lie anywhere in it, so each copy would wait for memory. Therefore one token
-    of each cache line of the next 32 sequences is read first (up to 64 lines of each sequence): these waits overlap,
-    which halves the time. The OR takes no extra time; it shows whether any value is negative, or reaches a power of
-    two.
+    of each cache line of the next 32 sequences is read first (up to 64 lines of each sequence). These waits overlap,
+    which halves the time. The OR takes no extra time. From it, a caller sees whether any value is negative, or reaches
+    a certain power of two.
     """
     at, bits, line = 0, source.dtype.type(0), 64 // source.itemsize
     for window in range(0, starts.shape[0], 32):
@@ -137,9 +141,9 @@ def lay_rows(
 ) -> bool:
     """Set ``starts[i]`` to where sequence i begins in concatenated rows, and ``tokens[r]`` to the slots taken in row r.
 
-    A row has `width` slots. The next ``per_row[r]`` sequences lie in row r, each in a multiple of `align` slots. If a
-    number in `per_row` is negative, or if they do not add up to the number of sequences, nothing is set and False is
-    returned; else True.
+    A row has `width` slots. The next ``per_row[r]`` sequences lie in row r, and each takes a multiple of `align` slots.
+    Returns True. If a number in `per_row` is negative, or these numbers do not add up to the number of sequences,
+    nothing is set, and the result is False.
     """
     total = 0
     for r in range(per_row.shape[0]):

@@ -4,19 +4,22 @@
 `nopad._kernels`, arguments are plain arrays, and callers validate them. The sequences held back are kept in five arrays
 (`empty_buffer`), always passed in this order:
 
-* ``state`` int64 ``[5]``: how many sequences are `HELD`, their `TOKENS`, how many ever `ARRIVED`, and the slots of the
-  `OLDEST` and the `NEWEST` (-1: none)
-* ``slots`` int64 ``[buffer, 5]``, one row per held sequence: its `NUMBER` and `LENGTH`, the slot of the `NEXT` sequence
-  of its length, and its neighbours `BEFORE` and `AFTER` in order of arrival (-1: none). Unused rows are a stack linked
-  by `NEXT`; the last entry of ``queues`` holds the top
-* ``queues`` int32 ``[capacity + 2, 3]``, one row per length: the `COUNT` of held sequences, and the slots of the
-  `FIRST` and `LAST`
+* ``state`` int64 ``[5]``: the number of sequences held (`HELD`), the number of their tokens (`TOKENS`), the number of
+  sequences that ever arrived (`ARRIVED`), and the slots of the oldest and the newest held sequence (`OLDEST`,
+  `NEWEST`; -1: none)
+* ``slots`` int64 ``[buffer, 5]``: a row is the slot of one held sequence. It holds the sequence's number and length
+  (`NUMBER`, `LENGTH`), the slot of the next held sequence of the same length (`NEXT`), and the slots of its neighbours
+  in order of arrival (`BEFORE`, `AFTER`); -1: none. Unused rows form a stack linked by `NEXT`, whose top is in the last
+  row of ``queues``
+* ``queues`` int32 ``[capacity + 2, 3]``: row l is for length l. It holds the number of held sequences (`COUNT`), and
+  the slots of the first and the last of them (`FIRST`, `LAST`)
 * ``words`` uint64: the set of the held lengths, as in `nopad._bit_kernels`, and one more word at the end, which
   `window` needs
-* ``mirror`` uint64 ``[capacity // 64 + 2]``: bit ``capacity - l`` is set if length l is held. Two held lengths with
-  a + b = room (the tokens still free in a pack) are found where bit a of ``words`` and bit ``capacity - room + a`` of
-  ``mirror`` are both set; one AND tests 64 values of a. The higher levels of ``words`` give no false pairs, since
-  ``mirror`` has no bits there
+* ``mirror`` uint64 ``[capacity // 64 + 2]``: bit ``capacity - l`` is set if length l is held
+
+With ``mirror``, two held lengths a and b that fill a room together (the tokens still free in a pack) are found quickly:
+a + b is the room if bit a of ``words`` and bit ``capacity - room + a`` of ``mirror`` are both set, so one AND tests 64
+values of a. The higher levels of ``words`` give no false pairs, since ``mirror`` has no bits there.
 
 A result that is a length or a sequence number is -1 if there is none.
 """
@@ -43,7 +46,10 @@ _0, _1, _63 = np.uint64(0), np.uint64(1), np.uint64(63)
 
 
 def empty_buffer(capacity: int, buffer: int, arrived: int = 0) -> tuple[NDArray[Any], ...]:
-    """Return the five arrays for at most `buffer` sequences held back, still empty; the next number is `arrived`."""
+    """Return the five arrays of a buffer for at most `buffer` sequences (see the module), without any sequence.
+
+    `arrived` is the number that the next sequence gets.
+    """
     slots = np.full((buffer, 5), -1, dtype=np.int64)
     slots[:-1, NEXT] = np.arange(1, buffer)  # the unused rows, linked
     return (
@@ -57,7 +63,7 @@ def empty_buffer(capacity: int, buffer: int, arrived: int = 0) -> tuple[NDArray[
 
 @njit(cache=True, nogil=True)
 def window(row: NDArray[Any], at: int) -> np.uint64:
-    """Return the 64 bits of `row` from position `at` on; a word must follow the one that holds this position."""
+    """Return the 64 bits of `row` from bit `at` on; the word with this bit must not be the last word of `row`."""
     word, shift = at >> 6, np.uint64(at & 63)
     bits: np.uint64 = (row[word] >> shift) | ((row[word + 1] << _1) << (_63 - shift))
     return bits
@@ -65,7 +71,7 @@ def window(row: NDArray[Any], at: int) -> np.uint64:
 
 @njit(cache=True, nogil=True)
 def mark(queues: NDArray[Any], words: NDArray[Any], mirror: NDArray[Any], length: int, change: int) -> None:
-    """Add `change` (1 or -1) to the number of held sequences of a length, and update `words` and `mirror`."""
+    """Add `change` (1 or -1) to the number of held sequences of this length, and update `words` and `mirror`."""
     queues[length, COUNT] += change
     if queues[length, COUNT] == (change + 1) // 2:  # the count went from 0 to 1, or from 1 to 0
         capacity = queues.shape[0] - 2
@@ -140,11 +146,12 @@ def take(
 
 @njit(cache=True, nogil=True)
 def exact(queues: NDArray[Any], words: NDArray[Any], mirror: NDArray[Any], room: int, places: int) -> int:
-    """Return the held length that fills `room` tokens exactly, or the longer of two that fill it together.
+    """Return the held length that fills `room` tokens exactly, or the longer of two held lengths that do so together.
 
-    The result is -1 if no held lengths do this. `places` is how many sequences may still be added: with 1, no pairs are
-    considered. Among several possibilities, the one with the most held sequences (of both lengths together) is taken,
-    which keeps the buffer varied. At most `PAIRS` pairs are compared, beginning with lengths near half the room.
+    The result is -1 if there are no such lengths. `places` is how many sequences may still be added; if it is 1, no
+    pairs are considered. Of several possibilities, the one with the most held sequences (of both lengths together) is
+    taken, which keeps the buffer varied. About `PAIRS` pairs are compared at most, beginning with lengths near half the
+    room.
     """
     best, most = -1, 0
     if queues[room, COUNT] > 0:
@@ -171,7 +178,11 @@ def exact(queues: NDArray[Any], words: NDArray[Any], mirror: NDArray[Any], room:
 
 @njit(cache=True, nogil=True)
 def padding(queues: NDArray[Any], words: NDArray[Any], room: int, places: int) -> int:
-    """Estimate how many of `room` tokens stay empty if the longest length that fits is added up to `places` times."""
+    """Return an estimate of how many of `room` tokens stay empty if held sequences are added to a pack.
+
+    Of the sequences that fit, the longest is added each time, until `places` sequences are added. At most `STEPS`
+    different lengths are considered.
+    """
     capacity, length = queues.shape[0] - 2, room
     for _ in range(STEPS):
         length = at_most(words, capacity, min(room, length))
@@ -188,10 +199,10 @@ def padding(queues: NDArray[Any], words: NDArray[Any], room: int, places: int) -
 def anchor(queues: NDArray[Any], words: NDArray[Any], mirror: NDArray[Any], capacity: int, depth: int) -> int:
     """Return the length with which the next pack, of at most `depth` sequences, begins; -1 if no sequence is held.
 
-    Of the `ANCHORS` longest held lengths, those of at least a third of the capacity are tried, the longest first. The
-    first that one or two other sequences complete exactly is taken; if there is none, the one whose pack would have the
-    least padding, as `padding` estimates it. If all held lengths are below a third of the capacity, the longest is
-    taken.
+    Of the `ANCHORS` longest held lengths, those of at least a third of the capacity are tried, the longest first. A
+    length is taken if one or two other held sequences fill the rest of the pack exactly. If there is none, the length
+    is taken whose pack would have the least padding, as `padding` estimates it. If all held lengths are below a third
+    of the capacity, the longest is taken.
     """
     length, best, least = capacity, -1, capacity + 1
     for _ in range(ANCHORS):
@@ -224,12 +235,14 @@ def emit(
 ) -> int:
     """Write one pack that begins with length `first` to ``sequence[at:]``; return where the pack ends.
 
-    The longest length that fits is added repeatedly. As soon as one or two held lengths fill the room exactly, these
-    end the pack; otherwise it ends when nothing fits or `depth` is reached.
+    The sequences of the pack are removed from those held back. The longest sequence that fits is added again and again.
+    As soon as one or two held sequences fill the room exactly, these end the pack. Otherwise it ends when nothing fits,
+    or when it holds `depth` sequences.
 
-    If the held sequences are so short that packs would reach the depth before the capacity, and more than two sequences
-    may still be added, each of these has an equal share of the room. The next sequence is then the longest that is not
-    longer than its share, or, if none is that short, the shortest that fits. The last two are chosen as above.
+    There is another rule if the held sequences are so short that packs would reach the depth before the capacity. As
+    long as more than two sequences may still be added, each of these has an equal share of the room. The next sequence
+    is then the longest that is not longer than its share; if there is none, it is the shortest that fits. The last two
+    sequences are chosen as above.
     """
     capacity = queues.shape[0] - 2
     # Packs of `depth` sequences of average length would not be full, so places are scarcer than room.
@@ -272,13 +285,13 @@ def push(
     indptr: NDArray[Any],
     sequence: NDArray[Any],
 ) -> int:
-    """Add sequences of these `lengths` one by one; write the packs that become ready, and return how many there are.
+    """Add sequences of these `lengths` one by one; write the packs that are made, and return how many there are.
 
-    A pack becomes ready when the buffer is full or holds at least `most` tokens, or when `patience` sequences have
-    arrived after one that is still held. A sequence as long as the capacity becomes a pack at once. If `depth`, the
-    most sequences of a pack, is 1, each sequence does.
+    A pack is made when the buffer is full or holds at least `most` tokens, or when `patience` sequences have arrived
+    after one that is still held. A sequence as long as the capacity becomes a pack by itself at once. If `depth`, the
+    most sequences of a pack, is 1, every sequence does so.
 
-    Pack p gets the sequence numbers ``sequence[indptr[p]:indptr[p + 1]]``.
+    Pack p gets the sequence numbers ``sequence[indptr[p]:indptr[p + 1]]``, where ``indptr[0]`` must be 0.
     """
     capacity = queues.shape[0] - 2
     packs, at = 0, 0
@@ -316,9 +329,10 @@ def drain(
     indptr: NDArray[Any],
     sequence: NDArray[Any],
 ) -> int:
-    """Write all sequences held back as packs; return how many packs there are.
+    """Write packs of all sequences held back, so that none is held any more; return how many packs there are.
 
-    Pack p gets the sequence numbers ``sequence[indptr[p]:indptr[p + 1]]``.
+    A pack holds at most `depth` sequences. Pack p gets the sequence numbers ``sequence[indptr[p]:indptr[p + 1]]``,
+    where ``indptr[0]`` must be 0.
     """
     packs, at = 0, 0
     while state[HELD] > 0:

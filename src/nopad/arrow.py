@@ -1,9 +1,9 @@
 """Arrow arrays and files: convert CSR arrays to list arrays and back without a copy; read and write whole files.
 
-Files are read into memory and never memory-mapped: the system kills a process that reads a mapped file after it was
-truncated.
+Files are read into memory and never memory-mapped: if a mapped file is truncated, the system kills the process that
+reads it.
 
-pyarrow is imported at its first use, so that `import nopad` stays fast.
+pyarrow is imported at its first use, so that ``import nopad`` stays fast.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["list_array", "list_parts", "read_arrow", "write_arrow"]
 
 
 def write_arrow(path: Path, table: pa.Table) -> None:
-    """Write an uncompressed Arrow file, atomically.
+    """Write `table` as an uncompressed Arrow file; a file that exists at `path` is replaced atomically.
 
     Raises:
         StorageError: the disk is full, or the write failed.
@@ -41,7 +41,7 @@ def write_arrow(path: Path, table: pa.Table) -> None:
 
 
 def read_arrow(path: str | os.PathLike[str], *, sha256: str | None = None) -> pa.Table:
-    """Read an Arrow file into memory and validate it in full.
+    """Read an Arrow file into memory, validate it in full, and return its table.
 
     `sha256` is the hash that the content of the file must have, in hex; None: the hash is not checked. The table uses
     the bytes that were read and hashed, so later changes to the file do not affect it.
@@ -62,9 +62,9 @@ def read_arrow(path: str | os.PathLike[str], *, sha256: str | None = None) -> pa
 
 
 def list_array(indptr: NDArray[Any], values: NDArray[Any]) -> pa.Array:
-    """Wrap CSR arrays as an Arrow array without a copy: list i holds ``values[indptr[i]:indptr[i + 1]]``.
+    """Return CSR arrays as an Arrow list array without a copy: list i holds ``values[indptr[i]:indptr[i + 1]]``.
 
-    The type is ``large_list`` if `indptr` is int64, else ``list``. Its elements are not nullable.
+    Its type is ``large_list`` if `indptr` is int64, and otherwise ``list``. The elements of lists are not nullable.
     """
     import pyarrow as pa
 
@@ -79,7 +79,8 @@ def list_array(indptr: NDArray[Any], values: NDArray[Any]) -> pa.Array:
 def list_parts(array: pa.Array) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return the offsets (from 0) and the values of an Arrow list array, as NumPy arrays.
 
-    They are views of the array's memory, except for values that are booleans or strings, and the offsets of a slice.
+    Both are views of the array's memory, with two exceptions: values that are booleans or strings are copied, and so
+    are the offsets of a slice.
     """
     offsets = array.offsets.to_numpy()
     if offsets.size == 0:

@@ -1,10 +1,10 @@
 """Assign sequences to the packs of a plan.
 
-This takes O(n) time, and about 16 bytes per sequence beyond the result. By default, the generator of `nopad.random`
-decides the order of the packs, and which sequences of equal length go into which packs (training on packs sorted
-longest first is a known bug). ``order="source"`` stays close to the order of arrival instead: the sequence numbers in a
-pack ascend, packs are in the order of their first sequences, and the sequences of any one length are in order of
-arrival over all packs. The same lengths, plan, seed and order give the same packs on every machine.
+This takes O(n) time, and about 16 bytes per sequence beyond the result. By default, the random generator of
+`nopad.random` decides the order of the packs, and which sequences of equal length go into which packs (training on
+packs sorted longest first is a known bug). ``order="source"`` stays close to the order of arrival instead: the sequence
+numbers in a pack ascend, packs are in the order of their first sequences, and the sequences of any one length are in
+order of arrival over all packs. The same lengths, plan, seed and order give the same packs on every machine.
 """
 
 from __future__ import annotations
@@ -40,22 +40,26 @@ def pack(
     order: Order = "random",
     **options: Any,
 ) -> Packs:
-    """Plan and assign in one call: return the `Packs` of these lengths, with the plan's notes in `Packs.notes`.
+    """Plan which lengths share packs, and assign the sequences to these packs; return `Packs`.
+
+    With a histogram algorithm, this is short for `nopad.plan` and `nopad.assign`, and the notes of the plan are in
+    `Packs.notes`. An arrival-order algorithm packs the sequences themselves.
 
     Args:
         lengths: length of each sequence in tokens; integers ``[n]``, each from 1 to `capacity`.
         capacity: most tokens a pack may hold.
         depth: most sequences a pack may hold; None: unlimited.
         algorithm: one of `nopad.ALGORITHMS`.
-        seed: random seed. With order "random" it decides the order of the packs and, unless `algorithm` packs in order
-            of arrival, which sequences share packs.
-        order: "random" (by `seed`) or "source" (close to arrival order).
+        seed: random seed, used only if `order` is "random". It decides the order of the packs. Unless `algorithm` is an
+            arrival-order algorithm, it also decides which of several sequences of equal length goes into which pack.
+        order: "random" (by `seed`) or "source" (close to the order of arrival).
         options: options of the algorithm, and conditions on packs; see `nopad.plan`.
 
     Raises:
-        LengthError: a length is < 1, not an integer, or above `capacity`; or its square is above `max_squares`.
-        OptionError: capacity, depth, seed, order, algorithm or an option has an invalid value, or the algorithm has no
-            such option.
+        LengthError: lengths are not integers ``[n]``; or a length is below 1 or above `capacity`, or its square is
+            above `max_squares`.
+        OptionError: capacity, depth, seed, order, algorithm or an option has an invalid value, the algorithm has no
+            such option, or one of the other causes that `nopad.plan` lists.
 
     >>> import nopad
     >>> packs = nopad.pack([5, 3, 4, 2, 8], capacity=8)
@@ -80,15 +84,15 @@ def pack(
 
 
 def assign(plan: Plan, lengths: ArrayLike, *, seed: int = 0, order: Order = "random") -> Packs:
-    """Assign the sequences of `lengths` (integers ``[n]``) to the packs of `plan`.
+    """Assign the sequences of these lengths to the packs of a plan; return `Packs`.
 
-    `seed` and `order` are those of `nopad.pack`.
+    Sequence i has ``lengths[i]`` tokens; `lengths` are integers ``[n]``. `seed` and `order` are as in `nopad.pack`.
 
     Raises:
         PlanMismatchError: the plan does not cover exactly these lengths; the message names the first length whose count
             differs.
         OptionError: `order` or `seed` has an invalid value.
-        LengthError: a length is < 1, not an integer, or above the plan's capacity.
+        LengthError: lengths are not integers ``[n]``, or a length is below 1 or above the plan's capacity.
 
     >>> import nopad
     >>> plan = nopad.plan([5, 3, 4, 2], capacity=8)
@@ -139,7 +143,7 @@ def _assigned(plan: Plan, checked: NDArray[np.int32], seed: int, order: Order) -
 
 
 def _ranks(lengths: NDArray[np.int32], histogram: Histogram) -> NDArray[np.int32]:
-    """Return the rank of each length among the distinct lengths; int32 ``[n]``."""
+    """Return the rank of each length among the distinct lengths of `histogram`, which has them all; int32 ``[n]``."""
     ranks = np.empty(lengths.size, dtype=np.int32)
     if histogram.max_length <= 1 << 22:
         table = np.zeros(histogram.max_length + 1, dtype=np.int32)
@@ -153,11 +157,11 @@ def _ranks(lengths: NDArray[np.int32], histogram: Histogram) -> NDArray[np.int32
 def _packs_by_rank(
     plan: Plan, strategy_of_pack: NDArray[Any], indptr: NDArray[np.int64], ranks: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """Return (begin, packs): for each distinct length, the numbers of the packs that contain it, ascending.
+    """Return ``(begin, packs)``: for each distinct length, the numbers of the packs that have it, ascending.
 
-    The list of the k-th distinct length begins at ``packs[begin[k]]``; `begin` is int64 ``[distinct lengths]``, `packs`
-    is int32. `ranks` holds the lengths of all strategies, each as its rank among the distinct lengths; strategy s has
-    ``ranks[indptr[s]:indptr[s + 1]]``, and pack p has strategy ``strategy_of_pack[p]``.
+    The list of the k-th distinct length begins at ``packs[begin[k]]``. `begin` is int64 ``[distinct lengths]``, and
+    `packs` is int32. Strategy s has the lengths ``ranks[indptr[s]:indptr[s + 1]]``, each given as its rank among the
+    distinct lengths. Pack p has the strategy ``strategy_of_pack[p]``.
     """
     first = np.ones(ranks.size, dtype=bool)  # whether each begins a run of equal lengths in its strategy
     first[1:] = ranks[1:] != ranks[:-1]
@@ -171,10 +175,10 @@ def _packs_by_rank(
 
 
 def check_cover(plan: Plan, lengths: NDArray[np.int32]) -> None:
-    """Check that a plan covers exactly these lengths (int32 ``[n]``).
+    """Check that a plan covers exactly these lengths, int32 ``[n]``.
 
     Raises:
-        PlanMismatchError: it covers others; the message names the first length whose count differs.
+        PlanMismatchError: it covers other lengths; the message names the first length whose count differs.
     """
     covered, given = plan.histogram, Histogram.from_lengths(lengths)
     if covered == given:
@@ -193,7 +197,7 @@ def _check_order(order: str) -> None:
 
 
 def _kernels() -> Any:
-    """Import the compiled loops at their first use, since importing numba takes longer than all of nopad."""
+    """Return the module of compiled loops, imported only here: importing Numba takes longer than all of nopad."""
     from nopad import _kernels
 
     return _kernels

@@ -73,7 +73,7 @@ FOREIGN: tuple[type[BaseException], ...] = (Exception, SystemExit)
 
 
 def install(extra: str) -> str:
-    """Return, for error messages, the commands that install nopad with `extra`: from an index, or in a clone.
+    """Return the commands that install nopad with `extra`, from an index or in a clone, as text for error messages.
 
     >>> install("report")
     "pip install 'nopad[report]', or in a clone pip install -e '.[report]'"
@@ -151,8 +151,8 @@ class UnsupportedModelError(InputError):
 class NotPackSafeError(NopadError, AttributeError, TypeError):
     """A packed batch was used as an ordinary one, such as by a model that is not pack-safe.
 
-    In such a model, the sequences of a row would see each other. The error is also an AttributeError, so that `hasattr`
-    on the batch's attention mask returns False instead of raising, and a TypeError.
+    In such a model, the sequences of a row would see each other. The error is also a TypeError; and it is an
+    AttributeError, so that ``hasattr`` on the batch's attention mask returns False instead of raising.
     """
 
 
@@ -169,7 +169,9 @@ class OutputBusyError(OutputError):
 
 
 class ResumeError(OutputError):
-    """The job (packing or training) in the output folder cannot be resumed. There are four causes.
+    """The job (packing or training) in the output folder cannot be resumed.
+
+    There are four causes:
 
     * the job was started with other inputs or settings, or its input has changed since
     * its files are damaged or missing, or contradict each other
@@ -197,7 +199,7 @@ class DeadlineError(ServingError):
 
 
 class RequestError(ServingError):
-    """The model gives an error, NaN or no usable result for a request, or it is in training mode.
+    """The model raised an error for a request, gave NaN or no usable result, or is in training mode.
 
     The other requests of the batch are answered, unless the cause concerns them too.
     """
@@ -234,7 +236,7 @@ class CorruptError(NopadError):
 
 
 class InterruptedJobError(NopadError):
-    """The user stopped a job; running it again resumes it, or starts it anew if it was to replace a finished one."""
+    """The user stopped a job. To resume it, run it again; a job that replaces a finished one then begins anew."""
 
     exit_code = 130
 

@@ -1,6 +1,6 @@
-"""Write files so that a kill at any moment leaves the old content or the new, never a mixture.
+"""Write files so that a process killed at any moment leaves the old content or the new, never a mixture.
 
-Every write goes to a temporary name in the same folder, which is fsynced and renamed over the target; then the folder
+Every write goes to a temporary file in the same folder. This file is fsynced and renamed to the target; then the folder
 is fsynced.
 """
 
@@ -43,8 +43,8 @@ def local_path(given: str | os.PathLike[str]) -> Path:
     """Check a path that results will be written to, and return it as a `Path`.
 
     Raises:
-        OptionError: the path is a URL such as ``s3://...``, and there is no folder ``s3:`` here (results are written to
-            local folders only); or it cannot be written in UTF-8, which Parquet readers require.
+        OptionError: the path is a URL such as ``s3://...`` (results are written to local folders only), and there is no
+            folder called ``s3:``; or the path cannot be written in UTF-8, which Parquet readers require.
 
     >>> local_path("run-12:30")
     PosixPath('run-12:30')
@@ -65,8 +65,8 @@ def local_path(given: str | os.PathLike[str]) -> Path:
 def locked(path: Path) -> Iterator[None]:
     """Hold an exclusive lock on the lock file `path` inside a ``with`` block; the file is created or emptied.
 
-    Other processes on this machine that ask for the same lock wait. The operating system frees it if the process ends.
-    An error of the block is raised as it is.
+    Other processes on this machine that ask for the same lock wait. The operating system releases the lock if the
+    process ends. An error in the block is raised as it is.
 
     Raises:
         StorageError: the lock file cannot be written or locked.
@@ -103,9 +103,10 @@ def storage_errors(doing: str, path: Path) -> Iterator[None]:
 
 @contextmanager
 def damage_errors(path: Path, *raised: type[Exception]) -> Iterator[None]:
-    """In a ``with`` block that reads a file of a dataset, turn errors into an error that names the file.
+    """In a ``with`` block that reads the file `path` of a dataset, turn errors into an error that names the file.
 
-    `raised` are the exceptions, besides OSError, that reading a damaged file may raise.
+    `raised` are the exceptions that reading a damaged file may raise, besides OSError. Other exceptions are raised as
+    they are.
 
     Raises:
         CorruptError: the file is missing or damaged.
@@ -126,7 +127,7 @@ _OF_THE_FILE = (None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, er
 
 @contextmanager
 def preparing(path: Path) -> Iterator[Path]:
-    """For a ``with`` block, give a temporary path beside `path` to write to; the caller renames the file later.
+    """Give a ``with`` block a temporary path beside `path` to write to; the caller renames the file later.
 
     If the block raises any exception, the temporary file is removed.
 
@@ -144,7 +145,7 @@ def preparing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """For a ``with`` block, give a temporary path to write to; after the block, fsync the file and rename it to `path`.
+    """Give a ``with`` block a temporary path to write to; after the block, fsync the file and rename it to `path`.
 
     Raises:
         StorageError: the disk is full, or a write failed. If that happened before the renaming, `path` is unchanged,
@@ -159,7 +160,9 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_atomic(path: Path, content: bytes) -> None:
-    """Replace the content of `path` with `content`; if this fails before the final renaming, the old content stays.
+    """Replace the content of the file `path`, which need not exist, with `content`.
+
+    If this fails before the final renaming, the old content stays.
 
     Raises:
         StorageError: the disk is full, or the write failed.
@@ -181,7 +184,11 @@ def write_text(path: Path, text: str) -> None:
 
 
 def fsync_path(path: Path) -> None:
-    """Wait until the content of `path` is on disk."""
+    """Wait until the content of `path` is on disk.
+
+    Raises:
+        OSError: `path` cannot be opened, or fsync failed.
+    """
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -190,7 +197,11 @@ def fsync_path(path: Path) -> None:
 
 
 def fsync_folder(folder: Path) -> None:
-    """Wait until the folder's entries (names of files) are on disk."""
+    """Wait until the names of files in the folder are on disk.
+
+    Raises:
+        OSError: the folder cannot be opened, or fsync failed.
+    """
     fsync_path(folder)
 
 
@@ -205,7 +216,7 @@ def sha256_file(path: Path) -> str:
 
 
 def once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object's ``(key, value)`` pairs as a dict, for `json.loads`.
+    """Return the ``(key, value)`` pairs of a JSON object as a dict; for the `object_pairs_hook` of `json.loads`.
 
     Raises:
         ValueError: a key occurs twice, so that one of its values would be lost.

@@ -1,8 +1,9 @@
 """`Histogram`: how many sequences have each length, which is the input of planning.
 
-A `Histogram` is small (one entry per distinct length), exact (64-bit counts) and mergeable: ``a + b`` is the histogram
-of both inputs together, so shards can be counted anywhere. Counting is one pass in bounded memory: O(n) time for n
-sequences; O(longest length) space for lengths up to 2^22, O(distinct lengths) for longer ones.
+A `Histogram` is small (one entry per distinct length) and exact (64-bit counts). Histograms can be added: ``a + b`` is
+the histogram of both inputs together, so the parts of a corpus can be counted on different machines. Counting is one
+pass in bounded memory: O(n) time for n sequences; O(longest length) memory for lengths up to 2^22, O(distinct lengths)
+for longer ones.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _DENSE = 1 << 22
 
 @dataclass(frozen=True, eq=False)
 class Histogram:
-    """Number of sequences of each length.
+    """Number of sequences of each length. The arrays are copies of those given, and read-only.
 
     Attributes:
         lengths: distinct lengths in tokens, ascending, each >= 1; int64 ``[k]``.
@@ -68,10 +69,10 @@ class Histogram:
 
     @classmethod
     def from_lengths(cls, lengths: ArrayLike) -> Histogram:
-        """Return the histogram of the lengths in an integer array ``[n]`` of any int dtype, which may be memory-mapped.
+        """Return the histogram of the lengths in an array ``[n]`` of any int dtype; it may be memory-mapped.
 
         Raises:
-            LengthError: a length is < 1, not an integer, masked, or above 2^31 - 1; or the array is not
+            LengthError: a length is below 1, above 2^31 - 1, not an integer, or masked; or the array is not
                 one-dimensional.
         """
         return cls.from_chunks([integers(lengths)])
@@ -81,7 +82,8 @@ class Histogram:
         """Return the histogram of all lengths in an iterable of integer arrays ``[n]``, counted in bounded memory.
 
         Raises:
-            LengthError: a length is < 1, not an integer, masked, or above 2^31 - 1; or an array is not one-dimensional.
+            LengthError: a length is below 1, above 2^31 - 1, not an integer, or masked; or an array is not
+                one-dimensional.
 
         >>> Histogram.from_chunks([2, 2] for _ in range(3)).counts.tolist()
         [6]
@@ -107,7 +109,7 @@ class Histogram:
         """Return the histogram of a ``{length: count}`` map; zero counts are left out.
 
         Raises:
-            LengthError: a length is not an integer from 1 to 2^31 - 1, or a count not an integer from 0 to 2^63 - 1.
+            LengthError: a length is not an integer from 1 to 2^31 - 1, or a count is not an integer from 0 to 2^63 - 1.
         """
         kept = []
         for length, count in counts.items():
@@ -125,17 +127,22 @@ class Histogram:
 
     @classmethod
     def load(cls, path: str | Path) -> Histogram:
-        """Read a histogram from JSON: ``{"histogram": [counts for length 1, 2, ...]}`` or a ``{length: count}`` map.
+        """Read a histogram from a JSON file.
+
+        The counts are a list, for the lengths 1, 2, 3 and so on, or a map ``{length: count}``. They are the field
+        ``histogram`` of the document, or the whole document.
 
         Raises:
-            FormatError: the file is missing, not JSON, holds no histogram, or states a capacity that is not an integer
-                from 1 to 2^31 - 1.
+            FormatError: the file cannot be read, is not JSON, holds no histogram, or states a capacity that is not an
+                integer from 1 to 2^31 - 1.
             LengthError: a length or count in it is not an integer, or is out of range.
         """
         return read_histogram(path)[0]
 
     def save(self, path: str | Path) -> None:
-        """Write JSON that `load` reads: ``{"format": ..., "histogram": {length: count}}``.
+        """Write a JSON file that `load` reads: ``{"format": ..., "histogram": {length: count}, ...}``.
+
+        A file that exists at `path` is replaced.
 
         Raises:
             StorageError: the disk is full, or the write failed.
@@ -199,25 +206,29 @@ class Histogram:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the content, in hex: a fixed prefix, all lengths, then all counts, as little-endian int64."""
+        """SHA-256 of the content, in hex.
+
+        The bytes hashed are a fixed prefix, all lengths, then all counts; the numbers are little-endian int64.
+        """
         digest = hashlib.sha256(b"nopad.histogram.v1\0")
         digest.update(self.lengths.astype("<i8").tobytes())
         digest.update(self.counts.astype("<i8").tobytes())
         return digest.hexdigest()
 
     def to_dict(self) -> dict[int, int]:
-        """Return ``{length: count}``."""
+        """Return the histogram as a dict ``{length: count}``, in ascending order of length."""
         return dict(zip(self.lengths.tolist(), self.counts.tolist(), strict=True))
 
 
 def read_histogram(path: str | Path) -> tuple[Histogram, int | None]:
     """Read a histogram file; return the histogram, and the capacity that the file states (None if it states none).
 
-    The capacity is the field ``max_sequence_length``; for a list of counts without this field, the length of the list.
+    The capacity is the field ``max_sequence_length``. Without this field, it is the number of counts if these are a
+    list. `Histogram.load` says what a file may hold.
 
     Raises:
-        FormatError: the file is missing, not JSON, holds no histogram, or states a capacity that is not an integer from
-            1 to 2^31 - 1.
+        FormatError: the file cannot be read, is not JSON, holds no histogram, or states a capacity that is not an
+            integer from 1 to 2^31 - 1.
         LengthError: a length or count in it is not an integer, or is out of range.
     """
     try:
@@ -244,19 +255,21 @@ def read_histogram(path: str | Path) -> tuple[Histogram, int | None]:
 
 
 def _is_length(key: str) -> bool:
-    """Whether a JSON key is a length as `save` writes it: at most 20 digits, without a sign or leading zeros.
+    """Return whether a JSON key is a length as `save` writes it: at most 20 digits, without a sign or leading zeros.
 
-    Then no two keys of a file can mean the same length.
+    If all keys of a file are such lengths, no two of them mean the same length.
     """
     return key.isascii() and key.isdecimal() and len(key) <= 20 and str(int(key)) == key
 
 
 def integers(lengths: ArrayLike, name: str = "lengths") -> NDArray[Any]:
-    """Return `lengths` as a 1-D integer array, without a copy if it already is one; error messages call it `name`.
+    """Return `lengths` as a one-dimensional integer array, without a copy if it already is one.
+
+    An empty array may have any dtype, and becomes int64. Error messages call the lengths `name`.
 
     Raises:
-        LengthError: the dtype is not an integer type (even if floats are whole), the array is not one-dimensional, or a
-            value is masked. An empty array may have any dtype.
+        LengthError: the dtype is not an integer type (floats are refused even if they are whole numbers), the array is
+            not one-dimensional, or a value is masked.
     """
     if isinstance(lengths, np.ma.MaskedArray) and np.ma.is_masked(
         lengths
@@ -287,8 +300,8 @@ def as_lengths(lengths: ArrayLike, capacity: int | None = None) -> NDArray[np.in
     """Return lengths as a contiguous int32 array ``[n]``, after checking them.
 
     Raises:
-        LengthError: a length is < 1, not an integer, masked, or above `capacity` (None: 2^31 - 1), or the array is not
-            one-dimensional.
+        LengthError: a length is below 1, above `capacity` (None: 2^31 - 1), not an integer, or masked; or the array is
+            not one-dimensional.
     """
     array = integers(lengths)
     if array.size:
@@ -309,14 +322,14 @@ def as_lengths(lengths: ArrayLike, capacity: int | None = None) -> NDArray[np.in
 
 
 def exact_sum(values: NDArray[np.int64]) -> int:
-    """Return the sum of non-negative integers (int64 ``[n]``) as a Python integer, exact beyond 64 bits."""
+    """Return the exact sum of integers of at least 0 (int64 ``[n]``), as a Python integer of any size."""
     if values.size and int(values.max()) > (2**63 - 1) // values.size:
         return sum(values.tolist())
     return int(values.sum())
 
 
 def exact_dot(a: NDArray[np.int64], b: NDArray[np.int64]) -> int:
-    """Return the sum of products as a Python integer, exact beyond 64 bits (both arrays non-negative)."""
+    """Return the exact sum of ``a[i] * b[i]``, as a Python integer of any size; no entry may be negative."""
     if a.size and int(a.max()) * int(b.max()) > (2**63 - 1) // a.size:
         return sum(map(mul, a.tolist(), b.tolist()))
     return int(a @ b)
@@ -327,14 +340,15 @@ def _is_integer(value: object) -> bool:
 
 
 def _count(chunk: NDArray[Any], offset: int, dense: NDArray[np.int64], sparse: dict[int, int]) -> NDArray[np.int64]:
-    """Add the lengths in `chunk`, a part of an array, to the counts in `dense`; all to `sparse` if one is above 2^22.
+    """Count the lengths in `chunk`, a part of an array, and return the dense table of counts.
 
-    ``dense[l]`` is the number of sequences of length l so far, and `sparse` maps lengths to such numbers. Returns the
-    dense table, which may be a new, longer one; `sparse` is changed in place. `offset` is the index of the chunk's
-    first length, for messages.
+    ``dense[l]`` is the number of sequences of length l so far; `sparse` maps further lengths to such numbers. If a
+    length in the chunk is above 2^22, the whole chunk is added to `sparse`, in place. Otherwise it is added to `dense`,
+    and the table returned is a new one, which may be longer. `offset` is the index of the chunk's first length, for
+    error messages.
 
     Raises:
-        LengthError: a length is < 1, or above 2^31 - 1.
+        LengthError: a length is below 1, or above 2^31 - 1.
     """
     low, high = int(chunk.min()), int(chunk.max())
     if low < 1:

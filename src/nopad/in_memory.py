@@ -60,20 +60,27 @@ def pack_dataset(
 ) -> PackedDataset:
     """Pack data that are in memory, and return the packed dataset.
 
-    Records become sequences exactly as by ``nopad pack``: the same tokens and labels, and the same records are refused.
-    No record is left out silently. A record that is bad or too long is an error unless an option says otherwise, and a
-    warning counts the empty ones. ``dataset.manifest.counts`` and the dataset's `repr` say how many records were left
-    out, cut or split; `repr` also names the columns that are not packed.
+    Records become sequences exactly as in the command ``nopad pack``: with the same tokens and labels, and the same
+    records are refused. No record is left out silently: a record that is bad or too long is an error unless an option
+    says otherwise, and a warning counts the empty records that are left out. ``dataset.manifest.counts`` and the
+    ``repr`` of the dataset say how many records were left out, cut or split; the ``repr`` also names the columns that
+    are not packed.
 
     Args:
-        data: a `datasets.Dataset` or `IterableDataset`; a list of dicts, an iterator of dicts, or a function that
-            returns such an iterator; a list of lists of token ids; a list of texts; a table of pandas, polars or
-            pyarrow; a dict that names several of these, whose records are counted by name; or a source from
-            `nopad.open_source`. Records have ``input_ids``, a ``text``, or a chat: ``messages``, ``conversations``, or
-            ``prompt`` and ``completion``.
+        data: one of these:
+
+            * a `datasets.Dataset` or `IterableDataset`
+            * a list of dicts, an iterator of dicts, or a function that returns such an iterator
+            * a list of lists of token ids, or a list of texts
+            * a table of pandas, polars or pyarrow
+            * a dict with several of these by name; their records are counted by name
+            * a source from `nopad.open_source`
+
+            Records have ``input_ids``, a ``text``, or a chat: ``messages``, ``conversations``, or ``prompt`` and
+            ``completion``.
         capacity: maximum number of tokens in a pack.
-        tokenizer: for texts, anything that `nopad.load_tokenizer` takes; for chats and pairs of texts, a tokenizer from
-            transformers, or the folder or hub name of one; not needed for ready-made ids.
+        tokenizer: for texts, anything that `nopad.load_tokenizer` takes. For chats and pairs of texts, a tokenizer from
+            transformers, or the folder or hub name of one. Not needed for ready-made ids.
         task: a task of `nopad.tasks` that turns the records into sequences with labels, such as
             ``Classification(tokenizer, ["no", "yes"])``. None: texts, pairs, chats and ids are read as `nopad pack`
             reads them.
@@ -84,7 +91,7 @@ def pack_dataset(
         seed: random seed, which decides which sequences share packs and the order of the packs, as in `nopad.pack`.
         order: order of the packs, as in `nopad.pack`: "random", or "source" to stay close to the order of the records.
         over_long: what happens to records longer than `capacity`: "error", "truncate", "split" or "drop"
-            (`CorpusOptions`). Chats and pairs cannot be split; a task supports the values in its `policies`.
+            (`CorpusOptions`). Chats and pairs cannot be split. A task allows the values in its attribute ``policies``.
         empty: what happens to empty records, as in `CorpusOptions`; not allowed with a task.
         on_bad_record: what happens to bad records, as in `CorpusOptions`; not allowed with a task.
         special_tokens: whether the tokenizer's special tokens are added to texts, as in `CorpusOptions`; False is not
@@ -96,8 +103,8 @@ def pack_dataset(
         chat: whether the records are chats; None: the first record decides. A dict means True and sets options:
             ``last_only``, ``rewriting``, ``end_of_turn``, ``template`` and ``roles``, as in `nopad.tasks.Chat`.
         ids_field: column of ready-made ids; None: ``input_ids``.
-        carry: names of further columns to pack. "auto": with ids, all columns that can be packed; with texts, the
-            column ``labels``, ``label`` or ``label_ids`` if it holds numbers.
+        carry: names of further columns to pack. "auto": for ids, all columns that can be packed; for texts, the column
+            ``labels``, ``label`` or ``label_ids`` if it holds numbers.
         mask_field: column that is 0 at padding tokens, which are removed. "auto": ``attention_mask`` if it holds lists
             and `pad_id` is None; None: no column.
         pad_id: id of padding tokens, which are removed at both ends of a record; None: no id is padding.
@@ -171,7 +178,11 @@ def _content(
     ids_field: str | None,
     pad_id: int | None,
 ) -> Content:
-    """Return what the records hold according to these options; raise OptionError if one is invalid."""
+    """Return what the records hold according to these options.
+
+    Raises:
+        OptionError: an option is invalid, or options contradict each other.
+    """
     fields = (text_field,) if isinstance(text_field, str) else tuple(text_field or ())
     if text_pair is not None and (isinstance(text_pair, str) or len(text_pair) != 2):
         raise OptionError(f"text_pair is {text_pair!r}; it is two columns, such as ('question', 'answer')")
@@ -191,9 +202,9 @@ def _content(
 def _source(
     data: Any, corpus: CorpusOptions, reading: ReaderOptions, tokenizer: Any, task: Task | None, content: Content
 ) -> tuple[Source, CorpusOptions, Tokenizer | None]:
-    """Return the arguments of `pack_corpus` for these data: (source, options of the corpus, tokenizer).
+    """Return the arguments of `pack_corpus` for these data: ``(source, options of the corpus, tokenizer)``.
 
-    The tokenizer is None if none was given, if the source gives ready-made ids, or if a task makes the sequences.
+    The tokenizer is None if none was given, if the source has ready-made ids, or if a task makes the sequences.
 
     Raises:
         OptionError: an option does not apply to these data, or they are texts and there is no tokenizer.
@@ -236,10 +247,10 @@ def _of_transformers(tokenizer: Any) -> Any:
 
 
 def _seen(data: Any) -> tuple[Any, Mapping[str, Any] | None]:
-    """Return (data in a form that can be read as records, the first record).
+    """Return ``(data, first)``: the data in a form that can be read as records, and the first record.
 
     The first record is None if it is not a dict, or if it is not known before the data are read. If the data are an
-    iterator, its first record is read, and the returned iterator gives it again.
+    iterator, its first record is read; the iterator that is returned yields this record again.
 
     Raises:
         SourceError: the data are a path; or a dataset, list or iterator has no record, or its records are numbers.
@@ -334,7 +345,9 @@ def _of_task(
 
 
 def _limited(task: Task, corpus: CorpusOptions, tokenizer: Any) -> Task:
-    """Return the task; if it has no `max_length`, a copy that gets the capacity and `over_long` from `corpus`.
+    """Return the task with a `max_length`: the task itself if it has one, otherwise a copy of it.
+
+    The copy gets the capacity in `corpus` as its `max_length`, and `over_long` from `corpus`.
 
     Raises:
         OptionError: `task` is not a task, does not have this `over_long`, or contradicts `tokenizer` or `corpus`.
@@ -364,7 +377,11 @@ def _limited(task: Task, corpus: CorpusOptions, tokenizer: Any) -> Task:
 
 
 def _refuse(options: CorpusOptions | ReaderOptions, known: set[str], told: str) -> None:
-    """Raise OptionError if an option, unless it is in `known`, differs from its default; `told` says why it may not."""
+    """Refuse options that differ from their defaults, except those named in `known`.
+
+    Raises:
+        OptionError: there is such an option; the message ends with `told`, which says what the option is for.
+    """
     for field in fields(options):
         if field.name not in known and getattr(options, field.name) != field.default:
             raise OptionError(f"{field.name} is {told}")

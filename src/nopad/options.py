@@ -38,7 +38,9 @@ class Option:
     none: bool = False
 
     def check(self, name: str, value: Any) -> Any:
-        """Return `value` as a plain Python value, if it is allowed for the option called `name`.
+        """Check `value`, given for the option called `name`; return it as a plain Python value.
+
+        Integer scalars of NumPy and torch become Python integers.
 
         Raises:
             OptionError: the value is not allowed; the message gives the allowed values.
@@ -59,7 +61,9 @@ class Option:
 
 
 def check_choice(name: str, value: Any, kind: Any) -> Any:
-    """Return `value` if it is one of the strings of `kind`, a `Literal` of two or more.
+    """Return `value` if it is one of the strings of `kind`, a `Literal` of two or more strings.
+
+    `name` is the name of the option, for the error message.
 
     Raises:
         OptionError: `value` is none of these strings; the message lists them.

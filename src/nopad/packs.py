@@ -1,8 +1,8 @@
 """`Packs`: which sequences are in which pack, and in what order.
 
-Packs are stored as compressed sparse rows (CSR): pack p holds the sequences ``sequence[indptr[p]:indptr[p + 1]]``, one
-after the other from offset 0. The size is at most two integers per sequence: 16 million sequences in 8 million packs
-take about 100 MB, in memory and on disk (``packs.arrow``: one Arrow ``list`` column, readable by any Arrow library).
+Packs are stored as compressed sparse rows (CSR): pack p holds the sequences ``sequence[indptr[p]:indptr[p + 1]]``, in
+this order. This takes at most two integers per sequence: 16 million sequences in 8 million packs take about 100 MB, in
+memory and on disk. A file of packs (``packs.arrow``) has one Arrow ``list`` column, which any Arrow library can read.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FORMAT_VERSION = 1
 
 
 def index_dtype(n: int) -> type[np.int32] | type[np.int64]:
-    """Return the narrowest index type for `n` sequences: int32 below 2^31, else int64."""
+    """Return the dtype of indices of `n` sequences: int32 if `n` is below 2^31, otherwise int64."""
     return np.int32 if n < 2**31 else np.int64
 
 
@@ -78,6 +78,8 @@ class Packs:
     def __getitem__(self, at: slice) -> Packs: ...
     def __getitem__(self, at: int | slice) -> NDArray[Any] | Packs:
         """Return the sequence numbers of one pack, ``[n]``; for a slice, return `Packs` with the packs in that slice.
+
+        A negative number counts from the end. The array is a view of `sequence`.
 
         Raises:
             IndexError: there is no pack with this number.
@@ -144,7 +146,7 @@ class Packs:
 
         Raises:
             PlanMismatchError: a sequence number is not below the number of lengths.
-            LengthError: a length is < 1 or not an integer.
+            LengthError: lengths are not integers ``[n]`` from 1 to 2^31 - 1.
         """
         lens = as_lengths(lengths)
         if self.sequence.max(initial=-1) >= lens.size:
@@ -153,13 +155,14 @@ class Packs:
         return chosen
 
     def check(self, lengths: ArrayLike) -> None:
-        """Check that these packs fit `lengths`: each sequence once, within capacity and depth.
+        """Check that these packs fit `lengths`.
 
-        If `lengths_sha256` is known, it must be that of `lengths` too.
+        Each sequence must be in one pack, and packs must keep to the capacity and the depth. If `lengths_sha256` is not
+        None, it must be the SHA-256 of `lengths`.
 
         Raises:
             PlanMismatchError: the packs fail this check; the message names the first problem.
-            LengthError: a length is < 1 or not an integer.
+            LengthError: lengths are not integers ``[n]`` from 1 to 2^31 - 1.
         """
         problem = self.problem(as_lengths(lengths))
         if problem:
@@ -180,7 +183,11 @@ class Packs:
         return None
 
     def disorder(self, n: int) -> str | None:
-        """Return as text why the packs do not hold each of `n` sequences once, within the depth; None if they do."""
+        """Return the first problem with the sequence numbers, as text; None if there is none.
+
+        Each of `n` sequences must be in one pack, no pack may be empty, and packs must keep to the depth. Lengths are
+        not looked at.
+        """
         if self.sequences != n:
             return f"packs hold {self.sequences:,} sequences, the lengths are {n:,}"
         if self.indptr[0] != 0 or self.indptr[-1] != self.sequences:
@@ -204,7 +211,9 @@ class Packs:
         return replace(self, lengths_sha256=lengths_sha256(lengths))
 
     def save(self, path: str | Path) -> None:
-        """Write an Arrow file of one column, ``sequence``: ``list<int32>`` or ``large_list<int64>``, one row per pack.
+        """Write an Arrow file with one column, ``sequence``, and one row per pack; an existing file is replaced.
+
+        The type of the column is ``list<int32>`` or ``large_list<int64>``, as `indptr` is int32 or int64.
 
         Raises:
             StorageError: the disk is full, or the write failed.
@@ -224,13 +233,13 @@ class Packs:
 
     @classmethod
     def load(cls, path: str | Path) -> Packs:
-        """Load a file that `save` wrote, and check that no pack is empty or exceeds the depth.
+        """Return the packs in a file that `save` wrote, after a check that no pack is empty or exceeds the depth.
 
-        Whether each sequence occurs once and the lengths fit cannot be checked without the lengths: use
-        `check(lengths)`.
+        Without the lengths, it cannot be checked whether each sequence occurs once, and whether packs keep to the
+        capacity: call `check` with the lengths for this.
 
         Raises:
-            FormatError: the file is missing, damaged, or not written by `save`.
+            FormatError: the file cannot be read, is damaged, or was not written by `save`.
         """
         import pyarrow as pa
 
@@ -284,7 +293,10 @@ def _is_number(text: str) -> bool:
 
 
 def lengths_sha256(lengths: NDArray[np.int32]) -> str:
-    """Return the SHA-256 of a fixed prefix and the lengths in their given order, as little-endian int32, in hex."""
+    """Return the SHA-256 of lengths in the order given, in hex.
+
+    The bytes hashed are a fixed prefix, then the lengths as little-endian int32.
+    """
     digest = hashlib.sha256(b"nopad.lengths.v1\0")
     for begin in range(0, lengths.size, 1 << 20):
         digest.update(lengths[begin : begin + (1 << 20)].astype("<i4").tobytes())
@@ -294,7 +306,7 @@ def lengths_sha256(lengths: NDArray[np.int32]) -> str:
 def take_lists(
     indptr: NDArray[Any], values: NDArray[Any], chosen: NDArray[np.int64]
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return the bounds and values of the lists numbered `chosen`, in this order.
+    """Return ``(indptr, values)`` of the lists with the numbers `chosen`, in this order, as new arrays.
 
     List k is ``values[indptr[k]:indptr[k + 1]]``.
     """

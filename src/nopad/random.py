@@ -1,7 +1,8 @@
 """The random number generator of nopad, specified here so that its numbers never change.
 
-The numbers are counter-based: every draw depends only on (key, index), so any rank or worker computes the same value
-without history, and no upgrade of NumPy or torch changes it. The generator is SplitMix64, computed at an index:
+The generator is counter-based: every draw depends only on a key and an index. So any rank or worker computes the same
+value without the draws before it, and no upgrade of NumPy or torch changes it. The generator is SplitMix64, computed at
+an index:
 
 * ``mix(x)``: ``x ^= x >> 30; x *= 0xBF58476D1CE4E5B9; x ^= x >> 27; x *= 0x94D049BB133111EB; x ^= x >> 31`` (mod 2^64)
 * ``key(p0, p1, ...)``: start at 0; for each part ``k = mix((k ^ part) + 0x9E3779B97F4A7C15)``
@@ -42,7 +43,7 @@ STREAM_PAIRS = 13
 
 
 def mix(x: int) -> int:
-    """Mix the bits of a 64-bit integer (SplitMix64 finaliser).
+    """Return a 64-bit integer with its bits mixed (SplitMix64 finaliser).
 
     >>> hex(mix(1))
     '0x5692161d100b05e5'
@@ -54,7 +55,7 @@ def mix(x: int) -> int:
 
 
 def key(*parts: int) -> int:
-    """Return the 64-bit key of a random choice, for example ``key(seed, STREAM_PACK_ORDER)``."""
+    """Return the 64-bit key of a random choice, made from integers; for example ``key(seed, STREAM_PACK_ORDER)``."""
     k = 0
     for part in parts:
         k = mix((k ^ (int(part) & MASK)) + GOLDEN)  # int(): a NumPy integer cannot hold MASK
@@ -62,7 +63,7 @@ def key(*parts: int) -> int:
 
 
 def keys(values: NDArray[Any], *parts: int) -> NDArray[np.uint64]:
-    """Return ``key(*parts, value)`` for each of `values` at once; uint64, same shape.
+    """Return ``key(*parts, value)`` for each of `values`; uint64, with the shape of `values`.
 
     >>> keys(np.array([3, 4]), 7, 2).tolist() == [key(7, 2, 3), key(7, 2, 4)]
     True
@@ -79,7 +80,7 @@ def draw(key: int, index: int) -> int:
 
 
 def bounded(u: int, n: int) -> int:
-    """Map a 64-bit draw `u` to an integer from 0 to ``n - 1``.
+    """Return an integer from 0 to ``n - 1`` for a 64-bit draw `u`.
 
     If `u` is uniform, each integer has the probability ``1 / n``, to within ``1 / 2^64``.
     """

@@ -19,7 +19,7 @@ SEAL = "sha256"
 
 
 def sealed(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of a document with the field ``sha256`` added, the checksum of all its other fields.
+    """Return a copy of a document with the field ``sha256`` added: the checksum of all its other fields, in hex.
 
     >>> unsealed(sealed({"a": 1}))
     {'a': 1}
@@ -42,14 +42,15 @@ def unsealed(document: Any) -> dict[str, Any]:
 
 
 def sealed_line(document: Mapping[str, Any]) -> bytes:
-    """Return a sealed document as one line of a journal."""
+    """Return a document, sealed, as one line of a journal: JSON that ends in a newline."""
     return json.dumps(sealed(document)).encode() + b"\n"
 
 
 def sealed_lines(path: Path) -> Iterator[tuple[dict[str, Any] | None, int]]:
-    """Yield (document, end offset in bytes) for each line of a journal; the document of a damaged line is None.
+    """Yield ``(document, end)`` for each line of a journal; ``end`` is where the line ends in the file, in bytes.
 
-    A missing file has no lines.
+    The documents are without their checksums. The document of a damaged line is None. A file that does not exist has no
+    lines.
 
     Raises:
         OSError: the file cannot be read.

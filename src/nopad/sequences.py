@@ -1,8 +1,8 @@
 """`Sequences`: n sequences stored in columns; nopad reads, packs and writes tokens in this form.
 
-Per-token columns are flat arrays of concatenated sequences; per-sequence columns have one entry per sequence. Of the
-methods, only `gathered` and `joined` copy tokens, so selecting sequences of a memory-mapped corpus does not read their
-tokens.
+Per-token columns are flat arrays with one value per token, in which each sequence is contiguous; per-sequence columns
+have one entry per sequence. Of the methods, only `gathered` and `joined` copy tokens, so selecting sequences of a
+memory-mapped corpus does not read their tokens.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ class Sequences:
 
     Attributes:
         seq_lengths: length of each sequence in tokens; int32 ``[n]``.
-        tokens: per-token columns by name, with ``input_ids`` if the token ids are known; ``[T]`` if concatenated, or
-            longer arrays in which `begin` says where each sequence begins.
-        values: per-sequence columns by name; ``[n]``, NumPy or Arrow arrays.
-        begin: where each sequence begins in the per-token columns; int64 ``[n]``; None: they are concatenated.
+        tokens: per-token columns by name, with ``input_ids`` if the token ids are known. If `begin` is None, they are
+            the concatenated sequences, ``[T]``.
+        values: per-sequence columns by name; ``[n, ...]`` NumPy arrays, or Arrow arrays of n entries.
+        begin: where each sequence begins in the per-token columns, which may then hold other tokens too; int64 ``[n]``.
+            None: sequences are concatenated, the first at 0.
 
     >>> made = Sequences(seq_lengths=np.array([2, 1, 3], np.int32), tokens={"input_ids": np.arange(6)})
     >>> chosen = made.take(np.array([2, 0]))
@@ -56,11 +57,11 @@ class Sequences:
         return np.cumsum(self.seq_lengths, dtype=np.int64) - self.seq_lengths
 
     def take(self, numbers: NDArray[np.int64]) -> Sequences:
-        """Return the sequences with these numbers, in this order, without copying per-token columns."""
+        """Return the sequences with these numbers (int64 ``[m]``), in this order; per-token columns are not copied."""
         return self._chosen(numbers, lambda column: _taken(column, numbers))
 
     def part(self, begin: int, end: int) -> Sequences:
-        """Return sequences `begin` to `end` (exclusive), as views."""
+        """Return the sequences from `begin` to `end` (exclusive); their columns are views or slices, not copies."""
         span = slice(begin, end)
         if self.begin is not None:
             return self._chosen(span, lambda column: column[span])
@@ -74,7 +75,10 @@ class Sequences:
         )
 
     def gathered(self) -> Sequences:
-        """Return the same sequences with concatenated per-token columns, copied if necessary. O(tokens)."""
+        """Return the same sequences with concatenated per-token columns; O(tokens).
+
+        If these are concatenated already, the object itself is returned; otherwise they are copied.
+        """
         if self.begin is None:
             return self
         ends = np.cumsum(self.seq_lengths, dtype=np.int64)
@@ -85,9 +89,10 @@ class Sequences:
 
     @staticmethod
     def joined(parts: SequenceOf[Sequences]) -> Sequences:
-        """Return the sequences of all parts, concatenated. O(tokens).
+        """Return the sequences of all parts, one part after the other; O(tokens).
 
-        All parts must have the same columns, as NumPy arrays, with concatenated tokens (`gathered`).
+        There must be at least one part. All parts must have the same columns, as NumPy arrays, with concatenated tokens
+        (`gathered`). A single part is returned itself.
         """
         if len(parts) == 1:
             return parts[0]
@@ -108,9 +113,9 @@ class Sequences:
 
 
 def labelled(given: Sequences) -> Sequences:
-    """Return the sequences with ``label`` or ``label_ids`` renamed to ``labels``, as transformers does.
+    """Return the sequences with the column ``label`` or ``label_ids`` renamed to ``labels``, as transformers does.
 
-    If there is a column ``labels``, nothing is renamed.
+    If there is a column ``labels``, or none of these, `given` itself is returned.
 
     Raises:
         BatchError: there are both ``label`` and ``label_ids``, and no ``labels``.
@@ -129,7 +134,7 @@ def labelled(given: Sequences) -> Sequences:
 
 
 def _taken(column: Any, numbers: NDArray[np.int64]) -> Any:
-    """Return the entries of a column with these numbers; the column is a NumPy array ``[n, ...]`` or an Arrow array."""
+    """Return the entries of a column with these numbers; `column` is a NumPy array ``[n, ...]`` or an Arrow array."""
     if isinstance(column, np.ndarray):
         return column[numbers]
     import pyarrow as pa
@@ -138,7 +143,10 @@ def _taken(column: Any, numbers: NDArray[np.int64]) -> Any:
 
 
 def as_integers(column: NDArray[Any]) -> NDArray[Any]:
-    """View values of 1, 2, 4 or 8 bytes as integers of the same width, so that a kernel is compiled once per width."""
+    """Return a view of `column` as signed integers of the same width, so that a kernel is compiled once per width.
+
+    The values of `column` must have 1, 2, 4 or 8 bytes. Signed integers are returned as they are.
+    """
     return column if column.dtype in _SIGNED else column.view(_INTEGERS[column.itemsize])
 
 
@@ -147,9 +155,10 @@ _SIGNED = frozenset(_INTEGERS.values())
 
 
 def gather_runs(column: NDArray[Any], begins: NDArray[np.int64], lengths: NDArray[Any]) -> tuple[NDArray[Any], int]:
-    """Return ``(runs, bits)``: runs of a flat column, concatenated, and the bitwise OR of all values (as integers).
+    """Return ``(runs, bits)``: runs of a flat column, concatenated, and the bitwise OR of all values in them.
 
-    Run i is ``column[begins[i]:begins[i] + lengths[i]]``, and must lie within the column.
+    Run i is ``column[begins[i]:begins[i] + lengths[i]]``, and must lie within the column. For the OR, values are taken
+    as signed integers of the same width (`as_integers`).
     """
     from nopad._kernels import gather_tokens
 

@@ -1,4 +1,4 @@
-"""`Pool`: threads of a generator, which may still be open when Python ends."""
+"""`Pool`: a pool of threads for a generator, safe even if the generator is still open when Python ends."""
 
 from __future__ import annotations
 
@@ -18,6 +18,6 @@ class Pool(ThreadPoolExecutor):
     _is_ending = staticmethod(sys.is_finalizing)  # an attribute: globals of this module may be gone, too
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Do what `ThreadPoolExecutor.shutdown` does; nothing while Python ends."""
+        """Shut down as `ThreadPoolExecutor.shutdown` does; do nothing while Python ends."""
         if not self._is_ending():
             ThreadPoolExecutor.shutdown(self, wait, cancel_futures=cancel_futures)

@@ -6,7 +6,7 @@ __all__ = ["counted"]
 
 
 def counted(number: int, noun: str) -> str:
-    """Return a number and its noun, in the plural unless it is 1.
+    """Return a number and its noun as text; the noun gets an "s" unless the number is 1.
 
     >>> counted(1, "row"), counted(2088, "row")
     ('1 row', '2,088 rows')

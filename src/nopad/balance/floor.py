@@ -2,8 +2,8 @@
 
 A step takes as long as its costliest rank. However units are dealt, the cost of this rank is at least the mean cost of
 all ranks. It is also at least the cost of the costliest unit, since one rank must take that unit. The larger of the two
-gives the *floor*, a lower bound on the share of time lost by waiting. Only splitting a sequence over several ranks
-(context parallelism) gets below it.
+gives the *floor*: a lower bound on the *waste*, the fraction by which a step takes longer than if all ranks had equal
+costs. Only splitting a sequence over several ranks (context parallelism) gets below the floor.
 """
 
 from __future__ import annotations

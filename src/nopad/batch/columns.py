@@ -1,8 +1,8 @@
 """Turn lists, rows of a packed dataset, or dicts into `Sequences`, which hold one flat array per column.
 
-Per-token columns, such as ``input_ids``, hold numbers; integers become int64. Floats in tensors and arrays keep their
-dtype, and Python floats become float32, as in transformers' collators; NumPy has no bfloat16, which becomes float32.
-Per-sequence columns are NumPy arrays; strings are in object arrays.
+Columns with a value per token, such as ``input_ids``, hold numbers; integers become int64. Floats in tensors and arrays
+keep their dtype, but bfloat16 becomes float32, since NumPy does not have it. Python floats become float32, as in
+transformers' collators. Columns with a value per sequence are NumPy arrays; strings are in object arrays.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Records = Mapping[str, NDArray[Any]]  # where each sequence of a packed dataset 
 
 
 def from_sequences(sequences: Sequence[Any], columns: Mapping[str, Any], *, name: str = "input_ids") -> Sequences:
-    """Return `Sequences` with these lists of ids as ``input_ids``, and with further columns; integers become int64.
+    """Return `Sequences` with these lists of ids as ``input_ids``, and with further columns; dtypes as in the module.
 
     `columns` are further columns by name. A column has one entry for each sequence: either lists with one value per
     token, or single values. Error messages call the sequences `name`.
@@ -88,8 +88,9 @@ def from_features(features: Sequence[Mapping[str, Any]]) -> tuple[Sequences, Rec
         LengthError: a sequence has no token, or its mask is all 0.
         BatchError: `features` are not dicts, or there are none; a dict has other keys than the first one or no
             ``input_ids``; a mask has a 0 between ones, or a value other than 0 and 1; a list is not as long as its
-            ``input_ids``; a column has values that cannot be used; there are both ``label`` and ``label_ids``; images
-            are not as `take_images` expects; or ``position_ids`` do not count from 0 in each sequence.
+            ``input_ids``; a column has values that cannot be used; there are both ``label`` and ``label_ids``, but no
+            ``labels``; images are not as `take_images` expects; or ``position_ids`` do not count from 0 in each
+            sequence.
     """
     features = _listed(features, "features")
     if not len(features):
@@ -235,7 +236,7 @@ def _row(row: dict[str, NDArray[Any]], n: int) -> dict[str, NDArray[Any]]:
 
 
 def from_rows(rows: Sequence[PackedRow]) -> tuple[Sequences, Records, NDArray[np.int64]]:
-    """Turn rows of a packed dataset into columns.
+    """Turn rows of a packed dataset into columns; integers become int64, and float64 becomes float32.
 
     Returns:
         The sequences, row after row; arrays that say where each sequence comes from (``seq_index``, and ``seq_start``
@@ -243,8 +244,8 @@ def from_rows(rows: Sequence[PackedRow]) -> tuple[Sequences, Records, NDArray[np
 
     Raises:
         BatchError: there is no row, an entry is not a row of `nopad.open_packed`, the dataset is index-only (its rows
-            hold no tokens), there are both ``label`` and ``label_ids``, or ``position_ids`` do not count from 0 in each
-            sequence.
+            hold no tokens), a number does not fit into int64 or float32, there are both ``label`` and ``label_ids`` but
+            no ``labels``, or ``position_ids`` do not count from 0 in each sequence.
     """
     rows = _listed(rows, "rows", "row")
     if not len(rows):
@@ -272,9 +273,10 @@ def from_rows(rows: Sequence[PackedRow]) -> tuple[Sequences, Records, NDArray[np
 
 
 def narrowed(stored: Sequences) -> Sequences:
-    """Return sequences of stored data with float32 in place of float64, as `datasets` gives them to PyTorch.
+    """Return stored sequences with float32 in place of float64, as `datasets` gives them to PyTorch.
 
-    JSON and Python have one kind of float, which is stored as float64; models and losses compute in float32.
+    JSON and Python have one kind of float, which is stored as float64; models and losses compute in float32. Without a
+    float64 column, `stored` itself is returned.
 
     Raises:
         BatchError: a finite number is beyond float32.
@@ -288,7 +290,7 @@ def narrowed(stored: Sequences) -> Sequences:
 
 
 def from_columns(sequences: Sequences) -> tuple[Sequences, Records]:
-    """Prepare sequences for a batch: integers become int64, and ``label`` or ``label_ids`` is renamed to ``labels``.
+    """Prepare sequences for a batch: integers become int64, and labels get the name ``labels`` (`labelled`).
 
     Returns the sequences, and the arrays that say where each one comes from, by name: those of ``seq_index``,
     ``seq_start`` and ``seq_source`` that `sequences` has. They are no longer columns of the sequences. Columns that
@@ -296,7 +298,7 @@ def from_columns(sequences: Sequences) -> tuple[Sequences, Records]:
 
     Raises:
         BatchError: there is no sequence, there are no ``input_ids``, an integer does not fit into int64, there are both
-            ``label`` and ``label_ids``, or ``position_ids`` do not count from 0 in each sequence.
+            ``label`` and ``label_ids`` but no ``labels``, or ``position_ids`` do not count from 0 in each sequence.
     """
     if not len(sequences):
         raise BatchError("a batch needs at least one sequence, and there is none")
@@ -315,12 +317,13 @@ def from_columns(sequences: Sequences) -> tuple[Sequences, Records]:
 
 
 def per_sequence(name: str, given: Sequence[Any], sequences: int) -> NDArray[Any]:
-    """Stack one array per sequence, all of one shape; return ``[S, ...]``, where integers are int64.
+    """Stack one array per sequence, all of one shape; return ``[S, ...]``, with dtypes as in the module.
 
     `given` are the arrays, and `sequences` is the number S of sequences. Error messages call the column `name`.
 
     Raises:
-        BatchError: there is not one array per sequence, their shapes differ, or an integer does not fit into int64.
+        BatchError: there is not one array per sequence, their shapes differ, or a number does not fit into int64 or
+            float32.
     """
     arrays = [_converted(entry, name, n) for n, entry in enumerate(_listed(given, name))]
     if len(arrays) != sequences or len({array.shape for array in arrays}) > 1:
@@ -359,7 +362,11 @@ def _converted(entry: Any, name: str, n: int) -> NDArray[Any]:
 
 
 def _float_of(entry: Any) -> np.dtype[Any] | None:
-    """Return the dtype that the floats of an entry get: its own, or float32 for Python floats; None: no floats."""
+    """Return the float dtype that an entry gets if it holds floats; None if it cannot hold floats.
+
+    An entry is a number, or a list or array of numbers; the first value of a list decides. Float arrays and tensors
+    keep their dtype, or become float32 if NumPy does not have it. Python numbers, also integers, give float32.
+    """
     while isinstance(entry, list | tuple) and entry:
         entry = entry[0]
     if not hasattr(entry, "dtype"):
@@ -371,7 +378,7 @@ def _float_of(entry: Any) -> np.dtype[Any] | None:
 
 
 def _narrowed(column: NDArray[Any], name: str) -> NDArray[Any]:
-    """Return a float64 column as float32.
+    """Return a float64 column as float32; error messages call it `name`.
 
     Raises:
         BatchError: a finite number is beyond float32.
@@ -385,7 +392,10 @@ def _narrowed(column: NDArray[Any], name: str) -> NDArray[Any]:
 
 
 def _common(arrays: Sequence[NDArray[Any]]) -> np.dtype[Any] | None:
-    """Return the widest float dtype of the arrays; None if none holds floats: integers do not widen floats."""
+    """Return the dtype for joining arrays: the widest float dtype among them, so that integers do not widen floats.
+
+    Returns None, so that NumPy decides, if no array holds floats, or an array holds something else than numbers.
+    """
     floats = {array.dtype for array in arrays if array.dtype.kind == "f" and array.size}
     return np.result_type(*floats) if floats and all(array.dtype.kind in "biuf" for array in arrays) else None
 

@@ -93,7 +93,7 @@ class Placement:
 
     @property
     def owner(self) -> Tensor:
-        """Number of the sequence that each token of the stream belongs to, from 0; int64 ``[T]``."""
+        """Number of the sequence that each token of the stream belongs to, from 0 in the order given; int64 ``[T]``."""
         return self._tensor("owner", lambda at: np.repeat(at.order, at.stream_lengths))
 
     @property

@@ -125,9 +125,11 @@ class Rows:
         """Return the layout of sequences of these lengths.
 
         Raises:
-            LengthError: a length is below 1 or not an integer; a sequence or a pack of `packs` is longer than the
-                capacity (with `end_to_end`, a sequence may be longer); or, with `end_to_end`, the tokens take more rows
-                than `rows`.
+            LengthError: one of these:
+
+                * a length is below 1 or not an integer
+                * without `end_to_end`: a sequence, or a pack of `packs`, is longer than the capacity
+                * with `end_to_end`: the tokens take more rows than `rows`
             OptionError: without `end_to_end`, the sequences take more rows than `rows`; or `packs` hold another number
                 of sequences.
         """

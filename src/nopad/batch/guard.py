@@ -51,7 +51,7 @@ class PackedMask:
         raise NotPackSafeError(_SAYS.format(what=f".{name}"))
 
     def sum(self, *dims: Any, **how: Any) -> Any:
-        """Return the number of real tokens as a torch tensor with no dimension, since TRL's training loop asks for it.
+        """Return the number of real tokens as a torch tensor with no dimension; TRL's training loop calls this.
 
         Raises:
             NotPackSafeError: there are arguments, such as a dimension.

@@ -66,7 +66,7 @@ class Images:
 
 
 def images_of(batch: PackedBatch) -> list[dict[str, Any]]:
-    """Return the images of each sequence of a batch: one dict per sequence, in the order in which they were given.
+    """Return the images of a batch: one dict per sequence, in the order in which the sequences were given.
 
     A dict has ``pixel_values``, and ``image_grid_thw`` if the batch has it; it is empty for a sequence without images.
     """
@@ -184,7 +184,7 @@ def _of(feature: Mapping[str, Any], n: int) -> tuple[int, Any, Any]:
 def _array(value: Any, name: str, n: int) -> Any:
     """Return a torch tensor as it is, and any other value as a NumPy array; None if it is None or an empty array.
 
-    `name` and `n`, the index of the feature, are for error messages.
+    Python floats become float32. `name` and `n`, the index of the feature, are for error messages.
 
     Raises:
         BatchError: the value is not an array of numbers.

@@ -93,7 +93,7 @@ class Layout:
 
         Raises:
             LengthError: a row takes more than `width` slots, or a length is below 1 or not an integer.
-            OptionError: `per_row` does not add up to the number of sequences.
+            OptionError: `per_row` does not add up to the number of sequences, or has a negative number.
 
         >>> Layout.rows(np.array([3, 1, 2]), np.array([2, 1]), 4).sequence_ids.tolist()
         [[1, 1, 1, 2], [3, 3, 0, 0]]
@@ -219,7 +219,7 @@ class Layout:
 
     @cached_property
     def depth(self) -> int:
-        """Largest number of sequences that begin in one row."""
+        """Largest number of sequences that begin in one row; 0 if there is no sequence."""
         if not self.sequences:
             return 0
         return int(np.bincount(self.starts // self.shape[1]).max())

@@ -108,8 +108,8 @@ class PackedBatch(MutableMapping[str, Any]):
             form: `nopad.Flat()`, one stream without padding, or `nopad.Rows(capacity)`.
             columns: further columns by name; each is either n lists with one value per token, or n single values, one
                 per sequence.
-            sequence_columns: columns with one array per sequence, all of one shape, such as multi-label targets
-                ``[n, C]``.
+            sequence_columns: columns by name; each has one array per sequence, all of one shape, such as multi-label
+                targets ``[n, C]``.
             pad_id: id of the padding in ``input_ids``.
             fill: padding value of each other per-token column, by name; default: -100 for names that end in
                 ``labels``, 0 for other names.
@@ -149,7 +149,7 @@ class PackedBatch(MutableMapping[str, Any]):
         """Build a batch of rows of a packed dataset (`nopad.open_packed`).
 
         With `Rows`, each row of the dataset is a row of the batch. With `Flat`, the sequences of all rows are in one
-        stream, row after row.
+        stream, row after row. Columns of float64 become float32.
 
         Args:
             rows: the rows, as indexing the dataset gives them.
@@ -162,8 +162,8 @@ class PackedBatch(MutableMapping[str, Any]):
             OptionError: `form` is invalid, has fewer rows than are given, or has `depth`, `packs` or `end_to_end`,
                 which would move sequences to other rows; or `fill` is invalid.
             BatchError: there is no row, an entry is not a row of `nopad.open_packed`, the rows hold no tokens (an
-                index-only dataset), there are both ``label`` and ``label_ids``, or ``position_ids`` do not count from 0
-                in each sequence.
+                index-only dataset), a number does not fit into int64 or float32, there are both ``label`` and
+                ``label_ids`` but no ``labels``, or ``position_ids`` do not count from 0 in each sequence.
         """
         form = check_form(form)
         stacked, records, per_row = from_rows(rows)
@@ -182,7 +182,8 @@ class PackedBatch(MutableMapping[str, Any]):
         """Build a batch from dicts, as Hugging Face datasets give them; use it as a collator.
 
         Tokens whose ``attention_mask`` is 0 are padding and are removed. Rows of a packed dataset, which have
-        ``seq_lengths``, are split into sequences. ``label`` or ``label_ids`` is renamed to ``labels``.
+        ``seq_lengths``, are split into sequences. If there are no ``labels``, ``label`` or ``label_ids`` is renamed to
+        ``labels``.
 
         A dict may also be what a processor of transformers gives for one text with its images: columns ``[1, L]``, and
         ``pixel_values`` (images ``[images, C, height, width]``, or patches ``[patches, size]`` with
@@ -205,7 +206,7 @@ class PackedBatch(MutableMapping[str, Any]):
             BatchError: one of these:
 
                 * `features` are not dicts, or there are none
-                * dicts have different keys, or no ``input_ids``, or both ``label`` and ``label_ids``
+                * dicts have different keys, or no ``input_ids``; or both ``label`` and ``label_ids``, but no ``labels``
                 * a mask has a 0 between ones, or a value other than 0 and 1
                 * a list is not as long as its ``input_ids``, or a column has values that cannot be used
                 * ``position_ids`` do not count from 0 in each sequence
@@ -247,8 +248,8 @@ class PackedBatch(MutableMapping[str, Any]):
             OptionError: `form` is invalid or does not fit these sequences; with `per_row`, it has fewer rows, or has
                 `depth`, `packs` or `end_to_end`, which would move sequences to other rows; or `fill` is invalid.
             BatchError: there is no sequence, there are no ``input_ids``, a column of ``sequences.tokens`` does not have
-                one value per token, an integer does not fit into int64, there are both ``label`` and ``label_ids``, or
-                ``position_ids`` do not count from 0 in each sequence.
+                one value per token, an integer does not fit into int64, there are both ``label`` and ``label_ids`` but
+                no ``labels``, or ``position_ids`` do not count from 0 in each sequence.
         """
         form = check_form(form)
         stacked, records = from_columns(sequences)
@@ -550,8 +551,8 @@ class PackedBatch(MutableMapping[str, Any]):
         models on flash attention: other attention silently ignores these arguments, and lets sequences see each other.
 
         Args:
-            seq_idx: add ``seq_idx``, the number of each token's sequence from 0, int32 ``[1, T]``, which the
-                convolutions and state spaces of hybrid models (Bamba, Granite) read.
+            seq_idx: whether to add ``seq_idx``, the number of each token's sequence from 0; int32 ``[1, T]``. The
+                convolutions and state spaces of hybrid models (Bamba, Granite) read it.
 
         Raises:
             BatchError: the batch is in rows; or it has images (a model may then compute the positions of tokens itself,

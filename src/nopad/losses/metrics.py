@@ -131,7 +131,7 @@ class Confusion(_Counts):
         """Matthews correlation of predictions and labels, for any number of classes.
 
         The formula is Gorodkin's correlation coefficient R_K (2004), which for two classes is the usual Matthews
-        correlation. It is 0 if all predictions are equal, all labels are equal, or nothing was counted.
+        correlation. It is 0 if all predictions are one class, if all labels are one class, or if nothing was counted.
         """
         found = self.counts
         total, right = found.sum(), found.trace()

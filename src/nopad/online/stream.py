@@ -1,4 +1,4 @@
-"""Pack an endless stream: sequences are packed as they arrive, and packs are returned when they are ready.
+"""Pack an endless stream: sequences are packed as they arrive, and each pack is returned as soon as it is made.
 
 A buffer holds back at most `buffer` sequences, with fewer than `buffer_tokens` tokens in total. When one of these
 limits is reached, a pack is made and returned. The pack begins with one of the longest sequences held. It is filled
@@ -11,9 +11,9 @@ A sequence of the full capacity is returned immediately, as a pack by itself. A 
 and their order, not on how sequences are divided among calls of `push`. A packer restored by `load_state_dict` gives
 identical packs.
 
-It takes O(1 + capacity / 64) time per sequence, and memory of about 12 bytes per token of capacity and 40 bytes per
-sequence of the buffer. If few combinations of lengths fill a pack (as in SQuAD), a plan of the whole corpus has fewer
-packs; `docs/streaming.md` compares both.
+Packing takes O(1 + capacity / 64) time per sequence, and memory of about 12 bytes per token of capacity and 40 bytes
+per sequence of the buffer. If few combinations of lengths fill a pack (as in SQuAD), a plan of the whole corpus has
+fewer packs; `docs/streaming.md` compares both.
 """
 
 from __future__ import annotations

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 def most_valuable(lengths: NDArray[Any], values: NDArray[Any], capacity: int) -> int:
     """Return the highest total value of any lengths that together fit into `capacity`; an exact integer.
 
-    ``lengths[i]`` (ascending, each usable repeatedly) is worth ``values[i]``; both int64.
+    A sequence of the length ``lengths[i]`` is worth ``values[i]``. Lengths ascend, there is at least one, and each may
+    be used repeatedly. Both arrays are int64 ``[m]``.
     """
     worth = np.zeros(capacity + 1, dtype=np.int64)  # worth[room]: highest total value of lengths that fit into `room`
     for room in range(lengths[0], capacity + 1):

@@ -5,12 +5,12 @@ Arguments are plain arrays, and callers validate them. There are two tables; the
 A row of `classes` is one class. Its four columns:
 
 * how many packs the class has
-* the row of `contents` in which the content of each of these packs begins
+* the row of `contents` with what was added last to each of these packs
 * how many sequences each of these packs holds
 * the row of the next class on the stack of classes with the same free room (-1: none)
 
-A row of `contents` adds copies of one length to the content in another row. Its three columns: that other row (-1: the
-pack was empty before), the length, and the number of copies.
+A row of `contents` stands for some copies of one length, added to the content of another row. Its three columns: that
+other row (-1: the pack was empty before), the length, and the number of copies.
 """
 
 from __future__ import annotations

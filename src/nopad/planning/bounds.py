@@ -7,8 +7,8 @@ All bounds are exact integers at any size. For k distinct lengths, the first fou
   length of at least t, and two lengths above half the capacity cannot share one; the t that gives the highest bound is
   used
 * depth: each sequence that fits beside no other needs a pack, and the n remaining ones need ``ceil(n / depth)`` packs
-* pairs, only at depth 2: the most sequences that can be packed in pairs (a maximum matching, found by two pointers);
-  this bound is the optimum itself
+* pairs, only at depth 2: the number of sequences, less the largest number of pairs that fit into packs (a maximum
+  matching, found by two pointers); this bound is the optimum itself
 * certificate: values of lengths that an algorithm has found, and that prove a bound (`nopad.planning.certificate`)
 
 Source: Martello and Toth, "Knapsack Problems", 1990, section 8.3.

@@ -223,7 +223,7 @@ def _to_mean(packs: int, cap: int, depth: int, cost: int, sequences: int) -> dic
 
 
 def described(facts: Mapping[str, Any]) -> str:
-    """Return a note on evenness for the user.
+    """Return a note on evenness for the user, as text.
 
     `facts` are those of `even_out`, with the `spreads` of the final plan as ``after``.
     """

@@ -138,7 +138,7 @@ def pack_several(
 
 
 def _counted(counts: ArrayLike | None, n: int) -> NDArray[np.int64]:
-    """Return `counts` after a check, int64 ``[n]``; if `counts` is None, n times 1.
+    """Return `counts` after a check, int64 ``[n]``; if `counts` is None, an array of ones.
 
     Raises:
         LengthError: `counts` are not n integers from 0 to 2^62, or add up to more than 2^62.

@@ -111,8 +111,8 @@ class SeveralPlan:
 
         Raises:
             ValueError: the number of sequences of one size does not fit into 64 bits.
-            LengthError: a sequence fits into no capacity, or there are too many sequences or distinct sizes; a plan of
-                `plan_several` never has this error.
+            LengthError: a sequence fits into no capacity, or there are too many sequences or distinct sizes. A plan
+                that `plan_several` made never raises this.
         """
         own = np.zeros((len(self.sizes), 2), dtype=np.int64)
         own[:, : self.kinds] = self.sizes

@@ -119,7 +119,7 @@ class _Search:
         self.notes: list[str] = []
 
     def run(self) -> Found:
-        """Take the steps that the module lists, until a plan is good or the budget is spent; return the result."""
+        """Take the steps of the module until a plan is near its lower bound or the budget is spent; return the best."""
         first = self.task.kinds == 1 or dealing(self.task) < self.budget.left * _BEGINNING
         if first:
             self._quick()
