@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nopad.errors import BatchError, LengthError, OptionError
+from nopad.options import MAX_LENGTH
 
 __all__ = ["Layout", "checked"]
 
@@ -333,7 +334,7 @@ def checked(seq_lengths: NDArray[Any]) -> NDArray[np.int32]:
     """Return the lengths of S sequences as int32 ``[S]``, after a check; there may be no sequence at all.
 
     Raises:
-        LengthError: the lengths are not integers in one dimension, or one is below 1.
+        LengthError: the lengths are not integers in one dimension, or one is below 1 or above 2^31 - 1.
     """
     lens = np.asarray(seq_lengths)
     if lens.ndim != 1 or (lens.size and lens.dtype.kind not in "iu"):
@@ -341,4 +342,7 @@ def checked(seq_lengths: NDArray[Any]) -> NDArray[np.int32]:
     if lens.size and lens.min() < 1:
         at = int(lens.argmin())
         raise LengthError(f"sequence {at} has {lens[at]} tokens; each needs at least 1: leave empty ones out")
+    if lens.size and lens.max() > MAX_LENGTH:
+        at = int(lens.argmax())
+        raise LengthError(f"sequence {at} has {lens[at]:,} tokens; a sequence may have at most {MAX_LENGTH:,}")
     return lens.astype(np.int32)

@@ -249,7 +249,7 @@ def fill(plan: Guide, load: Load, align: int, budget: Budget) -> Packed:
     used = linked = 0
     left = load.counts.copy()
     following: Guide | None = plan
-    for _ in range(_FILLS):
+    for fills_left in reversed(range(_FILLS)):
         if following is None:
             break
         packs, links_made = _filled(following, load, align, left, classes[used:], links[linked:])
@@ -257,7 +257,7 @@ def fill(plan: Guide, load: Load, align: int, budget: Budget) -> Packed:
         links[linked : linked + links_made, 0] += np.where(links[linked : linked + links_made, 0] >= 0, linked, 0)
         used, linked = used + packs, linked + links_made
         present = np.flatnonzero(left)
-        if left.sum() < _FEW:
+        if left.sum() < _FEW or not fills_left:
             break
         rest = Load(load.lengths[present], load.sizes[present], load.costs[present], left[present], load.limits)
         with budget.part(_AGAIN_SHARE):
