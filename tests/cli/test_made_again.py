@@ -144,7 +144,7 @@ def test_every_option_that_changes_the_result_is_in_a_case(verb, cases):
     app.command()(verb)
     given = {str(one) for words in cases.values() for one in words}
     # INPUT stands for a file, which says what it holds by its name: `stdin_format` is for what comes without one
-    other = {"out", "output", "as_json", "force", "ladder", "batch_size", "everything", "stdin_format"}
+    other = {"out", "output", "as_json", "force", "ladder", "batch_size", "everything", "stdin_format", "save_lengths"}
     options = [one for one in typer.main.get_command(app).params if one.param_type_name == "option"]
     for one in options:
         flags = {*one.opts, *one.secondary_opts}

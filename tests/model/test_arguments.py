@@ -49,12 +49,12 @@ def test_ids_beyond_the_vocabulary():
         (
             "sequence classification",
             [0.5, 1.0, 2.0],
-            "labels are torch.float64 of the shape [3], and there are 3 classes",
+            "labels are torch.float32 of the shape [3], and there are 3 classes",
         ),
         ("sequence classification", [True, False, True], "labels are torch.bool; expected numbers of classes"),
         ("token classification", [[0, 1, 3], [2], [1, 1]], "labels[0, 2] is 3; there are 3 classes"),
         ("masked LM", [[5, 6, 700], [8], [9, 10]], "labels[0, 2] is 700; there are 99 classes"),
-        ("masked LM", [[0.5, 6, 7], [8.0], [9.0, 10]], "labels are torch.float64; expected numbers of classes"),
+        ("masked LM", [[0.5, 6, 7], [8.0], [9.0, 10]], "labels are torch.float32; expected numbers of classes"),
         ("causal LM", [[5, 6, 99], [8], [9, 10]], "labels[0, 2] is 99; there are 99 classes"),
         ("next sentence", [0, 1, 2], "labels[2] is 2; there are 2 classes"),
     ],
@@ -102,7 +102,7 @@ def test_arguments_that_do_not_fit(changes, says):
 
 def test_answers_are_places():
     places = {"start_positions": [0.0, 0.0, 0.0], "end_positions": [0, 0, 0]}
-    with pytest.raises(BatchError, match=r"start_positions are torch.float64; expected places in the sequence"):
+    with pytest.raises(BatchError, match=r"start_positions are torch.float32; expected places in the sequence"):
         call("question answering", places)
 
 
