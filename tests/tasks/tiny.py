@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from functools import cache
 
 import torch
@@ -17,9 +18,13 @@ ROLES = ("<|user|>", "<|assistant|>", "<|system|>", "<|tool|>")
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[EOS]", *ROLES)
 
 
-@cache
 def tokenizer():
-    """A fast tokenizer like BERT's: ``[CLS] a [SEP] b [SEP]``, with token types and offsets."""
+    """A fast tokenizer like BERT's: ``[CLS] a [SEP] b [SEP]``, with token types and offsets; a new copy."""
+    return copy.deepcopy(_tokenizer())
+
+
+@cache
+def _tokenizer():
     import tokenizers
     from tokenizers import models, pre_tokenizers, processors
 
@@ -43,9 +48,13 @@ def tokenizer():
     )
 
 
-@cache
 def wordpieces():
     """The same with WordPiece, which has a token for a last ``s`` (##s) and ``es``, and letters of no meaning."""
+    return copy.deepcopy(_wordpieces())
+
+
+@cache
+def _wordpieces():
     import tokenizers
     from tokenizers import models
 
