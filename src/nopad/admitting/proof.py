@@ -30,7 +30,7 @@ from nopad.model.families import FAMILIES, Family, family_of
 from nopad.model.own import foreign
 from nopad.model.safety import packed, unpacked
 
-__all__ = ["Proof", "prove"]
+__all__ = ["LONG", "SHORT", "Proof", "audited", "prove", "why"]
 
 log = logging.getLogger("nopad")
 
@@ -155,7 +155,7 @@ def _proven(model: Any, small: Any, head: str | None) -> Proof:
                     checks=sum(len(one.checks) for one in verdicts),
                     worst=max(one.max_abs_diff for one in verdicts),
                 )
-            reasons.insert(failures, _why(failed))
+            reasons.insert(failures, why(failed))
             failures += 1
             if failures == AUDITS:
                 break
@@ -189,18 +189,27 @@ def _audited(small: Any, line: Family, head: str | None, judge: Judge) -> list[V
     many = judge.operations > MANY
     short = min(room, TINY if many else SHORT)
     long = 0 if many else min(room, LOOPED if judge.looped else LONG)
+    return audited(small, short, long)
+
+
+def audited(safe: Any, short: int, long: int) -> list[Verdict]:
+    """Audit a pack-safe copy on sequences of `short` tokens, and then of `long`; make it ordinary again.
+
+    The second audit compares no gradients. It is left out if the first fails, or if `long` is at most `short`. Returns
+    the verdicts.
+    """
     try:
-        found = [audit(small, capacity=None if short == SHORT else short)]
+        found = [audit(safe, capacity=None if short == SHORT else short)]
         if found[0].isolated and long > short:
-            found.append(audit(small, capacity=long, gradients=False))
+            found.append(audit(safe, capacity=long, gradients=False))
     finally:
-        unpacked(small)
+        unpacked(safe)
     return found
 
 
-def _why(verdict: Verdict) -> str:
-    """Return, in words, the first check that failed, and the first layer that differs."""
+def why(verdict: Verdict, part: str = "layer") -> str:
+    """Return, in words, the first check that failed, and the first layer (or other `part` of a model) that differs."""
     check = next(one for one in verdict.checks if not one.passed)
-    where = f"; the first layer that differs is {verdict.first_difference}" if verdict.first_difference else ""
+    where = f"; the first {part} that differs is {verdict.first_difference}" if verdict.first_difference else ""
     said = check.detail if check.error else f"{check.value:.1e}, at most {check.limit:.0e}"
     return f"its small copy does not pass the audit: {check.name}: {said}{where}"

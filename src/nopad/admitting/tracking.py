@@ -21,6 +21,8 @@ READERS = ("tolist", "numpy", "__array__", "data_ptr", "__dlpack__")  # of tenso
 
 @dataclass
 class State:
+    """What a tensor holds: 0, `TOKEN` or `ROW`. The tensor is kept, so that its id stays its own."""
+
     tensor: Tensor
     holds: int
 

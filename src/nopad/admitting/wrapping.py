@@ -24,11 +24,11 @@ from nopad.admitting.judging import Judge
 from nopad.admitting.local import Run
 from nopad.admitting.modes import NoDropout
 from nopad.admitting.probing import length_for
+from nopad.admitting.proof import LONG, SHORT, audited, why
 from nopad.admitting.substitute import NAME, Substitute, substitute
 from nopad.admitting.wrapper_losses import with_labels
 from nopad.auditing.failure import ModelFailedError, inside_model
 from nopad.auditing.limits import apart, largest_finite
-from nopad.auditing.run import audit
 from nopad.auditing.subject import subject_of
 from nopad.auditing.verdict import Verdict
 from nopad.batch import Flat, PackedBatch, Rows
@@ -43,7 +43,6 @@ __all__ = ["WrapperProof", "prove_wrapper"]
 
 log = logging.getLogger("nopad")
 
-SHORT, LONG = 64, 400  # tokens of the longest sequence of an audit
 MakeBase = Callable[[Any], Any]
 
 
@@ -192,7 +191,7 @@ def _proven(small: Substitute, deep: Substitute, config: Any, make: MakeBase) ->
     verdicts = _audited(small, admitted, make)
     failed = next((one for one in verdicts if not one.isolated), None)
     if failed is not None:
-        raise UnsupportedModelError(f"{_why(failed)}; {WAY_OUT}")
+        raise UnsupportedModelError(f"{why(failed, 'module')}; {WAY_OUT}")
     return WrapperProof(
         model="",
         kind="",
@@ -258,18 +257,4 @@ def _audited(small: Substitute, admitted: Admitted, make: MakeBase) -> list[Verd
     limit = positions_of(safe.base, family)
     room = limit // 3 if family.narrow and limit is not None else LONG  # a flat row holds less than 3 times the longest
     short, long = min(room, SHORT), min(room, LONG)
-    try:
-        found = [audit(safe, capacity=None if short == SHORT else short)]
-        if found[0].isolated and long > short:
-            found.append(audit(safe, capacity=long, gradients=False))
-    finally:
-        unpacked(safe)
-    return found
-
-
-def _why(verdict: Verdict) -> str:
-    """Return the first check that failed, in words, with the first module that differs."""
-    check = next(one for one in verdict.checks if not one.passed)
-    where = f"; the first module that differs is {verdict.first_difference}" if verdict.first_difference else ""
-    said = check.detail if check.error else f"{check.value:.1e}, at most {check.limit:.0e}"
-    return f"its small copy does not pass the audit: {check.name}: {said}{where}"
+    return audited(safe, short, long)
