@@ -1,8 +1,9 @@
 """The compiled loops of the algorithms that place sequences one by one as they arrive.
 
-As in `nopad._kernels`, arguments are plain arrays, and callers validate them. A kernel named after an algorithm returns
-how many packs it opened. All of these but `next_fit` fill `pack_of`: the pack of each sequence, where packs are
-numbered in the order of opening. `nopad.planning.arrival.grouped` makes `Packs` from it.
+As in `nopad._kernels`, arguments are plain arrays, and callers validate them. The kernels `first_fit`, `best_fit`,
+`look_ahead`, `harmonic` and `next_fit` each run an algorithm, and return how many packs it opened. All of these but
+`next_fit` fill the array `pack_of` with the pack of each sequence; packs are numbered in the order of opening.
+`nopad.planning.arrival.grouped` makes `Packs` from this array.
 
 Sets of rooms (free tokens of packs) and sets of lengths are bit sets of `nopad._bit_kernels`. A hash table (open
 addressing, at most half full) finds the packs with a given room, or the sequences of a given length. An array with an
@@ -89,8 +90,8 @@ def first_fit(
     order of opening, and each inner node holds the largest room below it. The tree starts with `leaves` leaves (a power
     of two). A pack closes when its room is below `shortest`, the length of the shortest sequence, or when it holds
     `depth` sequences. When all leaves are in use, those of closed packs are dropped; if more than half of the leaves
-    remain, the number of leaves is doubled. So there are at most `leaves` leaves, or about four times as many as packs
-    were ever open at a time. Dropping leaves costs O(1) per pack on average.
+    remain, the number of leaves is doubled. So the number of leaves is at most the higher of `leaves` and about four
+    times the highest number of packs open at a time. Dropping leaves costs O(1) per pack on average.
     """
     tree = np.zeros(2 * leaves, np.int32)
     numbers, used = np.empty(leaves, pack_of.dtype), np.empty(leaves, np.int32)

@@ -63,13 +63,13 @@ class Algorithm:
     options: Mapping[str, Option] = field(default_factory=dict)
 
     def complete(self, name: str, given: Mapping[str, Any], common: Iterable[str] = ()) -> dict[str, Any]:
-        """Check the options `given`, and return all options of the algorithm, with its defaults for those not given.
+        """Check the options `given`, and return all options of the algorithm, with defaults for those not given.
 
-        `name` is the algorithm's name, and `common` are the names of the options that every algorithm has. Both are
-        only used in error messages: the options in `common` must not be in `given`.
+        `name` is the algorithm's name. `common` are the names of the options that every algorithm has; the caller
+        handles these, and `given` must not have them. Both `name` and `common` are used only in error messages.
 
         Raises:
-            OptionError: the algorithm does not have an option, or does not allow its value.
+            OptionError: `given` has an option that the algorithm does not have, or a value that it does not allow.
         """
         for key in given:
             if key not in self.options:

@@ -3,13 +3,14 @@
 All bounds are exact integers at any size. For k distinct lengths, the first four take O(k log k) time at most:
 
 * tokens: ``ceil(tokens / capacity)``
-* big lengths (Martello and Toth's L2): for any threshold t, a length above capacity - t cannot share a pack with a
-  length of at least t, and two lengths above half the capacity cannot share one; the t that gives the highest bound is
-  used
+* big lengths (Martello and Toth's L2), from two facts: two lengths above half the capacity cannot share a pack; and for
+  any threshold t, a length above capacity - t cannot share a pack with a length of at least t. Of all t, the one with
+  the highest bound is used
 * depth: each sequence that fits beside no other needs a pack, and the n remaining ones need ``ceil(n / depth)`` packs
 * pairs, only at depth 2: the number of sequences, less the largest number of pairs that fit into packs (a maximum
   matching, found by two pointers); this bound is the optimum itself
-* certificate: values of lengths that an algorithm has found, and that prove a bound (`nopad.planning.certificate`)
+* certificate: an algorithm has given a value to each length, and these values prove a bound
+  (`nopad.planning.certificate`)
 
 Source: Martello and Toth, "Knapsack Problems", 1990, section 8.3.
 """
@@ -85,8 +86,8 @@ def _big_lengths(histogram: Histogram, capacity: int) -> int:
 
     * one pack for each sequence longer than capacity - t, since no length >= t fits beside it
     * one pack for each other sequence longer than half the capacity
-    * the packs needed for those tokens of the sequences from t to half the capacity that do not fit into the room left
-      in the packs of the second kind
+    * the packs needed for the tokens of all sequences from length t to half the capacity; tokens that fit into the free
+      room of the packs of the second kind are first subtracted
     """
     # int64 if no product below can overflow; otherwise Python integers in object arrays
     exact: Any = np.int64 if histogram.sequences < 2**62 // (2 * capacity) else object

@@ -68,8 +68,8 @@ def check_conditions(options: Mapping[str, Any], histogram: Histogram, capacity:
     """Refuse conditions in `options` that no plan of these lengths can meet; other options are not looked at.
 
     Raises:
-        OptionError: the capacity is not a multiple of `align`, or there are fewer sequences than `pack_multiple`; the
-            message says what is possible.
+        OptionError: the capacity is not a multiple of `align`; or there are sequences, but fewer than `pack_multiple`.
+            The message says what is possible.
         LengthError: the squared length of a single sequence is above `max_squares`.
     """
     align, squares, multiple = _values(options)

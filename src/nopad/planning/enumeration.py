@@ -87,16 +87,19 @@ def strategy_count(capacity: int, depth: int, enough: int) -> int:
 def check_size(name: str, capacity: int, depth: int, granularity: int, copies: int) -> None:
     """Refuse a problem whose matrix for least squares takes more than `MATRIX_LIMIT_BYTES` (1 GiB).
 
-    This matrix has `copies` times as many rows as the `packing_matrix`; with 2 copies, also a column more for each row
-    of the `packing_matrix`. Lengths are rounded up to multiples of `granularity`. `name` is the algorithm's name, for
-    the error message.
+    This matrix has `copies` times as many rows as the `packing_matrix`. With 2 copies, it also has one extra column for
+    each row of the `packing_matrix`. Lengths are rounded up to multiples of `granularity`. `name` is the algorithm's
+    name, for the error message.
 
     Raises:
         OptionError: the matrix is too large; the message says which depth or granularity is within the limit.
     """
 
     def size(units: int, depth: int) -> tuple[int, int]:
-        """Return ``(number of strategies, bytes of the matrix)`` for a capacity of `units` times the granularity."""
+        """Return ``(number of strategies, bytes of the matrix)`` for a capacity of `units` times the granularity.
+
+        If the matrix is above the limit, both numbers may be too low, but the bytes are still above the limit.
+        """
         row = _COLUMN * copies * units
         count = strategy_count(units, min(depth, units), MATRIX_LIMIT_BYTES // row)
         return count, row * (count + (copies - 1) * units)

@@ -2,8 +2,9 @@
 
 The solution is a list of packs with slots. A slot is a place in a pack for a sequence of a given length. Least squares
 gives some lengths too many slots and others too few. Slots without a sequence stay empty, packs without a sequence are
-dropped, and sequences without a slot (the remainder) get packs of their own or go into packs with room. O(solution + k
-log k) for k distinct lengths. There are never more packs than the papers count for the same solution (`over_cover`).
+dropped, and sequences without a slot (the remainder) get packs of their own or go into packs with room. The time
+depends on the numbers of strategies and of distinct lengths, not on the number of sequences. There are never more packs
+than the papers count for the same solution (`over_cover`).
 """
 
 from __future__ import annotations

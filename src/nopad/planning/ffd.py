@@ -23,7 +23,10 @@ _BLOCK = 256
 
 @dataclass(slots=True)
 class _Class:
-    """`count` equal packs, opened one after the other; each has `room` free tokens and holds `used` sequences."""
+    """`count` equal packs, opened one after the other; each has `room` free tokens and holds `used` sequences.
+
+    `content` is what one of these packs holds, as in `nopad.planning.open_packs`.
+    """
 
     room: int
     count: int

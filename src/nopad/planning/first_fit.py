@@ -4,9 +4,9 @@ The pack is found by a tournament tree over the open packs. A pack closes when t
 when the pack holds `depth` sequences. O(n log p) for n sequences and p packs open at a time.
 
 Without a depth limit, first-fit needs 0.7 % more packs than LPFHP on Wikipedia-512 in random order, and 3.9 % more on
-SQuAD. On Wikipedia-512 at depth 3 it needs 7 % fewer, since LPFHP there fills packs with long lengths. First-fit takes
-more time than LPFHP, since it visits every sequence. Without a depth limit, it needs at most 1.7 times as many packs as
-the optimum.
+SQuAD. On Wikipedia-512 at depth 3 it needs 7 % fewer, since LPFHP fills packs with long lengths until they reach the
+depth. First-fit takes more time than LPFHP, since it visits every sequence. Without a depth limit, it needs at most 1.7
+times as many packs as the optimum.
 
 Source: Johnson, Demers, Ullman, Garey, Graham, "Worst-case performance bounds for simple one-dimensional packing
 algorithms", SIAM Journal on Computing 3(4), 1974; the bound: Dosa, Sgall, STACS 2013.

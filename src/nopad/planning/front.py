@@ -225,10 +225,10 @@ class _Run:
         )
 
     def _evener(self, made: Planned, budget: Budget) -> Planned:
-        """Return the most even plan found (`even_out`), after packs were cut for `pack_multiple`.
+        """Return the most even plan found (`even_out`), with its packs cut for `pack_multiple`.
 
-        It keeps the certificate, facts and notes of `made`, the plan before. The fact ``even`` and a note are added,
-        which compare both plans; and another note if the budget ended the search.
+        It keeps the certificate, facts and notes of `made`, the plan before this search. The fact ``even`` and a note
+        are added; both compare the two plans. A second note is added if the search used up its `effort`.
         """
         load = load_of(self.histogram, self.capacity, self.depth, *even_limits(self.conditions, self.capacity))
         strategies, facts = even_out(

@@ -25,8 +25,8 @@ __all__ = ["harmonic"]
 def harmonic(lengths: NDArray[np.int32], capacity: int, depth: int | None, k: int = 12) -> Packs:
     """Return the packs of `lengths` (int32 ``[n]``, each <= `capacity`), in order of opening.
 
-    Sequences are divided into `k` size classes (at most `capacity` ones). A pack holds at most `depth` sequences; None:
-    unlimited.
+    Sequences are divided into `k` size classes; a `k` above `capacity` is lowered to it. A pack holds at most `depth`
+    sequences; None: unlimited.
 
     >>> [p.tolist() for p in harmonic(np.array([5, 4, 3, 2, 2, 4], dtype=np.int32), 8, None)]
     [[0], [1, 2], [3, 4], [5]]

@@ -54,8 +54,8 @@ class Choices:
 
     Attributes:
         rounding: how a fractional number of packs becomes whole: "nearest", "ceil" or "floor".
-        remainder: where sequences go for which the solution has no slot (place in a pack). "pad": into packs of their
-            own, with padding. "best_fit": into the fullest packs that have room.
+        remainder: where sequences without a slot go; a slot is a place that the solution has for a sequence in a pack.
+            "pad": into packs of their own, with padding. "best_fit": into the fullest packs that have room.
         granularity: lengths are rounded up to multiples of this many tokens.
     """
 
@@ -178,7 +178,7 @@ def _everything(solution: Strategies, histogram: Histogram, capacity: int, depth
 
 
 def _rest(histogram: Histogram, packs: Strategies) -> Counter[int]:
-    """Return how many sequences of each length in `histogram` no pack holds yet."""
+    """Return how many sequences of each length are in `histogram`, but in none of `packs`; the number may be 0."""
     left = Counter(histogram.to_dict())
     for count, lengths in packs:
         for length in lengths:

@@ -34,7 +34,10 @@ __all__ = ["mffd"]
 
 @dataclass(slots=True)
 class _Class:
-    """`count` equal packs that follow one another; each has `room` free tokens and holds `used` sequences."""
+    """`count` equal packs that follow one another; each has `room` free tokens and holds `used` sequences.
+
+    `content` is what one of these packs holds, as in `nopad.planning.open_packs`.
+    """
 
     room: int
     count: int
@@ -44,7 +47,8 @@ class _Class:
     def split(self, count: int, *adding: tuple[int, int]) -> _Class:
         """Take `count` packs out of this class, put sequences into each, and return these packs as a new class.
 
-        `adding` are ``(length, copies)`` pairs: each pack gets so many copies of each length.
+        `adding` are ``(length, copies)`` pairs: each pack gets `copies` sequences of each `length`. This class has
+        `count` packs fewer afterwards.
         """
         part = _Class(self.room, count, self.content, self.used)
         self.count -= count

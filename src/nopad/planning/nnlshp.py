@@ -61,9 +61,9 @@ def nnlshp(
         depth: most sequences of a pack; None: unlimited.
         rounding: how a fractional number of packs becomes whole: "nearest", "ceil" or "floor".
         weighting: the weight of lengths up to 8 tokens: 0.09 with "fixed", ``sqrt(8 / (2 * capacity))`` with
-            "capacity"; longer lengths weigh 1. With a `granularity` above 1, this goes by the rounded lengths.
-        remainder: where sequences go for which the solution has no slot (place in a pack). "pad": into packs of their
-            own, with padding. "best_fit": into the fullest packs that have room.
+            "capacity"; longer lengths weigh 1. With a `granularity` above 1, the rounded lengths are meant.
+        remainder: where sequences without a slot go; a slot is a place that the solution has for a sequence in a pack.
+            "pad": into packs of their own, with padding. "best_fit": into the fullest packs that have room.
         granularity: lengths are rounded up to multiples of this many tokens, so that there are fewer strategies.
 
     Raises:

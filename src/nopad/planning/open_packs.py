@@ -1,11 +1,12 @@
 """`OpenPacks`: an index by free room that quickly finds the fullest open pack with room for a length, or the emptiest.
 
-Packs with equal contents are stored once, with their number: an entry ``(count, content, used)``. Entries with the same
-free room are on one stack, and the one added last is taken first, as in Krell et al., arXiv 2107.02027.
+Packs with equal contents are stored as one entry ``(count, content, used)``: `count` packs, each of which holds
+`content`, which is `used` sequences. Entries with the same free room are on one stack, and the one added last is taken
+first, as in Krell et al., arXiv 2107.02027.
 
-No stack is searched to find a room. Each possible room has one bit, which says whether its stack holds an entry; these
-bits are stored in integers of 512 bits. Another integer, the summary, has one bit for each of these, which says whether
-it is not 0. So a query reads at most three integers: two of 512 bits, and the summary.
+No stack is searched to find a room. Each possible room has one bit, set if its stack holds an entry; these bits are
+stored in integers of 512 bits. Another integer, the summary, has one bit for each of these integers, set if that
+integer is not 0. So a query reads at most three integers: two of 512 bits, and the summary.
 
 All these are Python integers. The compiled sets of `nopad._bit_kernels` are no faster if they are called from Python: a
 query takes the same time (0.2 microseconds), a change takes 1.5 times as long, and loading the compiled code takes half

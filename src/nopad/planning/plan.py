@@ -253,9 +253,9 @@ class Plan:
         """Check the plan against its own capacity, depth, conditions and lower bound.
 
         Returns:
-            One sentence for each problem found; an empty list if there is none. Of limits broken by strategies, the
-            number of sentences is restricted (`broken_limits`). If the certificate cannot be checked, a sentence says
-            so, and the lower bound is not checked.
+            One sentence for each problem found; an empty list if there is none. If many strategies break a limit, only
+            some of them are named (`broken_limits`). If the certificate cannot be checked, a sentence says so, and the
+            lower bound is not checked.
         """
         found = self.broken_limits()
         load = load_of(self.histogram, self.capacity, self.depth, *even_limits(self.options, self.capacity))
@@ -272,11 +272,11 @@ class Plan:
         return found
 
     def broken_limits(self) -> list[str]:
-        """Return one sentence for each case in which a strategy breaks a limit.
+        """Return sentences that say which limits are broken, and by which strategies; an empty list if none is broken.
 
         Limits are the capacity, the depth and the conditions other than `even`; a count below 1 is reported too. There
         are at most three sentences on counts, three on the capacity, three on the depth, and three on all conditions
-        together. If a strategy holds no sequence, a sentence says so, and apart from it only the counts are checked.
+        together. If a strategy holds no sequence, a sentence says so; then only the counts are checked besides.
         """
         found = [f"strategy {s} is used {self.counts[s]} times" for s in np.flatnonzero(self.counts < 1)[:3]]
         sizes = np.diff(self.indptr)

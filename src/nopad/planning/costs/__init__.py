@@ -57,8 +57,9 @@ def within(
         align: the tokens of a sequence count rounded up to a multiple of this.
         budget: limits the search; the operations of the search are charged to it.
         exact: whether the search ends early only when a plan has no more packs than the lower bound.
-        by_tokens: a function that plans without the limit on squares, and then divides packs above the limit. This is
-            better if few packs are above it. The function charges `budget` itself. None: this is not tried.
+        by_tokens: a function that plans without the limit on squares, and then divides packs above the limit. Its plan
+            is often better than that of `spread` if few packs are above the limit. The function charges `budget`
+            itself. None: this method is not tried.
 
     >>> made = within(Histogram.from_lengths([5, 5, 2, 2, 2, 2]), 9, None, 33, budget=Budget(1), exact=True)
     >>> made.strategies

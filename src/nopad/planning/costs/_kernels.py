@@ -122,9 +122,9 @@ def spread_out(
 ) -> tuple[NDArray[Any], int, NDArray[Any], int, int]:
     """Place sequences into the emptiest class of packs, from those of the last item down to those of item `first`.
 
-    The emptiest class has the highest `score` for `kind` and `weight`. When an item does not fit into it, its other
-    sequences are not placed, even if another class has room, and the next item follows. ``left[i]`` is the number of
-    sequences of item i to place; those placed are subtracted, in place.
+    The emptiest class has the highest `score` for `kind` and `weight`. When a sequence does not fit into it, the
+    remaining sequences of this item are not placed, even if another class has room; the next item follows. ``left[i]``
+    is the number of sequences of item i to place; those placed are subtracted, in place.
 
     The rows in use are ``packs[:classes]`` and ``links[:linked]``. Returns ``(packs, classes, links, linked, steps)``
     after placing; the two arrays are those given, changed in place, or larger copies. A step changes or divides one

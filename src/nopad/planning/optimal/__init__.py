@@ -50,8 +50,8 @@ def optimal(
         depth: most sequences of a pack; None: unlimited.
         effort: the budget in seconds of an ordinary core, counted as 10^9 operations each.
         seconds: no new step begins after this many seconds on the clock; None: no time limit.
-        budget: a budget shared with other steps of planning, which replaces `effort` and `seconds`, except that
-            `effort` still limits each search at a smaller depth; None: no shared budget.
+        budget: a budget shared with other steps of planning. It replaces `effort` and `seconds`; but `effort` still
+            limits each search at a smaller depth. None: no shared budget.
 
     >>> made = optimal(Histogram.from_lengths([5, 5, 4, 4, 3, 3, 3, 3, 2]), 10, None)
     >>> sum(count for count, _ in made.strategies), made.facts
@@ -86,8 +86,9 @@ def nearly(histogram: Histogram, capacity: int, depth: int | None, *, budget: Bu
 
     A plan is near if it is at most one pack, or at most this `share` (0 to 1) of the cheap lower bound, above the
     bound. If the budget allows it, the search then tries to remove the packs above the bound (`Search.last_pack`).
-    Unlike in `optimal`, smaller depths are not tried, so a larger depth may need a few more packs. If the linear
-    program over the exact lengths is too slow, rounded lengths are tried first (`Search.guided`).
+    Unlike in `optimal`, smaller depths are not tried, so a larger depth may need a few packs more than a smaller one.
+    If the linear program over the exact lengths is probably too slow, rounded lengths are tried first
+    (`Search.guided`); exact lengths then follow only if that plan is at most 64 packs above the bound.
     """
     search = Search(histogram, capacity, depth, budget, within=1, less=False)
     search.within = max(1, int(share * search.bound))
@@ -123,9 +124,10 @@ def _planned(
 
 
 def _run(search: Search, *, less: bool = True) -> None:
-    """Run a search; if the budget is large, first with a part of it (`_SHORT`), then with all that is left.
+    """Run a search; with a large budget in two parts: first with a share of it (`_SHORT`), then with all that is left.
 
-    Between the two, smaller depths are searched if `less` and the plan is not good yet.
+    The second part is left out if the plan is already good (`Search.good`). Before it, smaller depths are searched if
+    `less`, and if the plan is not good yet.
     """
     budget, short = search.budget, _SHORT * 10**9
     if budget.left <= 2 * short:

@@ -35,7 +35,7 @@ Loop = TypeVar("Loop", bound=Callable[..., Any])
 
 
 class Patterns(NamedTuple):
-    """Patterns and the items in them, both ways round; all arrays int64.
+    """Patterns and the items in them, listed both by pattern and by item; all arrays int64.
 
     An entry is one item of one pattern, with the number of times that the pattern holds this item. Entries are numbered
     pattern by pattern.
@@ -74,8 +74,8 @@ class State(NamedTuple):
         chosen: the patterns used so far, in order; ``[n]`` for n sequences.
         marks: number of dead patterns before each of these uses; ``[n]``.
         gone: ``at[GONE]`` before each of these uses; ``[n]``.
-        at: five numbers: dead patterns (`TRAIL`); loss that is still allowed (`LOSS`); first patterns whose loss is
-            above that (`GONE`); steps taken (`STEPS`); random numbers drawn (`DRAWS`).
+        at: five numbers: dead patterns (`TRAIL`); loss that is still allowed (`LOSS`); patterns whose loss is above
+            that, which come first in `Patterns` (`GONE`); steps taken (`STEPS`); random numbers drawn (`DRAWS`).
         message: the odds with which each entry's item wants its pattern to be used; float64 ``[entries]``.
         odds: the odds of each entry's pattern by its `prior` and the messages of its other items; float64
             ``[entries]``. Negative if the pattern can be used just once.
@@ -110,14 +110,14 @@ def inner(loop: Loop) -> Loop:
 
 @inner
 def chance(state: State, key: np.uint64) -> float:
-    """Return the next random number, at least 0 and below 1."""
+    """Return the next random number that follows from `key`, at least 0 and below 1."""
     state.at[DRAWS] += 1
     return float(mix(key + np.uint64(state.at[DRAWS]) * GOLDEN) >> _11) * _UNIT
 
 
 @inner
 def kill(patterns: Patterns, state: State, p: int) -> None:
-    """Mark pattern `p` as dead."""
+    """Mark pattern `p` as dead, and update `State.trail` and `State.degree`."""
     state.dead[p] = True
     state.trail[state.at[TRAIL]] = p
     state.at[TRAIL] += 1
@@ -205,9 +205,10 @@ def scarcest(state: State) -> int:
 def least_wanted(patterns: Patterns, state: State, prior: NDArray[Any], i: int, noise: float, key: np.uint64) -> int:
     """Return the pattern with item `i` whose items occur in the fewest patterns, so that most others stay possible.
 
-    For each copy that a pattern holds, the number of patterns with its item is divided by the number of copies left of
-    it. The pattern with the smallest sum, divided by its `prior`, is returned. `noise` is the largest random change of
-    this number, relative to it.
+    Each pattern gets a number, and the one with the smallest number is returned; -1 if all patterns with item `i` are
+    dead. The number is a sum over the copies in the pattern, divided by the pattern's `prior`. A copy of item k counts
+    as the number of patterns with item k that are not dead, divided by the number of copies of k that are left.
+    `noise` is the largest random increase of a number, relative to it.
     """
     best, least = -1, np.inf
     for q in range(patterns.first[i], patterns.first[i + 1]):
@@ -226,7 +227,8 @@ def least_wanted(patterns: Patterns, state: State, prior: NDArray[Any], i: int, 
 def likeliest(patterns: Patterns, state: State, prior: NDArray[Any], noise: float, key: np.uint64) -> int:
     """Return the pattern with the highest odds: its `prior` times the messages of all its items.
 
-    `noise` is the largest random change, relative to these odds.
+    Dead patterns are left out; the result is -1 if all are dead. `noise` is the largest random increase of the odds,
+    relative to them.
     """
     best, most = -1, -1.0
     state.at[STEPS] += patterns.items.size
@@ -242,7 +244,11 @@ def likeliest(patterns: Patterns, state: State, prior: NDArray[Any], noise: floa
 
 @inner
 def weigh(patterns: Patterns, state: State, prior: NDArray[Any], i: int) -> None:
-    """Set `State.odds` of all entries of item `i`: the pattern's `prior` times the messages of its other items."""
+    """Set `State.odds` for item `i` in each pattern that is not dead.
+
+    The odds are the pattern's `prior` times the messages of its other items, limited to 1e-12 up to 1e12. They are
+    stored as a negative number if the pattern can be used just once.
+    """
     for q in range(patterns.first[i], patterns.first[i + 1]):
         entry = patterns.entries[q]
         p = patterns.pattern[entry]
@@ -318,8 +324,9 @@ def add_behind(state: State, odds: float, amount: int, left: int) -> None:
 def send(patterns: Patterns, state: State, i: int) -> None:
     """Set the messages of item `i` to its patterns.
 
-    The message to a pattern is the odds that the item's other patterns leave just enough copies for it, against the
-    odds that they leave none. The new message is the geometric mean of these odds and of the last message.
+    A message goes to each pattern that is not dead. It is the ratio of two weights: that the item's other patterns
+    leave just enough copies for one use of this pattern, and that they leave no copy. The new message is the geometric
+    mean of this ratio and of the last message.
     """
     left, scale, j = state.left[i], 1.0, 0
     if left > 1:

@@ -127,8 +127,9 @@ def _move(s: State, i: int, to: int) -> None:
 def _give(s: State, p: int, depth: int) -> bool:
     """Move one sequence of pack `p` to another pack that has room for it; return whether such a pack was found.
 
-    Of the packs looked at, the sequence goes to the fullest one with room. Packs with less free space are looked at
-    first, but no more than 8 packs of each of 8 different free spaces. Pack `p` must be out of the indices (`_hide`).
+    It is the first sequence of `p` for which a pack is found. It goes to the fullest pack that has room and holds fewer
+    than `depth` sequences; but no more than 8 packs of each of 8 different free spaces are looked at. Pack `p` must be
+    out of the indices (`_hide`).
     """
     capacity = s.spaces.first.size - 1
     i = s.first[p]

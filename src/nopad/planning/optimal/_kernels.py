@@ -79,9 +79,10 @@ def patterns_with(
 
 @njit(cache=True, nogil=True)
 def linked(links: NDArray[Any], length: int) -> int:
-    """Follow the links from `length` to an available length, and return that; an available length links to itself.
+    """Follow the links from `length` to an available length, and return this length.
 
-    All links on the way are set to the result, so that later calls take fewer steps.
+    An available length links to itself. If there is none in the direction of the links, the result is the end of the
+    links: 0 or capacity + 1. All links on the way are set to the result, so that later calls take fewer steps.
     """
     root = length
     while links[root] != root:
@@ -136,10 +137,10 @@ def fill_slots(
     """Fill ``copies[p]`` packs by each pattern p, with a real length for each item; return the number of packs.
 
     Packs for which no sequence is left are not counted. The items of pattern p are ``slots[indptr[p]:indptr[p + 1]]``,
-    largest first; item u stands for the lengths ``edges[u] <= l < edges[u + 1]``, whose middle is ``middle[u]``. Each
-    item but the last takes the length of its range that brings the pack nearest to its planned sum, the sum of the
-    middles so far; if the range has no available length, see `near`. The last item takes the longest length that fits.
-    An item for which no length fits is left out.
+    largest first. Item u stands for the lengths from ``edges[u]`` up to ``edges[u + 1]`` (exclusive); their mean is
+    ``middle[u]``. The planned sum of a pack is the sum of these means for its items so far. Each item but the last
+    takes the length of its range that brings the pack nearest to its planned sum; if the range has no available length,
+    see `near`. The last item takes the longest length that fits. An item for which no length fits is left out.
 
     ``available[l]`` is the number of sequences of length l left; `below` and `above` link each length towards the next
     shorter and the next longer available length (0 and capacity + 1 link to themselves); all three are changed. Pack k
@@ -187,8 +188,8 @@ def patterns_above(
     The number is -1 if there are too many: if `flat` or `ends` is full, or the search needs more than `steps` steps.
 
     Pattern p is ``flat[ends[p]:ends[p + 1]]``: at most `depth` item numbers, largest first, item i at most
-    ``demand[i]`` times.
-    `table` is that of `knapsack` for these values, and bounds the value that the remaining items of a pattern can add.
+    ``demand[i]`` times. `table` is that of `knapsack` for these sizes, these values and this `unlimited`; it bounds the
+    value that the remaining items of a pattern can add.
     """
     found, at, size = 0, 0, 0
     ends[0] = 0

@@ -78,7 +78,7 @@ def close_full(items: Items, target: int, budget: Budget) -> Packing | None:
 
 
 def _loss(items: Items, target: int, values: NDArray[np.int64], most: int) -> int:
-    """Return the loss of `target` packs, of a value of `most` at best, that hold all items; see the module.
+    """Return the total loss of `target` packs that hold all items, as the module defines it, with `most` for M.
 
     ``values[i]`` is the value of item i; int64 ``[k]``. A result below 0 means that so few packs cannot hold the items.
     """

@@ -1,4 +1,4 @@
-"""The restricted master program: a linear program that needs the fewest packs, made by the patterns known so far.
+"""The restricted master program: a linear program that packs all items into the fewest packs of known patterns.
 
 HiGHS finds how often to use each pattern. The rows are items; the columns are patterns, which cost one pack each, and
 exchanges, which are free: the slot of an item may be used by the next smaller item. Exchanges keep the dual values from
@@ -142,7 +142,7 @@ class Master:
         """Return the optimum over the patterns added so far; None if the budget ends first.
 
         Raises:
-            SolverError: HiGHS did not reach an optimum for another reason.
+            SolverError: HiGHS ended without an optimum, for another reason than the budget.
         """
         if not solve_linear(self._highs, budget, self._steps()):
             return None

@@ -51,9 +51,14 @@ class Relaxed:
 
 @dataclass(frozen=True)
 class Solved:
-    """A packing into whole packs, and the lower bound with the dual values of items (int64 ``[k]``) that prove it.
+    """A packing into whole packs, and a proven lower bound on their number.
 
-    `master` is the linear program from which the packing was rounded; `stages` are those of `dive_through`.
+    Attributes:
+        packing: maps each pattern to its number of packs; together they hold all items.
+        bound: the lower bound, in packs.
+        values: the dual values of the items as integers, which prove the bound (`as_values`); int64 ``[k]``.
+        master: the linear program from which the packing was rounded.
+        stages: the stages of the rounding, as `dive_through` returns them.
     """
 
     packing: Packing
@@ -70,7 +75,8 @@ def solve(items: Items, budget: Budget, *, within: float = 0.0, seeds: Iterable[
     that exceeds the bound by at most `within` times the bound (0.01: 1 %).
 
     Raises:
-        SolverError: HiGHS did not reach an optimum of the linear program before its rounding.
+        SolverError: HiGHS did not reach an optimum of the linear program. (If it fails later, while the solution is
+            rounded, the best packing so far is returned.)
     """
     master = Master(items)
     master.add(best_fit(items, items.demand))
@@ -84,9 +90,9 @@ def solve(items: Items, budget: Budget, *, within: float = 0.0, seeds: Iterable[
 
 
 def round_off(master: Master, relaxed: Relaxed, goal: int, budget: Budget, *, parts: int = 10) -> Solved:
-    """Round a solved linear program to whole packs, ending early at `goal` packs or fewer.
+    """Round a solved linear program to whole packs, and return the result; end early at `goal` packs or fewer.
 
-    Unused patterns that are far from useful are removed from `master` first. `parts` is that of `dive_through`.
+    Unused patterns with a high reduced cost are removed from `master` first. `parts` is that of `dive_through`.
     """
     times = master.trim(relaxed.times, _SLACK)
     packing, stages = dive_through(master, times, goal, budget, parts=parts)
@@ -94,7 +100,9 @@ def round_off(master: Master, relaxed: Relaxed, goal: int, budget: Budget, *, pa
 
 
 def relax(master: Master, budget: Budget, *, enough: int = 0, rounds: int | None = None) -> Relaxed | None:
-    """Solve the linear program by column generation; None if the budget is too small to solve the program even once.
+    """Solve the linear program by column generation, and return the result.
+
+    The result is None if the budget is too small to solve the program even once.
 
     Column generation ends when the optimum of the program, rounded up, is at most its bound or `enough`, when no
     pattern improves the program, when the budget is spent, or after `rounds` rounds (None: no limit).

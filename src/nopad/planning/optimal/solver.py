@@ -48,7 +48,7 @@ def columns_of(patterns: Sequence[Sequence[int]]) -> tuple[NDArray[np.int32], ND
 
 
 def solve_linear(model: highspy.Highs, budget: Budget, per_iteration: int) -> bool:
-    """Solve a linear program by the simplex method; return False if the budget ends first.
+    """Solve a linear program by the simplex method; return True at its optimum, False if the budget ends first.
 
     Each iteration is charged `per_iteration` operations. A degenerate program may stall, with hundreds of thousands of
     iterations that improve nothing. After far more iterations than usual, the solver goes on with HiGHS' perturbation,

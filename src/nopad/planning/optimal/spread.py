@@ -1,10 +1,10 @@
 """Open a fixed number of packs at the start, and put each sequence, longest first, into the emptiest open pack.
 
 A pack is closed when it holds as many sequences as the depth limit allows. A sequence that fits into none of the open
-packs is placed by best-fit, which opens further packs. This method helps if packs reach the depth limit before they are
-full: best-fit puts long sequences together, whereas here every pack gets long and short sequences, provided that the
-number of packs opened is that of the lower bound. The method is poor if lengths are near a third of the capacity. The
-time depends on the numbers of distinct lengths and of classes of equal packs, not on the number of sequences.
+packs opens a new one. This method helps if packs reach the depth limit before they are full. Best-fit puts long
+sequences together; here every pack gets long and short sequences, provided that the number of packs opened at the start
+is that of the lower bound. The method is poor if lengths are near a third of the capacity. The time depends on the
+numbers of distinct lengths and of classes of equal packs, not on the number of sequences.
 
 Source: worst-fit with a fixed number of bins, as in Graham's LPT rule with a cardinality limit (Dell'Amico, Iori,
 Martello, "Heuristic algorithms and scatter search for the cardinality constrained P||Cmax problem", 2004).

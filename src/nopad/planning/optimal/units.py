@@ -51,7 +51,7 @@ class Units:
 
     @classmethod
     def of(cls, histogram: Histogram, capacity: int, depth: int | None, finest: int = RESOLUTIONS[0]) -> Units:
-        """Round lengths to units; a pack has as many units as pricing has time for, from 128 to `finest`.
+        """Return lengths rounded to units; a pack has as many units as pricing has time for, from 128 to `finest`.
 
         A pack also has at most as many units as tokens, except that 128 units are always allowed.
         """
@@ -139,7 +139,7 @@ def fill(packing: Packing, units: Units, histogram: Histogram, capacity: int, de
 def plan_in_units(
     histogram: Histogram, capacity: int, depth: int | None, budget: Budget, finest: int
 ) -> tuple[Listed, tuple[Solved, Units] | None]:
-    """Plan in rounded lengths (`Units`); return ``(packs of real lengths, what certify needs)``.
+    """Plan in rounded lengths (`Units`); return the packs of real lengths, and what `certify` needs.
 
     The second result is the first solved linear program and its `Units`. A pack has at most `finest` units.
 
@@ -171,6 +171,9 @@ def certify(solved: Solved, units: Units, capacity: int, depth: int | None, budg
 
     The program begins with the patterns of `solved`, the linear program in `units`. The result is None if pricing in
     tokens would take too long or too much memory, or if the budget is spent.
+
+    Raises:
+        SolverError: HiGHS did not reach an optimum.
     """
     items = Items.of(units.edges[:-1], units.items.demand, capacity, depth)
     table = capacity * (2 if items.unlimited else items.depth + 1)

@@ -49,10 +49,11 @@ def knapsack(sizes: NDArray[Any], values: NDArray[Any], table: NDArray[Any]) -> 
 def lift(
     sizes: NDArray[Any], values: NDArray[Any], table: NDArray[Any], slack: NDArray[Any], limits: NDArray[Any]
 ) -> None:
-    """Raise the values of sizes, one after the other, as far as no pack of capacity j becomes worth over ``slack[j]``.
+    """Raise the values of sizes, one after the other, each as much as possible; change `values` in place.
 
-    ``values[i]`` is the value of the size ``sizes[i]``, and ``limits[j]`` are the two limits of capacity j. `values` is
-    changed in place. So is `table`, that of `knapsack`: each raised value is entered before the next one is raised.
+    No pack of capacity j may become worth more than ``slack[j]``. ``values[i]`` is the value of the size ``sizes[i]``,
+    and ``limits[j]`` are the two limits of capacity j. `table`, which `knapsack` filled, is changed too: each raised
+    value is entered before the next one is raised.
     """
     rooms, places = table.shape
     for i in range(sizes.shape[0]):

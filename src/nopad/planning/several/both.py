@@ -346,9 +346,10 @@ def _completed(
 
 
 def _within_one(task: Task, packing: Packing, budget: Budget) -> Packing:
-    """Pack those packs of `packing` again that fit into no capacity; return a packing in which every pack fits.
+    """Take packs that fit into no capacity out of `packing`, and pack their sequences again; return all packs.
 
     Such packs exist since a new pack may have its two limits from different capacities. `packing` is changed in place.
+    In the result, every pack fits into a capacity; it is `packing` itself if nothing had to be packed again.
     """
     packs = list(packing)
     outside = np.flatnonzero(task.capacity_of(packs) < 0).tolist()

@@ -57,9 +57,9 @@ def pack_rest(task: Task, left: NDArray[np.int64]) -> Packing:
 def dive(task: Task, master: Master, relaxed: Relaxed, goal: int, budget: Budget) -> Packing:
     """Dive, as the module says, and return the cheapest packing of all sequences found before it or after a step.
 
-    The dive ends as soon as a step leaves a packing that costs at most `goal`. `master` is the linear program, and
-    `relaxed` its solution; the demand and the columns of `master` are changed in place. If the solver fails, the dive
-    ends, and `Budget.trouble` says why.
+    The dive ends when no sequence is left, when the cheapest packing after a step costs at most `goal`, when a step can
+    make no pack, or when `budget` is spent. `master` is the linear program, and `relaxed` its solution; the demand and
+    the columns of `master` are changed in place. If the solver fails, the dive ends, and `Budget.trouble` says why.
     """
     left, taken = task.counts.copy(), Packing()
     best = pack_rest(task, left)
