@@ -235,7 +235,7 @@ class Pool:
         return _shuffled(self._histogram.counts, 0), lengths, costs
 
     def _packs(self, depth: int | None) -> _Kinds:
-        """Pack by a best-fit plan (`lpfhp`) with this depth limit, and return the packs.
+        """Pack by best-fit (`lpfhp`) with this depth limit, and return the packs; the capacity is the longest length.
 
         The result is (the strategy of each pack, in random order; the tokens of each strategy; the cost of each).
         """

@@ -75,7 +75,10 @@ class Distribution:
         return np.bincount(place, weights=self.histogram.counts, minlength=bins) / self.histogram.sequences
 
     def summary(self) -> dict[str, Any]:
-        """Return all attributes and properties except the histogram as a dict, ready for JSON."""
+        """Return all attributes and properties as a dict, ready for JSON.
+
+        The histogram is left out; its numbers of sequences and tokens are included.
+        """
         return {
             "name": self.name,
             "capacity": self.capacity,

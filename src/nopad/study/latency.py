@@ -4,7 +4,7 @@ The figures are images of measurements on 1,024 A100 GPUs, which cannot be repea
 constants below. The time of a step is the sum of
 
 * the compute time of the rank with the most tokens, which `balance_rows` simulates; with padding, that of full rows;
-* launching kernels, most of which a CUDA graph saves; only methods whose shapes never change (padding, packing) can
+* launching kernels; a CUDA graph saves most of this time. Only methods whose shapes never change (padding, packing) can
   use a graph, and as in the paper only while the batch is small enough for the graph's memory;
 * the part of the gradients' all-reduce that is not hidden behind the backward pass;
 * exchanging and sorting samples, for those methods that do so in training.
@@ -121,6 +121,9 @@ def latency_rows(
         gpus: the numbers of GPUs to simulate.
         batches: the batch sizes to simulate, in sequences per GPU.
         constants: constants of the cost model; None: those of BERT-large on A100 GPUs.
+
+    Raises:
+        OptionError: a batch size is below 2, or a number of GPUs above 8 is not a multiple of 8, the GPUs of a node.
     """
     constants = constants or Constants()
     packs = plan(histogram, histogram.max_length, algorithm="lpfhp").packs

@@ -129,7 +129,11 @@ class _Packed:
 
 @dataclass(frozen=True, kw_only=True)
 class _Dealt:
-    """Tokens, cost and costliest sequence of each rank in each micro-step: ``[steps, micro-steps, ranks]``."""
+    """What each rank gets in each micro-step: its tokens, its cost, and the cost of its costliest sequence.
+
+    The arrays are int64 ``[steps, micro-steps, ranks]``. `seconds` is the time of drawing and dealing per step; 0.0 if
+    it was not measured.
+    """
 
     tokens: NDArray[np.int64]
     costs: NDArray[np.int64]
@@ -280,7 +284,10 @@ def _next_fit(lengths: NDArray[np.int32], costs: NDArray[np.int64], capacity: in
 
 
 def _worst_fit_decreasing(lengths: NDArray[np.int32], costs: NDArray[np.int64], capacity: int, shape: Shape) -> _Packed:
-    """Pack the sequences of each step, from the longest on, each into the emptiest pack."""
+    """Pack the sequences of each step, longest first, each into the emptiest pack, or into a new one if it has no room.
+
+    Returns the packs of all steps, step after step.
+    """
     from nopad.study._kernels import worst_fit
 
     pack_of = np.empty(lengths.size, dtype=np.int64)

@@ -66,6 +66,9 @@ def redo(table: Table, row: Row, histogram: Histogram) -> Redone:
 
     If the histogram is too large for the row's algorithm, there are no figures of ours, and the note says why.
 
+    Raises:
+        LengthError: a length is above the table's capacity.
+
     >>> from nopad.study.published import TABLES
     >>> redone = redo(TABLES[0], TABLES[0].rows[3], Histogram.from_counts({200: 3, 128: 3}))
     >>> [row["packing factor"] for row in (redone.published, redone.ours, redone.difference)]

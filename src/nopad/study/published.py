@@ -204,7 +204,7 @@ TABLES = (TABLE_1, TABLE_2, *TABLE_3, TABLE_5)
 def unpublished_table(histogram: Histogram, capacity: int, what: str) -> Table:
     """Return a table with the rows of Tables 1 and 5, without figures, for a dataset that the papers do not have.
 
-    `what` is the name of the dataset.
+    Table 5's row of depth 1 is left out. `what` is the name of the dataset.
     """
     rows = [replace(row, printed={}) for row in (*TABLE_1.rows, *TABLE_5.rows[1:])]
     return Table(

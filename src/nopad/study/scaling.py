@@ -9,7 +9,8 @@ s, these equations are linear, and give 0.318:
 * ``alpha_1 = alpha_8 - beta_1 z((1 - 1/e)^(1/8))``
 
 Besides, the minimum of such speed-ups is not Gumbel-distributed. But if times are Gumbel-distributed, so is the time of
-the slowest device. Fitted to the same data by its moments on 8 GPUs, its location grows by ``scale ln(n / 8)``.
+the slowest device. So a second estimate fits a Gumbel distribution to the time of the slowest of 8 GPUs, by the moments
+of the same data. On n GPUs, the location of this distribution is higher by ``scale ln(n / 8)``.
 
 Both estimates assume random batches. The simulation draws batches of 32 sequences from the histogram, and assumes that
 time is proportional to the number of tokens. With balance, each rank still takes 32 sequences, chosen so that all ranks

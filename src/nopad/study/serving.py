@@ -143,7 +143,9 @@ def best_reduction(grid: Grid) -> float:
 
 
 def serving_rows(grid: Grid, waiting: Sequence[int] = WAITING) -> list[ServingRow]:
-    """Return a row per policy: published throughput, and the number of batches that the policy needs.
+    """Return a row for one request per row of a batch, then a row for each policy.
+
+    A row has the published throughput, and the number of batches that the requests need.
 
     Args:
         grid: one of PopRT's settings.

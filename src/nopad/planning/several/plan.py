@@ -1,8 +1,8 @@
 """`SeveralPlan`: strategies for several capacities that cover all sequences, their price, and a lower bound on it.
 
 A plan does not say which sequence goes into which pack: `SeveralPlan.assign` does this. A plan file (``*.plan.json``)
-is small and readable, with one strategy per line. It holds all data that `SeveralPlan.verify` needs, which runs without
-a solver.
+is small and readable, with one strategy per line. It holds all data that `SeveralPlan.verify` needs; this check runs
+without a solver.
 """
 
 from __future__ import annotations

@@ -200,7 +200,7 @@ def factor_of(material: Material) -> float:
 def model_of(material: Material, size: Size, seed: int, **options: Any) -> Any:
     """Return a new BERT model with weights drawn by `seed`, in training mode, without dropout.
 
-    `options` are further arguments of `transformers.BertConfig`.
+    `options` are further arguments of `transformers.BertConfig`. PyTorch's global random generator is set to `seed`.
     """
     import transformers
 
