@@ -110,7 +110,8 @@ def pack_dataset(
         pad_id: id of padding tokens, which are removed at both ends of a record; None: no id is padding.
 
     Raises:
-        SourceError: the data are of a kind that cannot be read, hold two kinds of content, or lack a column.
+        SourceError: the data are of a kind that cannot be read, have no record, hold two kinds of content, or lack a
+            column.
         RecordError: a record is bad, or longer than `capacity`; the message says which.
         LengthError: a record is longer than `capacity`, and a task reads the records.
         OptionError: an option is invalid, or does not apply to these data; or they are texts, and there is no

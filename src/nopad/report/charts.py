@@ -111,7 +111,10 @@ def packs_chart(subject: Subject) -> Any:
 
 
 def source_chart(subject: Subject) -> Any:
-    """Return a chart of the tokens of each named source: packed, held out, and cut off or dropped."""
+    """Return a chart of the tokens of each named source: packed, held out, and cut off or dropped.
+
+    For a validation dataset, the second part is the tokens that were not held out.
+    """
     alt = load_altair()
     fates = {
         "packed": "tokens",
@@ -161,7 +164,7 @@ def slots_chart(subject: Subject, settings: Settings) -> Any:
 
     Raises:
         OptionError: as in `ways_of`.
-        MissingExtraError: altair is not installed.
+        MissingExtraError: altair or vl-convert is not installed.
     """
     alt = load_altair()
     ways = ways_of(subject.plan, settings)

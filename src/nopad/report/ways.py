@@ -116,8 +116,8 @@ def formulas(settings: Settings) -> list[str]:
 def savings(ways: list[Way], settings: Settings) -> str:
     """Return a sentence on what packing saves, compared with each other way; "" if there is no `tokens_per_second`.
 
-    `ways` is the result of `ways_of` with the same `settings`. A comparison whose difference in GPU-hours rounds to 0
-    is left out.
+    `ways` is the result of `ways_of` with the same `settings`. A comparison is left out if the number of slots differs,
+    but the difference in GPU-hours is below 0.0001.
 
     >>> import nopad
     >>> ways = ways_of(nopad.plan([6, 2, 6, 2], capacity=8), settings := Settings(tokens_per_second=1e-3))

@@ -56,7 +56,9 @@ def alike(found: Composition) -> str:
 
 
 def median_of(histogram: Histogram) -> int:
-    """Return the median length: half of the sequences are not longer.
+    """Return the median length in tokens: the shortest length that at least half of the sequences do not exceed.
+
+    The histogram must hold a sequence.
 
     >>> median_of(Histogram.from_lengths([3, 9, 4]))
     4
