@@ -178,7 +178,7 @@ def check_cover(plan: Plan, lengths: NDArray[np.int32]) -> None:
     """Check that a plan covers exactly these lengths, int32 ``[n]``.
 
     Raises:
-        PlanMismatchError: it covers other lengths; the message names the first length whose count differs.
+        PlanMismatchError: the plan covers other lengths; the message names the first length whose count differs.
     """
     covered, given = plan.histogram, Histogram.from_lengths(lengths)
     if covered == given:

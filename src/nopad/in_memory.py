@@ -120,7 +120,8 @@ def pack_dataset(
         OutputError: `output` has other content, another process is writing there, or the unfinished job there was
             started with other data or options.
         StorageError: the disk is full, or a write failed.
-        InterruptedJobError: SIGINT (Ctrl-C) was received; without `output`, KeyboardInterrupt, as nothing is kept then.
+        InterruptedJobError: SIGINT (Ctrl-C) was received, and `output` is given. Without `output`, KeyboardInterrupt is
+            raised instead, and nothing is kept.
         MissingExtraError: a package is not installed that the data or the tokenizer need: torch and transformers for
             chats and pairs of texts, `datasets` for a table, `huggingface_hub` for a name on the hub.
 

@@ -99,7 +99,8 @@ def _longest(lengths: np.ndarray, below: np.ndarray, n: int, drawn: int) -> floa
 def _sorted(histogram: Histogram, batch_size: int) -> int:
     """Return the number of slots of all batches if sequences are sorted by length, longest first.
 
-    If the last batch has fewer sequences than the others, it has the shortest ones.
+    Each batch is padded to its longest sequence. If the last batch has fewer sequences than the others, it has the
+    shortest ones.
     """
     slots = longer = batches = last = 0
     for length, count in zip(histogram.lengths[::-1].tolist(), histogram.counts[::-1].tolist(), strict=True):

@@ -1,4 +1,7 @@
-"""Write the command that makes a plan or a packed dataset again; it has only options that the command knows."""
+"""Write the command ``nopad plan`` or ``nopad pack`` that makes a plan or a packed dataset again.
+
+It has only the options that differ from their defaults.
+"""
 
 from __future__ import annotations
 

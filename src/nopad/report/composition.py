@@ -91,7 +91,7 @@ class Composition:
 
     @cached_property
     def steps(self) -> list[Step]:
-        """The `Step` of each difference 0, 1, 2, 4, 8, ..., and of the largest.
+        """The `Step` of each difference 0, 1, 2, 4, 8, ..., and of the largest difference.
 
         The list is empty if all sequences that share a pack have the same length, or if none share one.
         """
@@ -112,7 +112,7 @@ class Composition:
         return lengths.astype(np.float64), counts.astype(np.float64)
 
     def _together(self, differences: list[int]) -> list[float]:
-        """Return, for each difference, the share of pairs in packs whose lengths differ by at most that many tokens.
+        """Return, for each difference, the share of pairs in packs that differ in length by at most that many tokens.
 
         Each sequence has the same weight, in however many pairs it is.
         """
@@ -125,10 +125,7 @@ class Composition:
         return [float((np.searchsorted(keys, keys + d, side="right") - after) @ weights) for d in differences]
 
     def _at_random(self, differences: list[int]) -> list[float]:
-        """Return, for each difference, the share of pairs drawn at random whose lengths differ by at most that much.
-
-        Differences are in tokens.
-        """
+        """Return, for each difference, the share of random pairs that differ in length by at most that many tokens."""
         lengths, counts = self._pool
         upto = np.cumsum(counts)
         shares = []

@@ -83,7 +83,7 @@ def ways_of(plan: Plan, settings: Settings) -> list[Way]:
 def formulas(settings: Settings) -> list[str]:
     """Return a sentence on how each of steps, GPU-hours, hours, money and energy is computed, if its setting is given.
 
-    Further sentences say if numbers are extrapolated (`of_tokens`) or are those of several `epochs` and, with
+    Further sentences say if numbers are extrapolated (`of_tokens`), if they are those of several `epochs`, and, with
     `tokens_per_second`, what the computation leaves out. The list is empty if no setting asks for a sentence.
     """
     given = []

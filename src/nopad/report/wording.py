@@ -111,7 +111,9 @@ def big(number: int) -> str:
 
 
 def quantity(amount: float) -> str:
-    """Return hours or energy as text: three significant digits, no decimals from 1,000 on, a bound if below 0.0001.
+    """Return hours or energy as text, with three significant digits; from 1,000 on, as a whole number.
+
+    An amount above 0 but below 0.0001 becomes "under 0.0001".
 
     >>> quantity(1234.5), quantity(12.34), quantity(0.01234), quantity(0.0)
     ('1,234', '12.3', '0.0123', '0')

@@ -1,6 +1,6 @@
 """Compiled loops of the studies: simple simulations of two published ways to pack sequences for ranks.
 
-Conventions as in `nopad._kernels`.
+As in `nopad._kernels`, arguments are plain arrays, and callers validate them.
 """
 
 from __future__ import annotations

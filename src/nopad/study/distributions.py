@@ -66,7 +66,9 @@ class Distribution:
         return int(self.histogram.lengths[np.searchsorted(np.cumsum(self.histogram.counts), middle, side="right")])
 
     def bars(self, bins: int) -> NDArray[np.float64]:
-        """Return the share of sequences in each of `bins` equal ranges of 1 to capacity; float64 ``[bins]``.
+        """Return the share of sequences in each of `bins` equal ranges of length, from 1 to the capacity.
+
+        The result is float64 ``[bins]``.
 
         >>> distribution("two", Histogram.from_counts({1: 3, 8: 1}), 8).bars(2).tolist()
         [0.75, 0.25]
@@ -96,7 +98,7 @@ class Distribution:
 
 
 def distribution(name: str, histogram: Histogram, capacity: int) -> Distribution:
-    """Measure one corpus: plan it with both algorithms, and return its `Distribution`.
+    """Measure one corpus, and return its `Distribution`; it is planned with `auto` and with `spfhp`.
 
     Raises:
         LengthError: a length is above `capacity`.

@@ -53,9 +53,10 @@ class GlueSet:
 
 
 def glue_sets(folder: Path | None) -> Iterator[GlueSet]:
-    """Yield GLUE's nine sets, from a folder in the form that `nopad.corpus.glue.glue_files` reads; None: from the hub.
+    """Yield GLUE's nine sets, read from `folder`, or from the hub if it is None.
 
-    A set that is not available is yielded too; its `missing` says why.
+    `nopad.corpus.glue.glue_files` says which files a folder may have. A set that is not available is yielded too; its
+    `missing` says why.
 
     Raises:
         SourceError: the folder has none of the sets, or a file in it cannot be read.

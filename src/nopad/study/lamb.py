@@ -134,7 +134,10 @@ def _row(p: int, noise: float, betas: tuple[float, float]) -> LambRow:
 
 
 def _moments(gradients: Array, betas: tuple[float, float]) -> tuple[Array, Array]:
-    """Return both moments after these gradients, ``[steps, parameters]``, beginning at 0."""
+    """Return the first and the second moment after all steps, ``[parameters]`` each; both begin at 0.
+
+    `gradients` are ``[steps, parameters]``.
+    """
     m, v = np.zeros(gradients.shape[1]), np.zeros(gradients.shape[1])
     for gradient in gradients:
         m = betas[0] * m + (1 - betas[0]) * gradient

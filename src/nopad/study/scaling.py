@@ -187,8 +187,8 @@ def _shuffled(histogram: Histogram) -> NDArray[np.int32]:
 def crossing(rows: Sequence[ScalingRow], curve: str, level: float) -> float | None:
     """Return the number of devices above which a falling curve is below `level`; None if it never is.
 
-    `curve` is the name of an attribute of the rows. Between rows it is interpolated linearly over the logarithm of the
-    number of devices. If the first row is below `level` already, the result is that row's number of devices.
+    `curve` is the name of an attribute of the rows. Between rows, the curve is interpolated linearly over the logarithm
+    of the number of devices. If the first row is below `level` already, the result is that row's number of devices.
     """
     values = [(row.devices, value) for row in rows if (value := getattr(row, curve)) is not None]
     if values and values[0][1] < level:

@@ -137,19 +137,22 @@ def pack_workload(grid: Grid, policy: Policy, waiting: int | None = None) -> Pac
 
 
 def best_reduction(grid: Grid) -> float:
-    """Return the reduction that packs without padding would give: slots with one request per row / tokens."""
+    """Return the reduction that packs without padding would give.
+
+    This is the number of slots that the requests take with one request per row, divided by their number of tokens.
+    """
     lengths = workload(grid)
     return lengths.size * grid.capacity / int(lengths.sum())
 
 
 def serving_rows(grid: Grid, waiting: Sequence[int] = WAITING) -> list[ServingRow]:
-    """Return a row for one request per row of a batch, then a row for each policy.
+    """Return the results on one of PopRT's settings: first without packing (one request per row), then by each policy.
 
-    A row has the published throughput, and the number of batches that the requests need.
+    Each result has the published throughput, and the number of batches that the requests need.
 
     Args:
         grid: one of PopRT's settings.
-        waiting: for each of these numbers, one more row for `look_ahead`, with at most that many requests waiting at
+        waiting: for each of these numbers, one more result for `look_ahead`, with at most that many requests waiting at
             once.
 
     >>> rows = serving_rows(GRIDS[0], waiting=[64])

@@ -54,7 +54,7 @@ def within(
         capacity: most tokens of a pack.
         depth: most sequences of a pack; None: unlimited.
         squares: largest sum of squared lengths of a pack.
-        align: the tokens of a sequence count rounded up to a multiple of this.
+        align: for the limit on tokens, the length of a sequence is rounded up to a multiple of this.
         budget: limits the search; the operations of the search are charged to it.
         exact: whether the search ends early only when a plan has no more packs than the lower bound.
         by_tokens: a function that plans without the limit on squares, and then divides packs above the limit. Its plan

@@ -94,10 +94,10 @@ def grown(rows: NDArray[Any], used: int) -> NDArray[Any]:
 def moved(
     packs: NDArray[Any], at: int, number: int, size: int, cost: int, copies: int, links: NDArray[Any], item: int
 ) -> None:
-    """Write class `number` of `packs`: class `at` with `copies` of an item added. Write the new link to ``links[0]``.
+    """Write to row `number` of `packs` what class `at` becomes if `copies` sequences of `item` are added to each pack.
 
-    `size` and `cost` are those of one sequence of the item. The caller sets the number of packs and the last link of
-    class `number`.
+    `size` and `cost` are those of one sequence of `item`. The new link is written to ``links[0]``. The caller sets the
+    number of packs and the last link of row `number`.
     """
     links[0, 0], links[0, 1], links[0, 2] = packs[at, LINK], item, copies
     packs[number, TOKENS] = packs[at, TOKENS] - copies * size

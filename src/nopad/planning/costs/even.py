@@ -29,7 +29,7 @@ _FINE = 500  # the bisection ends when the limit on cost is known to 1/500 of it
 
 
 def packs_allowed(packs: int, sequences: int, multiple: int) -> int:
-    """Return the most packs that an even plan may have; `packs` is the number of packs of the plan before.
+    """Return the most packs that an even plan may have; `packs` is their number in the plan that is made even.
 
     The result is one pack in 1,000 more than `packs`, where `packs` is first rounded up to a multiple of `multiple`. It
     is rounded down to a multiple of `multiple`, and is at most `sequences`. If no multiple lies between `packs` and
@@ -113,10 +113,11 @@ class _Search:
             return self._by_programs(load, most, depth)
 
     def _by_programs(self, load: Load, most: int, depth: int) -> Strategies | None:
-        """Return a plan as `attempt` does, found by linear programs; None also if these take too much memory or budget.
+        """Return a plan as `attempt` does, found by linear programs.
 
-        `load` has `most` and `depth` as limits. If `most` is at least the squared capacity, it limits no pack, and
-        `by_tokens` makes the plan. `slow` is lowered by 1 if a plan is tried.
+        The result is None if no such plan is found, or if the programs would take too much memory or budget. `load` has
+        `most` and `depth` as limits. If `most` is at least the squared capacity, it limits no pack, and `by_tokens`
+        makes the plan. `slow` is lowered by 1 if a plan is tried.
         """
         if most >= load.limits[0] ** 2:
             self.slow -= 1

@@ -144,7 +144,10 @@ class Guide:
 
     @property
     def relaxed(self) -> float:
-        """About the number of packs that the first linear program needs for the rounded lengths; not a lower bound."""
+        """Approximate number of packs that the first linear program needs for the rounded lengths.
+
+        It is not a lower bound.
+        """
         return float(self.values @ self.units.demand)
 
 
@@ -237,7 +240,7 @@ def fill(plan: Guide, load: Load, align: int, budget: Budget) -> Packed:
     """Return a plan of all sequences of `load`: the patterns of `plan`, filled with real lengths.
 
     Each rounded length in a pattern of `plan` is a slot for one sequence. For sequences without a slot, `guide` makes a
-    plan in rounded lengths again, a few times; those that then still have no slot are placed by best-fit. The
+    plan in rounded lengths again, a few times. Sequences that still have no slot are placed by best-fit. The
     operations of these two steps are charged to `budget` here. Those of filling (`FILLING`) must be charged by the
     caller. Best-fit always places all sequences: even with no budget left it may look at a million classes of equal
     packs, and then opens new packs.

@@ -84,11 +84,11 @@ def auto(
 def nearly(histogram: Histogram, capacity: int, depth: int | None, *, budget: Budget, share: float) -> Strategies:
     """Return the first plan found that is near its lower bound, or the best plan found if none is near.
 
-    A plan is near if it is at most one pack, or at most this `share` (0 to 1) of the cheap lower bound, above the
-    bound. If the budget allows it, the search then tries to remove the packs above the bound (`Search.last_pack`).
+    A plan is near its bound if it has at most one pack more, or at most `share` (0 to 1) times the cheap lower bound
+    more. If the budget allows it, the search then tries to remove the packs above the bound (`Search.last_pack`).
     Unlike in `optimal`, smaller depths are not tried, so a larger depth may need a few packs more than a smaller one.
     If the linear program over the exact lengths is probably too slow, rounded lengths are tried first
-    (`Search.guided`); exact lengths then follow only if that plan is at most 64 packs above the bound.
+    (`Search.guided`); the full search then follows only if that plan is at most 64 packs above the bound.
     """
     search = Search(histogram, capacity, depth, budget, within=1, less=False)
     search.within = max(1, int(share * search.bound))

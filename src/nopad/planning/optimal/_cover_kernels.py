@@ -324,9 +324,9 @@ def add_behind(state: State, odds: float, amount: int, left: int) -> None:
 def send(patterns: Patterns, state: State, i: int) -> None:
     """Set the messages of item `i` to its patterns.
 
-    A message goes to each pattern that is not dead. It is the ratio of two weights: that the item's other patterns
-    leave just enough copies for one use of this pattern, and that they leave no copy. The new message is the geometric
-    mean of this ratio and of the last message.
+    A message goes to each pattern that is not dead. Two weights are compared: that of all ways in which the item's
+    other patterns leave just enough copies for one use of this pattern, and that of all ways in which they leave no
+    copy. The new message is the geometric mean of the first weight / the second weight, and of the last message.
     """
     left, scale, j = state.left[i], 1.0, 0
     if left > 1:
@@ -359,7 +359,7 @@ def send(patterns: Patterns, state: State, i: int) -> None:
 def exchange_messages(patterns: Patterns, state: State, prior: NDArray[Any], rounds: int, limit: int) -> None:
     """Set the messages of one item after another, `rounds` times, or until `limit` steps are taken.
 
-    An item of which no copy or more than 64 copies are left sends none.
+    An item sends no messages if no copy of it is left, or more than 64 copies.
     """
     for _ in range(rounds):
         if state.at[STEPS] >= limit:

@@ -97,8 +97,9 @@ def cover(
 def _prior(loss: NDArray[np.int64], most_loss: int, packs: int) -> NDArray[np.float64]:
     """Return the odds of each pattern by its loss alone; float64 ``[patterns]``.
 
-    If all ways to share `most_loss` between the packs were equally likely, a pack with a loss of l would leave about
-    ``(1 - l / (most_loss + 1)) ** (packs - 2)`` of them to the others. The odds are this number, but at least 1e-12.
+    Suppose that all ways to divide `most_loss` among the packs are equally likely. If one pack has a loss of l, about
+    the share ``(1 - l / (most_loss + 1)) ** (packs - 2)`` of these ways is left for the others. The odds are this
+    share, but at least 1e-12.
     """
     kept = 1 - loss / (most_loss + 1)
     prior = np.ones(loss.size)

@@ -50,6 +50,9 @@ _QUICK_STEPS = 8_000  # operations for each distinct length, of the heuristics a
 def shallower(histogram: Histogram, capacity: int, depth: int | None, packs: int) -> list[int]:
     """Return the depths 2, 3, 4, 8, 16, ... below `depth` at which fewer than `packs` packs may be possible, ascending.
 
+    They are also below the number of sequences of the shortest length that fit into a pack. A `depth` of None is
+    unlimited.
+
     >>> shallower(Histogram.from_lengths([2] * 30), 12, None, packs=7)
     []
     >>> shallower(Histogram.from_lengths([2] * 30), 12, 12, packs=9)
@@ -149,8 +152,8 @@ class Search:
     def offer(self, packs: Listed) -> None:
         """Keep `packs` as the best plan if there are fewer of them than in the best plan so far.
 
-        If `fewer` is None, `budget` is charged for each entry that the new plan has more than the old one; an entry is
-        a pack and the number of its copies.
+        An entry of a plan is a pack and the number of its copies. If `fewer` is None, and the new plan has more entries
+        than the old one, `budget` is charged for the difference.
         """
         if packs.packs < self.best.packs:
             if self.fewer is None:
@@ -268,9 +271,9 @@ class Search:
         return 1 if self.depth is None or self.depth >= most else self.depth
 
     def _begin_exact(self) -> None:
-        """Try the exact program (`_exact`) early, with a part of the budget: 40 %, often enough to solve the program.
+        """Try the exact program (`_exact`) early, with 40 % of the budget, which is often enough to solve it.
 
-        The part is 90 % if twice the estimated work of a hard input is within the budget.
+        It gets 90 % if twice the estimated work of a hard input is within the budget.
         """
         bad = _LENGTH_STEPS * self.histogram.lengths.size**2
         with self.budget.part(_MOST_BEGINNING if 2 * bad < self.budget.left else _BEGINNING):
@@ -285,8 +288,8 @@ class Search:
         """Solve and round the exact program, whose items are the distinct lengths; keep its bound and plan if better.
 
         A later call continues the program of an earlier one. Once the program is solved to optimality, each dive rounds
-        it with the next of `_PARTS`, and `dives` limits their number. If not `whole`, an unsolved program is not
-        rounded. Nothing is done if no dive is allowed, or if the pricing table would be too large.
+        it with the next value in `_PARTS`, and `dives` limits the number of dives. If not `whole`, an unsolved program
+        is not rounded. Nothing is done if no dive is allowed, or if the pricing table would be too large.
         """
         from nopad.planning.optimal.search import relax, round_off
 
@@ -335,9 +338,10 @@ class Search:
         return self.master
 
     def _close_stages(self, solved: Solved) -> None:
-        """Pack by `close` what a dive left at each stage (`dive_through`), the last first, if at most 500 sequences.
+        """Pack again, by `close`, the sequences that a dive had left at its stages (`dive_through`).
 
-        The target of `close` is the bound, less the packs that the dive had made before that stage.
+        The last stage comes first; stages with more than 500 sequences left are not tried. The target of `close` is the
+        bound, less the packs that the dive had made before that stage.
         """
         from nopad.planning.optimal.closing import close
 

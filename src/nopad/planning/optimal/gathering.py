@@ -37,7 +37,8 @@ _LISTING = 300  # operations per sequence, to set up the search and to read its 
 def gather(packs: Listed, capacity: int, depth: int | None, goal: int, budget: Budget) -> Listed:
     """Return the same sequences in fewer packs if possible, otherwise in as many; the search ends at `goal` packs.
 
-    A pack holds at most `capacity` tokens and `depth` sequences (None: unlimited). The search takes from `budget`.
+    A pack holds at most `capacity` tokens and `depth` sequences (None: unlimited). The operations of the search are
+    charged to `budget`.
 
     Packs with many copies are searched first: c of their copies are handled as one, and the result is used c times.
     Packs that still have free space are then searched again with a smaller c, together with packs that have fewer

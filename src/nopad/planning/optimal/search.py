@@ -36,7 +36,7 @@ class Relaxed:
     Attributes:
         times: how often the last solution uses each pattern; float64 ``[patterns]``.
         bound: the best lower bound of any round, in packs.
-        values: the value of each of the k items, which prove the bound (`as_values`); int64 ``[k]``.
+        values: the values of the items, as integers, which prove the bound (`as_values`); int64 ``[k]``.
         most: an upper bound on the sum of these values in one pack.
         converged: whether column generation is complete: no new pattern was found that improves the linear program, or
             the optimum of the program, rounded up, is at most `bound` or `enough` (see `relax`).

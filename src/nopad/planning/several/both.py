@@ -44,7 +44,7 @@ def dealing(task: Task) -> int:
 
 
 def pack_both(task: Task, j: int, budget: Budget) -> Packing:
-    """Return packs of capacity `j` for all sequences of `task`: the result with fewer packs of two ways.
+    """Return packs of capacity `j` for all sequences of `task`: of two ways to make them, the one with fewer packs.
 
     The first way, `_by_one`, deals sequences out to a plan for the tighter kind of size. The second way, `_spread`, is
     tried only if there are too many sequences for the first, or if the result of the first is not near the lower bound

@@ -47,7 +47,7 @@ def price_bound(task: Task, certificate: PriceCertificate | None = None) -> Pric
     """Return the highest lower bound on the price of any plan for `task`.
 
     The bounds of the module are compared, and that of `certificate` if it is given. If several are equally high, the
-    first in the order of the module is returned, and the certificate only if it is higher than all others.
+    first in the order of the module is returned; that of `certificate` comes last.
 
     Raises:
         FormatError: the certificate cannot be checked.

@@ -6,9 +6,9 @@ entirely. If every distinct size is a class of its own, there is no sand, and th
 Gomory. With fewer classes, the program requires less than any real plan, so its bounds hold for every plan. (Some
 classes have the mean of their sizes instead of a corner: they lead to better plans, but prove no bound.)
 
-An *edge* is one of the two coordinates of corners. Edges are placed just above a capacity, its half, its third and so
-on, since one sequence less fits into a pack from there on. Between these places, they are denser where there are more
-sequences.
+An *edge* is one of the two coordinates of a corner. Edges are placed just above a capacity, its half, its third and so
+on: of sequences longer than this, one less fits into a pack. Between these places, edges are denser where there are
+more sequences.
 """
 
 from __future__ import annotations

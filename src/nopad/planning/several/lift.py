@@ -37,8 +37,9 @@ def lifting(cells: int, places: int) -> int:
 def lifted(task: Task, proof: PriceCertificate) -> PriceCertificate:
     """Return a certificate whose bound for `task` is at least that of `proof`.
 
-    It must be possible to check `proof`. The result keeps the extras of `proof` that fit into a capacity and still
-    matter, and adds extras at other sizes. If no value can rise, the result is `proof` itself.
+    It must be possible to check `proof`. The result has the extras of `proof`, and further or higher ones. Extras that
+    fit into no capacity are left out. If all second sizes are 0, an extra is also left out if a smaller size has one
+    that is at least as high. If no value can rise, the result is `proof` itself.
     """
     from nopad.planning.several import _kernels
 

@@ -318,8 +318,8 @@ class _Search:
 def _used(task: Task, master: Master, relaxed: Relaxed) -> NDArray[np.float64]:
     """Return, for each kind of size, how much of the room in the packs of a solved program is filled; float64 ``[2]``.
 
-    This is a share from 0 to 1. For a tight kind of size it is 1: a kind is tight if the sand that fills the largest
-    pack is worth at least `_SLACK` of the highest price.
+    This is a share from 0 to 1. For a tight kind of size, it is set to 1. A kind is tight if its rate (the value of one
+    unit, `Relaxed.rates`), times the largest limit of any capacity, is at least `_SLACK`.
     """
     room = np.zeros(2)
     for (j, _), time in zip(master.columns, relaxed.times.tolist(), strict=False):
