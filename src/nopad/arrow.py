@@ -79,8 +79,9 @@ def list_array(indptr: NDArray[Any], values: NDArray[Any]) -> pa.Array:
 def list_parts(array: pa.Array) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return the offsets (from 0) and the values of an Arrow list array, as NumPy arrays.
 
-    Both are views of the array's memory, with two exceptions: values that are booleans or strings are copied, and so
-    are the offsets of a slice.
+    Both are views of the array's memory, with two exceptions. Values are copied if they are booleans or strings, or if
+    some are null (NumPy has its own type for these, such as float64 with NaN for integers). Offsets are copied if the
+    array is a slice that does not begin at 0.
     """
     offsets = array.offsets.to_numpy()
     if offsets.size == 0:
