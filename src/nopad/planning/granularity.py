@@ -44,10 +44,11 @@ def rounded_histogram(histogram: Histogram, granularity: int, capacity: int) -> 
 def real_strategies(rounded: Strategies, histogram: Histogram, granularity: int, capacity: int) -> Strategies:
     """Return strategies with real lengths in place of the rounded ones; each sequence is used at most once.
 
-    `rounded` are strategies in rounded lengths (`rounded_histogram`), `histogram` has the real lengths. Of the
-    sequences with one rounded length, the longest are used first; if the strategies need fewer sequences than there
-    are, the shortest are left over. If packs of one strategy get different lengths, that strategy becomes several. In
-    total, at most twice as many strategies are added as there are distinct lengths.
+    `rounded` are strategies in rounded lengths (`rounded_histogram`, with the same `granularity` and `capacity`), and
+    `histogram` has the real lengths. Of the sequences with one rounded length, the longest are used first; if the
+    strategies need fewer sequences than there are, the shortest are left over. If packs of one strategy get different
+    lengths, that strategy becomes several. In total, at most twice as many strategies are added as there are distinct
+    lengths.
 
     Raises:
         ValueError: the strategies need a length more often than the histogram has it.

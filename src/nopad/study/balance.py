@@ -259,7 +259,13 @@ def _strata(method: Studied, histogram: Histogram, cost: CostModel) -> Balance:
 def _simulate(
     shape: Shape, tokens: NDArray[np.int64], costs: NDArray[np.int64], balance: Balance, steps: int
 ) -> tuple[Report, Report, float]:
-    """Return (report by tokens, report by cost, mean number of seconds to draw and deal a step)."""
+    """Draw and deal `steps` steps; return (report by tokens, report by cost, mean seconds to draw and deal a step).
+
+    `tokens` and `costs` are those of the units (sequences or packs) to draw from; int64 ``[n]``.
+
+    Raises:
+        BalanceError: there are too few units for one step.
+    """
     held, spent, floors, seconds = [], [], [], 0.0
     for units, took in _steps(costs, shape, balance, steps):
         begin = time.perf_counter()
