@@ -58,8 +58,8 @@ def pack(
     Raises:
         LengthError: lengths are not integers ``[n]``; or a length is below 1 or above `capacity`, or its square is
             above `max_squares`.
-        OptionError: capacity, depth, seed, order, algorithm or an option has an invalid value, the algorithm has no
-            such option, or one of the other causes that `nopad.plan` lists.
+        OptionError: capacity, depth, seed, order, algorithm or an option has an invalid value; the algorithm has no
+            such option; or there is another cause that `nopad.plan` lists.
 
     >>> import nopad
     >>> packs = nopad.pack([5, 3, 4, 2, 8], capacity=8)

@@ -9,9 +9,11 @@ Values are a step function of length: ``steps[i] = (from length, value)``; the l
 All lengths of one step have the same value, so the shortest of them is the best to put into a pack, and the recursion
 considers only that one. It takes O(steps * capacity) without a depth limit, O(depth * steps * capacity) with one.
 
-A certificate is refused if the capacity is above `MAX_CAPACITY`, if checking it would take more than `MAX_WORK`
-comparisons (a minute or two), or if the values in one pack might add up to 2^62 or more. It is never refused if all its
-steps begin above the capacity.
+A certificate is refused in these cases, unless all its steps begin above the capacity:
+
+* the capacity is above `MAX_CAPACITY`
+* checking the certificate would take more than `MAX_WORK` comparisons (a minute or two)
+* the values in one pack might add up to 2^62 or more
 
 Source: duality of the cutting-stock linear program; Farley, "A note on bounding a class of linear programming
 problems", Operations Research 38(5), 1990.

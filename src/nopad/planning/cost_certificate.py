@@ -8,9 +8,11 @@ at most T and S. So a knapsack with the capacities T and S finds a value, `best`
 need at least as many packs as their total value, divided by `best`. The depth is ignored, which can only lower the
 bound. O(steps x T x S).
 
-A certificate is refused if checking it takes more than `MAX_WORK` comparisons (half a minute) or a table of more than
-`MAX_TABLE` numbers, if the values in one pack might add up to 2^62 or more, or if a length with a value weighs 0 units
-of tokens.
+A certificate is refused in these cases:
+
+* checking it takes more than `MAX_WORK` comparisons (half a minute), or a table of more than `MAX_TABLE` numbers
+* the values in one pack might add up to 2^62 or more
+* a length with a value weighs 0 units of tokens
 
 Source: dual feasible functions for vector packing, Alves, Valerio de Carvalho, Clautiaux, Rietz, "Multidimensional
 dual-feasible functions and fast lower bounds for the vector packing problem", 2014.

@@ -4,9 +4,9 @@ This is exactly best-fit decreasing, run on the histogram. Equal packs form a cl
 take as many copies of a length as fit. So ten million sequences of one length are one or two steps. A distinct length
 usually takes a few steps, each of about constant time.
 
-At depth 2, LPFHP was optimal on every input tried. On Wikipedia-512 it is within 0.04 % of the optimum without a depth
-limit, but needs 12 % more packs than the optimum at depth 3, because it fills packs with long lengths until they reach
-the depth.
+At depth 2, LPFHP was optimal on every input tried. On Wikipedia-512 without a depth limit, it is within 0.04 % of the
+optimum. At depth 3 it needs 12 % more packs than the optimum there, because it fills packs with long lengths until they
+reach the depth.
 
 Source: supplement to arXiv 2107.02027, appendix G ("Fine-tuned longest-pack-first histogram-packing").
 """

@@ -1,7 +1,7 @@
 """How many sequences share a pack, and whether their lengths are more alike than by chance.
 
-The measure is the mean difference in length of two sequences. The mean over pairs of one pack (a sequence is drawn,
-then another one of its pack) is compared with the mean over pairs drawn at random from all sequences that share a pack.
+The measure is the mean difference in length of two sequences. Two means are compared: over pairs of one pack (a
+sequence is drawn, then another one of its pack), and over pairs drawn at random from all sequences that share a pack.
 If packs were filled at random, both means would be equal. Packing puts long sequences with short ones, so the lengths
 in a pack often differ by more.
 

@@ -1,13 +1,14 @@
 """A theorem on LAMB's betas, of the supplement to arXiv 2107.02027: exact for constant gradients, not for noisy ones.
 
 With p sequences per pack, one step takes the mean of p gradients, where training without packs takes p steps. The
-theorem: if the p gradients are equal, one step with beta^p gives the same moments as p steps with beta. If each
-gradient has independent noise, the first moment is still the same on average, since the mean gradient of a pack gets
-the weight 1 - beta^p, which is the sum of the weights that its p gradients had. The second moment is not: for p
-gradients with signal s and noise n, the mean square is s^2 + n^2, but the square of the mean is s^2 + n^2 / p. So
-without packs the second moment is larger by a factor of ``(1 + r) / (1 + r / p)`` with ``r = (n / s)^2``, whatever beta
-is. LAMB's trust ratio divides by the norm of the update, and so cancels a factor that a whole tensor shares; Adam's
-steps become longer.
+theorem: if the p gradients are equal, one step with beta^p gives the same moments as p steps with beta.
+
+If each gradient has independent noise, the first moment is still the same on average: the mean gradient of a pack gets
+the weight 1 - beta^p, and without packs the weights of its p gradients add up to as much. The second moment is not the
+same: for p gradients with signal s and noise n, the mean square is s^2 + n^2, but the square of the mean is
+s^2 + n^2 / p. So without packs the second moment is larger by a factor of ``(1 + r) / (1 + r / p)`` with
+``r = (n / s)^2``, whatever beta is. LAMB's trust ratio divides by the norm of the update, and so cancels a factor that
+a whole tensor shares; Adam's steps become longer.
 
 The simulation runs many parameters at once, with signals drawn from a normal distribution. It takes under a second.
 

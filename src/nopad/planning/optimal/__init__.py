@@ -143,10 +143,10 @@ def _run(search: Search, *, less: bool = True) -> None:
 
 
 def _at_less(search: Search, effort: float) -> None:
-    """Search at smaller depths, each as if it had been asked for; such a plan also satisfies the depth of `search`.
+    """Search at smaller depths, each as if it had been asked for, and offer the plans found to `search`.
 
-    So a plan needs no more packs than the plan of a smaller depth of 2, 3, 4, 8, 16, ..., as far as the budget allows
-    these searches.
+    Such a plan also satisfies the depth of `search`. The smaller depths are 2, 3, 4, 8, 16, ..., as many as the budget
+    allows. So a plan of a large depth should not need more packs than one of a small depth.
     """
     for depth in shallower(search.histogram, search.capacity, search.depth, search.best.packs):
         packs = search.best.packs

@@ -324,9 +324,10 @@ def add_behind(state: State, odds: float, amount: int, left: int) -> None:
 def send(patterns: Patterns, state: State, i: int) -> None:
     """Set the messages of item `i` to its patterns.
 
-    A message goes to each pattern that is not dead. Two weights are compared: that of all ways in which the item's
-    other patterns leave just enough copies for one use of this pattern, and that of all ways in which they leave no
-    copy. The new message is the geometric mean of the first weight / the second weight, and of the last message.
+    A message goes to each pattern that is not dead. Two events are compared: the item's other patterns leave just
+    enough copies for one use of this pattern, or they leave no copy. The odds of the first against the second are the
+    ratio of the weights of all ways to do so. The new message is the geometric mean of these odds and of the last
+    message.
     """
     left, scale, j = state.left[i], 1.0, 0
     if left > 1:

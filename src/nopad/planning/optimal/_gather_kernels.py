@@ -156,8 +156,8 @@ def _exchange(s: State, p: int) -> bool:
     """Exchange a sequence of pack `p` for a shorter one of another pack; return whether such an exchange was found.
 
     Fewer than `_STEPS` tokens stay free in the other pack, which had free space before; exchanges that leave the fewest
-    are looked for first. Pack `p`, which must be out of the indices (`_hide`), ends with more free space than the
-    other pack had, so that exchanges cannot go round in circles.
+    are looked for first. Pack `p` ends with more free space than the other pack had before, so that exchanges cannot go
+    round in circles. Pack `p` must be out of the indices (`_hide`).
     """
     capacity = s.spaces.first.size - 1
     for more in range(_STEPS):

@@ -4,8 +4,12 @@ A linear program says how often to use each pattern (a multiset of items that fi
 of a dive makes as many packs of each pattern as the whole part of its number; if all whole parts are 0, it makes one
 pack of each pattern with one of the largest fractions. The items of a pattern are slots: if an item has run out, its
 slot takes the next smaller item. After every step, the remaining items are also packed by best-fit, and the best
-complete packing is kept. The dive ends when that packing has no more packs than the bound, when no item is left, when
-the packs made are already as many as those of that packing, or when the budget is spent.
+complete packing is kept. The dive ends in these cases:
+
+* the best complete packing has no more packs than the bound
+* no item is left
+* the dive has made as many packs as the best complete packing has
+* the budget is spent, or the solver fails
 """
 
 from __future__ import annotations

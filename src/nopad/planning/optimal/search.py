@@ -104,8 +104,12 @@ def relax(master: Master, budget: Budget, *, enough: int = 0, rounds: int | None
 
     The result is None if the budget is too small to solve the program even once.
 
-    Column generation ends when the optimum of the program, rounded up, is at most its bound or `enough`, when no
-    pattern improves the program, when the budget is spent, or after `rounds` rounds (None: no limit).
+    Column generation ends in these cases:
+
+    * the optimum of the program, rounded up, is at most the bound found so far, or at most `enough`
+    * no new pattern improves the program
+    * the budget is spent
+    * it has taken `rounds` rounds (None: no limit)
 
     Raises:
         SolverError: HiGHS did not reach an optimum.

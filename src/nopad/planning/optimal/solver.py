@@ -1,8 +1,8 @@
 """Make and solve HiGHS models that are serial, repeatable, and limited by a budget.
 
-HiGHS has one thread pool per process, with the size that the first solved model asked for, and refuses a later model
-that asks for another size. nopad's models ask for one thread. If another library came first, they are solved in its
-pool; the algorithms stay serial, so the result is the same.
+HiGHS has one thread pool per process. The first solved model decides the number of its threads, and HiGHS refuses a
+later model that asks for another number. nopad's models ask for one thread. If another library came first, they are
+solved in its pool; the algorithms stay serial, so the result is the same.
 """
 
 from __future__ import annotations

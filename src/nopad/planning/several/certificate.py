@@ -12,8 +12,11 @@ keep the table small, sizes are counted in units, and rounded down for extras an
 a capacity also fit after rounding, so the knapsack finds at least the highest value of any pack. All sums are exact
 integers.
 
-A certificate is refused if checking it takes more than `MAX_WORK` comparisons (a minute) or a table of more than
-`MAX_TABLE` numbers, if the extras in one pack might add up to 2^62 or more, or if an extra begins at sizes of 0 units.
+A certificate is refused in these cases:
+
+* checking it takes more than `MAX_WORK` comparisons (a minute), or a table of more than `MAX_TABLE` numbers
+* the extras in one pack might add up to 2^62 or more
+* an extra begins at sizes of 0 units
 
 Source: duality of the cutting-stock linear program with several stock lengths, Gilmore and Gomory 1961; Farley, "A note
 on bounding a class of linear programming problems", 1990.
