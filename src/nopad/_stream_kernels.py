@@ -289,7 +289,7 @@ def push(
 
     A pack is made when the buffer is full or holds at least `most` tokens, or when `patience` sequences have arrived
     after one that is still held. A sequence as long as the capacity becomes a pack by itself at once. If `depth`, the
-    most sequences of a pack, is 1, every sequence does so.
+    most sequences of a pack, is 1, every sequence becomes a pack by itself.
 
     Pack p gets the sequence numbers ``sequence[indptr[p]:indptr[p + 1]]``, where ``indptr[0]`` must be 0.
     """

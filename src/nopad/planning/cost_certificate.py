@@ -45,8 +45,8 @@ class CostCertificate:
     Attributes:
         steps: pairs ``(from length, value)``; lengths and values both rise. A length has the value of the last step
             that begins at or below it, and 0 if there is none.
-        units: ``(T, S)``: T is the number of units into which a pack's limit on tokens is divided, and S the same for
-            its limit on squared lengths. The check counts the weights of lengths in these units, rounded down.
+        units: ``(T, S)``: the numbers of units into which a pack's limits on tokens and on squared lengths are divided.
+            The check counts the weights of lengths in these units, rounded down.
 
     Raises:
         ValueError: a number is not an integer; a length is below 1; a value is outside 1 to 2^40; lengths or values do

@@ -99,7 +99,7 @@ def redo(table: Table, row: Row, histogram: Histogram) -> Redone:
 
 
 def _what_it_took(made: Plan) -> list[str]:
-    """Return notes that explain the figures of a row, then the plan's own notes (for `greedy`, only the former)."""
+    """Return notes that explain the figures of a row, then the plan's own notes (not those of `greedy`)."""
     if made.algorithm == "greedy":
         return [f"the deepest pack holds {made.max_depth_used}"]  # instead of the seed that drew its order
     cover = [f"the exact cover needs {made.packs:,} packs"] if "packs_before_repair" in made.facts else []

@@ -325,9 +325,9 @@ def send(patterns: Patterns, state: State, i: int) -> None:
     """Set the messages of item `i` to its patterns.
 
     A message goes to each pattern that is not dead. Two events are compared: the item's other patterns leave just
-    enough copies for one use of this pattern, or they leave no copy. The odds of the first against the second are the
-    ratio of the weights of all ways to do so. The new message is the geometric mean of these odds and of the last
-    message.
+    enough copies for one use of this pattern, or they leave no copy. Each event has a weight: the total weight of all
+    ways in which it happens. The new message is the geometric mean of the ratio of both weights (first / second) and of
+    the last message.
     """
     left, scale, j = state.left[i], 1.0, 0
     if left > 1:

@@ -1,4 +1,7 @@
-"""`Budget`: a limit on the operations of a search, which is the same on every machine, and optionally on its time."""
+"""`Budget`: a limit on the operations of a search, and optionally on its time.
+
+A limit on operations ends the search at the same place on every machine.
+"""
 
 from __future__ import annotations
 

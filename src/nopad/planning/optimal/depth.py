@@ -228,7 +228,7 @@ class Search:
             step()
 
     def _round(self) -> None:
-        """Run `_steps`, then `_streamed`; if the latter finds fewer packs, try to improve its plan.
+        """Run `_steps`, then `_streamed`; if `_streamed` finds fewer packs, try to improve its plan.
 
         The operations of `_streamed` are put aside beforehand if they are few (`_stream_steps`).
         """

@@ -157,7 +157,8 @@ class _Search:
     def _prove(self, master: Master, relaxed: Relaxed) -> None:
         """Keep the values of sequences that a solved program gives, and its certificate if it proves a higher bound.
 
-        If sizes were grouped into classes, the certificate is also improved (`lifted`), and kept on the same condition.
+        If sizes were grouped into classes, the certificate is also improved (`lifted`), and the improved one is kept if
+        it proves a still higher bound.
         """
         rates, classes = relaxed.rates * master.dearest, master.classes
         inside = classes.of_size >= 0
