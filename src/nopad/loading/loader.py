@@ -7,7 +7,7 @@ loaded, the loader gives the batches that were still to come; if the number of r
 of the sequences that were still to come. `nopad.loading.streams` says how streams are read.
 
 Cost: O(sequences) per epoch; O(units of a step) per step, on every rank; O(tokens) per batch. From the second epoch on,
-the work per epoch is done in the background, while the previous epoch ends. Batches are built ahead in a thread
+the units of an epoch are made in the background, while the previous epoch ends. Batches are built ahead in a thread
 (`prefetch`) or in worker processes.
 """
 

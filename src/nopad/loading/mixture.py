@@ -152,7 +152,7 @@ class Mixture:
         """Return the numbers of the sequences of a source that begin at tokens `begin` to `end` (exclusive); int64.
 
         `place` is the number of the source. Token positions run on from one pass over this source to the next. The
-        returned numbers are unique among all sources: they begin where those of the sources before it end.
+        returned numbers count the sequences of all sources, one source after the other.
         """
         tokens = self._tokens[place]
         parts = [np.zeros(0, dtype=np.int64)]

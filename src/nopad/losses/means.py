@@ -75,7 +75,8 @@ def token_loss(
             not predicted.
         smoothing: share of a label that is spread evenly over all classes, as transformers' ``label_smoothing_factor``.
         dynamic: whether to multiply the loss of each token by the model's probability of its label, taken as a constant
-            (no gradient). This is dynamic fine-tuning (arXiv 2508.05629), TRL's ``loss_type="dft"``.
+            (no gradient). This is dynamic fine-tuning (arXiv 2508.05629), TRL's ``loss_type="dft"``. Leave `smoothing`
+            at 0 then.
         weights: a weight per sequence, ``[S]``, in the order in which sequences were given; None: all 1.
         denominator: divide by this number instead of this batch's `token_denominator`; compute it with the same
             `per`, `causal` and `weights`.

@@ -109,7 +109,7 @@ class CausalLM(OfTexts, Likely):
     def encode(self, records: Iterable[Mapping[str, Any]], *, labels: bool = True) -> Examples:
         """Turn texts into sequences; see `Task.encode`.
 
-        They have no column of labels, which `collate` makes, so `labels` has no effect.
+        The sequences have no column of labels: `collate` makes it. So `labels` has no effect.
 
         Raises:
             RecordError, LengthError: as in `Task.encode`; or a text has no token, and `empty` is "error" (LengthError).

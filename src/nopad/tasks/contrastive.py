@@ -288,6 +288,7 @@ class Contrastive(Task):
 
         Raises:
             RecordError: a text is missing or is not a string, or records have different numbers of negatives.
+            LengthError: there is no record.
         """
         found: list[list[str]] = []
         for number, record in numbered(records):

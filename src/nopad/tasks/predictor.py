@@ -144,7 +144,7 @@ class Predictor(Core):
         return self.forward(self.encode(records))
 
     def encode(self, records: Sequence[Mapping[str, Any]]) -> Examples:
-        """Turn at least one record into sequences (`Task.encode` without labels).
+        """Turn records, at least one, into sequences (`Task.encode` without labels).
 
         Threads that share a tokenizer take turns.
 

@@ -156,9 +156,9 @@ class Pretraining(Task):
         documents were empty, how many sentences were too long, and how many second sides are random.
 
         Raises:
-            RecordError: a record has no text; fewer than two documents have a sentence, or no document has two
-                sentences, so that no next sentence can be learned; or a text contains ``[CLS]``, ``[SEP]`` or
-                ``[MASK]`` as a token.
+            RecordError: a record has no text; fewer than two documents have a sentence that fits, or no document has
+                two, so that no next sentence can be learned; or a text contains ``[CLS]``, ``[SEP]`` or ``[MASK]`` as a
+                token.
             LengthError: a sentence is too long, and `over_long` is "error"; or there is no record.
             OptionError: the task has no `max_length`.
         """

@@ -64,9 +64,10 @@ class Chosen:
         self._say("task.labels", found, "the classes in data.train" + ("" if isinstance(found, int) else f", {order}"))
 
     def head(self, task: Task, known: Sequence[str]) -> None:
-        """Say so if training begins with weights of other classes; refuse the same classes in another order.
+        """Add a line if training begins with weights of as many, but other classes; refuse classes in another order.
 
-        `known`: as in `labels`.
+        `known` are the names of the weights' classes, as in `labels`. There is no line if the configuration gives only
+        the number of classes.
 
         Raises:
             OptionError: the weights' classes are those of the task, in another order, so each class would begin with

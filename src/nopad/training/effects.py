@@ -72,8 +72,9 @@ def _changes(
 ) -> list[str]:
     """Return lines of text about what packing changes, and what corrects these changes.
 
-    The arguments are those of `effects`. If packing changes little, or the correction keeps the number of sequences per
-    step, the result has only the lines of the correction, if there is one.
+    The arguments are those of `effects`. The result has only the lines of the correction, if there is one, when the
+    correction keeps the number of sequences per step, or when the number of steps without packs is not known. If
+    packing changes little, and `usual` is given, it also says how many steps there would be without packs.
     """
     before, after = summary.steps_not_packed, summary.steps
     corrected = list(scaled.lines) if scaled is not None else []

@@ -148,8 +148,8 @@ def load_model(table: Model, config: Any, auto: str | None) -> tuple[Any, list[s
 
     Raises:
         FormatError: there are no weights, or they cannot be read.
-        OptionError: the checkpoint's weights have other shapes, or none of them belongs to this model; or adapters do
-            not fit it.
+        OptionError: the checkpoint is of another type of model, its weights have other shapes, or none of them belongs
+            to this model; adapters do not fit it; or there is no `auto`, and `config` names no class of transformers.
         MissingExtraError: adapters are asked for, and peft is not installed.
         UnsupportedModelError: nopad refuses this model; the message gives the reason.
     """
