@@ -142,7 +142,7 @@ class StoredTokens(Feed):
             self.group_size = groups.one_size()
 
     def facts(self) -> dict[str, Any]:
-        """Return the fingerprints of data, groups and plan, and the seed, by name."""
+        """Return, by name, what is dealt, the seed, and the fingerprints of data, groups and plan."""
         found: dict[str, Any] = {"unit": self.unit, "seed": self.seed, "data": self._source.fingerprint}
         if self._groups is not None:
             found["groups"] = self._groups.fingerprint

@@ -385,11 +385,12 @@ class PackedLoader:
         """Iterate over the batches that are left of this epoch.
 
         Raises:
-            OptionError: the ranks have different data or options (checked once, if torch.distributed is in use), or
-                another iteration of this loader began meanwhile, or the loader was set to another place; or a stream
-                ended in the middle of a step, and `last` is "refuse".
+            OptionError: the ranks have different data or options (checked once, if torch.distributed is in use);
+                another iteration of this loader began meanwhile, or the loader was set to another place; a stream ended
+                in the middle of a step, and `last` is "refuse"; or a stream holds text, and no `tokenizer` was given.
             CorruptError, SourceError: the data changed since the loader was made, or a stream cannot be read.
             RecordError: a record of a stream is bad, too long or empty, and the options do not allow it.
+            FormatError: the tokenizer cannot encode a text of a stream.
         """
         return self._moved_on(lambda: self._supply.batches(self._at))
 
@@ -404,8 +405,8 @@ class PackedLoader:
 
         Raises:
             MissingExtraError: torch is not installed.
-            OptionError: an option would change the batches or their order; or the data are a stream, and `num_workers`
-                is not 0.
+            OptionError: an option would change the batches or their order; `num_workers` is not an integer of at least
+                0; or the data are a stream, and `num_workers` is not 0.
         """
         from nopad.loading.torch import TorchLoader
 

@@ -199,9 +199,9 @@ class Mixture:
     def gather(self, numbers: NDArray[np.int64]) -> Sequences:
         """Return the sequences with these numbers, in this order; their values include ``seq_source``.
 
-        `numbers` are counted over all sources, as in `Chosen`. Columns are as from `TokenSource.gather`; per-token
-        columns of integers are int64. ``seq_source`` is the index of each sequence's source in `names`; ``seq_index``,
-        unless the source has a column of this name, is the sequence's number within its source.
+        `numbers` are counted over all sources, as in `Chosen`. Columns are as from `TokenSource.gather` with `wide`.
+        ``seq_source`` is the index of each sequence's source in `names`. ``seq_index`` is the sequence's number within
+        its source, unless the source has a column of this name.
         """
         of = np.searchsorted(self._begin, numbers, side="right") - 1
         by_source = np.argsort(of, kind="stable")

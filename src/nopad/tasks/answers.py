@@ -188,8 +188,8 @@ class Answers(Task):
     ) -> tuple[list[str], list[str], list[tuple[int, int] | None]]:
         """Return questions, contexts, and where the answers that are learned begin and end (exclusive) in the contexts.
 
-        Ends are character indices. The third list has None for a question without an answer; it is empty if `labels` is
-        False. Spaces at the beginning of a question are left out.
+        These places are character indices. The third list has None for a question without an answer; it is empty if
+        `labels` is False. Spaces at the beginning of a question are left out.
 
         Raises:
             RecordError: a text is missing or empty, or an answer is not in its context.

@@ -103,7 +103,7 @@ class Objective(ABC):
         """Return the batch's `denominator`; 0 for a stand-in, a batch that does not count (`PackedBatch.as_stand_in`).
 
         Raises:
-            BatchError: the batch lacks a target.
+            BatchError: as in `check`; or a target does not fit the batch.
         """
         self.check(batch)
         if not batch.weight:
@@ -129,7 +129,8 @@ class Objective(ABC):
         Raises:
             BatchError: the batch is not a `PackedBatch` with all targets, or a target does not fit the batch.
             OptionError: the model has another head, lacks an output that the loss reads, has another number of
-                classes, or (if gradients are enabled) returns another loss of its own (`nopad.tasks.fit`).
+                classes, or (if gradients are enabled) returns another loss of its own (`nopad.tasks.fit`); or it gives
+                `aux_loss`, and its configuration has no coefficient for it.
         """
         counted = self.count(batch) if denominator is None else denominator
         self.check(batch)

@@ -149,7 +149,8 @@ class Pretraining(Task):
     def encode(self, records: Iterable[Mapping[str, Any]], *, labels: bool = True) -> Examples:
         """Turn documents into pairs of texts, of one or more sentences each, for training; see `Task.encode`.
 
-        If `labels` is False, the records are pairs of texts instead, and each becomes one sequence for predictions.
+        If `labels` is False, the records are pairs of texts instead, and each becomes one sequence for predictions. A
+        pair that is too long is then truncated also if `over_long` is "split".
 
         Pairs have the columns ``token_type_ids`` and ``next_sentence_label``. With static masks they also have
         ``labels``; otherwise ``maskable``, which tells `collate` where it may mask. The result's counts say how many

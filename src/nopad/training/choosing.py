@@ -32,8 +32,8 @@ class Chosen:
     Attributes:
         config: the configuration, with what has been chosen so far.
         lines: lines of text that say what has been chosen, and why.
-        usual_sequences: number of sequences per rank and micro-step for which `rows` chose the rows; None: it chose
-            none.
+        usual_sequences: the number of sequences per rank and micro-step from which the method `rows` computed the
+            number of rows; None: it did not compute one.
     """
 
     def __init__(self, config: TrainConfig) -> None:
@@ -147,7 +147,7 @@ class Chosen:
         self.config = replace(self.config, packing=replace(packing, rows=rows))
 
     def usual(self, task: Task | None, args: Any) -> None:
-        """Add a line of defaults of the task and of `args` that decide what is learned, such as the seed.
+        """Add a line with some defaults of the task and of `args`: those that decide what is learned, such as the seed.
 
         `args` are `transformers.TrainingArguments`. Values that the user gave are not in the line.
         """
