@@ -1,6 +1,6 @@
 """`Predictor`: predicts lists of records with a task and a pack-safe model, on packs.
 
-It keeps nothing between calls, so threads may share one, as serving does.
+It keeps no data of a call, so threads may share one, as serving does.
 """
 
 from __future__ import annotations

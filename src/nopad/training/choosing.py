@@ -64,10 +64,10 @@ class Chosen:
         self._say("task.labels", found, "the classes in data.train" + ("" if isinstance(found, int) else f", {order}"))
 
     def head(self, task: Task, known: Sequence[str]) -> None:
-        """Add a line if training begins with weights of as many, but other classes; refuse classes in another order.
+        """Add a line if the weights have as many classes as the task, but other ones; refuse another order of them.
 
-        `known` are the names of the weights' classes, as in `labels`. There is no line if the configuration gives only
-        the number of classes.
+        The weights are those with which training begins; `known` are the names of their classes, as in `labels`. There
+        is no line if the configuration gives only the number of classes.
 
         Raises:
             OptionError: the weights' classes are those of the task, in another order, so each class would begin with
