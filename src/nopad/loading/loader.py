@@ -120,7 +120,8 @@ class PackedLoader:
             token.
         PlanMismatchError: `plan` is for other lengths or another capacity.
         BalanceError: the balance cannot draw or deal these units, or `cost` gives an invalid cost.
-        SourceError, FormatError, CorruptError, RecordError: the data cannot be read, as for `open_tokens`.
+        SourceError, FormatError, CorruptError, RecordError: the data cannot be read, as for `open_tokens`; or, for a
+            stream, the tokenizer cannot be read (FormatError).
         StorageError: `host_dir`, or the folder for copies of the tokens, cannot be written.
 
     >>> import nopad

@@ -251,9 +251,9 @@ class PackedMixin(EvaluatingMixin):
     def train(self, resume_from_checkpoint: Any = None, trial: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Train as transformers' Trainer does, from where the loader stands, or from where the checkpoint left it.
 
-        Returns what the Trainer returns. Before training begins, what packing changes is printed, unless `quiet` is
-        set. Each trial of a hyper-parameter search begins where the first one began. After an exception, the loader
-        stands before the step that the exception interrupted, so calling `train` again loses no sequence.
+        Returns what the Trainer returns. Before training begins, the first rank prints what packing changes, unless
+        `quiet` is set. Each trial of a hyper-parameter search begins where the first one began. After an exception, the
+        loader stands before the step that the exception interrupted, so calling `train` again loses no sequence.
 
         Raises:
             FormatError: the checkpoint holds no loader state.
