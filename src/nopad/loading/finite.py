@@ -1,6 +1,7 @@
 """`EpochSupply`: the batches of one rank over stored tokens, epoch after epoch.
 
-Ranks do not communicate: each computes which sequences are its own from the lengths, the seed and the epoch's number.
+Ranks do not communicate: from the lengths, the options and the number of the epoch, each computes which sequences are
+its own.
 """
 
 from __future__ import annotations

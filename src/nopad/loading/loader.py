@@ -1,10 +1,11 @@
 """`PackedLoader`: from stored tokens, or a stream, to the batches of one rank.
 
 For stored tokens, every rank computes which units (packs or sequences) each step takes, and which rank gets which unit,
-from lengths, seed and epoch alone. So every rank takes the same number of steps, and ranks do not communicate. Only at
-the beginning, they check that all have the same data and options. A state is a few integers. After a state is
-loaded, the loader gives the batches that were still to come; if the number of ranks has changed, it gives new batches
-of the sequences that were still to come. `nopad.loading.streams` says how streams are read.
+from the lengths, the options and the number of the epoch alone. So every rank takes the same number of steps, and ranks
+do not communicate. Only at the beginning, they check that all have the same data and options. A state is a few
+integers. After a state is loaded, the loader gives the batches that were still to come; if the number of ranks has
+changed, it gives new batches of the sequences that were still to come. `nopad.loading.streams.reading` says how streams
+are read.
 
 Cost: O(sequences) per epoch; O(units of a step) per step, on every rank; O(tokens) per batch. From the second epoch on,
 the units of an epoch are made in the background, while the previous epoch ends. Batches are built ahead in a thread

@@ -1,4 +1,4 @@
-"""When a run of `nopad train` saves checkpoints, and what is said about it."""
+"""Decide when a run of `nopad train` saves checkpoints, and say it in words."""
 
 from __future__ import annotations
 
