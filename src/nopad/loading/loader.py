@@ -392,7 +392,8 @@ class PackedLoader:
                 in the middle of a step, and `last` is "refuse"; or a stream holds text, and no `tokenizer` was given.
             CorruptError, SourceError: the data changed since the loader was made, or a stream cannot be read.
             RecordError: a record of a stream is bad, too long or empty, and the options do not allow it.
-            FormatError: the tokenizer cannot encode a text of a stream.
+            FormatError: the tokenizer cannot encode a text of a stream; or the folder of a packed dataset holds none
+                any more.
         """
         return self._moved_on(lambda: self._supply.batches(self._at))
 
