@@ -160,8 +160,9 @@ class Pretraining(Task):
             RecordError: a record has no text; fewer than two documents have a sentence that fits, or no document has
                 two, so that no next sentence can be learned; or a text contains ``[CLS]``, ``[SEP]`` or ``[MASK]`` as a
                 token.
-            LengthError: a sentence is too long, and `over_long` is "error"; or there is no record.
-            OptionError: the task has no `max_length`.
+            LengthError: a sentence (without `labels`: a pair) is too long, and `over_long` is "error"; or there is no
+                record.
+            OptionError: `labels` is True, and the task has no `max_length`.
         """
         if not labels:
             return self._asked(list(numbered(records)))
