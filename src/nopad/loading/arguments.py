@@ -68,7 +68,7 @@ def per_rank(rows: int | None, tokens: int | None, sequences: int | None, capaci
 
     Raises:
         OptionError: not exactly one of `rows`, `tokens` and `sequences` is given; the given number is out of range; or
-            there is a `capacity`, and `rows` is not the one given.
+            `capacity` is given together with `tokens` or `sequences`.
     """
     given = {name: n for name, n in (("rows", rows), ("tokens", tokens), ("sequences", sequences)) if n is not None}
     if len(given) != 1:
@@ -99,10 +99,12 @@ def aligned(align: int, capacity: int | None, options: dict[str, Any]) -> int:
 
 
 def fitting(form: Form, align: int, *, packed: bool) -> Form:
-    """Return `form` after checking that, if `packed`, its alignment (1 for `Flat`) is exactly `align`.
+    """Check that `form` aligns sequences to multiples of `align`, and return it; `Flat` aligns them to multiples of 1.
+
+    If `packed` is False, so that sequences are not packed, nothing is checked.
 
     Raises:
-        OptionError: `packed` is True, and the alignment of `form` is not `align`.
+        OptionError: sequences are packed, and `form` aligns them to another number.
     """
     if packed and getattr(form, "align", 1) != align:
         raise OptionError(f"align is {align}, and {form} does not align sequences so; leave form out, or let it")

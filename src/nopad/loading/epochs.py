@@ -128,9 +128,9 @@ class Epochs:
         return Course(units, order, at.leg, cost=self.cost, last=self.last, resumed=bool(at.past))
 
     def _begun(self, at: Position) -> _Begun:
-        """Return the units of the epoch that begins at `at`, and its first leg: a pair of its key and its `Course`.
+        """Return the units of the epoch that begins at `at`, and ``(key, Course)`` of its first leg.
 
-        A leg is a part of an epoch in which ranks, step and balance stay the same; its key is the result of `_which`.
+        A leg is a part of an epoch in which ranks, step and balance stay the same. Its key is the result of `_which`.
         Without a token cap, the second result is None: no steps have to be fitted to a cap, so the leg is dealt later.
         """
         units = self._made(at.epoch)
@@ -186,7 +186,7 @@ class Epochs:
     def deal_ahead(self, at: Position) -> None:
         """Start dealing the next epoch in the background if nine tenths of this one's steps were taken.
 
-        Nothing happens if an epoch was dealt ahead already, and `units` was not yet called for it. An error in the
+        Nothing happens if the result of an earlier call still waits for `units`, which takes it. An error in the
         background is raised when `units` is called for the next epoch.
         """
         if self._ahead is None and at.leg.steps >= int(_NEARLY * self.course(at).steps):

@@ -86,7 +86,8 @@ class Feed(ABC):
         number of each sequence in the source.
 
         Raises:
-            CorruptError, SourceError: the data changed since the feed was opened.
+            CorruptError, SourceError: the data changed since the feed was opened, or are damaged.
+            StorageError: the data cannot be read.
         """
 
     @abstractmethod
@@ -94,7 +95,7 @@ class Feed(ABC):
         """Refuse data that changed since the feed was opened; called whenever a loop over the batches begins.
 
         Raises:
-            SourceError, CorruptError: the data changed.
+            SourceError, CorruptError, FormatError: the data changed, or are not there any more.
         """
 
 
@@ -142,7 +143,7 @@ class StoredTokens(Feed):
             self.group_size = groups.one_size()
 
     def facts(self) -> dict[str, Any]:
-        """Return the fingerprints of data, groups and plan, and the seed, by name."""
+        """Return, by name, what is dealt, the seed, and the fingerprints of data, groups and plan."""
         found: dict[str, Any] = {"unit": self.unit, "seed": self.seed, "data": self._source.fingerprint}
         if self._groups is not None:
             found["groups"] = self._groups.fingerprint
@@ -282,7 +283,9 @@ class StoredRows(Feed):
         """Return the sequences of these rows, row after row.
 
         Raises:
-            CorruptError: the rows do not hold the sequences that the dataset's index promised.
+            CorruptError: the rows do not hold the sequences that the dataset's index promised, or a shard is missing or
+                damaged.
+            StorageError: a shard cannot be read.
         """
         sequences, sizes = self._dataset.gather(taken.units)
         if not np.array_equal(sizes, taken.sizes):
@@ -296,6 +299,7 @@ class StoredRows(Feed):
 
         Raises:
             CorruptError: the folder holds another dataset now.
+            FormatError, CorruptError, StorageError: the folder holds no dataset any more, as in `Manifest.load`.
         """
         if Manifest.load(self._dataset.path) != self._dataset.manifest:
             raise CorruptError(f"{self._dataset.path} holds another dataset than when it was opened; open it again")

@@ -1,6 +1,7 @@
 """`EpochSupply`: the batches of one rank over stored tokens, epoch after epoch.
 
-Ranks do not communicate: each computes which sequences are its own from the lengths, the seed and the epoch's number.
+Ranks do not communicate: from the lengths, the options and the number of the epoch, each computes which sequences are
+its own.
 """
 
 from __future__ import annotations
@@ -106,7 +107,10 @@ class EpochSupply(Supply):
         return self._epochs.course(at.at_start_of(at.epoch if same else epoch)).steps
 
     def summary(self, at: Position) -> Summary:
-        """Return the summary of the epoch of this position; after a change of ranks, of what was left of the epoch."""
+        """Return the summary of the epoch of this position.
+
+        If the ranks, the step or the balance changed within the epoch, it covers only what was left of the epoch then.
+        """
         epochs = self._epochs
         capacity = epochs.feed.capacity if self._serving.rows else None
         feed, notes = epochs.feed, epochs.feed.notes(at.epoch)

@@ -1,13 +1,14 @@
 """`PackedLoader`: from stored tokens, or a stream, to the batches of one rank.
 
 For stored tokens, every rank computes which units (packs or sequences) each step takes, and which rank gets which unit,
-from lengths, seed and epoch alone. So every rank takes the same number of steps, and ranks do not communicate. Only at
-the beginning, they check that all have the same data and options. A state is a few integers. After a state is
-loaded, the loader gives the batches that were still to come; if the number of ranks has changed, it gives new batches
-of the sequences that were still to come. `nopad.loading.streams` says how streams are read.
+from the lengths, the options and the number of the epoch alone. So every rank takes the same number of steps, and ranks
+do not communicate. Only at the beginning, they check that all have the same data and options. A state is a few
+integers. After a state is loaded, the loader gives the batches that were still to come; if the number of ranks has
+changed, it gives new batches of the sequences that were still to come. `nopad.loading.streams.reading` says how streams
+are read.
 
 Cost: O(sequences) per epoch; O(units of a step) per step, on every rank; O(tokens) per batch. From the second epoch on,
-the work per epoch is done in the background, while the previous epoch ends. Batches are built ahead in a thread
+the units of an epoch are made in the background, while the previous epoch ends. Batches are built ahead in a thread
 (`prefetch`) or in worker processes.
 """
 
@@ -120,7 +121,8 @@ class PackedLoader:
             token.
         PlanMismatchError: `plan` is for other lengths or another capacity.
         BalanceError: the balance cannot draw or deal these units, or `cost` gives an invalid cost.
-        SourceError, FormatError, CorruptError, RecordError: the data cannot be read, as for `open_tokens`.
+        SourceError, FormatError, CorruptError, RecordError: the data cannot be read, as for `open_tokens`; or, for a
+            stream, the tokenizer cannot be read (FormatError).
         StorageError: `host_dir`, or the folder for copies of the tokens, cannot be written.
 
     >>> import nopad
@@ -385,11 +387,13 @@ class PackedLoader:
         """Iterate over the batches that are left of this epoch.
 
         Raises:
-            OptionError: the ranks have different data or options (checked once, if torch.distributed is in use), or
-                another iteration of this loader began meanwhile, or the loader was set to another place; or a stream
-                ended in the middle of a step, and `last` is "refuse".
+            OptionError: the ranks have different data or options (checked once, if torch.distributed is in use);
+                another iteration of this loader began meanwhile, or the loader was set to another place; a stream ended
+                in the middle of a step, and `last` is "refuse"; or a stream holds text, and no `tokenizer` was given.
             CorruptError, SourceError: the data changed since the loader was made, or a stream cannot be read.
             RecordError: a record of a stream is bad, too long or empty, and the options do not allow it.
+            FormatError: the tokenizer cannot encode a text of a stream; or the folder of a packed dataset holds none
+                any more.
         """
         return self._moved_on(lambda: self._supply.batches(self._at))
 
@@ -404,8 +408,8 @@ class PackedLoader:
 
         Raises:
             MissingExtraError: torch is not installed.
-            OptionError: an option would change the batches or their order; or the data are a stream, and `num_workers`
-                is not 0.
+            OptionError: an option would change the batches or their order; `num_workers` is not an integer of at least
+                0; or the data are a stream, and `num_workers` is not 0.
         """
         from nopad.loading.torch import TorchLoader
 

@@ -152,7 +152,7 @@ class Mixture:
         """Return the numbers of the sequences of a source that begin at tokens `begin` to `end` (exclusive); int64.
 
         `place` is the number of the source. Token positions run on from one pass over this source to the next. The
-        returned numbers are unique among all sources: they begin where those of the sources before it end.
+        returned numbers count the sequences of all sources, one source after the other.
         """
         tokens = self._tokens[place]
         parts = [np.zeros(0, dtype=np.int64)]
@@ -199,9 +199,9 @@ class Mixture:
     def gather(self, numbers: NDArray[np.int64]) -> Sequences:
         """Return the sequences with these numbers, in this order; their values include ``seq_source``.
 
-        `numbers` are counted over all sources, as in `Chosen`. Columns are as from `TokenSource.gather`; per-token
-        columns of integers are int64. ``seq_source`` is the index of each sequence's source in `names`; ``seq_index``,
-        unless the source has a column of this name, is the sequence's number within its source.
+        `numbers` are counted over all sources, as in `Chosen`. Columns are as from `TokenSource.gather` with `wide`.
+        ``seq_source`` is the index of each sequence's source in `names`. ``seq_index`` is the sequence's number within
+        its source, unless the source has a column of this name.
         """
         of = np.searchsorted(self._begin, numbers, side="right") - 1
         by_source = np.argsort(of, kind="stable")

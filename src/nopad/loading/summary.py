@@ -203,6 +203,7 @@ class _Wait(NamedTuple):
         floor: a lower bound on the waste, however the units are dealt (`nopad.balance.floor`). Waste is by how much the
             slowest rank costs more than the mean, as a fraction of the mean.
         too_long: numbers of the sequences that alone cost over 10 % more than the mean cost of a rank; int64 ``[k]``.
+            It is empty for a step with empty places.
     """
 
     ranks: NDArray[np.int64]

@@ -199,7 +199,7 @@ class Supply(ABC):
         """
 
     def settled(self, at: Any) -> Any:
-        """Return `at`; or the beginning of the next epoch, if this one has no batch after `at`."""
+        """Return `at`; for stored tokens, the beginning of the next epoch if this one has no batch after `at`."""
         return at
 
     @abstractmethod

@@ -24,7 +24,8 @@ class Taken(NamedTuple):
     """Some units (packs, rows, single sequences or groups) of an epoch, and the sequences in them.
 
     Attributes:
-        units: unit numbers, or sequence numbers if sequences are dealt one by one (`Units.apart`); int64 ``[units]``.
+        units: numbers of the units; int64 ``[units]``. In one rank's share of units that are dealt sequence by sequence
+            (`Units.apart`): numbers of the sequences.
         sequences: numbers of the sequences in these units, unit after unit; int64 ``[k]``.
         sizes: number of sequences of each unit; int64 ``[units]``.
     """
@@ -44,7 +45,8 @@ class Units:
             sequence u.
         sequence: sequence numbers, unit after unit; ``[sequences]``; None: ascending, so that unit u holds the
             sequences ``indptr[u]`` to ``indptr[u + 1]``.
-        order: the units in the epoch's random order; ``[units]``; None: they are numbered in that order.
+        order: unit numbers in the epoch's random order; of a mixture, some may occur several times, or not at all.
+            None: the units in the order of their numbers.
         phased: whether units must stay in this order, since a source of a mixture runs out during the epoch.
         apart: whether ranks get the sequences of a step's units one by one instead of whole units.
 

@@ -100,9 +100,9 @@ def contrastive_sum(
         symmetric: whether to average two losses: that of anchors against candidates (all positives and hard negatives),
             and that of positives against all anchors.
         same: what happens to the false negatives of an anchor: "mask" leaves them out, "keep" takes them as negatives.
-            A false negative is a candidate with the same tokens as the anchor or its positive, or the positive of
-            another anchor that has the same tokens. With `symmetric`, the same is done with the anchors that are false
-            negatives of a positive.
+            A false negative is a candidate with the same tokens as the anchor or its positive; or the positive of
+            another anchor, if both anchors have the same tokens. With `symmetric`, the same is done with the anchors
+            that are false negatives of a positive.
     """
     vectors = vectors.float() if vectors.dtype.itemsize < 4 else vectors
     wanted = mine.nonzero()[:, 0]

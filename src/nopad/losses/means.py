@@ -75,7 +75,8 @@ def token_loss(
             not predicted.
         smoothing: share of a label that is spread evenly over all classes, as transformers' ``label_smoothing_factor``.
         dynamic: whether to multiply the loss of each token by the model's probability of its label, taken as a constant
-            (no gradient). This is dynamic fine-tuning (arXiv 2508.05629), TRL's ``loss_type="dft"``.
+            (no gradient). This is dynamic fine-tuning (arXiv 2508.05629), TRL's ``loss_type="dft"``. Leave `smoothing`
+            at 0 then.
         weights: a weight per sequence, ``[S]``, in the order in which sequences were given; None: all 1.
         denominator: divide by this number instead of this batch's `token_denominator`; compute it with the same
             `per`, `causal` and `weights`.
@@ -110,9 +111,9 @@ def token_denominator(
 ) -> Tensor:
     """Return the denominator of `token_loss`: the number of labelled tokens; a float64 scalar on the labels' device.
 
-    The arguments and errors are those of `token_loss`. With ``per="sequence"``, the result is the number of sequences
-    with a label. With `causal`, labels of first tokens do not count. With `weights`, each token or sequence counts as
-    the weight of its sequence instead of 1.
+    The arguments and errors are those of `token_loss`, but the values of labels are not checked. With
+    ``per="sequence"``, the result is the number of sequences with a label. With `causal`, labels of first tokens do not
+    count. With `weights`, each token or sequence counts as the weight of its sequence instead of 1.
 
     transformers calls this number ``num_items_in_batch``; here it is the number for one batch. For gradient
     accumulation and several ranks, sum the denominators of all batches of a step (over ranks with `over_ranks`), pass
@@ -391,8 +392,8 @@ def _spans(starts: Tensor, ends: Tensor, batch: PackedBatch) -> Tensor:
     """Return which sequences contain the start and the end of their answer; bool ``[S]``.
 
     Raises:
-        BatchError: `batch` is not a `PackedBatch` or has targets, or `starts` and `ends` are not integer tensors
-            ``[S]`` on one device.
+        BatchError: `batch` is not a `PackedBatch`, or has sources and targets; or `starts` and `ends` are not integer
+            tensors ``[S]`` on one device.
     """
     check_batch(batch)
     check_tensors(starts=starts, ends=ends)

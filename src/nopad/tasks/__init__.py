@@ -1,4 +1,4 @@
-"""Tasks, which turn records into sequences and model outputs into predictions, and objectives, which compute losses."""
+"""Tasks turn records into sequences, and a model's outputs into predictions; objectives compute losses."""
 
 from nopad.errors import MissingExtraError, install
 

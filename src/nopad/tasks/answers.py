@@ -186,9 +186,10 @@ class Answers(Task):
     def _read(
         self, records: Iterable[Mapping[str, Any]], labels: bool
     ) -> tuple[list[str], list[str], list[tuple[int, int] | None]]:
-        """Return questions, contexts, and the first and last character (exclusive) of each question's answer to learn.
+        """Return questions, contexts, and where the answers that are learned begin and end (exclusive) in the contexts.
 
-        The third list has None for a question without an answer; it is empty if `labels` is False.
+        These places are character indices. The third list has None for a question without an answer; it is empty if
+        `labels` is False. Spaces at the beginning of a question are left out.
 
         Raises:
             RecordError: a text is missing or empty, or an answer is not in its context.
@@ -299,7 +300,8 @@ class Answers(Task):
         ``best_exact_threshold``, ``best_f1``, ``best_f1_threshold``).
 
         Raises:
-            RecordError: a record lacks its context or its answers, or there is not one prediction for each record.
+            RecordError: the context or the answers of a record are missing or invalid; or there is not one prediction
+                for each record.
             LengthError: there is no record.
         """
         texts, right = [], []

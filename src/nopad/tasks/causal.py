@@ -109,11 +109,11 @@ class CausalLM(OfTexts, Likely):
     def encode(self, records: Iterable[Mapping[str, Any]], *, labels: bool = True) -> Examples:
         """Turn texts into sequences; see `Task.encode`.
 
-        They have no column of labels, which `collate` makes, so `labels` has no effect.
+        The sequences have no column of labels: `collate` makes it. So `labels` has no effect.
 
         Raises:
             RecordError, LengthError: as in `Task.encode`; or a text has no token, and `empty` is "error" (LengthError).
-            OptionError: the tokenizer has no end-of-sequence token.
+            OptionError: the tokenizer has no end-of-sequence token, or it is not known where its special tokens go.
         """
         texts = [field_of(record, self.text, number) for number, record in numbered(records)]
         frame, counts = Frame(self.tokenizer), dict[str, int]()
@@ -145,11 +145,13 @@ class Chat(Likely):
     A record has ``messages``, ``conversations``, or ``prompt`` and ``completion`` (`nopad.corpus.conversations`).
 
     Args:
-        tokenizer: the model's tokenizer, with a chat template.
+        tokenizer: the model's tokenizer; with a chat template, unless all records are a prompt with a completion, both
+            as strings.
         last_only: learn only the last of the assistant's turns.
         rewriting: what happens if the template rewrites earlier turns: "error", or "expand" such a chat into one
             sequence for each of the assistant's turns.
-        end_of_turn: "require" refuses a learned turn that does not end with a special token; "any" accepts every end.
+        end_of_turn: "require" refuses a learned turn that does not end with a special or added token; "any" accepts
+            every end.
         template: arguments of the chat template, such as ``{"enable_thinking": False}``.
         roles: dict from the records' own names of roles to the usual ones, such as ``{"bot": "assistant"}``.
         max_length, over_long: see `Task`. A truncated chat loses its end; if none of the assistant's tokens are left,
@@ -195,6 +197,10 @@ class Chat(Likely):
 
         The labels come from the chat itself, so `labels` has no effect: a prediction is about the tokens that would be
         learned.
+
+        Raises:
+            RecordError, LengthError: as in `Task.encode`.
+            OptionError: as in `nopad.corpus.chats.ChatEncoder.__call__`.
         """
         encoder = ChatEncoder(self.tokenizer, **self.choices)
         found: list[Answered] = []

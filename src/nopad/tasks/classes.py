@@ -33,11 +33,12 @@ def classes_found(
         known: names of classes in an order that is to be kept, such as that of a trained model.
 
     Raises:
-        RecordError: a record has no label, or its label is neither a name nor a number of a class: an empty text, as a
-            CSV file has for a label that is missing, is no name. The message begins with the record's place, if known.
+        RecordError: a record is not a dict or has no label; or a label is neither a name nor an integer from 0. An
+            empty text is not a name: CSV files have one where a label is missing. The message begins with the record's
+            file and line, if these are known.
         LengthError: there is no record.
-        OptionError: there are fewer than 2 classes or more than 1,000, some labels are names and others numbers, or
-            numbers are left out; the message says what to give as ``labels``.
+        OptionError: there are fewer than 2 classes or more than 1,000, some labels are names and others numbers, or a
+            number below the largest one does not occur; the message says what to give as ``labels``.
 
     >>> from nopad.tasks import Classification
     >>> classes_found(Classification, [{"label": "yes"}, {"label": "no"}, {"label": "yes"}], {})
@@ -77,10 +78,11 @@ def classes_found(
 
 
 def _add(label: Any, number: int, names: set[str], numbers: set[int]) -> None:
-    """Add a label of record `number` to the names or the numbers of classes.
+    """Add a label of record `number` to `names` if it is a text, or to `numbers` if it is an integer; in place.
 
     Raises:
-        RecordError: the label is neither; or it is a text that is empty or cannot be written.
+        RecordError: the label is neither a text nor an integer from 0; or it is an empty text, or one with a lone
+            surrogate.
     """
     if isinstance(label, str):
         if not label.strip():
@@ -100,10 +102,10 @@ def _add(label: Any, number: int, names: set[str], numbers: set[int]) -> None:
 
 
 def _count(numbers: set[int]) -> int:
-    """Return the number of classes, if these are the numbers 0, 1, 2, ... without gaps.
+    """Return the number of classes: `numbers` must be 0, 1, 2, ... without gaps.
 
     Raises:
-        OptionError: one is left out.
+        OptionError: there is a gap.
     """
     most = max(numbers)
     if len(numbers) <= most:

@@ -88,6 +88,7 @@ class Classification(_Judged):
         pair: column of the second text; None: records have one text.
         label: column of the label.
         max_length, over_long: see `Task`.
+        empty: what happens to a record for which the tokenizer gives no token; see `nopad.tasks.texts.OfTexts`.
 
     Raises:
         OptionError: an option has an invalid value.

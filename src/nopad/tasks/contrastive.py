@@ -43,9 +43,9 @@ class InBatch(Vectors):
         normalize: True: similarities are cosines; False: dot products.
         scale: factor of the similarities: 1 / temperature.
         symmetric: average the loss of anchors against all candidates with the loss of positives against all anchors.
-        same: what happens to an anchor's false negatives: candidates with the same text as the anchor or its positive,
-            and positives of other anchors that have the anchor's text. "mask": they are left out of the loss; "keep":
-            they are negatives.
+        same: what happens to an anchor's false negatives: candidates with the same tokens as the anchor or its
+            positive, and positives of other anchors with the same tokens as this anchor. "mask": they are left out of
+            the loss; "keep": they are negatives. Prompts are among the tokens.
         group: the process group whose ranks share negatives; None: all ranks.
 
     All ranks must call `step` the same number of times, and either all or none of them run the backward pass.
@@ -288,6 +288,7 @@ class Contrastive(Task):
 
         Raises:
             RecordError: a text is missing or is not a string, or records have different numbers of negatives.
+            LengthError: there is no record.
         """
         found: list[list[str]] = []
         for number, record in numbered(records):

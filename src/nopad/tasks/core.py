@@ -57,7 +57,8 @@ class Core(ABC):
 
     Attributes:
         model: the pack-safe model.
-        fast: whether float32 linear layers run with a faster kernel on CPUs (`nopad.model.fast_linear`).
+        fast: whether float32 linear layers run with a faster kernel on CPUs (`nopad.model.fast_linear`). If the
+            argument is None, a measurement decides.
         precision: the precision to which the constructor lowered the model (`nopad.model.lowered`); None: unchanged.
         lanes: runs the sequences of a flat batch, as several batches at the same time where that is faster.
         longest: most tokens of a sequence; None: unlimited.

@@ -290,7 +290,8 @@ class Embedder(Core):
         """Tokenise texts; see `Core.prepare`. `how` may have `prompt`, `prompt_name` and `over_long`, as in `encode`.
 
         Raises:
-            OptionError, LengthError: `how` has another option; or as for `encode`.
+            OptionError: `how` has another option; or as for `encode`.
+            LengthError: as for `encode`.
         """
         if odd := how.keys() - {"prompt", "prompt_name", "over_long"}:
             raise OptionError(f"there is no option {min(odd)!r} of a text; there are prompt, prompt_name and over_long")
@@ -335,9 +336,10 @@ class Embedder(Core):
         prompt_name: str | None = None,
         over_long: OverLong = "error",
     ) -> tuple[list[NDArray[np.int64]], int, int]:
-        """Return each text's ids, the number of first tokens of every text that are not pooled, and how many were cut.
+        """Return the ids of each text, how many tokens at its beginning are not pooled, and how many texts were cut.
 
-        The ids include those of the prompt and of special tokens. The number of texts cut is added to `truncated` too.
+        The ids include those of the prompt and of special tokens. The second result is one number, the same for all
+        texts. The third is also added to `truncated`.
 
         Raises:
             OptionError, LengthError: as for `encode`.

@@ -185,9 +185,9 @@ def readable(records: Iterable[Any], counts: dict[str, int], after: int = 0) -> 
 def placed(records: Any) -> Iterator[None]:
     """Return a context manager that adds the record's file and line to an error about a record.
 
-    If `records` is a `RecordStream` of files, they are put before the message of a `RecordError` or `LengthError` that
-    is raised in the ``with`` block. The message must name the record by its number, from 0, among all records of the
-    stream. Other errors are not changed.
+    If `records` is a `RecordStream` of files, the message of a `RecordError` or `LengthError` from the ``with`` block
+    then begins with file and line. For this, the message must name the record by its number, from 0, among all records
+    of the stream. Other errors are not changed.
     """
     try:
         yield

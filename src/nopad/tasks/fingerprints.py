@@ -1,4 +1,4 @@
-"""Fingerprints of what makes sequences of texts: two tokenizers with one fingerprint make the same of every record."""
+"""The fingerprint of a tokenizer: tokenizers with the same fingerprint make the same sequences of every text."""
 
 from __future__ import annotations
 

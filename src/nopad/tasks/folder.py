@@ -75,7 +75,10 @@ class Texts:
         return self.prompts[name]
 
     def ready(self, text: str) -> str:
-        """Return a text with its prompt as the tokenizer should get it: stripped or in lower case, if so configured."""
+        """Return `text`, which begins with its prompt, as the tokenizer should get it.
+
+        It is stripped if `strip` is set, and in lower case if `lowercase` is set.
+        """
         text = text.strip() if self.strip else text
         return text.lower() if self.lowercase else text
 
@@ -87,7 +90,8 @@ def read_folder(path: Path, positions: int | None) -> dict[str, Any]:
     limit of `max_tokens`; None: unlimited.
 
     Raises:
-        FormatError: a file is damaged, or requires a pooling, a module or a prompt that nopad does not support.
+        FormatError: a file is damaged, requires a pooling or a module that nopad does not support, or has prompts that
+            `Texts` refuses.
     """
     found = _limit(path, positions)
     if not (path / "modules.json").is_file():
@@ -176,7 +180,9 @@ def _limit(path: Path, positions: int | None) -> dict[str, Any]:
 
 
 def _read(file: Path, kind: type = dict) -> Any:
-    """Return the content of a JSON file, which must be a `kind`: a dict, or a list of dicts. No file: an empty `kind`.
+    """Return the content of a JSON file, a dict or a list of dicts as `kind` says.
+
+    If there is no such file, an empty dict or list is returned.
 
     Raises:
         FormatError: the file is not JSON, or holds something else.

@@ -86,7 +86,7 @@ class Lanes:
         (`nopad.model.backends.segments`).
 
         Raises:
-            Exception: `work` raised it; by then, all its calls in other threads have ended.
+            Exception: whatever `work` raises; by then, its calls in other threads have ended too.
         """
         every = sorted(range(len(lengths)), key=lengths.__getitem__)
         turn = self.turn()
@@ -154,8 +154,8 @@ def _in_order(parts: Sequence[Sequence[int]], results: Sequence[Sequence[Any]]) 
 def divided(costs: Sequence[float], parts: int) -> list[list[int]]:
     """Divide the indices of `costs` into `parts` lists of about equal cost; return the lists, each ascending.
 
-    The costliest index is given first, each to the list that costs least so far. `parts` must be at most the number of
-    costs; then no list is empty.
+    Indices are taken from the costliest to the cheapest; each goes to the list with the lowest cost so far. `parts`
+    must be at most the number of costs; then no list is empty.
     """
     loads = [(0.0, part) for part in range(parts)]
     found: list[list[int]] = [[] for _ in range(parts)]

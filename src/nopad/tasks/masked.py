@@ -98,7 +98,8 @@ class MaskedLM(OfTexts):
 
         Raises:
             RecordError: a record lacks the column, or the column holds no text.
-            LengthError: a text is too long, and `over_long` is "error"; or it has no token, and `empty` is "error".
+            LengthError: a text is too long, and `over_long` is "error"; it has no token, and `empty` is "error"; it is
+                to be cut, and special tokens leave no room for it; or there is no record.
         """
         texts = [field_of(record, self.text, number) for number, record in numbered(records)]
         ids: list[list[int]] = []

@@ -109,9 +109,9 @@ class Masking(EpochCollate):
         return replace(whole, tokens={**columns, "input_ids": ids, "labels": labels})
 
     def maskable(self, ids: NDArray[Any]) -> NDArray[np.int8]:
-        """Return the column ``maskable`` if every token is a word by itself: 0 for special ids, 2 for all others.
+        """Return the column ``maskable`` of tokens that are each a word by itself: 0 for special ids, 2 for all others.
 
-        The result is int8, with the shape of `ids`.
+        `ids` are the token ids. The result is int8, with the shape of `ids`.
         """
         return self.masks.maskable(ids)
 

@@ -1,10 +1,10 @@
 """The interface of training: objectives, which compute the loss of a packed batch, and meters, which count metrics.
 
-An `Objective` knows which items of a batch are targets, runs the model without them, and computes the loss itself: a
-sum over labelled tokens or sequences, divided by a denominator that the caller sums over all micro-batches of a step,
-on all ranks. So the loss over packs equals the loss of the same sequences without packs, in value and gradient, however
-sequences are spread over batches and ranks. A `Meter` sums the counts of a metric over batches and ranks, and divides
-at the end.
+An `Objective` knows which items of a batch are targets. It runs the model without them, and computes the loss itself: a
+sum over labelled tokens or sequences, divided by a denominator. For the denominator, the caller sums the counts of all
+micro-batches of a step, on all ranks. So the loss over packs equals the loss of the same sequences without packs, in
+value and gradient, however sequences are spread over batches and ranks. A `Meter` sums the counts of a metric over
+batches and ranks, and divides at the end.
 
 A trainer needs only an objective. `nopad.tasks.Task` also knows how records become sequences, and how model outputs
 become predictions.
@@ -103,7 +103,7 @@ class Objective(ABC):
         """Return the batch's `denominator`; 0 for a stand-in, a batch that does not count (`PackedBatch.as_stand_in`).
 
         Raises:
-            BatchError: the batch lacks a target.
+            BatchError: as in `check`; or a target does not fit the batch.
         """
         self.check(batch)
         if not batch.weight:
@@ -129,7 +129,8 @@ class Objective(ABC):
         Raises:
             BatchError: the batch is not a `PackedBatch` with all targets, or a target does not fit the batch.
             OptionError: the model has another head, lacks an output that the loss reads, has another number of
-                classes, or (if gradients are enabled) returns another loss of its own (`nopad.tasks.fit`).
+                classes, or (if gradients are enabled) returns another loss of its own (`nopad.tasks.fit`); or it gives
+                `aux_loss`, and its configuration has no coefficient for it.
         """
         counted = self.count(batch) if denominator is None else denominator
         self.check(batch)

@@ -2,13 +2,13 @@
 
 A file is a part: a fixed number of consecutive records (fewer in the last one). The types of all columns are known only
 after the last record, since a list that is empty in the first part may hold numbers or texts in the second. So each
-part is first written with the types of its own values. At the end, parts whose columns or types differ from those of
-all parts are written again. If the types of a column cannot be combined, an error names the first part whose type does
-not fit the parts before.
+part is first written with the types of its own values. At the end, the schemas of all parts are combined into one, and
+parts with another schema are written again. If the types of a column cannot be combined, an error names the first part
+whose type does not fit the parts before.
 
-A kept column holds what the input holds. Columns of tables keep their types. Cells of CSV and TSV files are texts: they
-become numbers only if all of them are written as Python writes integers, or all as it writes floats, so that the text
-of each can be had back. So versions (1.10) and long decimals stay texts.
+A kept column holds what the input holds. Columns of tables keep their types. Cells of CSV and TSV files are texts. They
+become numbers only if Python writes all of these numbers exactly as the cells have them: all as integers, or all as
+floats. So versions (1.10) and long decimals stay texts.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ def table_of(
 def array_of_cells(cells: Sequence[str | None]) -> pa.Array:
     """Return cells of a CSV or TSV file as integers, as floats, or else as texts; as nulls if all are empty.
 
-    Numbers are only what Python writes in the same way; an empty cell beside numbers is null. `aligned` makes texts of
-    numbers again, if another part of the column holds texts.
+    They become numbers only if Python writes each of these numbers exactly as its cell has it. An empty cell beside
+    numbers is null. If another part of the column holds texts, `aligned` turns the numbers into texts again.
 
     >>> [array_of_cells(cells).to_pylist() for cells in (["7", ""], ["0.5", "1e-05"], ["1.1", "1.10"], ["1", "0.5"])]
     [[7, None], [0.5, 1e-05], ['1.1', '1.10'], ['1', '0.5']]
@@ -93,7 +93,14 @@ def array_of_cells(cells: Sequence[str | None]) -> pa.Array:
 def _column(
     name: str, values: list[Any], first: int, dtype: str | None = None, kind: pa.DataType | None = None
 ) -> pa.Array:
-    """Return values as an array of the type `kind`; None: of the type that they have."""
+    """Return values as an array of the type `kind`; None: of the type that Arrow finds for them.
+
+    If `dtype` (the name of a NumPy dtype) is given, numbers are cast to it, also those in lists. `name` is the column's
+    name, and `first` the number of the first record, for messages.
+
+    Raises:
+        RecordError: the values have no common type, or are not of the type that is asked for.
+    """
     try:
         found = pa.array(values, kind)
         return found if dtype is None else found.cast(_with(found.type, pa.from_numpy_dtype(dtype)), safe=False)
@@ -175,8 +182,8 @@ def _converted(column: pa.ChunkedArray, field: pa.Field) -> pa.Array:
 def write_part(path: Path, table: pa.Table) -> None:
     """Write a table as a Parquet file, atomically; equal tables give equal bytes.
 
-    Lists made in memory and lists read from a file are equal, but call their items by different names, which the file
-    would hold too.
+    The items of lists get one name ("element"). Arrow gives them different names in memory and in files, and the name
+    is a part of the file.
 
     Raises:
         StorageError: the disk is full, or the write failed.

@@ -180,7 +180,7 @@ class Chunk:
     def _numbered(self) -> Iterator[None]:
         """In a ``with`` block, change the record number in an error's message to the record's number in the input.
 
-        A message without a record number gets the number of the chunk's first record instead.
+        A message without a record number gets the number of the chunk's first record instead, unless that is 0.
         """
         try:
             yield

@@ -199,6 +199,8 @@ class _Job:
     def finished(self) -> PredictionFiles:
         """Return the folder's finished predictions, after checking that options, model, tokenizer and input are equal.
 
+        What is left of the job's working files is removed.
+
         Raises:
             OutputExistsError: they were made with other settings, or from another input.
             CorruptError: a part or the manifest is missing or damaged.

@@ -1,6 +1,6 @@
 """`Predictor`: predicts lists of records with a task and a pack-safe model, on packs.
 
-It keeps nothing between calls, so threads may share one, as serving does.
+It keeps no data of a call, so threads may share one, as serving does.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class Predictor(Core):
         return self.forward(self.encode(records))
 
     def encode(self, records: Sequence[Mapping[str, Any]]) -> Examples:
-        """Turn at least one record into sequences (`Task.encode` without labels).
+        """Turn records, at least one, into sequences (`Task.encode` without labels).
 
         Threads that share a tokenizer take turns.
 

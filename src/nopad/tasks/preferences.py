@@ -87,6 +87,7 @@ class Pairs(Task):
         Raises:
             RecordError: as in `Task.encode`; or `labels` is False, and only some of the records are pairs.
             LengthError: as in `Task.encode`.
+            OptionError: as in `nopad.corpus.chats.ChatEncoder.ids`.
         """
         encoder = ChatEncoder(self.tokenizer, options=self.template)
         listed = list(numbered(records))
@@ -216,6 +217,10 @@ class DPO(Likely):
         The sequences have the per-token column ``labels``, and the per-sequence values ``pair`` and ``chosen``. The
         labels come from the pairs, so `labels` has no effect, as in `Chat`. Before training, pass the result to
         `nopad.tasks.reference_logprobs`.
+
+        Raises:
+            RecordError, LengthError: as in `Task.encode`.
+            OptionError: as in `nopad.corpus.chats.ChatEncoder.__call__`.
         """
         encoder = ChatEncoder(self.tokenizer, **self.choices)
         counts: dict[str, int] = {}

@@ -149,18 +149,20 @@ class Pretraining(Task):
     def encode(self, records: Iterable[Mapping[str, Any]], *, labels: bool = True) -> Examples:
         """Turn documents into pairs of texts, of one or more sentences each, for training; see `Task.encode`.
 
-        If `labels` is False, the records are pairs of texts instead, and each becomes one sequence for predictions.
+        If `labels` is False, the records are pairs of texts instead, and each becomes one sequence for predictions. A
+        pair that is too long is then truncated also if `over_long` is "split".
 
         Pairs have the columns ``token_type_ids`` and ``next_sentence_label``. With static masks they also have
         ``labels``; otherwise ``maskable``, which tells `collate` where it may mask. The result's counts say how many
         documents were empty, how many sentences were too long, and how many second sides are random.
 
         Raises:
-            RecordError: a record has no text; fewer than two documents have a sentence, or no document has two
-                sentences, so that no next sentence can be learned; or a text contains ``[CLS]``, ``[SEP]`` or
-                ``[MASK]`` as a token.
-            LengthError: a sentence is too long, and `over_long` is "error"; or there is no record.
-            OptionError: the task has no `max_length`.
+            RecordError: a record has no text; fewer than two documents have a sentence that fits, or no document has
+                two, so that no next sentence can be learned; or a text contains ``[CLS]``, ``[SEP]`` or ``[MASK]`` as a
+                token.
+            LengthError: a sentence (without `labels`: a pair) is too long, and `over_long` is "error"; or there is no
+                record.
+            OptionError: `labels` is True, and the task has no `max_length`.
         """
         if not labels:
             return self._asked(list(numbered(records)))

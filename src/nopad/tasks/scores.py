@@ -24,7 +24,7 @@ def sequence_logprobs(model: Any, batch: PackedBatch, *, mean: bool = False) -> 
 
     Raises:
         OptionError: the model is not pack-safe, or is not a causal language model.
-        BatchError: the batch is not a `PackedBatch`.
+        BatchError: the batch is not a `PackedBatch`, is for an encoder-decoder model, or does not fit the model.
 
     >>> import nopad
     >>> from transformers import LlamaConfig, LlamaForCausalLM

@@ -46,7 +46,7 @@ class TaskSource(Source):
     Raises:
         OptionError: the task makes groups of sequences that must stay together, or a column has several numbers per
             sequence; a packed dataset can hold neither.
-        RecordError, LengthError: the task cannot encode one of the first records.
+        RecordError, LengthError: the task cannot encode one of the first records, or one lacks a column of `carry`.
 
     >>> import nopad
     >>> from nopad.tasks.source import TaskSource

@@ -54,7 +54,7 @@ def _noting(constructor: Callable[..., None]) -> Callable[..., None]:
 
 
 def _placing(encode: Callable[..., Examples]) -> Callable[..., Examples]:
-    """Return a method that can read a `RecordStream` too, made of `encode`, a task's method.
+    """Return a task's method `encode`, wrapped so that it can also read a `RecordStream`.
 
     If the records are a `RecordStream`, those that cannot be read and are to be skipped are left out, and counted as
     ``bad_skipped``. An error about a record then gives its number in the stream, and its file and line. If the records
@@ -85,8 +85,7 @@ class Task(ABC):
 
     Attributes:
         name: the task's name on the command line.
-        options: the options that the task was made with, by name, without its tokenizer; those left out have their
-            defaults.
+        options: the options that were given to the constructor, by name, without the tokenizer.
         auto: name of the Auto class of transformers whose models have the task's head.
         tokenizer: the model's tokenizer, a tokenizer of transformers.
         max_length: most tokens of a sequence; None: unlimited.

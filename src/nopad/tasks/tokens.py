@@ -330,6 +330,11 @@ class TokenClassification(Task):
 
         A word without a predicted tag counts as wrong. In a record that was left out, every word counts as wrong, and
         no entity as found.
+
+        Raises:
+            RecordError: the words or tags of a record are missing or invalid; or there is not one prediction for each
+                record.
+            LengthError: there is no record.
         """
         right, words = 0, 0
         counts = np.zeros(3)

@@ -104,9 +104,9 @@ def check_step(trainer: Any, loader: PackedLoader) -> None:
 
 
 def check_schedule(trainer: Any, *, packs: bool) -> None:
-    """Refuse a `Schedule` if there is another learning-rate schedule too, or no packed training data to count.
+    """Refuse a `Schedule` if there is another learning-rate schedule too, or if the training data are not packed.
 
-    `packs`: whether the training data are packed.
+    `packs` says whether they are packed. The loader of packs counts what the schedule depends on.
 
     Raises:
         OptionError: there is another schedule, which the message names; or `packs` is False.

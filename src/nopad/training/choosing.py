@@ -32,8 +32,8 @@ class Chosen:
     Attributes:
         config: the configuration, with what has been chosen so far.
         lines: lines of text that say what has been chosen, and why.
-        usual_sequences: number of sequences per rank and micro-step for which `rows` chose the rows; None: it chose
-            none.
+        usual_sequences: the number of sequences per rank and micro-step from which the method `rows` computed the
+            number of rows; None: it did not compute one.
     """
 
     def __init__(self, config: TrainConfig) -> None:
@@ -64,9 +64,10 @@ class Chosen:
         self._say("task.labels", found, "the classes in data.train" + ("" if isinstance(found, int) else f", {order}"))
 
     def head(self, task: Task, known: Sequence[str]) -> None:
-        """Say so if training begins with weights of other classes; refuse the same classes in another order.
+        """Add a line if the weights have as many classes as the task, but other ones; refuse another order of them.
 
-        `known`: as in `labels`.
+        The weights are those with which training begins; `known` are the names of their classes, as in `labels`. There
+        is no line if the configuration gives only the number of classes.
 
         Raises:
             OptionError: the weights' classes are those of the task, in another order, so each class would begin with
@@ -146,7 +147,7 @@ class Chosen:
         self.config = replace(self.config, packing=replace(packing, rows=rows))
 
     def usual(self, task: Task | None, args: Any) -> None:
-        """Add a line of defaults of the task and of `args` that decide what is learned, such as the seed.
+        """Add a line with some defaults of the task and of `args`: those that decide what is learned, such as the seed.
 
         `args` are `transformers.TrainingArguments`. Values that the user gave are not in the line.
         """

@@ -47,7 +47,8 @@ def read_config(path: str | Path, overrides: Sequence[str] = (), *, init_from: s
         SourceError: there is no such file, or it cannot be read.
         OptionError: the file is not TOML; or a table or field, in the file or in `overrides`, is unknown, missing, of a
             wrong type, out of range, or contradicts another one.
-        MissingExtraError: a table is for transformers, which is not installed.
+        MissingExtraError: the configuration has fields of ``[trainer]`` or options of ``[task]``, and a package that
+            they need is not installed.
     """
     document: dict[str, dict[str, Any]] = {}
     for name, table in _parsed(Path(path)).items():

@@ -19,7 +19,9 @@ def corrected(made: Loaders, data: Any) -> tuple[Loaders, Scaled | None]:
     training loader of `data`, made with ``accumulation=1``.
 
     Raises:
-        OptionError: the factor is not known; or a hyper-parameter that the correction changes is missing or not valid.
+        OptionError: the factor is not known; the optimiser has no betas, and these are to be corrected; or a
+            hyper-parameter that the correction changes is missing or not valid.
+        InputError: the data cannot be read, encoded or packed.
     """
     config, args = made.config, made.args
     how = config.packing.correction

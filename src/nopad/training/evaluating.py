@@ -163,7 +163,7 @@ class EvaluatingMixin(PreparingMixin):
 
 
 def each_dataset(datasets: Any) -> list[Any]:
-    """Return the evaluation datasets as a list: the values of a dict, the one dataset given, or none for None."""
+    """Return the evaluation datasets as a list: the values of a dict, the one dataset given, or [] for None."""
     if isinstance(datasets, Mapping):
         return list(datasets.values())
     return [] if datasets is None else [datasets]

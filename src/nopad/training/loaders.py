@@ -182,9 +182,9 @@ class Loaders:
         return options | (packing.plan_options() if packing.capacity is not None or packing.tokens is not None else {})
 
     def _settings(self) -> Mapping[str, Any]:
-        """Return the task, its options, ``data.empty`` and the tokenizer's fingerprint.
+        """Return the task, its options, ``data.empty`` and the tokenizer's fingerprint, by name.
 
-        Runs in which these agree share the files of encoded data.
+        Runs on the same records in which these agree share the files of encoded data.
         """
         said = {"task": self.config.task.name, "options": dict(self.config.task.options)}
         said["empty"] = self.config.data.empty

@@ -1,8 +1,8 @@
 """Make a run longer when it resumes: check the change of its length, and set the learning rates of the new length.
 
 Data, packs and batches do not depend on the number of steps, so a longer run begins with the steps of the shorter one.
-Learning rates may depend on that number: with a schedule that ends (linear, cosine), every step's rate does. From the
-checkpoint on, a longer run has the rates that it would have had if it had always been that long; only a schedule that
+Learning rates may depend on that number: if the schedule ends (linear, cosine), the rates of all steps do. From the
+checkpoint on, a longer run has the rates that it would have had if it had always been that long. Only a schedule that
 depends on evaluations goes on as it stands.
 """
 
@@ -50,7 +50,7 @@ def _length(trainer: Mapping[str, Any]) -> tuple[str, float]:
 
 
 class Longer(TrainerCallback):
-    """Gives a run that was made longer the learning rates of its new length, and reports old and new rate.
+    """Sets the learning rates of a run that was made longer to those of its new length; reports old and new rate.
 
     Args:
         checkpoint: folder of the checkpoint from which the run resumes.

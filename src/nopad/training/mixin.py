@@ -69,8 +69,8 @@ class PackedMixin(EvaluatingMixin):
         loading: further options of `nopad.PackedLoader`: balance, cost, depth, ...
         schedule: the learning rate by sequences, tokens or steps seen (`nopad.training.Schedule`), in place of the
             Trainer's own schedule.
-        quiet: print less before training begins: nothing about what packing changes, and of what the task did to
-            records, only how many were truncated or left out.
+        quiet: print less before training begins: not what packing changes; and what the task did to records only if it
+            truncated some or left some out.
 
     If you give a loader, ``gradient_accumulation_steps`` must equal its `accumulation`, and
     ``per_device_train_batch_size`` its `rows` or `sequences` (1 with `tokens`). ``num_train_epochs`` counts the epochs
@@ -251,9 +251,9 @@ class PackedMixin(EvaluatingMixin):
     def train(self, resume_from_checkpoint: Any = None, trial: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Train as transformers' Trainer does, from where the loader stands, or from where the checkpoint left it.
 
-        Returns what the Trainer returns. Each trial of a hyper-parameter search begins where the first one began. After
-        an exception, the loader stands before the step that the exception interrupted, so calling `train` again loses
-        no sequence.
+        Returns what the Trainer returns. Before training begins, the first rank prints what packing changes, unless
+        `quiet` is set. Each trial of a hyper-parameter search begins where the first one began. After an exception, the
+        loader stands before the step that the exception interrupted, so calling `train` again loses no sequence.
 
         Raises:
             FormatError: the checkpoint holds no loader state.

@@ -42,6 +42,7 @@ def load_tokenizer(table: Model) -> Any:
 
     Raises:
         FormatError: there is no tokenizer, or it cannot be read.
+        OptionError, ResumeError: as for `_weights`.
     """
     name = table.tokenizer or table.name or str(_weights(table))
     with _reading(name, "tokenizer"):
@@ -56,7 +57,8 @@ def read_model_config(table: Model, task: type[Task] | Task | None) -> Any:
 
     Raises:
         FormatError: there is no model, or its configuration cannot be read.
-        OptionError: ``model.config`` names a field that the configuration does not have.
+        OptionError: ``model.config`` names a field that the configuration does not have; or as for `_weights`.
+        ResumeError: as for `_weights`.
     """
     name = table.name or str(_weights(table))
     with _reading(name, "configuration"):
@@ -75,6 +77,7 @@ def classes_of_weights(table: Model) -> list[str]:
 
     Raises:
         FormatError: there are no weights, or their configuration cannot be read.
+        OptionError, ResumeError: as for `_weights`.
     """
     if table.fresh:
         return []
@@ -96,6 +99,7 @@ def outline(table: Model, config: Any, auto: str | None) -> Any:
     Raises:
         OptionError: this kind of model has no such head, or ``model.lora`` does not fit it.
         FormatError: the settings of saved adapters cannot be read.
+        ResumeError: as for `_adapters`.
         UnsupportedModelError: the model cannot keep sequences apart.
         MissingExtraError: adapters are asked for, and peft is not installed.
     """
@@ -117,8 +121,9 @@ def check_positions(table: Model, shape: Any) -> None:
     not given, or if the model learns no positions.
 
     Raises:
-        OptionError: the checkpoint has fewer positions.
+        OptionError: the checkpoint has fewer positions; or as for `_weights`.
         FormatError: the checkpoint's configuration cannot be read.
+        ResumeError: as for `_weights`.
     """
     mine = _table_of_positions(bare(shape))
     if table.init_from is None or table.name is None or mine is None:
@@ -148,10 +153,11 @@ def load_model(table: Model, config: Any, auto: str | None) -> tuple[Any, list[s
 
     Raises:
         FormatError: there are no weights, or they cannot be read.
-        OptionError: the checkpoint's weights have other shapes, or none of them belongs to this model; or adapters do
-            not fit it.
+        OptionError: the checkpoint is of another type of model, its weights have other shapes, or none of them belongs
+            to this model; adapters do not fit it; or there is no `auto`, and `config` names no class of transformers.
         MissingExtraError: adapters are asked for, and peft is not installed.
         UnsupportedModelError: nopad refuses this model; the message gives the reason.
+        ResumeError: as for `_weights`.
     """
     if table.fresh:
         model = _kind(config, auto)(config).to(getattr(torch, table.dtype))
@@ -212,7 +218,7 @@ def _weights(table: Model) -> Path | str:
 
     Raises:
         FormatError: there are no weights; or there are adapters only, and ``model.name`` is not given.
-        OptionError: as for `_adapters`.
+        OptionError, ResumeError: as for `_adapters`.
     """
     path = _initial(table)
     if path is None or (table.name is not None and _adapters(table) is not None):
@@ -229,6 +235,7 @@ def _initial(table: Model) -> Path | None:
 
     Raises:
         FormatError: the folder does not exist, or has neither a model nor a complete checkpoint.
+        ResumeError: as in `last_checkpoint`.
     """
     if table.init_from is None:
         return None
@@ -248,7 +255,7 @@ def _adapters(table: Model) -> Path | None:
 
     Raises:
         OptionError: ``model.lora`` asks for new adapters as well.
-        FormatError: as for `_initial`.
+        FormatError, ResumeError: as for `_initial`.
     """
     path = _initial(table)
     if path is None or (path / "config.json").is_file() or not (path / _ADAPTERS).is_file():
@@ -286,6 +293,7 @@ def _adapted(model: Any, table: Model) -> Any:
     Raises:
         OptionError: ``model.lora`` is given besides saved adapters, or peft refuses its options.
         FormatError: the settings of saved adapters cannot be read.
+        ResumeError: as for `_adapters`.
         MissingExtraError: peft is not installed.
     """
     path = _adapters(table)

@@ -48,7 +48,7 @@ class PreparingMixin(_Base):
         return datasets.Dataset.from_dict({"input_ids": [[0]], "labels": [[0]]})
 
     def _packs(self, data: Any) -> bool:
-        """Whether these data are trained or evaluated in packs."""
+        """Return whether the trainer trains or evaluates in packs on these data; errors as in `packable`."""
         return packable(data, self.task, self.capacity, collated=self._collates)
 
     def _check_collator(self, held_out: list[bool]) -> None:

@@ -18,7 +18,7 @@ __all__ = ["Logged", "Metrics", "is_metric"]
 
 
 def is_metric(name: str) -> bool:
-    """Return whether a logged value measures the model, unlike the epoch, or an evaluation's run time or speed."""
+    """Return whether the logged value called `name` measures the model; an epoch, a run time or a speed does not."""
     return name != "epoch" and not name.endswith(("_runtime", "_per_second", "_flos"))
 
 

@@ -72,8 +72,8 @@ class Prepared:
         memory: estimate of the memory that training needs.
         notes: lines of text on how many sequences the records gave, and how many were cut or left out.
         chosen: lines of text on what was chosen because the configuration leaves it out; "" if there is nothing.
-        usual: number of sequences per rank and micro-step for which rows were chosen; None: the configuration gives
-            rows.
+        usual: the number of sequences per rank and micro-step from which the number of rows was computed; None: it was
+            not computed so.
     """
 
     config: TrainConfig

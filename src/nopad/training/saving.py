@@ -1,4 +1,4 @@
-"""When a run of `nopad train` saves checkpoints, and what is said about it."""
+"""Decide when a run of `nopad train` saves checkpoints, and say it in words."""
 
 from __future__ import annotations
 
@@ -58,7 +58,11 @@ def saves(args: Any, steps: int | None) -> str:
 
 
 def way_on(folder: Path) -> str:
-    """Return, for a run in this folder that was stopped, how it goes on, in words."""
+    """Return, in words, from where `--resume` continues a stopped run in this folder.
+
+    Raises:
+        ResumeError: as in `last_checkpoint`.
+    """
     checkpoint = last_checkpoint(folder)
     if checkpoint is None:
         return "there is no checkpoint yet: --resume begins again (trainer.save_steps says how often one is saved)"
@@ -66,5 +70,5 @@ def way_on(folder: Path) -> str:
 
 
 def _every(args: Any, steps: int | None) -> int:
-    """Return ``save_steps``, of which a number below 1 is a share of all steps."""
+    """Return after how many steps each checkpoint is saved; a ``save_steps`` below 1 is a share of all `steps`."""
     return int(args.save_steps) if args.save_steps >= 1 else max(round(args.save_steps * (steps or 0)), 1)

@@ -24,11 +24,11 @@ Counts = Literal["sequences", "tokens", "steps"]
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """A learning-rate schedule by the number of sequences, tokens or steps seen, as a multiple of the optimiser's rate.
+    """A learning rate that depends on how many sequences, tokens or steps were seen.
 
-    The multiple rises linearly from `initial` to 1 during the warm-up, then falls from 1 to `end` as
-    (1 - progress) ** `power`, and stays at `end`. Progress is 0 at the end of the warm-up and 1 at the end of the
-    schedule.
+    It is a multiple of the optimiser's rate. The multiple rises linearly from `initial` to 1 during the warm-up. Then
+    it falls from 1 to `end`, as ``end + (1 - end) * (1 - progress) ** power``, and stays at `end`. Here `progress` is 0
+    at the end of the warm-up and 1 at the end of the schedule.
 
     Attributes:
         counts: the unit that is counted, over all ranks: "sequences", "tokens" or "steps" (of the optimiser).

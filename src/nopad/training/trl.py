@@ -98,12 +98,12 @@ class PackedSFTTrainer(_Packed, _SFT):
     """TRL's `SFTTrainer`, which trains, evaluates and predicts on packs (`PackedMixin`).
 
     Sequences are used as the task (`nopad.tasks.Chat`) or the loader's `collate` makes them: TRL itself applies no chat
-    template, does not truncate to `max_length`, and chooses no labels. A training step computes TRL's own loss
-    (``loss_type="dft"``, ``label_smoothing_factor``), over the same labels and the same denominator; or the objective's
-    loss, if the objective is not that of a causal language model per token. An evaluation computes the same loss, with
-    one denominator for the whole evaluation. The router loss of a mixture of experts is not part of evaluations, since
-    it depends on which sequences share a batch. Without a `processing_class`, the task's tokenizer is used, and saved
-    with the model.
+    template, does not truncate to `max_length`, and chooses no labels. If the objective is the mean over tokens of a
+    causal language model, a training step computes TRL's own loss (``loss_type="dft"``, ``label_smoothing_factor``),
+    over the same labels and the same denominator; otherwise, it computes the objective's loss. An evaluation computes
+    the same loss, with one denominator for the whole evaluation. The router loss of a mixture of experts is not part of
+    evaluations, since it depends on which sequences share a batch. Without a `processing_class`, the task's tokenizer
+    is used, and saved with the model.
 
     Raises:
         OptionError: the configuration asks TRL to pack, to choose labels, or to prepare data in another way; or as for

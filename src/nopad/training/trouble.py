@@ -1,4 +1,4 @@
-"""Handle failures of training: a loss that is not finite, whose batch is saved, too little memory, and a full disk."""
+"""Handle failures of training: a loss that is not finite (its batch is saved), too little memory, and a full disk."""
 
 from __future__ import annotations
 

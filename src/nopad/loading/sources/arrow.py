@@ -132,7 +132,7 @@ class ArrowTokens(TokenSource):
         super().__init__(name, empty=empty, files=files)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state without what is derived from the table."""
+        """Return the state without the table and its columns; a worker process opens the table again when it reads."""
         return {name: value for name, value in super().__getstate__().items() if name not in ("_table", "_columns")}
 
     @cached_property

@@ -37,7 +37,7 @@ def corpus_tokens(
     records that have no token: "refuse" or "skip".
 
     Raises:
-        SourceError: `source` holds text, a file is damaged or changes while it is read, or there is no sequence.
+        SourceError: `source` holds text, a file is damaged or changes while it is read, or no record has a token.
         RecordError: a record is bad; the message names it.
         LengthError: a record has no token, and `empty` is "refuse".
         StorageError: the copy of the tokens cannot be written.

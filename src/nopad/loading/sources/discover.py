@@ -131,7 +131,7 @@ def _at_path(given: str | os.PathLike[str], options: ReaderOptions, empty: str, 
 
 
 def _exact(made: ArrayTokens) -> ArrayTokens:
-    """Return the source, marked as one of the user's own arrays, whose floats keep their dtype in batches."""
+    """Mark a source as made of the user's own arrays, and return it; its floats then keep their dtype in batches."""
     made.exact = True
     return made
 

@@ -90,7 +90,8 @@ class MegatronTokens(TokenSource):
         """Return the type of the ids, the number of sequences, and the number of document bounds.
 
         Raises:
-            FormatError: the magic, the version or the type of the ids is wrong, or a number is larger than the file.
+            FormatError: the magic, the version or the type of the ids is wrong; or the file states more sequences or
+                document bounds than it has bytes.
         """
         data = idx.array(np.dtype("u1"), 0, min(_HEADER.size, idx.size)).tobytes()
         if len(data) < _HEADER.size or not data.startswith(_MAGIC):

@@ -113,8 +113,10 @@ class TokenSource(ABC):
     Attributes:
         name: name of the source in messages.
         skipped: number of sequences without a token that were left out; the others are numbered from 0.
-        left_out: names of columns that are not gathered, since they hold neither numbers nor lists of numbers.
-        exact: whether columns of float64 stay so in batches: the user gave NumPy arrays, and no records.
+        left_out: names of stored columns that are not gathered: they were not asked for, or hold neither numbers nor
+            lists of numbers.
+        exact: whether columns of float64 keep this dtype in batches, as for arrays that the user gave; if False, they
+            become float32.
     """
 
     left_out: tuple[str, ...] = ()
@@ -162,7 +164,10 @@ class TokenSource(ABC):
         return held
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state without arrays of a value per sequence; a worker process computes them again when used."""
+        """Return the state without the arrays with one value per sequence.
+
+        A worker process computes these arrays again when it needs them.
+        """
         return {**vars(self), "_held": None}
 
     def __len__(self) -> int:

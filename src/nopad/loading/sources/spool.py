@@ -73,7 +73,7 @@ def spooled(
 
     Raises:
         LengthError: a sequence has no token, and `empty` is "refuse".
-        SourceError: there is no sequence, or the copy is damaged.
+        SourceError: there is no sequence with a token, or the copy is damaged.
         StorageError: the copy cannot be written.
     """
     if identity is None:

@@ -50,8 +50,8 @@ class Flow:
         Their sequences stay in memory at least until the method `given` is called with these units.
 
         Raises:
-            SourceError: reading fails, or the last passes over the source gave this rank no sequence.
-            RecordError: a record is bad, too long or empty, and the options do not allow it.
+            SourceError: as in `Reader.groups`; or the last passes over the source gave this rank no sequence.
+            RecordError, OptionError, FormatError: as in `Reader.groups`.
         """
         while len(self._ready) < units and self._read():
             pass
@@ -61,8 +61,8 @@ class Flow:
         """Read one more group, or at the end pack the sequences that still wait; return False if nothing was left.
 
         Raises:
-            SourceError: the last passes over the source gave this rank no sequence; or reading fails.
-            RecordError: a record is bad, too long or empty, and the options do not allow it.
+            SourceError: the last passes over the source gave this rank no sequence; or as in `Reader.groups`.
+            RecordError, OptionError, FormatError: as in `Reader.groups`.
         """
         read = next(self._groups, None)
         if read is None:

@@ -75,6 +75,7 @@ def open_stream(
             not packed, and an option of packs is given; texts come without a tokenizer, or ready-made ids with one; or
             `data` is an iterator, which can be read only once.
         SourceError: `data` is not a source.
+        FormatError, MissingExtraError: as for `nopad.load_tokenizer`.
     """
     unknown = [name for name in options if name not in (*_OWN, "depth")]
     if unknown:

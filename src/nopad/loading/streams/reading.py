@@ -120,6 +120,8 @@ class Reader:
             RecordError: a record is bad, too long or empty, and the options do not allow it.
             SourceError: reading fails, the source mixes text and ids, has changed since `cursor` was made, or has no
                 record.
+            OptionError: a record is text, and there is no tokenizer.
+            FormatError: the tokenizer cannot encode a text.
         """
         waiting: deque[_Started | Exception] = deque()
         threads = min(_THREADS, os.cpu_count() or 1) if self.tokenizer and self.tokenizer.threads else 1

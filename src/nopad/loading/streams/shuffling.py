@@ -42,7 +42,7 @@ class Shuffling:
     seed: int = 0
 
     def facts(self) -> dict[str, Any]:
-        """Return the settings that must be the same when a saved run goes on, by name."""
+        """Return the settings that must be the same when a saved run goes on, by name; {} without shuffling."""
         return {"shuffle_buffer": self.size, "seed": self.seed} if self.size else {}
 
 

@@ -248,8 +248,9 @@ class StreamSupply(Supply):
         If the stream stops at the end of its source, the last item is (place where the next pass begins, None).
 
         Raises:
-            OptionError: `workers` is above 1; or the stream ended in the middle of a step, and `last` is "refuse".
-            SourceError, RecordError: as in `Flow.take`.
+            OptionError: `workers` is above 1; the stream ended in the middle of a step, and `last` is "refuse"; or as
+                in `Flow.take`.
+            SourceError, RecordError, FormatError: as in `Flow.take`.
         """
         if workers > 1:
             self.check_workers(workers)
