@@ -215,7 +215,10 @@ def check_labels(model: Any, by_token: bool, named: dict[str, Any]) -> None:
 
 
 def _classes(model: Any) -> int:
-    """Return the number of classes of a head that gives one result per token: its labels, or the vocabulary's size."""
+    """Return the number of classes of a head that gives one result per token.
+
+    This is the size of the vocabulary if the model has output embeddings (a language model), else `config.num_labels`.
+    """
     out = getattr(model.get_output_embeddings(), "weight", None)
     return int(model.config.num_labels if out is None else out.shape[0])
 

@@ -33,8 +33,8 @@ class Images:
     Attributes:
         tower: name of the base model's part that runs on the images of a batch, each by itself.
         text: name of the base model's part that runs on the tokens, with the images' features among them.
-        axes: whether images come as patches with a grid, and positions have three axes, which the base model's
-            `get_rope_index` counts (M-RoPE); False: images are of one size, and positions are ordinary ones.
+        axes: True: images come as patches with a grid, and positions have three axes, counted by the base model's
+            `get_rope_index` (M-RoPE). False: images are of one size, and positions are ordinary ones.
     """
 
     tower: str
