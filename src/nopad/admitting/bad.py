@@ -271,8 +271,8 @@ def _first_apart(
 ) -> str | None:
     """Return the name of the first module to finish whose outputs differ between two runs; None if there is none.
 
-    The model itself has the name "". `alike` compares two tensors. If the two runs call different modules, only the
-    model's outputs are compared.
+    The model itself has the name "". `alike` compares two tensors. Of modules inside the model, only tensors with at
+    least three dimensions are compared. If the two runs call different modules, only the model's outputs are compared.
     """
     runs: list[list[tuple[str, list[Tensor]]]] = []
     for run in (one, two):

@@ -240,9 +240,9 @@ def _is_causal(model: Any, tokens: list[int], close: float) -> bool:
 
 
 def _with_counts(line: Family, config: Any, probed: Probed) -> tuple[Family, dict[str, list[int]]]:
-    """Return the line with `attends` or `mixes` set, which say how often tokens are mixed, and these counts by class.
+    """Return the line with `attends` or `mixes` set, which say how often tokens are mixed, and the counts by class.
 
-    The second value is `Derived.each`.
+    These counts are `Derived.each`.
     """
     each: dict[str, list[int]] = {}
     runs = probed.attended + Counter({module: probed.seen[module].calls for module in probed.mixing})
@@ -353,7 +353,8 @@ def _with_pooling(line: Family, model: Any, base: Any, probed: Probed, causal: b
 def _reads(child: nn.Module, holder: Any, probed: Probed) -> tuple[int, Pooled] | None:
     """Return how a module reads one state per sequence; None: it does not.
 
-    The first value is the number of dimensions of its input (as in `Family.head`), the second which token it reads.
+    The first value is the number of dimensions of its input (as in `Family.head`). The second says which state it
+    reads: that of the "first" or "last" token, or the "mean" over all tokens.
     """
     length, seen = len(probed.tokens), probed.seen[child]
     given = next((one for one in seen.given.values() if isinstance(one, Tensor) and one.is_floating_point()), None)

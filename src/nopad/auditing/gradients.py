@@ -68,6 +68,9 @@ def compare_gradients(
     alone, but by no more than the dtype's limit relative to that largest gradient. In float64 this applies only if the
     model computes some results in float32 (a softmax); the rounding error is then that of the largest gradient in
     float32, and the limit is float32's.
+
+    Raises:
+        ModelFailedError: the gradients cannot be computed.
     """
     names = tuple(together)
     wanted = [{name: output[name][0] for name in names} for output in alone.outputs]

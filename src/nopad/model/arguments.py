@@ -186,10 +186,11 @@ def _told(value: Any) -> str:
 
 
 def check_labels(model: Any, by_token: bool, named: dict[str, Any]) -> None:
-    """Check that the labels of a call are classes that the model has; for regression, any tensor passes.
+    """Check that the labels of a call are classes that the model has.
 
-    Integer labels in `named` are converted to int64. `by_token` says whether there is one label per token. Of
-    `start_positions` and `end_positions`, only the dtype is checked.
+    For regression with one result per sequence, any tensor passes. Integer labels in `named` are converted to int64.
+    `by_token` says whether there is one label per token. Of `start_positions` and `end_positions`, only the dtype is
+    checked.
 
     Raises:
         BatchError: labels are not a tensor; are not integers although they must be classes or positions; are on a CPU

@@ -99,10 +99,10 @@ class Bfloat16Linear(nn.Linear):
 def fused(model: Any) -> Any:
     """Replace plain bfloat16 linear layers of a model by `Bfloat16Linear`, in place, and return the model.
 
-    An activation is fused into a linear layer where that is possible. Only modules of transformers are tried that hold
-    linear layers, one activation and dropout, and nothing else. The activation is fused into each of the linear layers
-    in turn, until the module gives the same results as before, up to rounding. If no layer does, the module keeps its
-    activation.
+    An activation is fused into a linear layer where that is possible. This is tried in each module that transformers
+    defines, if the module has no hooks, and holds only linear layers, one activation and dropout. The activation is
+    fused into each of the linear layers in turn, until the module gives the same results as before, up to rounding. If
+    no layer does, the module keeps its activation.
     """
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
@@ -145,9 +145,9 @@ def formula_of(activation: nn.Module) -> tuple[str, str] | None:
 def _fuse_activation(module: nn.Module) -> None:
     """Fuse a module's activation into the linear layer before it, in place.
 
-    Which layer that is, is found by trying each of them: the results must stay the same, up to rounding. The module
-    does not change if it has other submodules than linear layers, one activation and dropout, if the activation is not
-    one of `FORMULAS`, or if no layer gives the same results.
+    Each linear layer is tried in turn: the module's results must stay the same, up to rounding. The module does not
+    change if it has other submodules than linear layers, one activation and dropout, if the activation is not one of
+    `FORMULAS`, or if no layer gives the same results.
     """
     layers = {name: child for name, child in module.named_children() if type(child) is Bfloat16Linear}
     others = {n: c for n, c in module.named_children() if n not in layers and type(c) is not nn.Dropout}

@@ -107,7 +107,7 @@ class Static:
 
 
 class Calls(local):
-    """What belongs to one thread, since threads may run the same model at once.
+    """The state of a model's calls in one thread; threads may run the same model at once.
 
     Attributes:
         stack: the calls of the model that run now, the innermost last; None stands for an ordinary call.

@@ -157,10 +157,10 @@ class Head:
             yield inner, Keep(cell, f"states before the {role}", name="hidden", first=True)
 
     def pooling(self) -> str:
-        """Return from which token, or which mean, the result of a sequence is read.
+        """Return how the result of a sequence is read from its tokens.
 
-        "first" or "last": this token; "eos": the first end-of-sequence token; "mean": the mean of all tokens' states;
-        "late": the mean of all tokens' scores.
+        "first" or "last": from this token; "eos": from the first end-of-sequence token; "mean": from the mean of all
+        tokens' states; "late": as the mean of all tokens' scores.
         """
         if self.family.pooled == "config":
             how = str(self.model.config.classifier_pooling)

@@ -126,8 +126,8 @@ class Wrapper:
         Raises:
             BatchError: a batch is given as one argument, its own mask is missing, or an argument does not fit the batch
                 or was not part of the proof.
-            UnsupportedModelError: the inputs are those of `nopad.model.static_inputs`, or modules were replaced since
-                the proof.
+            UnsupportedModelError: the inputs are those of `nopad.model.static_inputs`, or modules or code of the
+                wrapper were changed since the proof.
         """
         if torch.compiler.is_compiling():
             return None  # a `PackedMask` raises its own error while compiling
@@ -245,10 +245,12 @@ class Wrapper:
                 )
 
     def _check_parts(self) -> None:
-        """Check that the wrapper has the modules that its proof was about.
+        """Check that the wrapper has the modules and the code that its proof was about.
 
         Raises:
-            UnsupportedModelError: its base or another module was replaced, or the base is not pack-safe any more.
+            UnsupportedModelError: its base or another module was replaced; its code, or a value that the code reads,
+                was changed; the user's own code that changes it was added, such as a method put in place of another; or
+                the base is not pack-safe any more.
         """
         name, again = type(self.model).__name__, "make it so anew: nopad.packed(nopad.unpacked(model))"
         bases = bases_of(self.model)

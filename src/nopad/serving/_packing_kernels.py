@@ -218,7 +218,7 @@ def cancel(state: NDArray[Any], table: NDArray[Any], number: int) -> int:
 
 @njit(cache=True, nogil=True)
 def look(state: NDArray[Any], table: NDArray[Any]) -> None:
-    """Set `NEXT_DUE` to the earliest `DUE` of the requests that wait, and `NEXT_DEADLINE` to their first `DEADLINE`."""
+    """Set `NEXT_DUE` and `NEXT_DEADLINE` to the earliest `DUE` and `DEADLINE` of the requests that wait."""
     state[NEXT_DUE] = state[NEXT_DEADLINE] = NEVER
     for at in range(state[HEAD], state[TAIL]):
         state[NEXT_DUE] = min(state[NEXT_DUE], table[at, DUE])

@@ -22,8 +22,8 @@ class Change:
         name: a short name, such as "position_ids".
         why: what is wrong without it.
         code: the lines of code. Those of a collator use the variables `batch` (what the collator returned), `features`
-            (its argument), `model` and `torch`, and some `number` (int64 ``[R, L]``: the index of each token's
-            sequence, -1 in padding). Those of a loss are the body of a function of `model`, `batch` and `step`.
+            (its argument), `model` and `torch`. Some also use `number`, int64 ``[R, L]``: the index of each token's
+            sequence, -1 in padding. Those of a loss are the body of a function of `model`, `batch` and `step`.
         where: where the code belongs: "collator" (at its end), "model" (after it is loaded), "loss" (in place of the
             loss), or "instead" (in place of the collator).
 

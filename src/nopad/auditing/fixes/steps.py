@@ -183,7 +183,10 @@ class _Step:
 
     @contextmanager
     def _lent(self, changes: Sequence[Change]) -> Iterator[None]:
-        """Inside this context, the trainer's collator is `Changed` by these changes; afterwards it is its own again."""
+        """Inside this context, the trainer's collator is a `Changed` with these changes; afterwards it is the old one.
+
+        Without changes, the collator stays as it is.
+        """
         own = self.trainer.data_collator
         if changes:
             self.trainer.data_collator = Changed(own, changes, bare(self.trainer.model))

@@ -276,9 +276,9 @@ def _whole(found: list[Finding]) -> Check:
 def _wanted(micro: Micro, causal: bool) -> Iterator[Example]:
     """Yield the sequences of a micro-batch as they should be trained on.
 
-    They are as given, with two exceptions. Sequences without labels get the collator's labels; if it made none, those
-    for a causal model get their ids as labels. If the collator changes tokens, as masking does, sequences are as in the
-    batch.
+    They are the sequences as given, with two exceptions. A sequence without labels gets the labels that the collator
+    made for it; if the collator made none and `causal` is true, it gets its ids as labels. If the collator changes
+    tokens, as masking does, each sequence is that of the batch.
     """
     changed = any("changed tokens" in note for note in micro.notes)
     for example, made in zip(micro.examples, micro.made, strict=True):

@@ -183,7 +183,8 @@ def collated(
 def moved(batch: Any, parameter: Tensor) -> Any:
     """Return a copy of a batch on a parameter's device, with float tensors (masks, labels) in the parameter's dtype.
 
-    A batch that is no mapping is copied as it is.
+    Finite values beyond the range of that dtype become its largest or smallest value. A batch that is no mapping is
+    copied as it is.
     """
     if isinstance(batch, PackedBatch):
         made: Any = batch.to(parameter.device)

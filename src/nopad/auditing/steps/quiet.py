@@ -93,8 +93,9 @@ class Exact(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def copied(model: Any, dtype: torch.dtype | None, *, plain: bool) -> Any:
     """Return a copy of a model in training mode and in `dtype` (None: its own), without gradients or compiled layers.
 
-    A `plain` copy, for sequences alone, is not pack-safe, and each module has its class's own `forward` even if a
-    trainer replaced it.
+    In the copy, no layers or paths are dropped at random, and the loss that balances experts is switched off. A `plain`
+    copy, for sequences alone, is not pack-safe, and each module has its class's own `forward` even if a trainer
+    replaced it.
 
     Raises:
         ModelFailedError: the model cannot be copied or converted.

@@ -44,7 +44,7 @@ class Truth:
 
     @property
     def denominator(self) -> int:
-        """The number by which the sum of losses is divided: that of all items.
+        """The number by which the sum of losses is divided: the number of all items.
 
         If `per` is "sequence", it is the number of sequences that have items.
         """

@@ -337,9 +337,9 @@ class _Traced:
         return found
 
     def _same_order(self, other: Columns) -> NDArray[np.int64]:
-        """Return the index of each column of the clean run among those of another run; int64 ``[T]``.
+        """Return, for each column of the clean run, the index of the same token's column in another run; int64 ``[T]``.
 
-        They may differ, since a collator may order sequences by their tokens.
+        The order of the columns may differ, since a collator may order sequences by their tokens.
         """
         clean = self.clean.columns
         side = np.arange(len(clean)) >= clean.source
