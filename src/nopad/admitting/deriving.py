@@ -119,13 +119,13 @@ def derive(model: Any, close: float, table: Family | None = None) -> Iterator[De
 
 
 def _check_own(probed: Probed) -> None:
-    """Check the user's own code that cannot be run sequence by sequence.
+    """Check the user's own code in modules that nopad cannot run sequence by sequence.
 
-    This is the forward methods of the model, of its base model, and of modules that return something per sequence.
+    These are the model, its base model, and modules that return nothing per token.
 
     Raises:
-        UnsupportedModelError: one of them mixes tokens by itself, does not always compute the same, or changes
-            gradients by code that cannot be followed.
+        UnsupportedModelError: a forward method mixes tokens by itself, a module does not always compute the same, or
+            code changes gradients and cannot be followed.
     """
     if probed.unsplit is not None and is_own(class_of(probed.unsplit)):
         raise _unsplit(probed.unsplit)
@@ -195,7 +195,7 @@ def _check_names(probed: Probed) -> None:
     """Check that no two classes of modules that mix tokens have the same name.
 
     Raises:
-        UnsupportedModelError: two of them have.
+        UnsupportedModelError: two classes have the same name.
     """
     kinds = {class_of(module) for module in (*probed.mixing, *probed.attended)}
     for name, count in Counter(kind.__name__ for kind in kinds).items():

@@ -122,7 +122,7 @@ class Traced:
         self.sequences = bool(odd)
 
     def check_always(self) -> None:
-        """Check that the wrapper computes the same for rows of any length and number, and for any number of sequences.
+        """Check that the wrapper computes in the same way for rows of any length, and any number of rows or sequences.
 
         Raises:
             UnsupportedModelError: it does not; or gradients go through the user's own code, which cannot be followed.

@@ -229,8 +229,8 @@ def _followed(
 ) -> tuple[Track, Any]:
     """Run a module under a `Track`; return the `Track` and the module's output.
 
-    `tries` is as in `Track`. If `found` is a list, (submodule, whether its inputs did not depend on several tokens) is
-    added for each submodule whose output does; see `first_crossing`.
+    `tries` is as in `Track`. If `found` is a list, (submodule, whether none of its inputs depends on several tokens) is
+    added for each submodule whose output depends on several tokens; see `first_crossing`.
     """
     track = Track(run.length, [*run.module.parameters(), *run.module.buffers()], tries)
     track.sequences = run.sequences

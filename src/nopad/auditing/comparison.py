@@ -220,11 +220,14 @@ def _outputs(
 def _gradients(
     alone: Alone, together: dict[str, list[Tensor]], form: str, dtype: torch.dtype, truth: Truth | None, label: str
 ) -> Found:
-    """Compare gradients packed and alone; return the check and the notes.
+    """Compare gradients packed and alone; return the check, if one can be made, and the notes.
 
     Sequences and parameters whose gradients are not finite even alone are left out. `together` holds the outputs packed
     in this `form`, by name, one part per sequence. `truth` holds the gradients in float64; without it, only float64
     gradients are compared, and judged by those of `alone`. `label` goes into the check's name.
+
+    Raises:
+        ModelFailedError: the gradients cannot be computed.
     """
     names = tuple(together)
     sound, left_out, notes = alone.sound(names)

@@ -133,9 +133,9 @@ def highest(levels: NDArray[Any], n: int) -> NDArray[Any]:
 def levels_of(table: NDArray[Any], index: NDArray[Any], limits: NDArray[Any], now: int) -> NDArray[Any]:
     """Return the urgency of the requests whose rows in the table are `index`; int64, same shape.
 
-    Once a request must leave, it is `LEVELS`. Before, it is the sum of `MIDDLE`, the request's priority, and 1 for each
-    `AGE_STEP` that it has waited; at most ``LEVELS - 1``. Gaps have the level `GAP`. `index` is in order of arrival.
-    `now` is the time in nanoseconds.
+    The urgency of a request whose time to leave has come is `LEVELS`. Otherwise, it is the sum of `MIDDLE`, the
+    request's priority, and 1 for each `AGE_STEP` that it has waited; at most ``LEVELS - 1``. Gaps have the urgency
+    `GAP`. `index` is in order of arrival. `now` is the time in nanoseconds.
     """
     levels = np.empty(index.size, dtype=np.int64)
     waited, until = 0, -1  # those that arrived until then have waited so many steps, or more

@@ -88,6 +88,7 @@ class PackRunner:
     Raises:
         OptionError: the model is not pack-safe or cannot run batches as `batching` describes them, or an option is
             invalid.
+        BatchError: the model is compiled, and its configuration asks for the logits of routers.
         UnsupportedModelError: the model cannot be compiled.
         RunnerClosedError: the worker died while it started.
 

@@ -126,8 +126,9 @@ class Layout:
 
     Attributes:
         one_row: whether all sequences are in one row, in the order given, with nothing between them.
-        number: lines of code that set `number`, int64 ``[R, L]``: the index of each token's sequence. Only a comment if
-            the sequences are not in one row: then nopad finds `number` itself, and the user's collator must know it.
+        number: lines of code that set `number`, int64 ``[R, L]``: the index of each token's sequence. If `one_row` is
+            False, it is only a comment: nopad finds `number` itself when it tries a change, and the user's collator
+            must compute it.
     """
 
     one_row: bool

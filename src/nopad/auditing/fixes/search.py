@@ -173,8 +173,9 @@ def _kinds(verdict: StepVerdict) -> list[str]:
 def _less(before: StepVerdict, after: StepVerdict) -> bool:
     """Return whether less is wrong in `after` than in `before`.
 
-    This is so if the step passes, or if the gravest finding (see `HIDES`) has become less grave. If it is as grave as
-    before, less is wrong if one of the findings is gone.
+    This is so if the step passes in `after`, or if the gravest finding (see `HIDES`) is less grave there. Of findings
+    that are equally grave in `HIDES`, one is graver if the first module that differs embeds an input. If the gravest
+    findings are as grave as each other, less is wrong if one of the findings is gone.
     """
     if after.passed:
         return True

@@ -82,7 +82,8 @@ def whole_step(
     `exact` is the mode in which the step runs, and `seed` the seed of torch's random numbers.
 
     Raises:
-        ModelFailedError: the user's model, loss or trainer raised an exception.
+        ModelFailedError: the user's model, loss or trainer raised an exception, or the ranks cannot be simulated
+            (`World.settled`).
     """
     world = World(ranks)
 
@@ -210,8 +211,8 @@ def moved(batch: Any, parameter: Tensor) -> Any:
 def _labels_counted(batch: Any, shifts: bool) -> int | None:
     """Return the number of labels in a batch, as transformers' Trainer counts them; None: there are none.
 
-    `shifts`: whether the loss shifts labels by one; the first label of each row then does not count. If the batch has
-    ``shift_labels`` too, these are counted, and all of them.
+    `shifts`: whether the loss shifts labels by one; the first label of each row then does not count. If the batch also
+    has ``shift_labels``, all of these are counted instead.
     """
     if not isinstance(batch, Mapping) or not isinstance(batch.get("labels"), Tensor):
         return None

@@ -129,7 +129,7 @@ def _parts_alone(model: Any, example: Example, alone: Alone, number: int) -> tup
 
     Raises:
         BatchError: `alone` returns something else.
-        ModelFailedError: the model or `alone` raised.
+        ModelFailedError: the model or `alone` raised an exception.
     """
     with inside_model(f"sequence {number} alone"):
         found = alone(model, example.inputs(model))
@@ -154,7 +154,7 @@ def sum_alone(
 
     Raises:
         BatchError: the model gives no loss, or `alone` does not return losses.
-        ModelFailedError: the model or `alone` raised.
+        ModelFailedError: the model or `alone` raised an exception.
     """
     if alone is not None:
         each = _parts_alone(model, example, alone, number)[part]

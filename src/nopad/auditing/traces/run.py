@@ -63,10 +63,10 @@ def trace(
             then run unchanged, with batches of this collator.
         poisoned: the tokens to replace, one after the other, as pairs (sequence, token), both from 0. "each": one token
             of every sequence. None: one token of one sequence. With None, nopad chooses a sequence that changes others,
-            if there is one. With None and "each", it also chooses the token: of the first, middle and last one, that
-            which changes others most. If none of them changes others, but another token does, it takes that; if nothing
-            leaks, the middle one. It chooses no first or last token if the collator's batch depends on them, for
-            example because the collator looks for eos.
+            if there is one. With None and "each", it also chooses the token. Of the first, middle and last one, it
+            takes the one that changes others most. If none of them changes others, but another token does, it takes
+            that; if nothing leaks, the middle one. It chooses no first or last token if the collator's batch depends on
+            them, for example because the collator looks for eos.
         capacity: length of the longest sequence, and most tokens of a row.
         backend: attention backend with which the copies are made pack-safe, as in `nopad.packed`.
         layers: trace a copy with only the first `layers` layers; None: all layers.

@@ -58,7 +58,10 @@ def _tag(name: str, *inside: str, **given: Any) -> str:
 
 
 def _across(trace: Trace) -> list[int]:
-    """Return the x of each token in pixels; sequences are apart by a gap, rows of the batch by a wider one."""
+    """Return the x coordinate of each token in pixels.
+
+    There is a gap between sequences, and a wider one between rows of the batch.
+    """
     found, x = [], 0
     target = np.arange(len(trace.sequences)) >= trace.source
     for at in range(len(trace.sequences)):
