@@ -161,10 +161,10 @@ def _sets_attention(model: Any) -> bool:
 def _variants(line: Family, causal: bool, attended: tuple[str, ...], registers: bool) -> Iterator[Family]:
     """Yield a line, then other lines that would also agree with what probing found, the likeliest first.
 
-    Probing cannot tell whether modules with attention of their own get a mask, make one, or need none (state-space
-    layers), nor whether nopad's attention can replace the registered one; if not, modules that use it are run sequence
-    by sequence too. `attended` are their class names. `registers`: whether the model lets users choose a registered
-    attention.
+    Probing leaves two questions open. Modules with attention of their own may get a mask, make one, or need none
+    (state-space layers). And nopad's attention may be unable to replace the registered one; then modules that use the
+    registered attention are run sequence by sequence too. `attended` are the class names of these modules. `registers`:
+    whether the model lets users choose a registered attention. `causal`: whether no token sees later ones.
     """
     ways: list[dict[str, Any]] = [{}]
     if line.route == "mixers":

@@ -19,7 +19,7 @@ TIMES_ALONE = 4  # allowed error of packed relative to that of alone, for gradie
 
 @dataclass(frozen=True)
 class Truth:
-    """Gradients of the sequences alone, in float64, and which of these are zero in truth.
+    """Gradients of the sequences alone, in float64, and the parameters whose true gradient is zero.
 
     For example, a bias of the keys shifts all scores of a query by the same number, so its true gradient is zero and
     its computed gradient is only rounding error. In float64 this error is small enough to tell from a small gradient:

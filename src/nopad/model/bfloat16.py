@@ -170,7 +170,7 @@ def _fuse_activation(module: nn.Module) -> None:
 
 
 def _is_near(found: Tensor | None, before: Tensor | None) -> bool:
-    """Return whether two results are the same up to rounding to bfloat16; not if either is missing."""
+    """Return whether two results are the same up to rounding to bfloat16; False if either is missing."""
     if found is None or before is None or found.shape != before.shape:
         return False
     return bool((found - before).abs().max() <= ROUNDING * before.abs().max())

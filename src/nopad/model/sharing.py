@@ -46,7 +46,7 @@ def may_be_shared(model: nn.Module) -> bool:
 
 @lru_cache(maxsize=4096)
 def _keeps_nothing(kind: type) -> bool:
-    """Return whether neither the forward method of a class, nor methods that it calls, store something in a module.
+    """Return True if a class's forward method, and the methods that it calls, store nothing in a module.
 
     The code of PyTorch and nopad is not looked at: the result is True. For classes of the user, and of other libraries
     than transformers, it is False.

@@ -52,7 +52,7 @@ class Search:
         self.most = len(self._pairs()) + len(last)
 
     def fix(self) -> Fix:
-        """Return a `Fix` with changes with which the step passes, none of which can be left out.
+        """Return a `Fix` whose changes make the step pass; none of them can be left out.
 
         If no such changes are found, the result has the changes that remove most of what is wrong, as `Fix.nearest`.
         """

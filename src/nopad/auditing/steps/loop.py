@@ -164,7 +164,7 @@ def collated(
 ) -> list[Micro]:
     """Deal examples to ranks and micro-batches, and collate each micro-batch; return the micro-batches, rank by rank.
 
-    `features` are the dicts of which `examples` were made; the collator gets copies of them.
+    `features` are the dicts from which `examples` were made; the collator gets copies of them.
 
     Raises:
         ModelFailedError: the collator raised an exception.
