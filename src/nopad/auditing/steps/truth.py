@@ -60,7 +60,10 @@ class Truth:
 
     @property
     def scale(self) -> float:
-        """The value to which differences of losses are relative: `loss` with the sequences' sums made positive."""
+        """The value to which differences of losses are relative.
+
+        It is computed as `loss`, with the absolute value of each sequence's sum of losses.
+        """
         pairs = zip(self.sums, self.items, strict=True)
         parts = [abs(value) / (1 if self.per == "token" else count) for value, count in pairs if count]
         mine = math.fsum(parts) / max(self.denominator, 1) + sum(one.scale for one in self.further)
