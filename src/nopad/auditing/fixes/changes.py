@@ -201,7 +201,8 @@ def _numbers(batch: Mapping[str, Any], features: Sequence[Mapping[str, Any]]) ->
     """Return, for each token of the batch, the index of its sequence in `features`, int64 ``[R, L]``; -1 in padding.
 
     Tokens that the collator puts behind a sequence, such as a separator, count as tokens of that sequence. So does
-    padding behind a sequence, if the batch has no attention mask ``[R, L]``.
+    padding behind a sequence, if the batch has no attention mask ``[R, L]``. Tokens in front of a row's first sequence
+    get -1.
 
     Raises:
         BatchError: a sequence is not whole in the batch, or the attention mask covers more tokens than the sequences

@@ -149,8 +149,9 @@ def _forwards(made: Any, memo: dict[int, Any], plain: bool) -> None:
 def _rebound(value: Any, memo: dict[int, Any], depth: int = 4) -> Any:
     """Return `value` with the copy's modules in place of the original model's, where it refers to these.
 
-    `memo` maps the ids of original objects to their copies. References are followed through methods, partials and
-    closures, `depth` levels deep. A function that refers to such modules is made anew.
+    `memo` maps the ids of original objects to their copies. References are followed, `depth` levels deep, through
+    methods, through closures, and through the functions and positional arguments of partials. A function that refers to
+    such modules is made anew.
     """
     if isinstance(value, types.MethodType):
         owner = memo.get(id(value.__self__), value.__self__)

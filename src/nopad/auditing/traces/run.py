@@ -363,8 +363,8 @@ def _equal(mine: Any, other: Any) -> bool:
 def _drawn(trace: Trace, model: nn.Module) -> NDArray[np.int64]:
     """Return the indices of the modules to draw, ascending; int64.
 
-    They are the last module that changes before the first layer (mostly the embeddings), each layer that changes, the
-    first module that leaks, and the model's outputs. If no layer changes, all modules are drawn.
+    They are each layer that changes, the last module outside of the layers that changes before these (mostly the
+    embeddings), the first module that leaks, and the model's outputs. If no layer changes, all modules are drawn.
     """
     layers = _layers(model)
     modules = len(trace.modules) - trace.outputs
