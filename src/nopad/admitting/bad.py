@@ -1,6 +1,6 @@
-"""Refuse models of which a proof on a small copy would say nothing; the message names the reason.
+"""Refuse models about which a proof on a small copy would say nothing; the message names the reason.
 
-These are models with batch statistics, quantised weights, experts of limited capacity, hooks of the user's own on
+These are models with batch statistics, quantised weights, experts of limited capacity, the user's own hooks on
 gradients, an encoder and a decoder, parts for other data than text, or a class whose code was loaded twice. A copy is
 run to find layers that draw random numbers, keep something from call to call, or let the rows of a batch change each
 other.
@@ -47,7 +47,7 @@ def check_model(model: Any) -> None:
 
     Raises:
         UnsupportedModelError: a proof on a small copy would say nothing about this model. It has batch statistics,
-            quantised weights, experts of limited capacity, hooks of the user's own on gradients, an encoder and a
+            quantised weights, experts of limited capacity, the user's own hooks on gradients, an encoder and a
             decoder, or parts for other data than text; or two of its modules have different classes of the same name,
             since code was loaded twice.
     """
@@ -86,7 +86,7 @@ def check_modules(name: str, modules: Mapping[str, nn.Module]) -> None:
 
 
 def _check_gradients(name: str, modules: Mapping[str, nn.Module]) -> None:
-    """Check that no module of a model called `name` has a hook of the user's own on gradients.
+    """Check that no module of a model called `name` has one of the user's own hooks on gradients.
 
     `modules` are all its modules, by their names in the model.
 
@@ -271,8 +271,8 @@ def _first_apart(
 ) -> str | None:
     """Return the name of the first module to finish whose outputs differ between two runs; None if there is none.
 
-    The model itself has the name "". `alike` compares two tensors. If the two runs call different modules, only the
-    model's outputs are compared.
+    The model itself has the name "". `alike` compares two tensors. Of modules inside the model, only tensors with at
+    least three dimensions are compared. If the two runs call different modules, only the model's outputs are compared.
     """
     runs: list[list[tuple[str, list[Tensor]]]] = []
     for run in (one, two):

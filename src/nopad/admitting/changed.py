@@ -45,6 +45,7 @@ def check_changes(model: Any) -> None:
     Raises:
         UnsupportedModelError: a sequence gets another result in a pack than alone, or the model does not run. The model
             is then no longer pack-safe.
+        MemoryError, torch.OutOfMemoryError: the run needs too much memory.
     """
     found = changes(model)
     if not found:

@@ -119,13 +119,13 @@ def derive(model: Any, close: float, table: Family | None = None) -> Iterator[De
 
 
 def _check_own(probed: Probed) -> None:
-    """Check the user's own code that cannot be run sequence by sequence.
+    """Check the user's own code in modules that nopad cannot run sequence by sequence.
 
-    This is the forward methods of the model, of its base model, and of modules that return something per sequence.
+    These are the model, its base model, and modules that return nothing per token.
 
     Raises:
-        UnsupportedModelError: one of them mixes tokens by itself, does not always compute the same, or changes
-            gradients by code that cannot be followed.
+        UnsupportedModelError: a forward method mixes tokens by itself, a module does not always compute the same, or
+            code changes gradients and cannot be followed.
     """
     if probed.unsplit is not None and is_own(class_of(probed.unsplit)):
         raise _unsplit(probed.unsplit)
@@ -161,10 +161,10 @@ def _sets_attention(model: Any) -> bool:
 def _variants(line: Family, causal: bool, attended: tuple[str, ...], registers: bool) -> Iterator[Family]:
     """Yield a line, then other lines that would also agree with what probing found, the likeliest first.
 
-    Probing cannot tell whether modules with attention of their own get a mask, make one, or need none (state-space
-    layers), nor whether nopad's attention can replace the registered one; if not, modules that use it are run sequence
-    by sequence too. `attended` are their class names. `registers`: whether the model lets users choose a registered
-    attention.
+    Probing leaves two questions open. Modules with attention of their own may get a mask, make one, or need none
+    (state-space layers). And nopad's attention may be unable to replace the registered one; then modules that use the
+    registered attention are run sequence by sequence too. `attended` are the class names of these modules. `registers`:
+    whether the model lets users choose a registered attention. `causal`: whether no token sees later ones.
     """
     ways: list[dict[str, Any]] = [{}]
     if line.route == "mixers":
@@ -195,7 +195,7 @@ def _check_names(probed: Probed) -> None:
     """Check that no two classes of modules that mix tokens have the same name.
 
     Raises:
-        UnsupportedModelError: two of them have.
+        UnsupportedModelError: two classes have the same name.
     """
     kinds = {class_of(module) for module in (*probed.mixing, *probed.attended)}
     for name, count in Counter(kind.__name__ for kind in kinds).items():
@@ -240,9 +240,9 @@ def _is_causal(model: Any, tokens: list[int], close: float) -> bool:
 
 
 def _with_counts(line: Family, config: Any, probed: Probed) -> tuple[Family, dict[str, list[int]]]:
-    """Return the line with `attends` or `mixes` set, which say how often tokens are mixed, and these counts by class.
+    """Return the line with `attends` or `mixes` set, which say how often tokens are mixed, and the counts by class.
 
-    The second value is `Derived.each`.
+    These counts are `Derived.each`.
     """
     each: dict[str, list[int]] = {}
     runs = probed.attended + Counter({module: probed.seen[module].calls for module in probed.mixing})
@@ -353,7 +353,8 @@ def _with_pooling(line: Family, model: Any, base: Any, probed: Probed, causal: b
 def _reads(child: nn.Module, holder: Any, probed: Probed) -> tuple[int, Pooled] | None:
     """Return how a module reads one state per sequence; None: it does not.
 
-    The first value is the number of dimensions of its input (as in `Family.head`), the second which token it reads.
+    The first value is the number of dimensions of its input (as in `Family.head`). The second says which state it
+    reads: that of the "first" or "last" token, or the "mean" over all tokens.
     """
     length, seen = len(probed.tokens), probed.seen[child]
     given = next((one for one in seen.given.values() if isinstance(one, Tensor) and one.is_floating_point()), None)

@@ -91,8 +91,9 @@ class Traced:
 
         Raises:
             UnsupportedModelError: a result depends on other tokens (the message names the first module that moves
-                information between tokens); the base is not called exactly once, or gets something that was computed of
-                several tokens; or numbers are read out of tensors, so that the model may decide by them.
+                information between tokens); the base is not called exactly once, or gets something that was computed
+                from several tokens; numbers are read out of tensors, so that the model may decide by them; the
+                wrapper's code cannot be followed; or its output holds an object in which nopad cannot look.
         """
         name, base = type(self.model).__name__, type(self.model.base).__name__
         if self.calls != 1:
@@ -121,7 +122,7 @@ class Traced:
         self.sequences = bool(odd)
 
     def check_always(self) -> None:
-        """Check that the wrapper computes the same for rows of any length and number, and for any number of sequences.
+        """Check that the wrapper computes in the same way for rows of any length, and any number of rows or sequences.
 
         Raises:
             UnsupportedModelError: it does not; or gradients go through the user's own code, which cannot be followed.

@@ -47,10 +47,10 @@ def check_training(model: Any) -> None:
 
 
 def _moved_by_nothing(model: Any, rows: Tensor) -> str | None:
-    """Return the name of the last parameter with a gradient in training if all outputs get a gradient of 0, or None.
+    """Give all outputs a gradient of 0 in training; return the name of a parameter that gets another gradient, or None.
 
-    Of the parameters with such a gradient, the last is nearest to the layer that adds a loss; the gradient flows back
-    from there to earlier ones.
+    Of several such parameters, the last is returned. It is nearest to the layer that adds a loss; the gradient flows
+    back from there to earlier ones. Values that are not finite do not count.
     """
     named = [(name, one) for name, one in model.named_parameters() if one.requires_grad]
     with in_mode(model, True), torch.enable_grad():

@@ -69,7 +69,7 @@ class Run:
     def places(self) -> bool:
         """Whether arguments ``[L, ...]`` are tables of positions, which all rows share, and not tokens.
 
-        They are if another argument is ``[1, L, ...]``: then this one holds the tokens.
+        They are tables if another argument has the shape ``[1, L, ...]``, since that argument then holds the tokens.
         """
         leaves = [one for one in tree_leaves(self.given) if isinstance(one, Tensor)]
         return any(tuple(one.shape[:2]) == (1, self.length) for one in leaves)
@@ -98,10 +98,10 @@ class Run:
 def crossing(run: Run, tokens: list[int], mixes: bool = False) -> tuple[bool, bool]:
     """Return whether a module moves information between tokens, and whether it reads numbers out of tensors.
 
-    Information counts as moved only if it reaches an output with one entry per token, ``[1, L, ...]``. The module runs
-    on its recorded arguments, in evaluation mode and in training mode. An argument with the values of `tokens` holds
-    the token ids. With `mixes`, it is known already that the module moves information: then operations are not tried,
-    and the first value is True.
+    The recorded call `run` is repeated in evaluation mode and in training mode. `tokens` are its token ids; arguments
+    with these values hold data of the tokens. Information counts as moved only if it reaches an output with one entry
+    per token, ``[1, L, ...]``. If `mixes`, the module is known to move information: the first value is then True, and
+    the operations in the module are not run again with changed tokens to find it out.
 
     Raises:
         Exception: the module's code may raise anything.
@@ -210,7 +210,7 @@ def _learned(value: Any) -> Any:
 
 
 def first_crossing(run: Run, tokens: list[int]) -> tuple[nn.Module | None, bool]:
-    """Return (the first submodule to finish whose output depends on several tokens, whether its inputs did not yet).
+    """Return (the first submodule to finish whose output depends on several tokens, whether none of its inputs does).
 
     The second value is True if the submodule itself moved the information. The result is (None, False) if there is no
     such submodule. Modules in `held` are left out.
@@ -229,8 +229,8 @@ def _followed(
 ) -> tuple[Track, Any]:
     """Run a module under a `Track`; return the `Track` and the module's output.
 
-    `tries` is as in `Track`. If `found` is a list, (submodule, whether its inputs did not depend on several tokens) is
-    added for each submodule whose output does; see `first_crossing`.
+    `tries` is as in `Track`. If `found` is a list, (submodule, whether none of its inputs depends on several tokens) is
+    added for each submodule whose output depends on several tokens; see `first_crossing`.
     """
     track = Track(run.length, [*run.module.parameters(), *run.module.buffers()], tries)
     track.sequences = run.sequences
@@ -259,11 +259,12 @@ def _followed(
 
 
 def varying(run: Run, mixes: bool, whole: bool = False, brief: bool = False) -> tuple[str, bool]:
-    """Return (in words, what changes if a module gets longer rows or more rows; whether more rows change something).
+    """Run a module on longer rows and on more rows; return (what changes, in words; whether it changes with more rows).
 
-    The words are "" if nothing changes. An error on some size counts as a change, except that a `whole` model may raise
-    one on long rows. A module that `mixes` tokens may compute something else for longer rows, so only more rows are
-    tried. With `brief`, fewer sizes are tried, and only in evaluation mode.
+    The words are "" if nothing changes. If the module raises an error on some size, this counts as a change. With
+    `whole`, the module is a whole model, which may raise an error on long rows. With `mixes`, the module moves
+    information between tokens and may compute something else for longer rows, so only more rows are tried. With
+    `brief`, fewer sizes are tried, and only in evaluation mode.
 
     Some sizes are not tried: those that would need too much memory, and several rows of a length at which even one row
     raises an error. A mode in which two equal calls give different results is not tried either.

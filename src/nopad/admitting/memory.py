@@ -63,8 +63,9 @@ def folder() -> Path:
 def fingerprint(model: Any, head: str | None = None, base: Any = None) -> str | None:
     """Return a SHA-256, in hex, of all that a proof of `model` depends on.
 
-    None: some of this cannot be found or hashed, so the proof cannot be remembered. `head` is the kind of head that the
-    user names. `base` is the transformers model inside, if `model` is the user's own module around it.
+    None: some of this cannot be found or hashed, or the model was changed after it was built, so the proof cannot be
+    remembered. `head` is the kind of head that the user names. `base` is the transformers model inside, if `model` is
+    the user's own module around it.
     """
     whole = model if base is None else base
     kinds = {f"{kind.__module__}.{kind.__qualname__}": kind for kind in map(type, model.modules())}

@@ -68,8 +68,8 @@ KEY_HEADS = ("num_key_value_heads", "n_head_kv", "num_kv_heads")
 def shares(config: Any, share: int) -> dict[str, int]:
     """Return the widths of a configuration by the names of their fields, each divided by `share`, so that ratios stay.
 
-    A width that is not a multiple of `share`, or is not above it, becomes at most the value in `WIDTHS`. Sizes of heads
-    and of states are left out.
+    A width that is not a multiple of `share`, or not above it, is not divided: it becomes its value in `WIDTHS` if it
+    is larger than that. Sizes of heads and of states are left out.
     """
     widths = {name: value for name, value in values_of(config).items() if name in WIDTHS and type(value) is int}
     return {
@@ -83,8 +83,9 @@ def narrowed(config: Any, sizes: dict[str, int], again: bool) -> Any:
     """Return a copy of a configuration with smaller sizes, and dropout rates of 0.
 
     `sizes` gives the largest value of each field by name. Vocabularies that it does not name get at most `VOCABULARY`
-    tokens. Special token ids are moved into the smaller vocabulary. With `again`, the configuration is built anew from
-    its values, so that values that follow from sizes change too.
+    tokens, and special token ids are moved into the smaller vocabulary. The number of key heads stays equal to the
+    number of heads if it was, and is else at most 2. Sizes of heads that were equal stay equal. With `again`, the
+    configuration is built anew from its values, so that values that follow from sizes change too.
     """
     given = values_of(config)
     changes: dict[str, Any] = {}
@@ -107,7 +108,7 @@ def narrowed(config: Any, sizes: dict[str, int], again: bool) -> Any:
 
 
 def _equal_dims(given: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """Return new sizes of heads, by the names of their fields (``head_dim`` and others).
+    """Return new sizes of heads, by the names of their fields (``head_dim`` and others); ``v_head_dim`` is left out.
 
     `given` are the values of the configuration, and `changes` its new sizes. Sizes that were equal stay equal. In
     latent attention, ``qk_head_dim`` stays the sum of ``qk_nope_head_dim`` and ``qk_rope_head_dim``.
@@ -186,10 +187,10 @@ def layers_of(kind: type, config: Any) -> list[int]:
 
 
 def _signatures(stacks: list[nn.ModuleList], there: int) -> list[list[Any]]:
-    """Return, for each layer, (name, value) of the classes and settings of its modules, to tell kinds of layers apart.
+    """Return, for each layer, a list of (name, value) pairs: the classes and settings of its modules.
 
-    Settings that differ in every layer (such as `layer_idx`) are left out. `stacks` are the model's lists of layers,
-    each with `there` layers.
+    Layers of one kind have the same pairs. Settings that differ in every layer (such as `layer_idx`) are left out.
+    `stacks` are the model's lists of layers, each with `there` layers.
     """
     found: list[dict[str, Any]] = []
     for at in range(there):
@@ -217,10 +218,10 @@ def layer_count(config: Any) -> int:
 
 
 def with_layers(config: Any, layers: list[int], again: bool) -> Any:
-    """Return a copy of a configuration with only the layers of these numbers; the configuration itself, if with all.
+    """Return a copy of a configuration with only the layers of these numbers.
 
-    Lists with one entry per layer are cut to match, and numbers of layers in lists become the new ones. Without any
-    numbers in `layers`, nothing is changed. `again` is that of `with_values`.
+    Lists with one entry per layer are cut to match, and layers are renumbered in lists of layer numbers. If `layers` is
+    empty or has all layers, the configuration itself is returned. `again` is that of `with_values`.
     """
     there = layer_count(config)
     if not layers or len(layers) == there:

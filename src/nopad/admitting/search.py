@@ -90,9 +90,10 @@ class Search:
         self.times: Counter[type] = Counter()  # how many modules of a class were looked into
 
     def of(self, module: nn.Module) -> list[nn.Module]:
-        """Return the innermost mixing modules in `module`, itself included.
+        """Return the innermost mixing modules in `module`, which may be `module` itself.
 
-        Sets `Probed.unsplit` if `module` mixes, but is in `whole`.
+        If `module` mixes, but is in `whole`, it is not returned: it is stored as `Probed.unsplit`, unless another one
+        is there.
         """
         inside = [one for child in module.children() for one in self.of(child)]
         inside = list(dict.fromkeys(inside))
@@ -206,7 +207,7 @@ def _floats(output: Any) -> list[Tensor]:
 
 
 def _changed(given: dict[str, Any], tokens: list[int], place: int, factor: float) -> dict[str, Any] | None:
-    """Return the arguments `given`, with other values for the token at `place`; None: no argument has values per token.
+    """Return the arguments `given`, with other values for the token at `place`; None: nothing could be changed.
 
     Floats are multiplied by `factor`. If it is 0, noise is added to floats instead, and token ids become others. A
     large factor also changes what a module decides by the values of a whole row.

@@ -119,11 +119,10 @@ def deep_copy(model: Any) -> Any:
 
 
 def short_model(config: Any, kind: type, sizes: dict[str, int], *, every: bool, fewest: int, most: int) -> Any:
-    """Return a model of the class `kind` and this configuration, in which the fields named in `sizes` are smaller.
+    """Return a model of the class `kind`, whose configuration is made smaller by `narrowed` with these `sizes`.
 
-    Vocabularies get at most 97 tokens, unless `sizes` names them. The model has few layers of each kind, but at least
-    `fewest` if the configuration has so many; with `every`, all layers. It is in float32 and in evaluation mode, with
-    random weights and no dropout.
+    The model has few layers of each kind (`layers_of`), but at least `fewest` if the configuration has so many; with
+    `every`, all layers. It is in float32 and in evaluation mode, with random weights and no dropout.
 
     Raises:
         ValueError: it would have more than `most` parameters.
@@ -259,7 +258,7 @@ def _built(kind: type, make: Callable[[type], Any], most: int = 0) -> Any:
 def shake(parameters: Iterable[Tensor]) -> None:
     """Add noise to weights, in place, so that none is 0.
 
-    If a tensor holds a value that is NaN or above 1,000, all its values are drawn anew first.
+    If a tensor holds NaN or an absolute value above 1,000, all its values are drawn anew first.
     """
     with torch.no_grad():
         for parameter in parameters:

@@ -72,7 +72,8 @@ class Substitute(nn.Module):
     def forward(self, **given: Any) -> dict[str, Tensor]:
         """Call the wrapper, and return the tensors of its output by name, converted to floats if they are not.
 
-        Without a packed batch's mask, the wrapper gets a mask of ones and only those arguments that it takes.
+        Without the mask of a packed batch, the wrapper gets a mask of ones if it is given none, and only those
+        arguments that it takes.
 
         Raises:
             UnsupportedModelError: the output holds an object in which nopad cannot look.
@@ -102,7 +103,8 @@ def substitute(wrapper: nn.Module, base: Any, every: bool = False) -> tuple[Subs
     With `every`, a copy with all layers of its base is tried first.
 
     Raises:
-        UnsupportedModelError: no copy with at most 60 million parameters can be built and run.
+        UnsupportedModelError: no copy with at most 60 million parameters can be built and run; or the wrapper cannot be
+            copied, or has no weights (the device "meta").
     """
     name, reasons = type(wrapper).__name__, []
     if any(parameter.is_meta for parameter in wrapper.parameters()):

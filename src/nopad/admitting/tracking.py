@@ -124,7 +124,10 @@ class Track(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return output
 
     def _written(self, function: Any, args: Any, kwargs: Any, holds: int) -> None:
-        """Store what tensors hold to which an operation wrote in place, and all tensors that share their memory."""
+        """Store `holds` for the tensors to which an operation wrote in place, and for all that share their memory.
+
+        `args` and `kwargs` are the operation's arguments. A tensor that already holds more keeps that.
+        """
         for at, argument in enumerate(function._schema.arguments):
             if argument.alias_info is None or not argument.alias_info.is_write:
                 continue
@@ -139,7 +142,8 @@ class Track(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _crosses(self, function: Any, before: Any, holds: Mapping[int, int], output: Any) -> bool:
         """Return whether an operation changes its result for a token when the input for another token changes.
 
-        True also if this cannot be tried; False if the operation is random.
+        True also if this cannot be tried, or if a result does not have exactly one dimension of tokens. False if the
+        operation is random.
         """
         made = [one for one in tree_leaves(output) if isinstance(one, Tensor)]
         dims = [[dim for dim, size in enumerate(one.shape) if size == self.length] for one in made]

@@ -30,11 +30,11 @@ class Found:
     Attributes:
         checks: the checks, with their measured values.
         worst: largest absolute difference of an output in float64; infinite if outputs cannot be compared.
-        first: name of the first module whose output differs; None: no output differs.
+        first: name of the first module whose output differs; None: no output differs, or no such module was found.
         notes: remarks for the user.
         attended: how often each layer called nopad's attention in the first packed run, by ``id(module)``.
         names: names of the outputs that have a part for each sequence.
-        row: number of tokens in the longest row that was run so far.
+        row: number of slots in the widest row that was run so far.
         unseen: None if no output differs. If outputs differ: whether they do so although no sequence depends on another
             one.
     """
@@ -52,7 +52,7 @@ class Found:
         """Add the results of another comparison, in place.
 
         Checks and notes are appended; `worst` and `row` become the larger ones; `first`, `attended` and `names` stay if
-        they are set.
+        they are set. `unseen` becomes that of `other`, but a False stays False; if `other` has None, it stays as it is.
         """
         self.checks += other.checks
         self.worst = max(self.worst, other.worst)
@@ -73,7 +73,8 @@ class Found:
     def attempt(self, name: str, measure: Callable[[], Found], may_refuse: bool = False) -> None:
         """Call `measure` and add its result; if the model raises an exception, add a failed check called `name`.
 
-        With `may_refuse`, only a note is added if nopad refuses the batch for this model.
+        If `name` begins with "float64", `worst` then becomes infinite. With `may_refuse`, only a note is added if nopad
+        refuses the batch for this model.
         """
         try:
             self.add(measure())
@@ -100,6 +101,9 @@ def compare(
     are compared in float64 only. `truth` holds the float64 gradients of the same sequences alone. If it is None,
     float64 gradients are judged by those of `alone`, and gradients in another dtype are not compared. `label` is
     appended to the names of the checks.
+
+    Raises:
+        BatchError: the collator failed, or cut, dropped, changed or added tokens.
     """
     found = Found()
     for form in alone.trial.forms if forms is None else forms:
@@ -216,11 +220,14 @@ def _outputs(
 def _gradients(
     alone: Alone, together: dict[str, list[Tensor]], form: str, dtype: torch.dtype, truth: Truth | None, label: str
 ) -> Found:
-    """Compare gradients packed and alone; return the check and the notes.
+    """Compare gradients packed and alone; return the check, if one can be made, and the notes.
 
     Sequences and parameters whose gradients are not finite even alone are left out. `together` holds the outputs packed
     in this `form`, by name, one part per sequence. `truth` holds the gradients in float64; without it, only float64
     gradients are compared, and judged by those of `alone`. `label` goes into the check's name.
+
+    Raises:
+        ModelFailedError: the gradients cannot be computed.
     """
     names = tuple(together)
     sound, left_out, notes = alone.sound(names)

@@ -19,7 +19,7 @@ TIMES_ALONE = 4  # allowed error of packed relative to that of alone, for gradie
 
 @dataclass(frozen=True)
 class Truth:
-    """Gradients of the sequences alone, in float64, and which of these are zero in truth.
+    """Gradients of the sequences alone, in float64, and the parameters whose true gradient is zero.
 
     For example, a bias of the keys shifts all scores of a query by the same number, so its true gradient is zero and
     its computed gradient is only rounding error. In float64 this error is small enough to tell from a small gradient:
@@ -68,6 +68,9 @@ def compare_gradients(
     alone, but by no more than the dtype's limit relative to that largest gradient. In float64 this applies only if the
     model computes some results in float32 (a softmax); the rounding error is then that of the largest gradient in
     float32, and the limit is float32's.
+
+    Raises:
+        ModelFailedError: the gradients cannot be computed.
     """
     names = tuple(together)
     wanted = [{name: output[name][0] for name in names} for output in alone.outputs]

@@ -284,7 +284,7 @@ class _Task:
         return found
 
     def _with(self, subject: Any, name: str, token: int, partly: bool) -> Found:
-        """Compare the outputs, packed and alone, of random sequences that all contain the id `token`.
+        """Compare the outputs, packed and alone, of random sequences that contain the id `token`.
 
         The model looks for this token in its input, as some look for eos to find the end of a sequence. One copy of it
         is at a random place in each sequence of at least 3 tokens, and the last sequence also ends with it.

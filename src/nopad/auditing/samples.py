@@ -76,8 +76,8 @@ def audit_samples(
         the two functions is a failed check with the exception's name.
 
     Raises:
-        OptionError: `model` is not a module, `alone` or `packed` is not callable, there are fewer than two samples,
-            `gradients` or `seed` is not valid, or the results alone differ from one run to the next.
+        OptionError: `model` is not a module, `alone` or `packed` is not callable, `samples` is not a list or has fewer
+            than two entries, `gradients` or `seed` is not valid, or the results alone differ from one run to the next.
 
     >>> import torch, nopad
     >>> model = torch.nn.Linear(3, 2)

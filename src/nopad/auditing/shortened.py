@@ -87,7 +87,7 @@ def _has_hooks(module: Any) -> bool:
 
 
 def _attention(inner: Any) -> str:
-    """Return the attention implementation that the model had before it was made pack-safe."""
+    """Return the attention implementation of a model; if it is pack-safe, that which it had before."""
     state = getattr(inner, STATE, None)
     return str((state.before if state is not None else "") or inner.config._attn_implementation)
 

@@ -205,7 +205,8 @@ def longest_of(config: Any, capacity: int) -> int:
 def _moved(value: Any, parameter: Tensor) -> Any:
     """Return a value on the model's device.
 
-    Tensors of floats, such as additive masks, are clamped and cast to the model's dtype.
+    Tensors of floats, such as additive masks, are cast to the model's dtype. Finite values beyond its range become its
+    largest or smallest value.
     """
     if not isinstance(value, Tensor):
         return value

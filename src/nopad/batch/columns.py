@@ -222,7 +222,8 @@ def _row(row: dict[str, NDArray[Any]], n: int) -> dict[str, NDArray[Any]]:
 
     Raises:
         LengthError: the mask is all 0.
-        BatchError: the mask or the lengths do not fit the tokens, or the mask is not ones in one run and zeros.
+        BatchError: the mask or the lengths do not fit the tokens, or the mask has a 0 between ones, or a value other
+            than 0 and 1.
     """
     width, tokens = row["input_ids"].size, int(row[LENGTHS].sum())
     if MASK in row and row[MASK].size != width:
@@ -322,8 +323,8 @@ def per_sequence(name: str, given: Sequence[Any], sequences: int) -> NDArray[Any
     `given` are the arrays, and `sequences` is the number S of sequences. Error messages call the column `name`.
 
     Raises:
-        BatchError: there is not one array per sequence, their shapes differ, or a number does not fit into int64 or
-            float32.
+        BatchError: there is not one array per sequence, an entry is no array of numbers, the shapes differ, or a number
+            does not fit into int64 or float32.
     """
     arrays = [_converted(entry, name, n) for n, entry in enumerate(_listed(given, name))]
     if len(arrays) != sequences or len({array.shape for array in arrays}) > 1:

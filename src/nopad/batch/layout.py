@@ -261,8 +261,8 @@ class Layout:
     def scatter(self, tokens: NDArray[Any], fill: Any) -> NDArray[Any]:
         """Return rows ``[R, L]`` with one value per token; padding gets `fill`.
 
-        `tokens` are the values, ``[T]``, with sequences in the order given. In the flat form, the result shares their
-        memory.
+        `tokens` are the values, ``[T]``, with sequences in the order given. In the flat form, the result is a view of
+        `tokens`.
         """
         if self.form == "flat":
             return tokens.reshape(self.shape)

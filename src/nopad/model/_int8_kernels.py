@@ -25,11 +25,12 @@ _WHOLE = np.float32(12_582_912.0)  # 1.5 * 2^23: adding it rounds a small float3
 def quantise(
     values: NDArray[np.float32], bits: NDArray[np.uint32], out: NDArray[np.int8], scales: NDArray[np.float32]
 ) -> Any:
-    """Write `values` ``[T, K]`` as int8 to `out`, and the scale of each row to `scales` ``[T]``.
+    """Write `values` ``[T, K]`` as int8 to `out` ``[T, K]``, and one scale per row to `scales`, float32 ``[T]``.
 
-    A value is about its int8 number times the scale of its row. The value of largest magnitude in a row becomes 127 or
-    -127; it may become less if the scale is below the normal float32 numbers. `bits` is the memory of `values`, read as
-    uint32. A row with NaN or infinity gets zeros and the scale NaN, so all products of the row are NaN.
+    A value is about its int8 number times the scale of its row. In each row, the number of the largest absolute value
+    is 127 or -127. There are two exceptions: a row of zeros gets zeros and the scale 0; and if the scale is below the
+    normal float32 numbers, the largest number may be less than 127. A row with NaN or infinity gets zeros and the scale
+    NaN, so all products of the row are NaN. `bits` is the memory of `values`, read as uint32.
     """
     for row in range(values.shape[0]):
         largest = np.uint32(0)
@@ -52,11 +53,11 @@ def quantise(
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _quantise_tiny(values: NDArray[np.float32], most: Any, out: NDArray[np.int8], scale: NDArray[np.float32]) -> Any:
-    """Quantise a row whose `scale` is below the normal float32 numbers; write to `out`, and perhaps to `scale`.
+    """Quantise a row whose scale is below the normal float32 numbers; write the integers to `out`.
 
-    Such a scale has few significant bits. If the largest magnitude, `most`, is above 127 times the scale, the scale is
-    raised to the next float32 number, so that no integer is above 127. Values are divided by the scale in float64,
-    since 1 / scale may be infinite in float32.
+    `scale` is an array that holds only the row's scale. Such a scale has few significant bits. If the largest absolute
+    value, `most`, is above 127 times the scale, the scale is raised in place to the next float32 number, so that no
+    integer is above 127. Values are divided by the scale in float64, since 1 / scale may be infinite in float32.
     """
     if np.float64(scale[0]) * 127 < np.float64(most):
         scale[0] += _SMALLEST

@@ -99,15 +99,16 @@ def refuse_attentions(model: Any, named: Mapping[str, Any]) -> None:
 
 
 def leave_columns(model: Any, takes: Sequence[str], named: dict[str, Any]) -> None:
-    """Remove from `named` the columns of the batch that the model does not accept, and log one warning about them.
+    """Remove from `named` the columns of the batch that the model does not accept, and log a warning that names them.
 
-    Columns are tensors with dimensions, and NumPy arrays. A scalar, such as a loss's denominator, stays. `takes` has
-    the names of the arguments that the model accepts.
+    Columns are NumPy arrays, and tensors with at least one dimension. A scalar, such as a loss's denominator, stays.
+    `takes` has the names of the arguments that the model accepts. The same warning is logged once. There is no warning
+    if the model is called from the ``forward`` of a user's own module, which may use these columns itself.
 
     Raises:
-        BatchError: a column's name is very similar to that of an argument that was not given; an argument of the model
-            does not hold numbers; or `shift_labels` (labels already shifted) are given and the model has no such
-            argument.
+        BatchError: a column's name is very similar to that of an argument that was not given; a column that the model
+            accepts is a NumPy array, so it does not hold numbers; or `shift_labels` (labels already shifted) are given
+            and the model has no such argument.
     """
     if named.get("shift_labels") is not None and "shift_labels" not in takes:
         raise BatchError(
@@ -133,7 +134,10 @@ def leave_columns(model: Any, takes: Sequence[str], named: dict[str, Any]) -> No
 
 
 def _inside_own_code(model: Any) -> bool:
-    """Whether a user's own module calls the model in its ``forward``: it has the whole batch and may read the rest."""
+    """Return whether the model is called from the ``forward`` of a user's own module.
+
+    Such a module has the whole batch, and may itself use the columns that the model does not accept.
+    """
     from nopad.admitting.marks import is_library  # which imports this package
 
     frame: FrameType | None = sys._getframe(1)
@@ -152,7 +156,7 @@ def _say_left(model: str, left: tuple[str, ...]) -> None:
 
 
 def _is_column(value: Any) -> bool:
-    """Whether a value is a column of a batch; a scalar, such as a loss's denominator, is not."""
+    """Return whether a value is a column of a batch: a NumPy array, or a tensor with at least one dimension."""
     return isinstance(value, np.ndarray) or (isinstance(value, torch.Tensor) and value.dim() > 0)
 
 

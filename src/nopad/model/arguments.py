@@ -186,10 +186,11 @@ def _told(value: Any) -> str:
 
 
 def check_labels(model: Any, by_token: bool, named: dict[str, Any]) -> None:
-    """Check that the labels of a call are classes that the model has; for regression, any tensor passes.
+    """Check that the labels of a call are classes that the model has.
 
-    Integer labels in `named` are converted to int64. `by_token` says whether there is one label per token. Of
-    `start_positions` and `end_positions`, only the dtype is checked.
+    For regression with one result per sequence, any tensor passes. Integer labels in `named` are converted to int64.
+    `by_token` says whether there is one label per token. Of `start_positions` and `end_positions`, only the dtype is
+    checked.
 
     Raises:
         BatchError: labels are not a tensor; are not integers although they must be classes or positions; are on a CPU
@@ -215,7 +216,10 @@ def check_labels(model: Any, by_token: bool, named: dict[str, Any]) -> None:
 
 
 def _classes(model: Any) -> int:
-    """Return the number of classes of a head that gives one result per token: its labels, or the vocabulary's size."""
+    """Return the number of classes of a head that gives one result per token.
+
+    This is the size of the vocabulary if the model has output embeddings (a language model), else `config.num_labels`.
+    """
     out = getattr(model.get_output_embeddings(), "weight", None)
     return int(model.config.num_labels if out is None else out.shape[0])
 

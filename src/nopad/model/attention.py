@@ -1,9 +1,10 @@
-"""The attention function that nopad registers with transformers; models with registered attention call it.
+"""The attention function that nopad registers with transformers. Models that look up their attention there call it.
 
 The function takes the layer's settings (causality, window, scale, position bias) and the `Placement` attached to the
-mask, which is the batch's layout on its device, and calls a backend with both. If a compiled graph kept only the
-mask's numbers, the function computes attention from these. Batches that are not packed go to transformers' own SDPA,
-or to eager attention in layers with a softcap or sinks, so a pack-safe model still runs ordinary batches.
+mask, which is the batch's layout on its device, and calls a backend with both. Compiled graphs and copied masks lose
+the `Placement`; then the function computes attention from the mask's numbers. Batches that are not packed go to
+transformers' own SDPA, or to eager attention in layers with a softcap or sinks, so a pack-safe model still runs
+ordinary batches.
 """
 
 from __future__ import annotations
@@ -70,10 +71,10 @@ def packed_attention(
     `s_aux`.
 
     Raises:
-        UnsupportedModelError: the layer does not say whether it is causal, has a sliding window that it does not pass
-            on, passes on tensors that nopad does not know, or gets a mask without the layout in a packed call; or, in
-            an ordinary call, a layer with softcap or sinks gets a mask that is not bool.
-        BatchError: the batch's backend does not support the batch, or a setting of the layer.
+        UnsupportedModelError: the layer does not say whether it is causal. In a packed call: the layer has a sliding
+            window and does not pass it on, passes on tensors that nopad does not know, or gets a mask without the
+            layout. In an ordinary call: a layer with a softcap or sinks gets a mask that is not bool.
+        BatchError: the backend does not support the batch, or a setting of the layer.
     """
     causal = getattr(module, "is_causal", None) if is_causal is None else is_causal
     if causal is None:

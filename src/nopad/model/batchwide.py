@@ -114,7 +114,7 @@ def check_rope(model: Any, layout: Layout) -> None:
 def check_layers(model: nn.Module) -> None:
     """Check that no layer quantises the activations of a whole batch together, or gets one argument per row (PEFT).
 
-    Only layers that torch.ao, bitsandbytes or torchao quantised are recognised.
+    Quantisation is recognised only in layers of torch.ao, bitsandbytes and torchao.
 
     Raises:
         UnsupportedModelError: a layer does one of these. If PEFT's hooks give layers an argument per row, they are

@@ -34,8 +34,8 @@ class Bfloat16Linear(nn.Linear):
 
     On a CPU with oneDNN's bfloat16, and with gradients switched off, it runs on a copy of the weights in oneDNN's
     order. A weight that was changed in place or replaced is copied again; a change through ``.data`` cannot be noticed.
-    In all other cases it runs as `torch.nn.Linear` and the activation would: with gradients, under autocast, in
-    compiled code, on other devices, and on states of another dtype.
+    In all other cases it runs as `torch.nn.Linear` and the activation would. Examples are calls with gradients, under
+    autocast, in compiled code, on other devices, or on states of another dtype.
 
     >>> import torch
     >>> from nopad.model.bfloat16 import Bfloat16Linear
@@ -99,10 +99,10 @@ class Bfloat16Linear(nn.Linear):
 def fused(model: Any) -> Any:
     """Replace plain bfloat16 linear layers of a model by `Bfloat16Linear`, in place, and return the model.
 
-    An activation is fused into a linear layer where that is possible. This is tried in each module of transformers that
-    holds nothing but linear layers, one activation and dropout: with its first linear layer, then with the next. The
-    first layer is taken with which the module's result is the same up to rounding; if there is none, the module stays
-    as it was.
+    An activation is fused into a linear layer where that is possible. This is tried in each module that transformers
+    defines, if the module has no hooks, and holds only linear layers, one activation and dropout. The activation is
+    fused into each of the linear layers in turn, until the module gives the same results as before, up to rounding. If
+    no layer does, the module keeps its activation.
     """
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
@@ -143,9 +143,11 @@ def formula_of(activation: nn.Module) -> tuple[str, str] | None:
 
 
 def _fuse_activation(module: nn.Module) -> None:
-    """Fuse a module's activation into the linear layer before it, in place; a probe finds which layer that is.
+    """Fuse a module's activation into the linear layer before it, in place.
 
-    The module stays as it was if it has other submodules, or no layer gives the same results.
+    Each linear layer is tried in turn: the module's results must stay the same, up to rounding. The module does not
+    change if it has other submodules than linear layers, one activation and dropout, if the activation is not one of
+    `FORMULAS`, or if no layer gives the same results.
     """
     layers = {name: child for name, child in module.named_children() if type(child) is Bfloat16Linear}
     others = {n: c for n, c in module.named_children() if n not in layers and type(c) is not nn.Dropout}
@@ -168,7 +170,7 @@ def _fuse_activation(module: nn.Module) -> None:
 
 
 def _is_near(found: Tensor | None, before: Tensor | None) -> bool:
-    """Return whether two results are the same up to rounding to bfloat16; not if either is missing."""
+    """Return whether two results are the same up to rounding to bfloat16; False if either is missing."""
     if found is None or before is None or found.shape != before.shape:
         return False
     return bool((found - before).abs().max() <= ROUNDING * before.abs().max())

@@ -71,7 +71,10 @@ class Call:
     given: Any = None
 
     def note(self, module: nn.Module, named: Mapping[str, Any]) -> None:
-        """If `given` is about `module`, store a copy of `named` in it: they are what nopad's hook returned."""
+        """Replace the copy of the arguments in `given` by a copy of `named`, if `given` is about `module`.
+
+        A hook calls this with the arguments that it returns, since later changes are looked for from then on.
+        """
         if self.given is not None and self.given[0] is module:
             self.given = module, kept(named)
 
@@ -90,7 +93,7 @@ class Static:
             static shapes runs now.
         kept: output of a module, stored for the head by `Keep`.
         tokens: token ids ``[R, L]``, or None.
-        frame: the Python frame that calls the module, until the call ends; None while compiling.
+        frame: the Python stack frame that calls the module, until the call ends; None while compiling.
     """
 
     ids: Tensor | None = None
@@ -104,12 +107,13 @@ class Static:
 
 
 class Calls(local):
-    """What belongs to one thread, since threads may run the same model at once.
+    """The state of a model's calls in one thread; threads may run the same model at once.
 
     Attributes:
         stack: the calls of the model that run now, the innermost last; None stands for an ordinary call.
         static: the call with static shapes that runs now.
         again: the layout of the checkpointed layer that runs now, perhaps for the second time (gradient checkpointing).
+        ended: whether the call that ended last was a packed one, and no other call has begun since.
     """
 
     def __init__(self) -> None:

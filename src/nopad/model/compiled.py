@@ -44,8 +44,8 @@ def static_inputs(model: Any, batch: PackedBatch) -> dict[str, Any]:
     loss from the results with `nopad.losses`. Without a limit, a base model's ``pooler_output`` is left out.
 
     Raises:
-        BatchError: the batch is flat, a sequence may go on in the next row (rows filled end to end), there are too many
-            or too long sequences, or the items do not fit the model.
+        BatchError: the batch is not a `PackedBatch`, has targets or is flat; a sequence may go on in the next row (rows
+            filled end to end); there are too many or too long sequences; or the items do not fit the model.
         OptionError: the model is not pack-safe, or it gives results per sequence and has no `max_sequences`.
         UnsupportedModelError: the model is a class of your own, is an encoder–decoder, takes images, has mixing modules
             (state-space models, linear attention) or counts positions along the row, gets its mask inside the base
@@ -133,8 +133,8 @@ class CompiledRows(nn.Module):
     """Wraps a compiled model: takes packed batches of one shape, and returns what the model returns uncompiled.
 
     Every call has the same names, shapes and dtypes of inputs, so one graph is enough. If the model has token types and
-    a batch has none, they are 0. The graph gives results per sequence ``[max_sequences, ...]``, of which the first S
-    are returned, those of the batch's S sequences.
+    a batch has none, they are 0. The graph gives results for `max_sequences` sequences; the first S of them, those of
+    the batch's S sequences, are returned.
 
     The outputs belong to the compiled model. If it runs as a CUDA graph (mode "reduce-overhead"), each call writes them
     to the same memory, so copy what you need before the next call.

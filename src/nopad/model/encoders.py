@@ -69,6 +69,8 @@ def encoder_mask(placed: Placement, family: Family, dtype: torch.dtype, encoder:
 def unpack_first(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
     """Return an attention module's arguments for the first group of sequences, ``(args, kwargs)``; None: unchanged.
 
+    The arguments for the other groups are attached to the new mask, for `pack_again`.
+
     Raises:
         UnsupportedModelError: the mask of a packed call reached the module without the batch's layout.
     """

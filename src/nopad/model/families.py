@@ -33,8 +33,8 @@ class Images:
     Attributes:
         tower: name of the base model's part that runs on the images of a batch, each by itself.
         text: name of the base model's part that runs on the tokens, with the images' features among them.
-        axes: whether images come as patches with a grid, and positions have three axes, which the base model's
-            `get_rope_index` counts (M-RoPE); False: images are of one size, and positions are ordinary ones.
+        axes: True: images come as patches with a grid, and positions have three axes, counted by the base model's
+            `get_rope_index` (M-RoPE). False: images are of one size, and positions are ordinary ones.
     """
 
     tower: str
@@ -84,8 +84,8 @@ class Family:
             argument, from which the module itself takes what it needs.
         tables: names of the learned tables of position embeddings for which the model counts positions along the row
             (``torch.arange``), each with the position of a sequence's first token.
-        readers: names of further classes, not transformers' own, whose `pooler` or `head` is given all states
-            ``[R, L, H]`` and reads those of one token.
+        readers: class names of poolers and heads that are not transformers' own, but like these are given all states
+            ``[R, L, H]`` and read those of one token.
         masked: whether the base model gets nopad's mask; False: it gets no mask, since it would compute ALiBi from it.
         narrow: whether a row may have at most as many slots as the model has positions.
         front: name of the base model's part that turns raw data (images) into states, and the name of its argument for

@@ -101,14 +101,17 @@ class Head:
             call.seen["eos"] = eos_tokens(self.model.config, named["input_ids"], call.placed)
 
     def leave(self, call: Call, output: Any) -> Any:
-        """Return the output with one result per sequence in place of one per row; here, only CLIP's `pooler_output`."""
+        """Replace results per row in `output` by results per sequence, in place; return `output`.
+
+        This class replaces only the `pooler_output` of CLIP.
+        """
         if "eos" in call.seen:
             states = output["last_hidden_state"]
             output["pooler_output"] = states.reshape(-1, states.shape[-1])[call.seen["eos"]]
         return output
 
     def enter_static(self, named: Mapping[str, Any]) -> None:
-        """Check the arguments of a call with static shapes (`nopad.model.static_inputs`); here, accept all."""
+        """Check the arguments of a call with static shapes (`nopad.model.static_inputs`); this class accepts all."""
 
     def static_labels(self, labels: Tensor, positions: Tensor) -> Tensor:
         """Return labels per token, ``[R, L]``, as the model must get them in a call with static shapes.
@@ -154,10 +157,10 @@ class Head:
             yield inner, Keep(cell, f"states before the {role}", name="hidden", first=True)
 
     def pooling(self) -> str:
-        """Return from which token, or which mean, the result of a sequence is read.
+        """Return how the result of a sequence is read from its tokens.
 
-        "first" or "last": this token; "eos": the first end-of-sequence token; "mean": the mean of all tokens' states;
-        "late": the mean of all tokens' scores.
+        "first" or "last": from this token; "eos": from the first end-of-sequence token; "mean": from the mean of all
+        tokens' states; "late": as the mean of all tokens' scores.
         """
         if self.family.pooled == "config":
             how = str(self.model.config.classifier_pooling)
@@ -379,7 +382,10 @@ def head_of(model: Any, family: Family, given: str | None = None) -> Head:
 
 
 def _takes_last(scores: Tensor, call: Call, output: Any) -> bool:
-    """Whether the model's logits ``[R, C]`` are the scores (``[R, L, C]``) of the last real token of each row."""
+    """Return whether the model's logits ``[R, C]`` are the scores of the last real token of each row.
+
+    `scores` are those of all slots, ``[R, L, C]``. Rows without tokens are not compared.
+    """
     real = call.placed.ids != 0
     rows = torch.arange(real.shape[0], device=real.device)[real.any(1)]
     # argmax finds the first True, so on a flipped row it finds the last real slot.

@@ -59,9 +59,10 @@ class HookedModel:
         modules: the modules that the model had when hooks were last attached; if it has others at a call, hooks are
             attached again.
         kinds: classes of these modules.
-        own: the user's own classes among its modules when it was made pack-safe, by qualified name.
-        watch: looks for code of the user's own that changes its modules later.
-        proven: the code of the classes in `own`, and what it reads, as they were then; None: there are none.
+        own: the user's own classes among the model's modules when it was made pack-safe, by qualified name.
+        watch: looks for the user's own code that changes the modules later.
+        proven: the code of the classes in `own`, and the values that this code reads, when the model was made
+            pack-safe; None if `own` is empty.
         roles: roles of the hooks that must run once in a call.
         lock: held while hooks are attached anew.
     """
@@ -135,7 +136,7 @@ class HookedModel:
         This happens in older versions of transformers, where a part has a configuration of its own.
 
         Raises:
-            UnsupportedModelError: there is such a part.
+            UnsupportedModelError: there is such a part. The model's attention was then set back to what it was before.
         """
         from transformers import PreTrainedModel
 

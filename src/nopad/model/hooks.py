@@ -317,10 +317,7 @@ def _pooled_so(given: Tensor, states: Tensor, real: Tensor, how: str) -> bool:
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
-    """Return whether two tensors are equal, where NaN is equal to NaN.
-
-    If one of them has NaN or infinity, NaN counts as 0, and infinity as the largest finite number.
-    """
+    """Return whether two tensors are equal. NaN counts as 0, and infinity as the largest finite number of the dtype."""
     return torch.equal(one, other) or torch.equal(one.nan_to_num(), other.nan_to_num())
 
 

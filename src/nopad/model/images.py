@@ -1,4 +1,4 @@
-"""Models that take images beside their tokens: which image is whose, and positions with three axes (M-RoPE).
+"""Models that take images beside their tokens: the sequence of each image, and positions with three axes (M-RoPE).
 
 Such a model runs its vision tower on all images of a batch, each image by itself, and puts the resulting features into
 the image tokens of the batch, in order. Two things could go wrong in a pack: the features of an image could get into
@@ -128,7 +128,8 @@ def _check_pixels(model: Any, named: Mapping[str, Any], layout: Layout) -> None:
     """Check that a batch has both images and the numbers of images of its sequences, or neither; and check the devices.
 
     Raises:
-        BatchError: only one of both is given; or pixel values or grids are not a tensor, or not on the model's device.
+        BatchError: only one of the two is given; or pixel values or grids are not a tensor, or not on the model's
+            device.
     """
     pixels, images = named.get(PIXELS), 0 if layout.images is None else int(layout.images.sum())
     if pixels is None and images:

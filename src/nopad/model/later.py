@@ -42,7 +42,7 @@ class Judged:
 
         Raises:
             UnsupportedModelError: in a packed call, the hook returns other arguments or another output than it was
-                given, or writes to them.
+                given, or writes to them; or the compiler traces this hook during a packed call.
         """
         self.cell.refuse_compiling()
         if self.cell.call is None and not (self.whole and self.cell.calls.ended):
@@ -147,9 +147,9 @@ def _tables(module: nn.Module) -> tuple[dict[int, Any], dict[int, Any]]:
 
 
 def _same(found: Any, given: list[Any]) -> bool:
-    """Return whether a hook returned what it was given: the output, all arguments, or the only argument.
+    """Return whether `found`, which a hook returned, is what it was given: the output, all arguments, or the only one.
 
-    `found` is what it returned, and `given` a copy of its arguments after the module.
+    `given` is a copy of what the hook was given, without the module.
     """
     ways = [given[-1], tuple(given)]
     if isinstance(given[0], tuple) and len(given[0]) == 1:

@@ -38,9 +38,9 @@ def fast_linear(model: nn.Module) -> Iterator[None]:
 
     It is for inference on a CPU: with gradients or autocast enabled, and in compiled code, layers run on PyTorch's own
     kernel. Do not train, load or swap the model's weights inside the context. After each entry, every weight is
-    reordered when it is first used; for the whole model this takes about as long as running a few hundred tokens. If
-    oneDNN is less than 1.15 times as fast, or the model's first parameter is not in float32 on a CPU, the context does
-    nothing.
+    reordered when it is first used; for the whole model this takes about as long as running a few hundred tokens. The
+    context does nothing in these cases: oneDNN is missing, or less than 1.15 times as fast; the model has no plain
+    `torch.nn.Linear`; or its first parameter is not in float32 on a CPU.
 
     >>> import nopad, torch
     >>> from transformers import BertConfig, BertModel
@@ -79,7 +79,11 @@ def shared(mode: _FastLinear | None) -> AbstractContextManager[Any]:
 
 
 def is_worth_it(model: nn.Module) -> bool:
-    """Return whether oneDNN is at least 1.15 times as fast for this model on this CPU; this may time both kernels."""
+    """Return whether oneDNN is at least 1.15 times as fast as PyTorch's kernel on the model's most frequent layer size.
+
+    This times both kernels if the size is new in this process. The result is False if oneDNN is missing, the model has
+    no plain `torch.nn.Linear`, or its first parameter is not in float32 on a CPU.
+    """
     parameter = next(model.parameters(), None)
     if parameter is None or parameter.device.type != "cpu" or parameter.dtype != torch.float32:
         return False
@@ -126,12 +130,12 @@ class _FastLinear(TorchFunctionMode):
 
 
 def is_plain_layer(module: nn.Module) -> bool:
-    """Return whether a module is an ordinary `torch.nn.Linear`, which no hook watches or changes."""
+    """Return whether a module is of the class `torch.nn.Linear` itself, no subclass, and has no hooks."""
     return type(module) is nn.Linear and not is_hooked(module)
 
 
 def is_hooked(module: nn.Module) -> bool:
-    """Return whether a hook runs when `module` is called."""
+    """Return whether a module has hooks of its own for the forward or the backward pass."""
     hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     return any(getattr(module, name) for name in hooks)
 

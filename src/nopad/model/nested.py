@@ -26,8 +26,9 @@ def kept(value: Any) -> Any:
 def equal(one: Any, other: Any) -> bool:
     """Return whether two nested values are equal.
 
-    Tensors are compared by shape, dtype and value, on any devices; NaN equals NaN. Lists and tuples of equal elements
-    are equal. Values that cannot be compared are not.
+    Tensors are compared by shape, dtype and value, and may be on different devices; NaN equals NaN. A list equals a
+    tuple with equal elements. Two objects whose comparison raises an error, such as NumPy arrays, are equal only if
+    they are the same object.
     """
     if one is other:
         return True

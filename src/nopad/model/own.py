@@ -64,13 +64,17 @@ def foreign(model: Any) -> dict[str, type]:
 def is_own_call(call: Any, libraries: tuple[str, ...] = LIBRARIES) -> bool:
     """Return whether a hook, method or function is the user's own.
 
-    It is, if it or a function that it wraps is defined neither in one of `libraries` nor in Python's standard library.
+    It is the user's own if the callable itself, or a function that it wraps, is defined neither in one of `libraries`
+    nor in Python's standard library.
     """
     return any(not _is_of(libraries, name) for name in _names(call, DEEPEST))
 
 
 def _names(call: Any, depth: int) -> Iterator[str]:
-    """Yield the names of the Python modules that define a callable and the functions that it holds, to this depth."""
+    """Yield the names of the Python modules that define a callable and the functions that it wraps.
+
+    Functions inside wrapped functions are followed to `depth` levels.
+    """
     call = getattr(call, "__func__", getattr(call, "judged", call))
     if isinstance(call, FunctionType):
         yield call.__globals__.get("__name__", "")  # not `__module__`, which `functools.wraps` copies
@@ -101,10 +105,10 @@ def _is_of(libraries: tuple[str, ...], name: str) -> bool:
 
 
 def of_module(module: nn.Module, libraries: tuple[str, ...] = LIBRARIES) -> Iterator[tuple[str, Any]]:
-    """Yield (description, callable) for the user's own hooks on this module, and what replaced its methods.
+    """Yield (description, callable) for the user's own hooks on this module, and for its replaced methods.
 
-    The user's own code is code in none of `libraries`. In modules of the user's own classes, only a replaced forward
-    method counts.
+    The user's own code is what `is_own_call` says, with these `libraries`. If the module's class is the user's own, the
+    forward method is the only method that is looked at.
     """
     stock = not is_own(class_of(module))
     for name, value in module.__dict__.items():
@@ -185,7 +189,10 @@ def changes(model: nn.Module) -> list[tuple[str, Any]]:
 
 
 def _functions(place: Any) -> Iterator[tuple[str, Any]]:
-    """Yield (name, function) of the user's own functions and methods in a class or Python module of a library."""
+    """Yield (name, function) of the user's own functions and methods in a class or Python module of a library.
+
+    In ``torch`` itself, only replaced operations are yielded, such as ``torch.matmul``.
+    """
     for name, value in list(vars(place).items()):
         call = next((getattr(value, one) for one in ("fget", "__func__", "func") if hasattr(value, one)), value)
         if not callable(call) or isinstance(call, type) or not is_own_call(call):
@@ -197,7 +204,7 @@ def _functions(place: Any) -> Iterator[tuple[str, Any]]:
 
 
 def said(what: str, call: Any) -> str:
-    """Return in words what the code is and its name, such as "the hook (mine.record)"."""
+    """Return words for a piece of code: `what` it is, and its name, such as "the hook (mine.record)"."""
     inner = getattr(call, "func", call)
     name = getattr(inner, "__qualname__", type(inner).__qualname__)
     return f"{what} ({getattr(inner, '__module__', None) or type(inner).__module__}.{name})"

@@ -1,4 +1,4 @@
-"""`lowered`: a copy of a model for inference in bfloat16 or int8, faster on CPUs with instructions for this type.
+"""`lowered`: a copy of a model for inference in bfloat16 or int8, which is faster on CPUs made for these types.
 
 In int8, linear layers multiply 8-bit weights, one scale per output, by 8-bit activations, one scale per token
 (`nopad.model.int8`). With a scale per batch, as in PyTorch's own dynamic quantisation, a sequence's result would depend

@@ -1,10 +1,10 @@
 """`Proven`: the user's own code as it was proven; each packed call checks that it has not changed since.
 
-A proof holds for the code as it was. Later, a method may be replaced, or an attribute changed by which the code
-decides. So these are compared: the methods that a call runs, the functions and globals that they use, the attributes
-of each module that they read, and the module's integer buffers. Weights and other buffers may change, since a proof
-holds for all their values. What the code itself changes in a call, such as a table that it makes longer, may change
-too, since a proof allows for that.
+A proof holds for the code as it was. Later, a method may be replaced, or an attribute that the code reads may change.
+So these are compared: the methods that a call runs, the functions and globals that they use, the attributes of each
+module that they read, and the module's integer buffers. Weights and other buffers may change, since a proof holds for
+all their values. What the code itself changes in a call, such as a table that it makes longer, may change too, since a
+proof allows for that.
 """
 
 from __future__ import annotations
@@ -46,8 +46,9 @@ class Proven:
         names: names of the attributes and globals that the code reads and does not set, and all strings in it, since an
             attribute may also be read by a string.
         written: names whose values the code may write to; dicts, lists and tensors of these names may change.
-        held: for each class, the values that the code reads from its modules, by name: one dict for each set of values.
-        settings: the values of these names in the model's configuration.
+        held: for each class, the values that the code reads from its modules. Each is a dict by name; modules with
+            equal values share one.
+        settings: the values of the attributes of the model's configuration whose names are in `names`, by name.
         code: pairs of a class or a dict of globals, and the values that the code reads from it, by name.
         seen: the attributes of each module that was found unchanged, so that it is not searched again.
     """
@@ -61,7 +62,7 @@ class Proven:
 
     @classmethod
     def of(cls, modules: Sequence[nn.Module], config: Any) -> Proven:
-        """Return the present code of these modules' classes, as far as it is the user's own, and what it reads.
+        """Return the `Proven` of the user's own classes among those of `modules`, with their code as it is now.
 
         `config` is the model's configuration.
         """

@@ -46,10 +46,10 @@ def may_be_shared(model: nn.Module) -> bool:
 
 @lru_cache(maxsize=4096)
 def _keeps_nothing(kind: type) -> bool:
-    """Return whether running a class's forward method stores nothing in a module, also in methods that it calls.
+    """Return True if a class's forward method, and the methods that it calls, store nothing in a module.
 
-    Classes of PyTorch and nopad count as such without a look at their code. The result is False for classes of the user
-    and of other libraries than transformers.
+    The code of PyTorch and nopad is not looked at: the result is True. For classes of the user, and of other libraries
+    than transformers, it is False.
     """
     library = kind.__module__.partition(".")[0]
     if library not in SAFE:

@@ -53,7 +53,11 @@ def enter_static(cell: Cell, head: Head, named: Mapping[str, Any], frame: FrameT
 def leave_static(model: Any, cell: Cell, head: Head, output: Any) -> Any:
     """End a call with static shapes; return the output with results per sequence, ``[most, ...]``, not per row.
 
-    Without a limit (`cell.most` None), results that exist only per row become None.
+    Without a limit (`cell.most` None), results that exist only per row become None. If the call raised, `output` is
+    None, and so is the result.
+
+    Raises:
+        UnsupportedModelError: an output has another shape than it must have (`check_static`).
     """
     static = cell.static
     numbers = static.ids

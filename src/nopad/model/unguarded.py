@@ -75,7 +75,8 @@ def check_rows(model: nn.Module, base: Any, mixers: Collection[str] = ()) -> Non
 def _begin_again(positions: Any, mask: Any) -> bool:
     """Return whether positions begin again inside a row: from one real token to the next, the position does not rise.
 
-    The result is False if the positions are not a tensor ``[R, L]``, or the mask is not one.
+    The result is False if `positions` is not a tensor ``[R, L]`` with at least two slots per row, or `mask` is given
+    and is not a tensor ``[R, L]``.
     """
     if not isinstance(positions, Tensor) or positions.dim() != 2 or positions.shape[1] < 2:
         return False

@@ -25,7 +25,7 @@ PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 @dataclass(frozen=True)
 class Admitted:
-    """What a packed call of a wrapper may be given, and what it returns, by the wrapper's proof.
+    """What a packed call of a wrapper may be given, and what it returns; the wrapper's proof found this.
 
     Attributes:
         columns: which of `COLUMNS` it takes from a batch.
@@ -43,7 +43,7 @@ class Admitted:
 
 
 def wraps(model: Any) -> bool:
-    """Return whether `model` is the user's own module that holds a transformers model, and is not itself one.
+    """Return whether `model` is the user's own module around a transformers model, and not such a model itself.
 
     >>> from torch import nn
     >>> from nopad.model.wrapper_parts import wraps
@@ -89,7 +89,7 @@ def _outer(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def leaves_of(output: Any) -> Iterator[tuple[str, Any]]:
-    """Yield (name, value) for the tensors and other objects in an output, out of nested mappings, tuples and lists.
+    """Yield (name, value) for each tensor and other object in an output, also inside nested mappings, tuples and lists.
 
     Names are keys and indices, such as "output 0" for the first entry of a tuple.
     """

@@ -68,16 +68,16 @@ class WrapperCall:
 
 @dataclass(eq=False)
 class Wrapper:
-    """The hooks that make a wrapper pack-safe; its base, the model inside, is so already.
+    """The hooks that make a wrapper pack-safe. Its base, the model inside, is already pack-safe.
 
     Attributes:
         model: the wrapper.
         base: the transformers model inside.
         admitted: what the proof found.
-        accepts: names of all arguments that reach the wrapper or, by its ``**kwargs``, its base.
+        accepts: names of the arguments of the wrapper's forward method; with ``**kwargs``, also those of its base.
         kinds: classes of the wrapper's modules outside of the base, by name, when the hooks were attached.
-        proven: the code of the wrapper's modules, and what it reads, as they were proven.
-        watch: looks for hooks that are added later.
+        proven: the code of the wrapper's modules, and the values that it reads, when the proof was made.
+        watch: looks for the user's own code that is added later.
         cell: the state that the hooks share.
     """
 
@@ -126,8 +126,8 @@ class Wrapper:
         Raises:
             BatchError: a batch is given as one argument, its own mask is missing, or an argument does not fit the batch
                 or was not part of the proof.
-            UnsupportedModelError: the inputs are those of `nopad.model.static_inputs`, or modules were replaced since
-                the proof.
+            UnsupportedModelError: the inputs are those of `nopad.model.static_inputs`, or modules or code of the
+                wrapper were changed since the proof.
         """
         if torch.compiler.is_compiling():
             return None  # a `PackedMask` raises its own error while compiling
@@ -209,9 +209,9 @@ class Wrapper:
         Plain values (`PLAIN`), tensors that the base returned and, in a call with labels, scalars are not checked.
 
         Raises:
-            UnsupportedModelError: the base did not run; or another output of the wrapper is not a tensor, or has
-                neither one entry per slot (``[R, L, ...]``) nor, if the proof found such outputs, one per sequence
-                (``[S, ...]``).
+            UnsupportedModelError: the base did not run; a hook that was added later changed the arguments; or another
+                output of the wrapper is not a tensor, or has neither one entry per slot (``[R, L, ...]``) nor, if the
+                proof found such outputs, one per sequence (``[S, ...]``).
         """
         if torch.compiler.is_compiling():
             return
@@ -245,10 +245,12 @@ class Wrapper:
                 )
 
     def _check_parts(self) -> None:
-        """Check that the wrapper has the modules that its proof was about.
+        """Check that the wrapper has the modules and the code that its proof was about.
 
         Raises:
-            UnsupportedModelError: its base or another module was replaced, or the base is not pack-safe any more.
+            UnsupportedModelError: its base or another module was replaced; its code, or a value that the code reads,
+                was changed; the user's own code that changes it was added, such as a method put in place of another; or
+                the base is not pack-safe any more.
         """
         name, again = type(self.model).__name__, "make it so anew: nopad.packed(nopad.unpacked(model))"
         bases = bases_of(self.model)

@@ -133,9 +133,9 @@ def highest(levels: NDArray[Any], n: int) -> NDArray[Any]:
 def levels_of(table: NDArray[Any], index: NDArray[Any], limits: NDArray[Any], now: int) -> NDArray[Any]:
     """Return the urgency of the requests whose rows in the table are `index`; int64, same shape.
 
-    Once a request must leave, it is `LEVELS`. Before, it is the sum of `MIDDLE`, the request's priority, and 1 for each
-    `AGE_STEP` that it has waited; at most ``LEVELS - 1``. Gaps have the level `GAP`. `index` is in order of arrival.
-    `now` is the time in nanoseconds.
+    The urgency of a request whose time to leave has come is `LEVELS`. Otherwise, it is the sum of `MIDDLE`, the
+    request's priority, and 1 for each `AGE_STEP` that it has waited; at most ``LEVELS - 1``. Gaps have the urgency
+    `GAP`. `index` is in order of arrival. `now` is the time in nanoseconds.
     """
     levels = np.empty(index.size, dtype=np.int64)
     waited, until = 0, -1  # those that arrived until then have waited so many steps, or more
@@ -218,7 +218,7 @@ def cancel(state: NDArray[Any], table: NDArray[Any], number: int) -> int:
 
 @njit(cache=True, nogil=True)
 def look(state: NDArray[Any], table: NDArray[Any]) -> None:
-    """Set `NEXT_DUE` to the earliest `DUE` of the requests that wait, and `NEXT_DEADLINE` to their first `DEADLINE`."""
+    """Set `NEXT_DUE` and `NEXT_DEADLINE` to the earliest `DUE` and `DEADLINE` of the requests that wait."""
     state[NEXT_DUE] = state[NEXT_DEADLINE] = NEVER
     for at in range(state[HEAD], state[TAIL]):
         state[NEXT_DUE] = min(state[NEXT_DUE], table[at, DUE])

@@ -191,9 +191,10 @@ def best_fit_decreasing(
 ) -> int:
     """Pack the candidates that `order` lists, in this order, by best fit; return the number of rows.
 
-    Each candidate goes into the fullest row that still has room for it, or into a new row. ``fill``, ``count`` and
-    ``opener`` get, for each row, the number of slots used, the number of candidates, and the first candidate. If more
-    than `rows` rows are needed, the result is rows + 1, and candidates are left without a row.
+    Each candidate goes into the fullest row that still has room for it, or into a new row. Its row and its first slot
+    are written to `row` and `start`. ``fill``, ``count`` and ``opener`` get, for each row, the number of slots used,
+    the number of candidates, and the first candidate. If more than `rows` rows are needed, the result is rows + 1, and
+    some candidates have no row.
     """
     capacity, separator, opened = limits[CAPACITY], limits[SEPARATOR], 0
     for i in order:
@@ -261,10 +262,11 @@ def urgency(levels: NDArray[Any], second: NDArray[Any]) -> NDArray[Any]:
 
 @njit(cache=True, nogil=True)
 def look_ahead_in_order(lengths: NDArray[Any], limits: NDArray[Any], row: NDArray[Any], start: NDArray[Any]) -> None:
-    """Place the first n candidates, for the largest n for which a bisection finds that they fit into a batch's rows.
+    """Place the first n candidates, for as large an n as a bisection finds; write their `row` and `start`.
 
-    Each of the O(log n) steps packs by best-fit decreasing. The bisection begins between the number of candidates that
-    fit in order of arrival, and the number whose tokens and separators do not exceed the slots.
+    Each of the O(log n) steps packs the first candidates by best-fit decreasing, and tells whether they fit into the
+    rows of a batch. The bisection begins between the number of candidates that fit in order of arrival, and the number
+    whose tokens and separators do not exceed the slots.
     """
     rows, slots, separator = limits[ROWS], limits[ROWS] * limits[CAPACITY], limits[SEPARATOR]
     place_in_order(lengths, limits, 1, row, start)

@@ -19,9 +19,11 @@ class Answer(Future[Any]):
 
     When a request has run, or its deadline has passed, its callbacks are called in the runner's worker, between two
     batches: they should be short. If the request is cancelled or the runner is closed first, they are called in the
-    thread that does so. A callback that is added after the answer is called at once. A callback may submit requests,
-    but not wait for an answer of its own runner, which would come only after the callback. In a process that was forked
-    after the request, no answer comes. In both cases, `result`, `exception` and ``await`` raise an error.
+    thread that does so. A callback that is added after the answer is called at once.
+
+    In two cases, no answer could come, so `result`, `exception` and ``await`` raise an error at once: a callback waits
+    for another answer of its own runner, which would come only after the callback; or this process was forked after the
+    request was made. A callback may submit requests.
     """
 
     def __init__(self, worker: threading.Thread) -> None:
@@ -29,11 +31,12 @@ class Answer(Future[Any]):
         self._worker, self._process = worker, os.getpid()
 
     def result(self, timeout: float | None = None) -> Any:
-        """Wait for the answer, at most `timeout` seconds.
+        """Wait for the answer, at most `timeout` seconds (None: without a limit), and return it.
 
         Raises:
             TimeoutError: the answer is not there in time.
-            ServingError: the request was not answered; or this is called in a callback of the same runner.
+            ServingError: the request was not answered (`DeadlineError`, `RequestError`, `RunnerClosedError`); or this
+                is called in a callback of the same runner.
             RunnerClosedError: the request was made before this process was forked.
             CancelledError: the request was cancelled.
         """

@@ -33,7 +33,9 @@ def compiled_rows(core: Core, batching: Batching, mode: bool | Mode) -> Compiled
 
     Raises:
         OptionError: `mode` is unknown; the model is compiled already, and `mode` is not False; the batches have no
-            rows; or the model gives results per sequence, and was made pack-safe without `max_sequences`.
+            rows; the model returns no named outputs (`config.return_dict`); or it gives results per sequence, and was
+            made pack-safe without `max_sequences`.
+        BatchError: the model's configuration asks for the logits of routers.
         UnsupportedModelError: the model cannot be compiled on packs; the message gives the reason.
     """
     if not isinstance(mode, bool) and mode not in get_args(Mode):

@@ -178,7 +178,10 @@ class Tensors(Core):
         return super().joined(parts)
 
     def run_batch(self, batch: PackedBatch, model: Any = None) -> list[Any]:
-        """Return the results of a batch (`results_of`), not made in inference mode, so that training can use them."""
+        """Return the results of a batch (`results_of`).
+
+        They have no gradients, but are not made in inference mode, so training can use them.
+        """
         with torch.no_grad():
             return self.results_of(batch.to(device_of(self.model)), self.model if model is None else model)
 

@@ -128,8 +128,9 @@ class RequestQueue:
     def _enter(self, lengths: list[int], deadline: int | None) -> None:
         """Wait until a request with sequences of these `lengths` may be added: after the callers that wait already.
 
-        Without such callers and with enough room, this returns at once. It also returns at once for a request that
-        `OnlinePacker.add_all` then refuses, since it is too long or `when_full` is "raise".
+        Without such callers and with enough room, this returns at once. It also returns at once if `when_full` is
+        "raise", if the request is longer than the queue may ever hold, or if the worker itself calls this while no
+        caller waits. Where there is no room, `OnlinePacker.add_all` then refuses the request.
 
         Raises:
             QueueFullError: the worker itself calls this while other callers wait.

@@ -88,6 +88,7 @@ class PackRunner:
     Raises:
         OptionError: the model is not pack-safe or cannot run batches as `batching` describes them, or an option is
             invalid.
+        BatchError: the model is compiled, and its configuration asks for the logits of routers.
         UnsupportedModelError: the model cannot be compiled.
         RunnerClosedError: the worker died while it started.
 
@@ -206,7 +207,10 @@ class PackRunner:
     def _submit(
         self, inputs: list[Any], first: int, *, deadline_s: float | None = None, priority: int = 0, **how: Any
     ) -> list[Answer]:
-        """Submit requests, of which the first one has the number `first` in messages; errors as for `submit`."""
+        """Submit requests, and return their futures; the errors are those of `submit`.
+
+        Messages number the requests from `first`.
+        """
         now = self._clock()
         self._queue.check_open()
         if deadline_s is not None and (type(deadline_s) not in (int, float) or not abs(deadline_s) <= LONGEST_S):

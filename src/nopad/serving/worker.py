@@ -117,7 +117,7 @@ class Worker:
             _log.warning(f"a PackRunner could not warm up, so its first requests take longer: {error}")
 
     def _warming(self, batch: OnlineBatch) -> PackedBatch:
-        """Return a batch with sequences of these lengths in these rows."""
+        """Return a `PackedBatch` with sequences of the lengths in `batch`, in the same rows. Every token is 1."""
         placed = sorted(zip(batch.rows.tolist(), batch.lengths.tolist(), strict=True))
         return batch_of([(row, of_length([length])) for row, length in placed], self._core, self._form)
 
@@ -134,7 +134,10 @@ class Worker:
         self._queue.ran(batch, results, spent, self._core.finish)
 
     def _run_placed(self, placed: Any) -> list[Any]:
-        """Run sequences, given as (row, sequence), and return their results; flat batches are divided between lanes."""
+        """Run sequences, given as (row, sequence), in one batch, and return their results.
+
+        A flat batch may run as several batches at the same time (`nopad.tasks.lanes`).
+        """
 
         def work(indices: list[int]) -> list[Any]:
             batch = batch_of([placed[index] for index in indices], self._core, self._form)

@@ -100,7 +100,7 @@ def nopads_own(causal: bool, safe: bool = False) -> Change:
     """Return the change that uses nopad's batches in place of the collator, and makes the model pack-safe.
 
     `causal`: whether the model shifts labels, so that each token predicts the next one. `safe`: whether the model is
-    pack-safe already.
+    pack-safe already; the change is then only that of the batches.
     """
     more = ", causal=True" if causal else ""
     made = f"batch = nopad.PackedBatch.from_features(features{more})"
@@ -126,8 +126,9 @@ class Layout:
 
     Attributes:
         one_row: whether all sequences are in one row, in the order given, with nothing between them.
-        number: lines of code that set `number`, int64 ``[R, L]``: the index of each token's sequence. Only a comment if
-            the sequences are not in one row: then nopad finds `number` itself, and the user's collator must know it.
+        number: lines of code that set `number`, int64 ``[R, L]``: the index of each token's sequence. If `one_row` is
+            False, it is only a comment: nopad finds `number` itself when it tries a change, and the user's collator
+            must compute it.
     """
 
     one_row: bool
@@ -200,7 +201,8 @@ def _numbers(batch: Mapping[str, Any], features: Sequence[Mapping[str, Any]]) ->
     """Return, for each token of the batch, the index of its sequence in `features`, int64 ``[R, L]``; -1 in padding.
 
     Tokens that the collator puts behind a sequence, such as a separator, count as tokens of that sequence. So does
-    padding behind a sequence, if the batch has no attention mask ``[R, L]``.
+    padding behind a sequence, if the batch has no attention mask ``[R, L]``. Tokens in front of a row's first sequence
+    get -1.
 
     Raises:
         BatchError: a sequence is not whole in the batch, or the attention mask covers more tokens than the sequences

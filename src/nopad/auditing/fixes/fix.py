@@ -22,8 +22,8 @@ class Change:
         name: a short name, such as "position_ids".
         why: what is wrong without it.
         code: the lines of code. Those of a collator use the variables `batch` (what the collator returned), `features`
-            (its argument), `model` and `torch`, and some `number` (int64 ``[R, L]``: the index of each token's
-            sequence, -1 in padding). Those of a loss are the body of a function of `model`, `batch` and `step`.
+            (its argument), `model` and `torch`. Some also use `number`, int64 ``[R, L]``: the index of each token's
+            sequence, -1 in padding. Those of a loss are the body of a function of `model`, `batch` and `step`.
         where: where the code belongs: "collator" (at its end), "model" (after it is loaded), "loss" (in place of the
             loss), or "instead" (in place of the collator).
 
@@ -43,11 +43,12 @@ class Fix:
     """The result of `find_fix` or `find_step_fix`.
 
     Attributes:
-        changes: the fewest changes with which the audit passes; empty if it passes as it is, or if none were found.
+        changes: the changes that make the audit pass; none of them can be left out. Empty if it passes as it is, or if
+            no such changes were found.
         verdict: the verdict of the audit with these changes; if there are none, of the audit without changes.
         tried: number of sets of changes that were tried.
-        nearest: if `find_step_fix` found no changes with which the step passes, the changes that remove most of what
-            is wrong; empty if none removes anything.
+        nearest: if `find_step_fix` found no changes with which the step passes, the changes that remove most of what is
+            wrong; empty if none removes anything.
         nearly: what the changes in `nearest` remove, and what remains wrong, as text.
 
     >>> import nopad.auditing

@@ -52,9 +52,9 @@ class Search:
         self.most = len(self._pairs()) + len(last)
 
     def fix(self) -> Fix:
-        """Return the changes with which the step passes, none of which can be left out.
+        """Return a `Fix` whose changes make the step pass; none of them can be left out.
 
-        If there are none, the result has the changes that remove most of what is wrong, as `Fix.nearest`.
+        If no such changes are found, the result has the changes that remove most of what is wrong, as `Fix.nearest`.
         """
         nearest: tuple[Change, ...] = ()
         for changes in self._sets():
@@ -95,7 +95,7 @@ class Search:
         yield from self.last
 
     def _pairs(self) -> list[tuple[Change, ...]]:
-        """Return the changes to try, alone and in pairs.
+        """Return the sets of one or two changes that may be tried.
 
         If only labels or the loss can be wrong, these are only changes of labels and loss.
         """
@@ -173,8 +173,9 @@ def _kinds(verdict: StepVerdict) -> list[str]:
 def _less(before: StepVerdict, after: StepVerdict) -> bool:
     """Return whether less is wrong in `after` than in `before`.
 
-    This is so if the step passes, or if the gravest finding (see `HIDES`) has become less grave. If it is as grave as
-    before, less is wrong if one of the findings is gone.
+    This is so if the step passes in `after`, or if the gravest finding (see `HIDES`) is less grave there. Of findings
+    that are equally grave in `HIDES`, one is graver if the first module that differs embeds an input. If the gravest
+    findings are as grave as each other, less is wrong if one of the findings is gone.
     """
     if after.passed:
         return True
@@ -188,5 +189,8 @@ def _hidden(verdict: StepVerdict) -> tuple[int, bool]:
 
 
 def _places(verdict: StepVerdict) -> list[tuple[str, str | None]]:
-    """Return each kind of finding with the first module that differs; None in its place for labels and loss."""
+    """Return (kind of finding, first module that differs) for each kind of finding.
+
+    The module is None for findings on labels and loss.
+    """
     return [(kind, verdict.first_difference if kind in HIDES else None) for kind in _kinds(verdict)]

@@ -1,4 +1,4 @@
-"""`find_step_fix`: try changes of a training step's collator, model and loss, and name the fewest that mend the step.
+"""`find_step_fix`: try changes of a training step's collator, model and loss, and name those that mend the step.
 
 Cost: one audit of the step for each set of changes that is tried. What an audit finds decides what is tried next.
 """
@@ -49,13 +49,14 @@ def find_step_fix(
     monitor: Monitor | None = None,
     **options: Any,
 ) -> Fix:
-    """Find the fewest changes of collator, model and loss with which `nopad.audit_step` passes.
+    """Find a few changes of collator, model and loss with which `nopad.audit_step` passes.
 
     The changes are those of `find_fix` and two more: no label on the first token of each sequence, and a loss with one
     denominator for the step. They are tried on the collator's batches and on copies of the model, and only changes with
-    which the whole step passes are returned. A change that removes a finding is kept, and what the audit finds then
-    decides what is tried next, up to four changes. If these do not suffice, each change and each pair is tried. If
-    `trainer` is given, only its collator is changed, and the trainer has its own collator again afterwards.
+    which the whole step passes are returned; none of these can be left out. A change that removes a finding is kept,
+    and what the audit finds then decides what is tried next, up to four changes. If these do not suffice, each change
+    and each pair is tried. If `trainer` is given, only its collator is changed, and the trainer has its own collator
+    again afterwards.
 
     Args:
         model: as in `nopad.audit_step`.
@@ -183,7 +184,10 @@ class _Step:
 
     @contextmanager
     def _lent(self, changes: Sequence[Change]) -> Iterator[None]:
-        """Inside this context, the trainer's collator is `Changed` by these changes; afterwards it is its own again."""
+        """Inside this context, the trainer's collator is a `Changed` with these changes; afterwards it is the old one.
+
+        Without changes, the collator stays as it is.
+        """
         own = self.trainer.data_collator
         if changes:
             self.trainer.data_collator = Changed(own, changes, bare(self.trainer.model))

@@ -99,7 +99,7 @@ def _not_finite(case: Case) -> list[Finding]:
 
 
 def _named(case: Case, single: Any) -> list[Finding]:
-    """Return findings by the common mistake that gives the step's loss; or a finding "unknown" if no mistake gives it.
+    """Look for a common mistake that gives the step's loss; return findings on it, or a finding "unknown".
 
     The losses of the mistakes are computed for the sequences as given. If none matches, and the collator changed
     sequences, they are computed again for the sequences as the collator left them. `single` is a plain float64 copy of
@@ -130,10 +130,12 @@ def _named(case: Case, single: Any) -> list[Finding]:
 def _explained(
     case: Case, single: Any, examples: Sequence[Example | None], match: Usual, of_left: bool
 ) -> list[Finding]:
-    """Return findings for a matching mistake, and one more if the gradients do not match it and have another cause.
+    """Return findings on a mistake, `match`, whose loss is that of the step.
 
-    The list is empty if what the collator did explains the whole difference. `of_left`: whether `examples` are the
-    sequences as the collator left them. `single` is a plain float64 copy of the model, on which sequences run alone.
+    One more finding is added if the gradients do not match the mistake, so that they have another cause too. The list
+    is empty if what the collator did explains the whole difference. `examples` are the sequences for which the
+    mistake's loss was computed, and `of_left` says whether they are the sequences as the collator left them. `single`
+    is a plain float64 copy of the model, on which sequences run alone. Sets `case.denominator`.
     """
     whole = [one for one in examples if one is not None]
     told = ""
@@ -200,7 +202,7 @@ def _counted(case: Case, single: Any, examples: Sequence[Example | None]) -> lis
 
 
 def _counts(case: Case, single: Any, examples: Sequence[Example | None]) -> tuple[list[float], list[int]]:
-    """Run the sequences alone as the collator left them; return (sums of losses, numbers of items).
+    """Run `examples` alone; return (the sum of losses of each, the number of items of each).
 
     A sequence that the collator dropped (None) has the sum 0 and no items. `single` is a plain float64 copy of the
     model, on which sequences run alone.

@@ -60,9 +60,10 @@ class Example:
         return replace(self, columns=cut)
 
     def items(self, causal: bool) -> int:
-        """Return the number of labelled items: tokens (except the first, if `causal`), or 1 for a sequence's label.
+        """Return the number of labelled items: tokens with a label, or 1 for a sequence with a label.
 
-        A sequence without labels counts as 1 item.
+        With `causal`, the label of the first token does not count. Labels of -100 do not count either. A sequence
+        without labels counts as 1 item.
         """
         labels = self.labels
         if labels is None:

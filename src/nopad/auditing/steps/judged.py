@@ -69,7 +69,8 @@ class Plan:
     def truth(self, dtype: torch.dtype | None, examples: Sequence[Example]) -> Truth:
         """Run the sequences alone in `dtype` (None: the model's own); return their losses and gradients.
 
-        In float64, casts to narrower floats give float64 too, if the model runs in this way (`wide`).
+        In float64, casts to narrower floats give float64 too, if `wide`. If the model or the user's function fails in
+        this way, `wide` becomes False, a note is added, and the sequences run again.
 
         Raises:
             ModelFailedError: the model or the user's function raised an exception.
@@ -171,9 +172,9 @@ def _stepped(
 ) -> tuple[bool, Truth, tuple[list[float], Gradients, Exact]]:
     """Run the step in float64; return (whether it ran in float64, the truth, the result of `Plan.step`).
 
-    Three ways are tried, each if the user's code fails in the one before. First, casts to narrower floats give float64
-    (`Plan.wide`). Second, such casts give the narrower dtype; the truth is then computed again, in the same way. Third,
-    the step runs in the model's own dtype.
+    Up to three ways are tried; the next one is tried only if the user's code fails in the one before. First, casts to
+    narrower floats give float64 (`Plan.wide`). Second, such casts give the narrower dtype; the truth is then computed
+    again, in the same way. Third, the step runs in the model's own dtype.
 
     Raises:
         ModelFailedError: the user's code fails in each of these ways, or nopad refuses the batch.
@@ -276,9 +277,9 @@ def _whole(found: list[Finding]) -> Check:
 def _wanted(micro: Micro, causal: bool) -> Iterator[Example]:
     """Yield the sequences of a micro-batch as they should be trained on.
 
-    They are as given, with two exceptions. Sequences without labels get the collator's labels; if it made none, those
-    for a causal model get their ids as labels. If the collator changes tokens, as masking does, sequences are as in the
-    batch.
+    They are the sequences as given, with two exceptions. A sequence without labels gets the labels that the collator
+    made for it; if the collator made none and `causal` is true, it gets its ids as labels. If the collator changes
+    tokens, as masking does, each sequence is that of the batch.
     """
     changed = any("changed tokens" in note for note in micro.notes)
     for example, made in zip(micro.examples, micro.made, strict=True):

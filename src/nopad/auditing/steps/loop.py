@@ -82,7 +82,8 @@ def whole_step(
     `exact` is the mode in which the step runs, and `seed` the seed of torch's random numbers.
 
     Raises:
-        ModelFailedError: the user's model, loss or trainer raised an exception.
+        ModelFailedError: the user's model, loss or trainer raised an exception, or the ranks cannot be simulated
+            (`World.settled`).
     """
     world = World(ranks)
 
@@ -163,7 +164,7 @@ def collated(
 ) -> list[Micro]:
     """Deal examples to ranks and micro-batches, and collate each micro-batch; return the micro-batches, rank by rank.
 
-    `features` are the dicts of which `examples` were made; the collator gets copies of them.
+    `features` are the dicts from which `examples` were made; the collator gets copies of them.
 
     Raises:
         ModelFailedError: the collator raised an exception.
@@ -183,7 +184,8 @@ def collated(
 def moved(batch: Any, parameter: Tensor) -> Any:
     """Return a copy of a batch on a parameter's device, with float tensors (masks, labels) in the parameter's dtype.
 
-    A batch that is no mapping is copied as it is.
+    Finite values beyond the range of that dtype become its largest or smallest value. A batch that is no mapping is
+    copied as it is.
     """
     if isinstance(batch, PackedBatch):
         made: Any = batch.to(parameter.device)
@@ -209,8 +211,8 @@ def moved(batch: Any, parameter: Tensor) -> Any:
 def _labels_counted(batch: Any, shifts: bool) -> int | None:
     """Return the number of labels in a batch, as transformers' Trainer counts them; None: there are none.
 
-    `shifts`: whether the loss shifts labels by one; the first label of each row then does not count. If the batch has
-    ``shift_labels`` too, these are counted, and all of them.
+    `shifts`: whether the loss shifts labels by one; the first label of each row then does not count. If the batch also
+    has ``shift_labels``, all of these are counted instead.
     """
     if not isinstance(batch, Mapping) or not isinstance(batch.get("labels"), Tensor):
         return None

@@ -93,8 +93,9 @@ class Exact(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def copied(model: Any, dtype: torch.dtype | None, *, plain: bool) -> Any:
     """Return a copy of a model in training mode and in `dtype` (None: its own), without gradients or compiled layers.
 
-    A `plain` copy, for sequences alone, is not pack-safe, and each module has its class's own `forward` even if a
-    trainer replaced it.
+    In the copy, no layers or paths are dropped at random, and the loss that balances experts is switched off. A `plain`
+    copy, for sequences alone, is not pack-safe, and each module has its class's own `forward` even if a trainer
+    replaced it.
 
     Raises:
         ModelFailedError: the model cannot be copied or converted.
@@ -148,8 +149,9 @@ def _forwards(made: Any, memo: dict[int, Any], plain: bool) -> None:
 def _rebound(value: Any, memo: dict[int, Any], depth: int = 4) -> Any:
     """Return `value` with the copy's modules in place of the original model's, where it refers to these.
 
-    `memo` maps the ids of original objects to their copies. References are followed through methods, partials and
-    closures, `depth` levels deep. A function that refers to such modules is made anew.
+    `memo` maps the ids of original objects to their copies. References are followed, `depth` levels deep, through
+    methods, through closures, and through the functions and positional arguments of partials. A function that refers to
+    such modules is made anew.
     """
     if isinstance(value, types.MethodType):
         owner = memo.get(id(value.__self__), value.__self__)

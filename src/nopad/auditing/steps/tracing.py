@@ -109,7 +109,8 @@ def _seen(micro: Micro, run: Callable[[], Any], model: Any, before: Mapping[str,
 def _moved(before: Tensor, after: Tensor | None, places: Tensor, limit: float) -> bool:
     """Return whether an output changed by more than `limit`, relative to its largest value, at these places.
 
-    `places` are positions in the concatenated rows. An output that is missing, or has another shape, has not changed.
+    `places` are positions in the concatenated rows. An output that is missing, or has another shape, counts as
+    unchanged.
     """
     if after is None or after.shape != before.shape:
         return False
@@ -123,10 +124,11 @@ def _padded(micro: Micro) -> bool:
 
 
 def _differs(micro: Micro, name: str, value: Tensor, single: list[dict[str, Tensor]], limit: float) -> Finding | None:
-    """Return a finding if the output of module `name` differs from that of the sequence alone, or is one of rows.
+    """Return a finding if the output of module `name` for a sequence differs from its output for the sequence alone.
 
-    An output of rows has another number of results than there are sequences. None: there is no such difference, or the
-    output cannot be compared.
+    A finding is also returned if the module gives results per row: if the number of its results is not the number of
+    sequences. None: there is neither, or the output cannot be compared. `value` is the output in the step, and `single`
+    has the outputs for each sequence alone, by name.
     """
     there = [number for number, seen in enumerate(single) if name in seen]
     if not there or micro.shape is None:

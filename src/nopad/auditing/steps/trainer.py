@@ -119,7 +119,8 @@ def opened(trainer: Any, ranks: int) -> Iterator[tuple[list[Micro], _TrainerStep
     Inside the block, the trainer has the simulated ranks. At its end, the trainer and its loader are as before.
 
     Raises:
-        OptionError: the trainer runs on several processes, or its data have too few batches for the step.
+        OptionError: the trainer runs on several processes, its data have too few batches for the step, or its batches
+            have images and do not say which sequence an image is of.
         ModelFailedError: the trainer's data or collator raised an exception.
     """
     if trainer.accelerator.num_processes > 1 or torch.distributed.is_initialized():

@@ -44,7 +44,7 @@ class Truth:
 
     @property
     def denominator(self) -> int:
-        """The number by which the sum of losses is divided: that of all items.
+        """The number by which the sum of losses is divided: the number of all items.
 
         If `per` is "sequence", it is the number of sequences that have items.
         """
@@ -60,7 +60,10 @@ class Truth:
 
     @property
     def scale(self) -> float:
-        """The value to which differences of losses are relative: `loss` with the sequences' sums made positive."""
+        """The value to which differences of losses are relative.
+
+        It is computed as `loss`, with the absolute value of each sequence's sum of losses.
+        """
         pairs = zip(self.sums, self.items, strict=True)
         parts = [abs(value) / (1 if self.per == "token" else count) for value, count in pairs if count]
         mine = math.fsum(parts) / max(self.denominator, 1) + sum(one.scale for one in self.further)
@@ -129,7 +132,7 @@ def _parts_alone(model: Any, example: Example, alone: Alone, number: int) -> tup
 
     Raises:
         BatchError: `alone` returns something else.
-        ModelFailedError: the model or `alone` raised.
+        ModelFailedError: the model or `alone` raised an exception.
     """
     with inside_model(f"sequence {number} alone"):
         found = alone(model, example.inputs(model))
@@ -154,7 +157,7 @@ def sum_alone(
 
     Raises:
         BatchError: the model gives no loss, or `alone` does not return losses.
-        ModelFailedError: the model or `alone` raised.
+        ModelFailedError: the model or `alone` raised an exception.
     """
     if alone is not None:
         each = _parts_alone(model, example, alone, number)[part]

@@ -80,8 +80,8 @@ class Columns:
     def flat(self, value: Tensor) -> bool:
         """Return whether an output may have one entry per slot, with the batch's rows end to end: ``[R * L, values]``.
 
-        The outputs of routers are such. The output of an expert that gets all tokens has this shape too, and also has
-        each token once, in order.
+        Routers return such outputs. An expert that gets all tokens returns the same shape, and its output has each
+        token once and in order too.
         """
         shape = self.places.shape
         return value.dim() == 2 and tuple(value.shape) != shape and value.shape[0] == shape[0] * shape[1]

@@ -63,10 +63,10 @@ def trace(
             then run unchanged, with batches of this collator.
         poisoned: the tokens to replace, one after the other, as pairs (sequence, token), both from 0. "each": one token
             of every sequence. None: one token of one sequence. With None, nopad chooses a sequence that changes others,
-            if there is one. With None and "each", it also chooses the token: of the first, middle and last one, that
-            which changes others most. If none of them changes others, but another token does, it takes that; if nothing
-            leaks, the middle one. It chooses no first or last token if the collator's batch depends on them, for
-            example because the collator looks for eos.
+            if there is one. With None and "each", it also chooses the token. Of the first, middle and last one, it
+            takes the one that changes others most. If none of them changes others, but another token does, it takes
+            that; if nothing leaks, the middle one. It chooses no first or last token if the collator's batch depends on
+            them, for example because the collator looks for eos.
         capacity: length of the longest sequence, and most tokens of a row.
         backend: attention backend with which the copies are made pack-safe, as in `nopad.packed`.
         layers: trace a copy with only the first `layers` layers; None: all layers.
@@ -337,9 +337,9 @@ class _Traced:
         return found
 
     def _same_order(self, other: Columns) -> NDArray[np.int64]:
-        """Return the index of each column of the clean run among those of another run; int64 ``[T]``.
+        """Return, for each column of the clean run, the index of the same token's column in another run; int64 ``[T]``.
 
-        They may differ, since a collator may order sequences by their tokens.
+        The order of the columns may differ, since a collator may order sequences by their tokens.
         """
         clean = self.clean.columns
         side = np.arange(len(clean)) >= clean.source
@@ -363,8 +363,8 @@ def _equal(mine: Any, other: Any) -> bool:
 def _drawn(trace: Trace, model: nn.Module) -> NDArray[np.int64]:
     """Return the indices of the modules to draw, ascending; int64.
 
-    They are the last module that changes before the first layer (mostly the embeddings), each layer that changes, the
-    first module that leaks, and the model's outputs. If no layer changes, all modules are drawn.
+    They are each layer that changes, the last module outside of the layers that changes before these (mostly the
+    embeddings), the first module that leaks, and the model's outputs. If no layer changes, all modules are drawn.
     """
     layers = _layers(model)
     modules = len(trace.modules) - trace.outputs

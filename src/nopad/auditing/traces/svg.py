@@ -51,14 +51,17 @@ def picture(trace: Trace) -> str:
 def _tag(name: str, *inside: str, **given: Any) -> str:
     """Return an SVG element that contains the elements or text `inside`; keywords become its attributes.
 
-    ``_`` in a keyword becomes ``-`` and is left out at the end, as in ``text_anchor`` and ``class_``.
+    A ``_`` in a keyword becomes ``-``, and one at its end is left out, as in ``text_anchor`` and ``class_``.
     """
     said = "".join(f' {key.rstrip("_").replace("_", "-")}="{escape(str(value))}"' for key, value in given.items())
     return f"<{name}{said}>" + "\n".join(inside) + f"</{name}>" if inside else f"<{name}{said}/>"
 
 
 def _across(trace: Trace) -> list[int]:
-    """Return the x of each token in pixels; sequences are apart by a gap, rows of the batch by a wider one."""
+    """Return the x coordinate of each token in pixels.
+
+    There is a gap between sequences, and a wider one between rows of the batch.
+    """
     found, x = [], 0
     target = np.arange(len(trace.sequences)) >= trace.source
     for at in range(len(trace.sequences)):

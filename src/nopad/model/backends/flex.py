@@ -1,4 +1,4 @@
-"""Compiled FlexAttention, with a block mask made from sequence numbers: blocks between other sequences are skipped.
+"""Compiled FlexAttention. It skips blocks in which no query and key belong to the same sequence.
 
 It is for GPUs, and for inference on CPUs (PyTorch has no backward pass for FlexAttention on CPUs). The first call with
 each shape compiles.
@@ -27,8 +27,8 @@ def flex(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cross, h
     `key` and `value` may have fewer heads.
 
     Raises:
-        BatchError: FlexAttention does not support this form of batch, a setting in `heads`, gradients on a CPU, or the
-            head size (at least `NARROWEST` on a GPU).
+        BatchError: the attention is cross attention, or the batch has rows filled end to end; `heads` has a position
+            bias, sinks or dropout; a gradient is needed on a CPU; or the head size is below `NARROWEST` on a GPU.
     """
     if isinstance(placed, Cross) or placed.layout.crossing:
         raise BatchError("FlexAttention here knows neither cross attention nor rows filled end to end; use 'segments'")

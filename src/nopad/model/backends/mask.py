@@ -3,7 +3,7 @@
 The cost is O(R L^2) for R rows of L slots, whatever the sequences' lengths; on a CPU this backend takes 5 to 9 times as
 long as `segments`.
 
-Source: Krell et al., section 3.2.
+Source: Krell et al., arXiv 2107.02027, section 3.2.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The cost is O(sum of l^2) for lengths l, plus about 15 microseconds per call and layer. Consecutive sequences of equal
 length share a call, in which each is a row of its own. This is the fastest backend on a CPU; on a GPU the calls cost
-more than they save. A sequence never reads another sequence's values, not even NaN.
+more than they save. No sequence reads values of another sequence, so NaN in one never reaches another.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def varlen(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cross,
 
 
 def automatic(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cross, heads: Heads) -> Tensor:
-    """Compute attention by `varlen`, or by `segments` if `lacking` says that the kernel cannot; ``[R, L, H, D]``."""
+    """Compute attention by `varlen`, or by `segments` if the kernel cannot (`lacking`); return ``[R, L, H, D]``."""
     query, key, value = _cast(query, key, value)
     backend = varlen if lacking(query, value, placed, heads) is None else segments
     return backend(query, key, value, placed, heads)
