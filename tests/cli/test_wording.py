@@ -7,6 +7,7 @@ import re
 import sys
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import typer
@@ -128,7 +129,7 @@ def test_errors_and_warnings_are_worded_for_the_verb(monkeypatch, capsys):
         warnings.warn("raise accumulation=2", stacklevel=1)
         raise LengthError('choose over_long="drop"')
 
-    monkeypatch.setattr(main_module, "app", fails)
+    monkeypatch.setattr(main_module, "_command", lambda: SimpleNamespace(main=fails))
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         with pytest.raises(SystemExit):

@@ -7,7 +7,7 @@ import sys
 import threading
 import traceback
 import warnings
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -107,7 +107,8 @@ def main(argv: list[str] | None = None) -> None:
     verb = verb_of(arguments)
     warnings.showwarning = partial(_warned, verb)
     try:
-        code = app([a for a in arguments if a != "--debug"], prog_name="nopad", standalone_mode=False) or 0
+        given = [a for a in arguments if a != "--debug"]
+        code = _command().main(given, prog_name="nopad", standalone_mode=False) or 0
         if code == INTERRUPTED:  # typer turns a KeyboardInterrupt into this exit code
             raise KeyboardInterrupt
         sys.stdout.flush()
@@ -133,6 +134,12 @@ def main(argv: list[str] | None = None) -> None:
     if code == INTERRUPTED:
         _leave_threads(code)
     sys.exit(code)
+
+
+@cache
+def _command() -> Any:
+    """Return the whole command with its verbs; making it from their signatures takes 0.1 s."""
+    return typer.main.get_command(app)
 
 
 def _ended(stop: SystemExit, debug: bool) -> int:

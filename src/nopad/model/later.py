@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import nn
 
 from nopad.errors import UnsupportedModelError
@@ -71,6 +72,7 @@ class Watch:
     def __getstate__(self) -> dict[str, Any]:
         return {"known": self.known, "modules": (), "held": []}
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def look(self, modules: Sequence[nn.Module], cell: Cell) -> None:
         """Replace the user's hooks that were added later by `Judged`; the first of `modules` is the whole model.
 

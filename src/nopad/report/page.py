@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -49,7 +50,6 @@ def write_report(subjects: Sequence[Subject], path: Path, settings: Settings | N
         save_slide(subjects[0], path, settings)
         return
     import jinja2
-    import vl_convert
 
     specs = {}
     for number, subject in enumerate(subjects):
@@ -58,7 +58,6 @@ def write_report(subjects: Sequence[Subject], path: Path, settings: Settings | N
     loader = jinja2.FileSystemLoader(HERE)
     environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.globals.update({function.__name__: function for function in SAID})
-    script = vl_convert.javascript_bundle((HERE / "page.js").read_text(encoding="utf-8"))
     page = environment.get_template("page.html.j2").render(
         subjects=subjects,
         settings=settings,
@@ -67,7 +66,7 @@ def write_report(subjects: Sequence[Subject], path: Path, settings: Settings | N
         names=set(specs),
         specs=_safe(json.dumps(specs, separators=(",", ":"))),
         style=(HERE / "page.css").read_text(encoding="utf-8"),
-        script=script.replace("</script", "<\\/script"),
+        script=_script(),
     )
     write_text(path, page)
 
@@ -92,6 +91,15 @@ def write_pictures(subjects: Sequence[Subject], folder: Path, settings: Settings
             files.append(folder / f"{stem}-{name}.png")
             save_chart(styled(chart.properties(width=640, padding=12)), files[-1])
     return files
+
+
+@functools.cache
+def _script() -> str:
+    """Return the page's JavaScript with Vega in it. Bundling takes a second, and is done once per process."""
+    import vl_convert
+
+    script: str = vl_convert.javascript_bundle((HERE / "page.js").read_text(encoding="utf-8"))
+    return script.replace("</script", "<\\/script")
 
 
 def _flexible(chart: Any) -> dict[str, Any]:
